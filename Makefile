@@ -1,0 +1,39 @@
+# Every target makes .venv when it is missing, from the versions in requirements.lock.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Small models spin when they get more than one thread: see docs/benchmarks.md.
+ONE_THREAD := OMP_NUM_THREADS=1
+
+.PHONY: serve test demo bench lint types shapes lock
+
+.venv/ready: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --requirement requirements.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+serve: .venv/ready  ## serve the embedded model on http://127.0.0.1:8000
+	$(BIN)/carpool serve
+
+test: .venv/ready  ## all tests: no network, no GPU
+	$(ONE_THREAD) $(BIN)/python -m pytest
+
+demo: .venv/ready  ## 24 clients at once; writes demo.png
+	$(BIN)/python benchmarks/demo.py
+
+bench: .venv/ready  ## the engine against plain diffusers; prints the table of docs/benchmarks.md
+	$(ONE_THREAD) $(BIN)/python benchmarks/cpu.py
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/ready
+	$(BIN)/mypy
+
+shapes: .venv/ready  ## train the embedded model again (up to three hours on two cores)
+	$(BIN)/python -m carpool.shapes.train
+
+lock: .venv/ready  ## write what is installed into requirements.lock
+	$(BIN)/pip freeze --exclude-editable > requirements.lock

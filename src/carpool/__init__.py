@@ -1,0 +1,26 @@
+"""Carpool: a serving engine for diffusion models whose requests share every denoising step.
+
+    import carpool
+
+    with carpool.load("shapes") as engine:
+        outputs = engine.generate(["a red circle on a blue background", "a green star"])
+
+Importing this package loads no torch; `carpool.load` does.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from carpool.types import Event, Request, Timings
+
+if TYPE_CHECKING:
+    from carpool.api import Engine, Handle, Output, load
+
+__version__ = "0.1.0"
+__all__ = ["Engine", "Event", "Handle", "Output", "Request", "Timings", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:  # the rest of the public names need torch: brought in on first use
+        return getattr(importlib.import_module("carpool.api"), name)
+    raise AttributeError(f"module 'carpool' has no attribute {name!r}")

@@ -1,0 +1,304 @@
+"""The Python API: load a model, generate from it, follow and cancel what runs.
+
+with carpool.load("shapes") as engine:
+    for output in engine.generate(["a red circle", "a blue star"], num_inference_steps=12):
+        output.images[0].save(f"{output.seed}.png")
+"""
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from tqdm.auto import tqdm
+
+from carpool.config import engine_settings
+from carpool.engine import pipeline
+from carpool.engine.loop import Engine as Loop
+from carpool.engine.rider import Outcome
+from carpool.errors import CarpoolError, InvalidValue, Overloaded
+from carpool.parameters import Card, check, check_n, seeds
+from carpool.types import Event, Job, Request, Timings, new_request_id
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+MAX_N = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one request gave.
+
+    `images` and `frames` are what the pipeline itself would give for one prompt: a list with one
+    PIL image, a list with one video as a list of PIL images; arrays or tensors of one entry for
+    `output_type="np"`, `"pt"` or `"latent"`.
+    """
+
+    request_id: str
+    seed: int
+    images: Any = None
+    frames: Any = None
+    timings: Timings = Timings()
+    error: CarpoolError | None = None  # only with `return_errors=True`
+    others: Mapping[str, Any] = field(default_factory=dict)  # further fields of the pipeline
+
+
+class Handle:
+    """A request that was submitted: wait for it, `await` it, follow it, cancel it."""
+
+    def __init__(self, job: Job, loop: Loop, bar: "tqdm[Any] | None" = None) -> None:
+        self._job, self._loop, self._bar = job, loop, bar
+        self._future: Future[Output] = Future()
+        self._events: list[Event] = []
+        self._news = threading.Condition()
+
+    @property
+    def request_id(self) -> str:
+        return self._job.request_id
+
+    @property
+    def seed(self) -> int:
+        return self._job.seed
+
+    def result(self, timeout: float | None = None) -> Output:
+        """Wait for the output.
+
+        Raises:
+            CarpoolError: the request failed, was cancelled, or its `timeout_s` ran out.
+            TimeoutError: it goes on, but `timeout` seconds are over.
+        """
+        return self._future.result(timeout)
+
+    def __await__(self) -> Generator[Any, None, Output]:
+        return asyncio.wrap_future(self._future).__await__()
+
+    def cancel(self) -> None:
+        """End the request within one step. A finished one stays as it is."""
+        self._loop.cancel(self.request_id)
+
+    def events(self) -> Iterator[Event]:
+        """Everything that happens to the request, from `queued` to `finished`, as it happens."""
+        seen = 0
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: len(self._events) > seen)
+                event = self._events[seen]
+            yield event
+            if event.kind == "finished":
+                return
+            seen += 1
+
+    # The engine's side (`Listener`)
+
+    def event(self, event: Event) -> None:
+        with self._news:
+            self._events.append(event)
+            self._news.notify_all()
+        if self._bar is not None and event.kind == "step":
+            self._bar.update()
+
+    def done(self, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            self._future.set_exception(outcome.error)
+            return
+        fields = dict(outcome.fields)
+        self._future.set_result(
+            Output(
+                request_id=self.request_id,
+                seed=self.seed,
+                images=fields.pop("images", None),
+                frames=fields.pop("frames", None),
+                timings=outcome.timings,
+                others=fields,
+            )
+        )
+
+
+class Engine:
+    """A loaded model that runs many requests at once, on a thread of its own."""
+
+    def __init__(self, loaded: pipeline.Loaded, loop: Loop) -> None:
+        self._loaded, self._loop = loaded, loop
+        self._thread = threading.Thread(target=loop.run, name="carpool-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def card(self) -> Card:
+        """What the model takes: its parameters, sizes and defaults."""
+        return self._loaded.card
+
+    def submit(self, request: Request | str, **parameters: Any) -> Handle:
+        """Start a request and return at once.
+
+        Args:
+            request: one prompt, or a `Request`.
+            parameters: `seed`, `timeout_s`, and those of the pipeline's `__call__`; what a
+                `Request` says itself wins.
+
+        Raises:
+            Rejected: something is wrong with it; nothing was started.
+            Overloaded: the queue is full; `retry_after_s` says when to come again.
+        """
+        return self._start(check(self.card, _merged(request, parameters)), None)
+
+    def generate(
+        self,
+        requests: Request | str | Sequence[Request | str],
+        *,
+        n: int = 1,
+        return_errors: bool = False,
+        progress: bool | None = None,
+        **parameters: Any,
+    ) -> list[Output]:
+        """Run requests together and wait for all of them.
+
+        Args:
+            requests: a prompt, a `Request`, or a list of them.
+            n: outputs of each, with seeds s, s+1, ...
+            return_errors: give failed requests an `Output` with `error` instead of raising.
+            progress: show a bar; default: on a terminal, when several requests run.
+            parameters: for all of them, as for `submit`.
+
+        Returns:
+            The outputs in the order of the requests; the n of one request side by side.
+
+        Raises:
+            Rejected: a request is wrong; nothing was started.
+            CarpoolError: the first failure, after all others have finished.
+        """
+        if isinstance(requests, (Request, str)):
+            requests = [requests]
+        if not requests:
+            raise InvalidValue("the list of prompts is empty: give at least one", param="prompt")
+        check_n(n, MAX_N)
+        jobs: list[Job | CarpoolError] = []
+        for one in requests:
+            request = _merged(one, parameters)
+            try:
+                jobs += [check(self.card, single) for single in _repeated(request, n)]
+            except CarpoolError as error:
+                if not return_errors:
+                    raise
+                jobs += [error] * n
+        return self._run_all(jobs, return_errors, progress)
+
+    def _run_all(
+        self, jobs: Sequence[Job | CarpoolError], return_errors: bool, progress: bool | None
+    ) -> list[Output]:
+        steps = sum(self.card.steps(job.arguments) for job in jobs if isinstance(job, Job))
+        hidden = not (len(jobs) > 1 and sys.stderr.isatty()) if progress is None else not progress
+        handles: list[Handle | CarpoolError] = []
+        with tqdm(total=steps, unit="step", disable=hidden) as bar:
+            try:
+                for job in jobs:
+                    handles.append(self._queue(job, handles, bar) if isinstance(job, Job) else job)
+                outputs = [_settled(handle) for handle in handles]
+            except BaseException:  # interrupted: nobody waits for the rest any more
+                for handle in handles:
+                    if isinstance(handle, Handle):
+                        handle.cancel()
+                raise
+        if not return_errors:
+            for output in outputs:
+                if output.error is not None:
+                    raise output.error
+        return outputs
+
+    def _queue(
+        self, job: Job, before: Sequence["Handle | CarpoolError"], bar: "tqdm[Any]"
+    ) -> Handle:
+        """Start a job of a list, waiting for a place: a long list is no overload."""
+        while True:
+            try:
+                return self._start(job, bar)
+            except Overloaded as full:
+                mine = [h._future for h in before if isinstance(h, Handle)]
+                running = [future for future in mine if not future.done()]
+                if not running:
+                    raise
+                wait(running, timeout=full.retry_after_s, return_when="FIRST_COMPLETED")
+
+    def _start(self, job: Job, bar: "tqdm[Any] | None") -> Handle:
+        handle = Handle(job, self._loop, bar)
+        self._loop.submit(job, handle)
+        return handle
+
+    def statistics(self) -> dict[str, Any]:
+        """What is going on, and which forwards were run: see `carpool.engine.loop`."""
+        return self._loop.statistics()
+
+    def close(self) -> None:
+        """Cancel what still runs and give the model's modules back as they were."""
+        self._loop.close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def load(model: "str | Path | DiffusionPipeline" = "shapes", **settings: Any) -> Engine:
+    """Load a model and start an engine for it.
+
+    Args:
+        model: "shapes" (embedded), a hub id, a local folder in diffusers layout, or a pipeline.
+        settings: those of `carpool.config.EngineSettings`, such as `device`, `dtype`,
+            `max_batch_size`, `max_running`.
+
+    Raises:
+        LoadFailed: the model is not to be had, or cannot be served as it is.
+        SettingRejected: a setting is unknown or impossible.
+    """
+    chosen = engine_settings(settings)
+    loaded = pipeline.load(model, chosen)
+    return Engine(loaded, Loop(loaded, chosen))
+
+
+def _merged(request: Request | str, parameters: Mapping[str, Any]) -> Request:
+    """A request with what it does not say itself taken from `parameters`."""
+    if not isinstance(request, (Request, str)):
+        kind = type(request).__name__
+        raise InvalidValue(f"a request is a prompt or a carpool.Request, not a {kind}")
+    if isinstance(request, str):
+        return Request(request, **parameters)
+    common = {"seed": None, "timeout_s": None, **parameters}
+    seed, timeout_s = common.pop("seed"), common.pop("timeout_s")
+    return Request(
+        request.prompt,
+        seed=seed if request.seed is None else request.seed,
+        timeout_s=timeout_s if request.timeout_s is None else request.timeout_s,
+        request_id=request.request_id,
+        **{**common, **request.parameters},
+    )
+
+
+def _repeated(request: Request, n: int) -> Iterator[Request]:
+    for i, seed in enumerate(seeds(request.seed, n)):
+        yield replace_seed(request, seed, request.request_id if i == 0 else new_request_id())
+
+
+def replace_seed(request: Request, seed: int, request_id: str) -> Request:
+    return Request(
+        request.prompt,
+        seed=seed,
+        timeout_s=request.timeout_s,
+        request_id=request_id,
+        **request.parameters,
+    )
+
+
+def _settled(handle: Handle | CarpoolError) -> Output:
+    if isinstance(handle, CarpoolError):
+        return Output(request_id="", seed=0, error=handle)
+    try:
+        return handle.result()
+    except CarpoolError as error:
+        return Output(request_id=handle.request_id, seed=handle.seed, error=error)

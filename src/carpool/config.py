@@ -1,0 +1,135 @@
+"""Every setting, once: its name, default, unit, rule and help.
+
+`carpool.load(MODEL, **settings)` takes those of `EngineSettings`; `carpool serve` takes those of
+`ServeSettings` as flags (`max_queue` is `--max-queue`) and from the environment
+(`CARPOOL_MAX_QUEUE`). A flag wins over the environment, the environment over the default.
+Nothing here knows what a setting does.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+
+from carpool.errors import SettingRejected, nearest
+
+ENV_PREFIX = "CARPOOL_"
+
+BatchingMode = Literal["continuous", "off"]
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+def _setting(default: Any, help_: str, *, unit: str = "", least: float | None = None) -> Any:
+    return dataclasses.field(
+        default=default, metadata={"help": help_, "unit": unit, "least": least}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What an engine needs to know, beside the model."""
+
+    device: str = _setting("auto", "cpu, cuda or cuda:N; auto takes CUDA where there is one")
+    dtype: DType = _setting("auto", "weights' type; auto is bfloat16 on CUDA, float32 on CPU")
+    revision: str | None = _setting(None, "branch, tag or commit of a hub model")
+    threads: int | None = _setting(
+        None,
+        "CPU threads of a forward; default: 1 below 500 million weights, else all cores",
+        least=1,
+    )
+    batching_mode: BatchingMode = _setting(
+        "continuous", "continuous fuses calls at every step; off runs one request at a time"
+    )
+    max_batch_size: int = _setting(8, "widest fused forward", unit="rows", least=1)
+    max_decode_size: int = _setting(4, "widest fused VAE decode", unit="rows", least=1)
+    max_running: int = _setting(32, "requests in flight at once", least=1)
+    max_queue: int = _setting(1024, "requests that may wait beyond those", least=0)
+    max_pixels: int = _setting(2048 * 2048, "largest picture of a request", unit="pixels", least=1)
+    max_steps: int = _setting(1000, "most denoising steps of a request", least=1)
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            _check(field.name, getattr(self, field.name), hints[field.name], field.metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings(EngineSettings):
+    """What `carpool serve` needs to know on top."""
+
+    host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 exposes the server")
+    port: int = _setting(8000, "port to listen on; 0 takes a free one", least=0)
+    api_key: tuple[str, ...] = _setting((), "bearer token that clients must send; repeatable")
+    served_model_name: str | None = _setting(None, "model id in answers; default: the model's own")
+    max_n: int = _setting(10, "most images of one HTTP request", least=1)
+    max_body_bytes: int = _setting(1 << 20, "largest HTTP body", unit="bytes", least=1)
+    drain_timeout: float = _setting(
+        30.0, "how long running requests may go on after SIGTERM", unit="s", least=0
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least severe log")
+
+    def engine(self) -> EngineSettings:
+        """The part that the worker needs."""
+        names = [field.name for field in dataclasses.fields(EngineSettings)]
+        return EngineSettings(**{name: getattr(self, name) for name in names})
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str], **flags: Any) -> Self:
+        """Settings from `CARPOOL_*` variables, overlaid with `flags` that are not None.
+
+        Raises:
+            SettingRejected: an unknown variable, or a value that breaks its rule.
+        """
+        hints = get_type_hints(cls)
+        values: dict[str, Any] = {}
+        for variable, text in environ.items():
+            if not variable.startswith(ENV_PREFIX):
+                continue
+            name = variable.removeprefix(ENV_PREFIX).lower()
+            if name not in hints:
+                known = [ENV_PREFIX + field.upper() for field in hints]
+                raise SettingRejected(f"unknown variable {variable}{nearest(variable, known)}")
+            values[name] = _parse(variable, text, hints[name])
+        return cls(**values | {name: value for name, value in flags.items() if value is not None})
+
+
+def engine_settings(settings: Mapping[str, Any]) -> EngineSettings:
+    """`EngineSettings` of keyword arguments; names the nearest setting for an unknown one."""
+    known = [field.name for field in dataclasses.fields(EngineSettings)]
+    for name in settings:
+        if name not in known:
+            raise SettingRejected(f"unknown setting {name!r}{nearest(name, known)}")
+    return EngineSettings(**settings)
+
+
+def base_type(hint: Any) -> type:
+    """The plain type behind an annotation: `int` of `int | None`, `str` of a Literal or a tuple."""
+    if get_origin(hint) in (Literal, tuple):
+        return str
+    plain: list[type] = [arg for arg in get_args(hint) if arg is not type(None)] or [hint]
+    return plain[0]
+
+
+def _parse(variable: str, text: str, hint: Any) -> Any:
+    kind = base_type(hint)
+    try:
+        return tuple(text.split(",")) if get_origin(hint) is tuple else kind(text)
+    except ValueError:
+        raise SettingRejected(f"{variable}={text!r} is not a {kind.__name__}") from None
+
+
+def _check(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> None:
+    if value is None and type(None) in get_args(hint):
+        return
+    if get_origin(hint) is Literal and value not in get_args(hint):
+        choices = ", ".join(get_args(hint))
+        raise SettingRejected(f"{name}={value!r}: must be one of {choices}")
+    if get_origin(hint) is tuple:
+        return
+    kind = base_type(hint)
+    fits = isinstance(value, (int, float) if kind is float else kind)
+    if not fits or isinstance(value, bool):
+        raise SettingRejected(f"{name}={value!r}: must be a {kind.__name__}")
+    if rule["least"] is not None and not value >= rule["least"]:
+        raise SettingRejected(f"{name}={value!r}: must be at least {rule['least']}")

@@ -1,0 +1,88 @@
+"""Run calls together; when that goes wrong, find the guilty ones and save the others.
+
+A forward that raises is cut in two and each half runs again, until the calls that raise alone are
+found: their inputs are still there, so nothing is lost but time. Running out of memory is cut the
+same way, and the width that did fit is remembered for that key.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from carpool.engine.intercept import Call
+from carpool.errors import OutOfMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A described call: what `Fuser.describe` said of it."""
+
+    call: Call
+    key: Hashable
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a call gets instead of an answer."""
+
+    error: Exception
+
+
+class Widths:
+    """The widest forward that fits the memory, for keys that ran out of it."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Hashable, int] = {}
+
+    def cap(self, key: Hashable, default: int) -> int:
+        return min(default, self._rows.get(key, default))
+
+    def too_wide(self, key: Hashable, rows: int) -> None:
+        """A forward of so many rows did not fit; the next one may have half of them."""
+        self._rows[key] = min(self._rows.get(key, rows), max(1, rows // 2))
+
+
+Run = Callable[[Sequence[Call], Sequence[int]], list[Any]]
+
+
+def execute(
+    ready: Sequence[Ready], run: Run, widths: Widths, free: Callable[[], None]
+) -> list[Any]:
+    """Answers, or `Failure`s, for calls of one key, in order.
+
+    Args:
+        ready: one or more calls with equal keys.
+        run: makes one forward of them, `Fuser.run`.
+        widths: learns from forwards that ran out of memory.
+        free: gives cached device memory back before another try.
+    """
+    try:
+        return run([one.call for one in ready], [one.rows for one in ready])
+    except torch.OutOfMemoryError as error:
+        failure, is_memory = str(error), True
+    except Exception as error:
+        if len(ready) == 1:
+            return [Failure(error)]
+        is_memory = False
+    # Out of the `except`, so that the traceback no longer holds the forward's activations.
+    if is_memory:
+        free()
+        if len(ready) == 1:
+            return [Failure(_does_not_fit(ready[0], failure))]
+        widths.too_wide(ready[0].key, sum(one.rows for one in ready))
+    half = len(ready) // 2
+    return [
+        *execute(ready[:half], run, widths, free),
+        *execute(ready[half:], run, widths, free),
+    ]
+
+
+def _does_not_fit(one: Ready, detail: str) -> OutOfMemory:
+    target = one.call.target
+    return OutOfMemory(
+        f"{target.component}.{target.method} ran out of device memory with this request alone "
+        f"({one.rows} rows): ask for fewer pixels or frames. The device says: {detail}"
+    )

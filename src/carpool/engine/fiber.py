@@ -1,0 +1,102 @@
+"""Run blocking code so that it can be paused from the outside.
+
+A *fiber* is a greenlet with three verbs: `start`, `resume`, `fail`. The code inside stays
+ordinary and synchronous; when it wants something done for it, it calls `park(call)`, which hands
+`call` to whoever resumed the fiber last and sleeps until an answer, or an exception, comes back.
+
+All fibers live on the thread that starts them. This is the only module that imports greenlet.
+Nothing here knows about tensors, models or schedules.
+"""
+
+import contextvars
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import greenlet
+
+
+class FiberExit(BaseException):
+    """Unwinds a fiber that nobody needs any more; `except Exception` does not stop it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The body ended and gave this value."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The body ended with this exception."""
+
+    error: BaseException
+
+
+class Fiber:
+    """One run of `body`, pausable wherever it parks.
+
+    Every verb runs the body until its next `park` and gives what it parked there, or `Returned`
+    or `Raised` once it has ended.
+    """
+
+    def __init__(self, body: Callable[[], Any]) -> None:
+        self._greenlet = _Body(self._run)
+        # a greenlet starts with an empty context; the body expects its creator's
+        self._greenlet.gr_context = contextvars.copy_context()
+        self._body = body
+
+    def _run(self) -> Returned | Raised:
+        try:
+            return Returned(self._body())
+        except BaseException as error:  # handed on, not swallowed: the engine decides
+            return Raised(error)
+
+    @property
+    def is_alive(self) -> bool:
+        """Started and not ended."""
+        return bool(self._greenlet)
+
+    def start(self) -> Any:
+        return self._greenlet.switch()
+
+    def resume(self, answer: Any) -> Any:
+        """Let `park` return `answer`."""
+        return self._greenlet.switch(answer)
+
+    def fail(self, error: BaseException) -> Any:
+        """Let `park` raise `error`. The body may catch it, as it may any exception."""
+        return self._greenlet.throw(error)
+
+    def close(self) -> None:
+        """Unwind the body, running its `finally` blocks, whatever it catches or parks meanwhile.
+
+        Raises:
+            RuntimeError: it parked again a hundred times instead of ending.
+        """
+        for _ in range(100):
+            if not self.is_alive:
+                return
+            self.fail(FiberExit())
+        raise RuntimeError("a fiber refuses to end: it parks again whenever it is told to exit")
+
+
+class _Body(greenlet.greenlet):
+    """Marks our greenlets, so that `in_fiber` is not fooled by those of other libraries."""
+
+
+def in_fiber() -> bool:
+    """Whether the running code is the body of a fiber."""
+    return isinstance(greenlet.getcurrent(), _Body)
+
+
+def park(call: Any) -> Any:
+    """Hand `call` to whoever resumed this fiber; return its answer when resumed.
+
+    Raises:
+        whatever the engine throws into the fiber: the call's own failure, or `FiberExit`.
+    """
+    hub = greenlet.getcurrent().parent
+    assert hub is not None, "park() outside of a fiber"
+    return hub.switch(call)

@@ -1,0 +1,272 @@
+"""Which calls may share a forward, and how they do: describe, stack, run, split.
+
+`Fuser.describe` gives a call's fuse key and rows. Calls with equal keys can be handed to
+`Fuser.run`, which makes one forward of them and gives each its own part of the answer. What
+each argument means is said in `specs.py`; nothing here knows a model.
+"""
+
+import hashlib
+import weakref
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from carpool.engine.intercept import Call
+from carpool.engine.specs import LIST, SCALAR, SHARE, STACK, Pad, Rule, Spec
+
+
+class Unfusable(Exception):
+    """The call holds something that its spec does not cover: it has to run alone."""
+
+
+class Fuser:
+    """Makes one forward of several calls. Holds what is worth remembering between forwards."""
+
+    def __init__(self) -> None:
+        self._digests = WeakTensorKeyDictionary()
+        self._stacks: dict[tuple[int, ...], _Stack] = {}
+
+    def describe(self, call: Call) -> tuple[Hashable, int]:
+        """The fuse key and the number of rows of a call.
+
+        A call that cannot fuse gets a key of its own, equal to no other, and counts one row.
+        """
+        target = call.target
+        if target.spec is None:
+            return _Alone(call), 1
+        arguments = call.arguments()
+        try:
+            rows = len(arguments[target.spec.rows])
+            parts = [
+                (name, self._part(target.spec.rules.get(name), value, rows, arguments))
+                for name, value in arguments.items()
+            ]
+        except (Unfusable, KeyError, TypeError):
+            return _Alone(call), 1
+        return (target.component, target.method, tuple(sorted(parts, key=_name))), rows
+
+    def run(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
+        """Run calls of one key as one forward.
+
+        Args:
+            calls: with equal keys; all of one method.
+            rows: of each call, as `describe` gave it.
+
+        Returns:
+            What each call would have got alone, in order.
+        """
+        target, first = calls[0].target, calls[0]
+        spec = target.spec
+        if len(calls) == 1 and (spec is None or not spec.casts):
+            return [target.original(*first.args, **first.kwargs)]
+        assert spec is not None, "calls without a spec never share a key"
+        everyone = [call.arguments() for call in calls]
+        device = everyone[0][spec.rows][0].device
+        joined = {
+            name: self._join(spec.rules.get(name), [one[name] for one in everyone], rows, device)
+            for name in everyone[0]
+        }
+        if spec.casts:
+            dtype = next(target.module.parameters()).dtype
+            joined = {name: _cast(value, dtype) for name, value in joined.items()}
+        answer = target.original(**joined)
+        if len(calls) == 1:
+            return [answer]
+        parts = split(answer, rows, spec)
+        lengths = _lengths(spec, everyone)
+        return [_cut(part, spec, length) for part, length in zip(parts, lengths, strict=True)]
+
+    def _part(
+        self, rule: Rule | None, value: Any, rows: int, arguments: Mapping[str, Any]
+    ) -> Hashable:
+        """What the key says of one argument: all that must be equal for it to fuse."""
+        if value is None:
+            return None
+        if rule is None:
+            return _flag(value)
+        if isinstance(rule, Mapping):
+            entries = [(n, self._part(rule[n], value[n], rows, arguments)) for n in value]
+            return tuple(sorted(entries, key=_name))
+        if rule is SHARE:
+            return self._digest(value)
+        if rule is LIST:
+            if len(value) != rows:
+                raise Unfusable
+            return value[0].dtype, value[0].device, value[0].ndim
+        if rule is SCALAR and not isinstance(value, Tensor):
+            return type(value)
+        if rule is SCALAR and not value.ndim:
+            return value.dtype, value.device
+        shape = list(value.shape)
+        if not shape or shape[0] != rows:
+            raise Unfusable
+        if isinstance(rule, Pad) and arguments.get(rule.mask) is not None:
+            shape[rule.axis] = -1
+        return value.dtype, value.device, tuple(shape[1:])
+
+    def _digest(self, value: Tensor) -> Hashable:
+        """A fingerprint of a tensor's content, computed once for every object (and version)."""
+        version = value._version
+        known = self._digests.get(value)
+        if known is None or known[0] != version:
+            flat = value.detach().contiguous().reshape(-1).cpu()
+            raw = flat.view(torch.uint8).numpy().tobytes()
+            known = (version, hashlib.blake2b(raw, digest_size=16).digest())
+            self._digests[value] = known
+        return value.dtype, value.device, tuple(value.shape), known[1]
+
+    def _join(
+        self, rule: Rule | None, values: Sequence[Any], rows: Sequence[int], device: torch.device
+    ) -> Any:
+        first = values[0]
+        if first is None or rule is None or rule is SHARE or len(values) == 1:
+            return first
+        if isinstance(rule, Mapping):
+            return {n: self._join(rule[n], [v[n] for v in values], rows, device) for n in first}
+        if rule is LIST:
+            return [entry for value in values for entry in value]
+        if rule is SCALAR:
+            return torch.cat([_expand(v, n, device) for v, n in zip(values, rows, strict=True)])
+        if isinstance(rule, Pad):
+            return torch.cat(_padded(values, rule.axis))
+        return self._stack(values)
+
+    def _stack(self, values: Sequence[Tensor]) -> Tensor:
+        """Concatenate along the rows, or reuse what the same tensors gave before.
+
+        Text embeddings are the same objects at every step, latents never are. So a stack is only
+        kept from the second time on, and is dropped as soon as one of its parts is gone.
+        """
+        if any(value.is_inference() for value in values):
+            return torch.cat(list(values))  # such tensors do not count their versions
+        ids = tuple(id(value) for value in values)
+        versions = tuple(value._version for value in values)
+        known = self._stacks.get(ids)
+        if known is None or known.versions != versions:
+            forget = _Forget(self._stacks, ids)
+            self._stacks[ids] = _Stack(versions, [weakref.ref(v, forget) for v in values])
+            return torch.cat(list(values))
+        if known.joined is None or known.joined._version != known.joined_version:
+            known.joined = torch.cat(list(values))
+            known.joined_version = known.joined._version
+        return known.joined
+
+
+class _Alone:
+    """The key of a call that fuses with no other: equal to itself only."""
+
+    def __init__(self, call: Call) -> None:
+        self._name = f"{call.target.component}.{call.target.method}"
+
+    def __repr__(self) -> str:
+        return f"<alone: {self._name}>"
+
+
+@dataclass(slots=True)
+class _Stack:
+    versions: tuple[int, ...]
+    parts: list[weakref.ref[Tensor]]  # alive: their ids still mean them
+    joined: Tensor | None = None
+    joined_version: int = 0
+
+
+class _Forget:
+    """Drops a remembered stack when one of its parts dies."""
+
+    def __init__(self, stacks: dict[tuple[int, ...], _Stack], ids: tuple[int, ...]) -> None:
+        self._stacks, self._ids = stacks, ids
+
+    def __call__(self, _: object) -> None:
+        self._stacks.pop(self._ids, None)
+
+
+def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
+    """Give each call its part of a fused answer.
+
+    Args:
+        value: a tensor with sum(rows) entries on axis 0, or tuples, lists, model outputs and
+            latent distributions of such; anything else that sums the batch up (a key-value
+            cache) is read by nobody and becomes None.
+        rows: of each call, in the order in which they were stacked.
+
+    Raises:
+        ValueError: a tensor does not have one entry a row.
+    """
+    total = sum(rows)
+    if isinstance(value, Tensor):
+        if not value.ndim or value.shape[0] != total:
+            raise ValueError(f"output of shape {tuple(value.shape)} has not {total} rows")
+        return list(value.split(list(rows)))
+    if isinstance(value, list) and spec.returns_list:
+        ends = [sum(rows[: i + 1]) for i in range(len(rows))]
+        return [value[end - n : end] for end, n in zip(ends, rows, strict=True)]
+    if isinstance(value, Mapping):  # transformers' and diffusers' outputs are ordered dicts
+        fields = {name: split(entry, rows, spec) for name, entry in value.items()}
+        return [type(value)(**{n: f[i] for n, f in fields.items()}) for i in range(len(rows))]
+    if isinstance(value, (tuple, list)):
+        columns = [split(entry, rows, spec) for entry in value]
+        return [type(value)(column[i] for column in columns) for i in range(len(rows))]
+    if isinstance(getattr(value, "parameters", None), Tensor):  # DiagonalGaussianDistribution
+        parts = split(value.parameters, rows, spec)
+        return [type(value)(part, deterministic=value.deterministic) for part in parts]
+    return [None] * len(rows)
+
+
+def _name(entry: tuple[str, Hashable]) -> str:
+    return entry[0]
+
+
+def _flag(value: Any) -> Hashable:
+    """A plain Python value as part of a key."""
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
+        return type(value), value  # True, 1 and 1.0 are equal in Python, not to a model
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(_flag(entry) for entry in value)
+    if isinstance(value, Mapping):
+        return tuple(sorted(((str(n), _flag(v)) for n, v in value.items()), key=_name))
+    raise Unfusable
+
+
+def _expand(value: Any, rows: int, device: torch.device) -> Tensor:
+    """One number for each row: a 0-d tensor or Python number repeated, a vector as it is."""
+    value = torch.as_tensor(value, device=device)
+    return value.reshape(1).expand(rows) if value.ndim == 0 else value
+
+
+def _padded(values: Sequence[Tensor], axis: int) -> list[Tensor]:
+    longest = max(value.shape[axis] for value in values)
+    after = [0, 0] * (values[0].ndim - 1 - axis)  # `pad` counts axes from the last
+    return [pad(value, [*after, 0, longest - value.shape[axis]]) for value in values]
+
+
+def _lengths(spec: Spec, everyone: Sequence[Mapping[str, Any]]) -> list[int | None]:
+    """Of each call, the padded argument's own length, where the output carries it."""
+    for name, rule in spec.rules.items():
+        if isinstance(rule, Pad) and rule.cut and everyone[0].get(name) is not None:
+            return [arguments[name].shape[rule.axis] for arguments in everyone]
+    return [None] * len(everyone)
+
+
+def _cut(answer: Any, spec: Spec, length: int | None) -> Any:
+    """Take the padding off the output fields that carry the padded axis."""
+    if length is None or not isinstance(answer, Mapping):
+        return answer
+    fields = {f for rule in spec.rules.values() if isinstance(rule, Pad) for f in rule.cut}
+    return type(answer)(**{n: _shorten(v, length) if n in fields else v for n, v in answer.items()})
+
+
+def _shorten(value: Any, length: int) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_shorten(entry, length) for entry in value)
+    return value[:, :length]
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.to(dtype)
+    return value

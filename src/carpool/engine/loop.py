@@ -1,0 +1,256 @@
+"""The main loop: admit requests, choose calls, run them as one forward, resume their fibers.
+
+An `Engine` is driven by one thread, which calls `step` again and again (`run` does). `submit`,
+`cancel`, `close` and `statistics` may be called from any thread. Every request is a `Rider`: its
+pipeline runs in a fiber, and stands still at each heavy module call until `step` answers it.
+"""
+
+import logging
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+
+from carpool.config import EngineSettings
+from carpool.engine import pipeline
+from carpool.engine.execute import Failure, Ready, Widths, execute
+from carpool.engine.fiber import Raised, Returned
+from carpool.engine.fuse import Fuser
+from carpool.engine.intercept import Call, Interception
+from carpool.engine.line import Line
+from carpool.engine.rider import Listener, Outcome, Rider
+from carpool.errors import Cancelled, CarpoolError, InvalidValue, PipelineFailed
+from carpool.schedule.policy import POLICIES, Policy
+from carpool.types import Clock, Event, Forward, Job, Parked
+
+log = logging.getLogger("carpool")
+
+Finish = Callable[[Callable[[], None]], object]
+"""Runs work off the loop, in the order given: `executor.submit`, or a test's own."""
+
+
+class Engine:
+    """Runs the requests of one pipeline, several at a time."""
+
+    def __init__(
+        self,
+        loaded: pipeline.Loaded,
+        settings: EngineSettings,
+        *,
+        clock: Clock = time.monotonic,
+        finish: Finish | None = None,
+        on_forward: Callable[[Forward], None] = lambda forward: None,
+    ) -> None:
+        self.loaded, self.settings = loaded, settings
+        self._clock, self._on_forward = clock, on_forward
+        self._policy: Policy = POLICIES[settings.batching_mode]
+        self._line = Line(settings.max_queue, clock)
+        self._riders: dict[int, Rider] = {}  # in flight, by number
+        self._fuser, self._widths = Fuser(), Widths()
+        self._interception = Interception(loaded.pipe.components)
+        self._finisher = ThreadPoolExecutor(1, "carpool-finish")
+        self._finish: Finish = finish or self._finisher.submit
+        self._calls = self._steps = 0
+        self._tally: Counter[tuple[str, str, int, int]] = Counter()
+        self._times = {"forward_s": 0.0, "fiber_s": 0.0, "turn_s": 0.0}
+        self._classes_alone: set[str] = set()
+
+    # From any thread
+
+    def submit(self, job: Job, listener: Listener) -> None:
+        """Put a checked request into the line; see `Line.put` for what it raises."""
+        free_places = max(0, self.settings.max_running - len(self._riders))
+        self._line.put(job, listener, free_places=free_places)
+
+    def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
+        """End a request, waiting or running, before its next forward."""
+        self._line.cancel(request_id, error)
+
+    def close(self) -> None:
+        """End every request and let `run` return."""
+        self._line.close()
+
+    def statistics(self) -> dict[str, Any]:
+        """What is going on, and what has been run so far. Durations in seconds.
+
+        `turn_s` is the loop's whole busy time; without `forward_s` (modules) and `fiber_s` (the
+        pipelines' own code) it is what the engine itself costs.
+        """
+        return {
+            "waiting": len(self._line),
+            "running": len(self._riders),
+            "requests": self._line.admitted,
+            "steps": self._steps,
+            "forwards": [
+                {"component": c, "method": m, "requests": requests, "rows": rows, "count": count}
+                for (c, m, requests, rows), count in sorted(self._tally.copy().items())
+            ],
+            **self._times,
+        }
+
+    # On the engine's own thread
+
+    def run(self) -> None:
+        """Step until closed, sleeping while there is nothing to do."""
+        self.enter()
+        try:
+            while not self._line.is_closed:
+                if not self.step():
+                    self._line.wait()
+        except Exception as error:  # a defect of ours: nobody may wait for ever because of it
+            log.exception("the engine's loop failed")
+            self._line.close()
+            self._end_all(PipelineFailed(f"the engine failed: {error!r}"))
+        finally:
+            self.leave()
+
+    def enter(self) -> None:
+        """Make the calling thread the engine's own."""
+        self.loaded.device.enter(self.loaded.parameters)
+        torch.set_grad_enabled(False)  # of the thread, for good: fibers would swap it under us
+        self._interception.install()
+
+    def leave(self) -> None:
+        """End what still runs and give the modules back as they were."""
+        self._end_all(Cancelled("the engine was closed"))
+        self._interception.remove()
+        self._finisher.shutdown()
+
+    def step(self) -> bool:
+        """Make one turn: admit, choose, run, resume. False if there was nothing to run."""
+        began_s = self._clock()
+        self._end_unwanted()
+        self._admit()
+        chosen = self._policy([self._parked(rider) for rider in self._riders.values()])
+        if chosen:
+            riders = [self._riders[call.request] for call in chosen]
+            answers = self._forward([_ready(rider) for rider in riders])
+            self._end_unwanted()  # whoever was given up meanwhile does not go on
+            for rider, answer in zip(riders, answers, strict=True):
+                if rider.number in self._riders:
+                    self._resume(rider, answer)
+        self._times["turn_s"] += self._clock() - began_s
+        return bool(chosen)
+
+    def _admit(self) -> None:
+        while len(self._riders) < self.settings.max_running and (rider := self._line.take()):
+            now_s = self._clock()
+            self._riders[rider.number] = rider
+            rider.listener.event(Event("started", rider.job.request_id, now_s))
+            view = pipeline.view(self.loaded.pipe)
+            body = partial(pipeline.call, view, rider.job, self.loaded.card)
+            self._settle(rider, self._in_fiber(partial(rider.start, view, body, now_s)))
+
+    def _forward(self, ready: Sequence[Ready]) -> list[Any]:
+        """Run calls of one key; gives answers or `Failure`s."""
+        began_s = self._clock()
+        answers = execute(ready, self._fuser.run, self._widths, self.loaded.device.free)
+        self.loaded.device.launched()
+        duration_s = self._clock() - began_s
+        target, rows = ready[0].call.target, sum(one.rows for one in ready)
+        self._times["forward_s"] += duration_s
+        self._tally[target.component, target.method, len(ready), rows] += 1
+        self._on_forward(
+            Forward(target.component, target.method, target.phase, rows, len(ready), duration_s)
+        )
+        return answers
+
+    def _resume(self, rider: Rider, answer: Any) -> None:
+        assert rider.fiber is not None
+        rider.ready = None
+        if isinstance(answer, Failure):
+            state = self._in_fiber(partial(rider.fiber.fail, answer.error))
+        else:
+            state = self._in_fiber(partial(rider.fiber.resume, answer))
+        self._settle(rider, state)
+
+    def _in_fiber(self, go: Callable[[], Any]) -> Any:
+        """Run pipeline code until it parks or ends, and count the time as the pipeline's."""
+        began_s = self._clock()
+        state = go()
+        self._times["fiber_s"] += self._clock() - began_s
+        return state
+
+    def _settle(self, rider: Rider, state: Any) -> None:
+        """Note what a fiber came back with: its next call, or its end."""
+        if isinstance(state, Returned):
+            self._end(rider, state.value, None)
+        elif isinstance(state, Raised):
+            self._end(rider, None, _explained(state.error, rider))
+        else:
+            now_s = self._clock()
+            self._calls += 1
+            if rider.park(self._described(state), self._calls, now_s):
+                self._steps += 1
+                step, steps = rider.step, rider.steps
+                rider.listener.event(Event("step", rider.job.request_id, now_s, step, steps))
+
+    def _described(self, call: Call) -> Ready:
+        target = call.target
+        name = type(target.module).__name__
+        if target.spec is None and name not in self._classes_alone:
+            self._classes_alone.add(name)
+            log.warning("%s (%s) has no fusing spec: its calls run alone", name, target.component)
+        return Ready(call, *self._fuser.describe(call))
+
+    def _parked(self, rider: Rider) -> Parked:
+        ready = _ready(rider)
+        phase = ready.call.target.phase
+        most = self.settings.max_decode_size if phase == "decode" else self.settings.max_batch_size
+        cap = self._widths.cap(ready.key, most)
+        return Parked(rider.order, rider.number, ready.key, ready.rows, cap, phase)
+
+    def _end_unwanted(self) -> None:
+        for rider, error in self._line.unwanted(self._riders.values()):
+            self._end(rider, None, error)
+
+    def _end_all(self, error: CarpoolError) -> None:
+        while rider := self._line.take():
+            self._end(rider, None, error)
+        for rider in list(self._riders.values()):
+            self._end(rider, None, error)
+
+    def _end(self, rider: Rider, output: Any, error: Exception | None) -> None:
+        """Let a request go: unwind its fiber, keep nothing of it, tell its listener off the loop."""
+        now_s = self._clock()
+        self._riders.pop(rider.number, None)
+        self._line.ended()
+        timings = rider.leave(now_s)
+        device, mark = self.loaded.device, self.loaded.device.mark()
+
+        def tell() -> None:
+            fields, failure = {}, error
+            try:
+                if failure is None:
+                    fields = pipeline.finish(output, rider.job, partial(device.to_host, mark=mark))
+            except Exception as defect:
+                failure = PipelineFailed(f"the output cannot be converted: {defect!r}")
+            rider.listener.done(Outcome(rider.job, fields, failure, timings))
+            rider.listener.event(
+                Event("finished", rider.job.request_id, now_s, rider.step, rider.steps, failure)
+            )
+
+        self._finish(tell)
+
+
+def _ready(rider: Rider) -> Ready:
+    assert rider.ready is not None, "a rider in flight is always parked between turns"
+    return rider.ready
+
+
+def _explained(error: BaseException, rider: Rider) -> Exception:
+    """What the caller is told of an exception that left the pipeline."""
+    traceback.clear_frames(error.__traceback__)  # their locals hold the request's tensors
+    if isinstance(error, CarpoolError):
+        return error
+    if rider.order == 0 and isinstance(error, (ValueError, TypeError)):  # it never parked
+        told: CarpoolError = InvalidValue(f"the pipeline refuses the request: {error}")
+    else:
+        told = PipelineFailed(f"the pipeline failed: {type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told

@@ -1,0 +1,236 @@
+"""A diffusers pipeline: load it, describe it, make a private view of it for each request.
+
+The only module beside `intercept.py` that knows diffusers. The pipeline's code is never changed.
+"""
+
+import copy
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.image_processor import VaeImageProcessor
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from torch import nn
+
+from carpool import shapes
+from carpool.config import EngineSettings
+from carpool.engine.device import Device
+from carpool.errors import LoadFailed
+from carpool.parameters import Card, Parameter, ParameterKind
+from carpool.types import Job
+
+CARD_FILE = "carpool.json"
+"""Optional, beside a local model's `model_index.json`: {"id": ..., "defaults": {...}}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A pipeline on its device, ready to be intercepted."""
+
+    pipe: DiffusionPipeline
+    card: Card
+    device: Device
+
+    @property
+    def parameters(self) -> int:
+        """Weights in all modules."""
+        modules = [m for m in self.pipe.components.values() if isinstance(m, nn.Module)]
+        return sum(weight.numel() for module in modules for weight in module.parameters())
+
+
+def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loaded:
+    """Load a pipeline: "shapes", a hub id, a local folder, or one that is there already.
+
+    Only safetensors weights are read, and no code from the checkpoint is run.
+
+    Raises:
+        LoadFailed: it is not to be had, or cannot be served as it is.
+        SettingRejected: the device does not exist.
+    """
+    device = Device(settings)
+    extra: Mapping[str, Any] = {}
+    if isinstance(model, DiffusionPipeline):
+        pipe, name = model, type(model).__name__
+    else:
+        source, extra = _source(model)
+        name = str(extra.get("id", model))
+        try:
+            pipe = DiffusionPipeline.from_pretrained(
+                source,
+                dtype=device.dtype,
+                revision=settings.revision,
+                use_safetensors=True,
+            )
+        except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
+            raise LoadFailed(f"cannot load {model!s}: {error}") from error
+        pipe.to(device.torch)
+    _refuse_what_breaks(pipe)
+    _keep_vae_exact(pipe)
+    for module in pipe.components.values():
+        if isinstance(module, nn.Module):
+            module.eval().requires_grad_(False)
+    pipe.set_progress_bar_config(disable=True)
+    return Loaded(pipe, describe(pipe, name, extra.get("defaults", {}), settings), device)
+
+
+def view(pipe: DiffusionPipeline) -> Any:
+    """A request's own copy: shared modules, private scheduler and attributes.
+
+    Pipelines keep the state of a call on `self` and in their scheduler. At the end of a call they
+    reset hooks of modules that others are still using, which the copy does not.
+    """
+    mine = copy.copy(pipe)
+    for name, component in pipe.components.items():
+        if isinstance(component, SchedulerMixin):
+            setattr(mine, name, copy.deepcopy(component))
+    mine.maybe_free_model_hooks = lambda: None
+    return mine
+
+
+def call(mine: Any, job: Job, card: Card) -> Any:
+    """Run the pipeline for a job. Random numbers are drawn on the CPU: the same on any device."""
+    arguments = dict(job.arguments)
+    names = {parameter.name for parameter in card.parameters}
+    if "generator" in names:
+        arguments["generator"] = torch.Generator().manual_seed(job.seed)
+    if "output_type" in names and arguments.get("output_type") != "latent":
+        arguments["output_type"] = "pt"  # never PIL here: that would wait for the device
+    return mine(**arguments)
+
+
+def finish(
+    output: Any, job: Job, to_host: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, Any]:
+    """The fields of a pipeline's output, on the host, in the type that was asked for.
+
+    Args:
+        output: of `call`: `images` (1, C, H, W) or `frames` (1, F, C, H, W), values 0-1.
+        job: its `output_type`: "pil" (the default), "np", "pt" or "latent".
+        to_host: copies a tensor from the device; may wait for it.
+    """
+    kind = job.arguments.get("output_type", "pil")
+    fields = dict(output.items()) if isinstance(output, Mapping) else {"images": output}
+    return {
+        name: _convert(to_host(value), kind) if isinstance(value, torch.Tensor) else value
+        for name, value in fields.items()
+    }
+
+
+def _convert(value: torch.Tensor, kind: str) -> Any:
+    if kind in ("pt", "latent"):
+        return value
+    if value.ndim == 5:  # videos: one entry for each
+        return [_convert(frames, kind) for frames in value]
+    array = VaeImageProcessor.pt_to_numpy(value)
+    return VaeImageProcessor.numpy_to_pil(array) if kind == "pil" else array
+
+
+def describe(
+    pipe: DiffusionPipeline, name: str, defaults: Mapping[str, Any], settings: EngineSettings
+) -> Card:
+    """Read a pipeline's own signature and geometry."""
+    signature = inspect.signature(type(pipe).__call__)
+    parameters = tuple(
+        Parameter(p.name, _kind(p.annotation), p.default is p.empty, _plain(p.default))
+        for p in list(signature.parameters.values())[1:]
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    )
+    return Card(
+        id=name,
+        pipeline=type(pipe).__name__,
+        parameters=parameters,
+        defaults=dict(defaults),
+        size_multiple_px=_size_multiple(pipe),
+        default_size_px=_default_size(pipe, defaults),
+        max_pixels=settings.max_pixels,
+        max_steps=settings.max_steps,
+    )
+
+
+def _source(model: str | Path) -> tuple[str, dict[str, Any]]:
+    """Where `from_pretrained` finds the model, and what its card file says."""
+    folder = shapes.MODEL_DIR if str(model) == "shapes" else Path(model).expanduser()
+    if (folder / "model_index.json").is_file():
+        card = folder / CARD_FILE
+        return str(folder), json.loads(card.read_text()) if card.is_file() else {}
+    text = str(model)
+    if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
+        raise LoadFailed(
+            f"no model at {text!r}: give 'shapes', a hub id like 'org/name', or a folder that "
+            "holds a model_index.json"
+        )
+    return text, {}
+
+
+def _refuse_what_breaks(pipe: DiffusionPipeline) -> None:
+    if getattr(pipe, "_all_hooks", None) or getattr(pipe, "_is_sequential_offloaded", False):
+        raise LoadFailed(
+            "model CPU offload swaps modules under running requests: use group offload"
+        )
+    for name, module in pipe.components.items():
+        if getattr(module, "is_cache_enabled", False):
+            raise LoadFailed(f"{name} has a step cache, which mixes up requests: disable_cache()")
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            raise LoadFailed(
+                f"{name} is compiled as a whole: use compile_repeated_blocks() instead"
+            )
+        if hasattr(module, "_hf_hook") and getattr(module._hf_hook, "offload", False):
+            raise LoadFailed(f"{name} is offloaded sequentially: use group offload instead")
+
+
+def _keep_vae_exact(pipe: DiffusionPipeline) -> None:
+    """Hold a VAE that overflows in float16 in float32 for good.
+
+    The pipeline would flip the shared module's type around each decode, under the feet of other
+    requests. Inputs are cast on the way in (`casts` in specs.py).
+    """
+    vae = getattr(pipe, "vae", None)
+    if (
+        vae is not None
+        and vae.dtype == torch.float16
+        and getattr(vae.config, "force_upcast", False)
+    ):
+        vae.to(torch.float32)
+        vae.register_to_config(force_upcast=False)
+
+
+def _kind(annotation: Any) -> ParameterKind:
+    if isinstance(annotation, str):
+        return "other"
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    options = typing.get_args(annotation) if is_union else (annotation,)
+    for kind in (str, bool, float, int):
+        if kind in options:
+            return typing.cast(ParameterKind, kind.__name__)
+    if any(typing.get_args(option) in ((int,), (float,)) for option in options):
+        return "numbers"
+    return "other"
+
+
+def _plain(default: Any) -> Any:
+    return default if isinstance(default, (bool, int, float, str)) else None
+
+
+def _size_multiple(pipe: DiffusionPipeline) -> int:
+    processor = getattr(pipe, "image_processor", None) or getattr(pipe, "video_processor", None)
+    factor = processor.config.vae_scale_factor if processor is not None else 1
+    return int(factor * getattr(pipe, "patch_size", 1))
+
+
+def _default_size(pipe: DiffusionPipeline, defaults: Mapping[str, Any]) -> tuple[int, int] | None:
+    if "width" in defaults and "height" in defaults:
+        return defaults["width"], defaults["height"]
+    sample, factor = (
+        getattr(pipe, "default_sample_size", None),
+        getattr(pipe, "vae_scale_factor", None),
+    )
+    if not isinstance(sample, int) or not isinstance(factor, int):
+        return None
+    return sample * factor, sample * factor

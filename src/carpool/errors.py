@@ -1,0 +1,203 @@
+"""What can go wrong, as callers see it.
+
+    Rejected                 400  the request is at fault; the same request fails again
+      MissingParameter            missing_parameter
+      UnknownParameter            unknown_parameter
+      UnsupportedParameter        unsupported_parameter
+      InvalidValue                invalid_value
+      InvalidJSON                 invalid_json
+      SizeRejected                size_not_supported
+    InvalidAPIKey            401  invalid_api_key
+    ModelNotFound            404  model_not_found
+    NoSuchEndpoint           404  not_found
+    BodyTooLarge             413  body_too_large
+    Overloaded               429  queue_full         retry after `retry_after_s`
+    Cancelled                499  client_closed
+    PipelineFailed           500  internal_error     the pipeline raised: it would again
+    WorkerLost               503  worker_lost        safe to retry
+    Starting, Draining       503  starting, draining
+    OutOfMemory              503  out_of_memory      did not fit even alone
+    DeadlineExceeded         504  deadline_exceeded
+    LoadFailed                    the model cannot be served at all
+    SettingRejected               a flag or an environment variable is wrong
+
+The HTTP layer reads `status`, `code`, `param` and `retry_after_s`; it adds nothing of its own.
+"""
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class CarpoolError(Exception):
+    """Any failure that Carpool reports; `str(error)` is meant for the caller."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    should_retry: ClassVar[bool] = False  # may the same request succeed later?
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    @property
+    def type(self) -> str:
+        """OpenAI's word for the kind of failure."""
+        if self.status == 429:
+            return "rate_limit_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
+
+
+class Rejected(CarpoolError):
+    """The request is at fault."""
+
+    status = 400
+    code = "invalid_value"
+
+
+class MissingParameter(Rejected):
+    """Something that every request must say is not there."""
+
+    code = "missing_parameter"
+
+
+class UnknownParameter(Rejected):
+    """The pipeline takes no parameter of this name."""
+
+    code = "unknown_parameter"
+
+
+class UnsupportedParameter(Rejected):
+    """A known parameter that cannot be used here."""
+
+    code = "unsupported_parameter"
+
+
+class InvalidValue(Rejected):
+    """A parameter has the wrong type or an impossible value."""
+
+
+class InvalidJSON(Rejected):
+    """The body is not a JSON object."""
+
+    code = "invalid_json"
+
+
+class SizeRejected(Rejected):
+    """The model cannot draw an image of this size."""
+
+    code = "size_not_supported"
+
+
+class InvalidAPIKey(CarpoolError):
+    """The bearer token is missing or unknown."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class ModelNotFound(CarpoolError):
+    """The server serves another model."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class NoSuchEndpoint(CarpoolError):
+    """The server has no such path, or not with this method."""
+
+    status = 404
+    code = "not_found"
+
+
+class BodyTooLarge(CarpoolError):
+    """The body exceeds the server's limit."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class Overloaded(CarpoolError):
+    """The queue is full."""
+
+    status = 429
+    code = "queue_full"
+    should_retry = True
+
+
+class Cancelled(CarpoolError):
+    """The caller gave the request up."""
+
+    status = 499
+    code = "client_closed"
+
+
+class PipelineFailed(CarpoolError):
+    """The pipeline or one of its modules raised; the cause is chained."""
+
+
+class WorkerLost(CarpoolError):
+    """The process that ran the request ended before the answer."""
+
+    status = 503
+    code = "worker_lost"
+    should_retry = True
+
+
+class Starting(CarpoolError):
+    """The model is still loading."""
+
+    status = 503
+    code = "starting"
+    should_retry = True
+
+
+class Draining(CarpoolError):
+    """The server is about to end and takes no new work."""
+
+    status = 503
+    code = "draining"
+    should_retry = True
+
+
+class OutOfMemory(CarpoolError):
+    """One call of the request alone exceeds the device's memory."""
+
+    status = 503
+    code = "out_of_memory"
+
+
+class DeadlineExceeded(CarpoolError):
+    """The request's own `timeout_s` ran out."""
+
+    status = 504
+    code = "deadline_exceeded"
+
+
+class LoadFailed(CarpoolError):
+    """The model cannot be loaded, or cannot be served as it is."""
+
+
+class SettingRejected(CarpoolError):
+    """A setting has an unknown name or an impossible value."""
+
+
+def _subclasses(of: type[CarpoolError]) -> Iterable[type[CarpoolError]]:
+    yield of
+    for child in of.__subclasses__():
+        yield from _subclasses(child)
+
+
+def by_name(name: str) -> type[CarpoolError]:
+    """The error class of this name; `PipelineFailed` for one that is not known here."""
+    return {cls.__name__: cls for cls in _subclasses(CarpoolError)}.get(name, PipelineFailed)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the closest known name, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,237 @@
+"""What a request may say: a model's own parameters as data, and the checks against them.
+
+The parameters are those of the pipeline's `__call__`, read once when it is loaded. Everything a
+request says is checked here, before it waits in any queue, in the front process as in the Python
+API. No torch.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from carpool.errors import (
+    InvalidValue,
+    MissingParameter,
+    SizeRejected,
+    UnknownParameter,
+    UnsupportedParameter,
+    nearest,
+)
+from carpool.types import MAX_SEED, Job, Request, new_seed
+
+ParameterKind = Literal["int", "float", "bool", "str", "numbers", "other"]
+
+OURS = ("n", "seed", "timeout_s")
+INSTEAD = {
+    "generator": "pass seed, every request gets a generator of its own",
+    "num_images_per_prompt": "pass n",
+    "num_videos_per_prompt": "pass n",
+    "return_dict": "outputs are always objects",
+}
+OUTPUT_TYPES = ("pil", "np", "pt", "latent")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a pipeline's `__call__`."""
+
+    name: str
+    kind: ParameterKind  # "other": tensors, pictures, callables: Python API only
+    required: bool = False
+    default: int | float | bool | str | None = None  # the pipeline's own, where it is plain
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A loaded model as its clients see it."""
+
+    id: str
+    pipeline: str  # class name
+    parameters: tuple[Parameter, ...]
+    defaults: dict[str, Any]  # laid under what a request leaves out
+    size_multiple_px: int
+    default_size_px: tuple[int, int] | None  # width, height
+    max_pixels: int
+    max_steps: int
+
+    def steps(self, arguments: Mapping[str, Any]) -> int:
+        """Denoising steps that these arguments ask for; 0 where the pipeline does not say."""
+        own = {p.name: p.default for p in self.parameters}.get("num_inference_steps")
+        return int(arguments.get("num_inference_steps", own) or 0)
+
+    def names(self) -> list[str]:
+        """What a request may say, ours included."""
+        hidden = INSTEAD.keys()
+        return [*OURS, *(p.name for p in self.parameters if p.name not in hidden)]
+
+
+def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
+    """Turn a request into a job, or say what is wrong with it.
+
+    Args:
+        card: of the model that is to run it.
+        request: as the caller wrote it.
+        from_json: it came over HTTP, where no tensors, pictures or callables can.
+
+    Raises:
+        Rejected: names what was seen, the rule, and the nearest thing that works.
+    """
+    known = {parameter.name: parameter for parameter in card.parameters}
+    arguments = dict(card.defaults)
+    given = dict(request.parameters)
+    if request.prompt is not None:
+        given["prompt"] = request.prompt
+    for name, value in given.items():
+        if name in INSTEAD:
+            raise UnsupportedParameter(f"{name} is not taken: {INSTEAD[name]}", param=name)
+        if name not in known:
+            hint = nearest(name, card.names())
+            raise UnknownParameter(f"{card.pipeline} has no parameter {name!r}{hint}", param=name)
+        if value is None:
+            continue  # as if it had not been said
+        arguments[name] = _value(known[name], value, from_json)
+    _check_rules(card, arguments)
+    missing = [p.name for p in card.parameters if p.required and p.name not in arguments]
+    if "prompt" in known and "prompt" not in arguments and "prompt_embeds" not in arguments:
+        missing.append("prompt")
+    if missing:
+        raise MissingParameter(
+            f"{missing[0]} is missing: every request needs one", param=missing[0]
+        )
+    return Job(
+        request_id=request.request_id,
+        seed=check_seed(request.seed),
+        arguments=arguments,
+        timeout_s=None if request.timeout_s is None else check_timeout(request.timeout_s),
+    )
+
+
+def check_n(n: Any, most: int) -> int:
+    """How many outputs one prompt is to have."""
+    if not _is_int(n) or not 1 <= n <= most:
+        raise InvalidValue(f"n={_show(n)}: must be a whole number from 1 to {most}", param="n")
+    return int(n)
+
+
+def check_seed(seed: Any) -> int:
+    if seed is None:
+        return new_seed()
+    if not _is_int(seed) or not 0 <= seed <= MAX_SEED:
+        rule = "must be a whole number from 0 to 2**63 - 1"
+        raise InvalidValue(f"seed={_show(seed)}: {rule}", param="seed")
+    return int(seed)
+
+
+def seeds(seed: Any, n: int) -> list[int]:
+    """Seeds of n outputs of one prompt: s, s+1, ..., from 0 again after the largest."""
+    first = check_seed(seed)
+    return [(first + i) % (MAX_SEED + 1) for i in range(n)]
+
+
+def check_timeout(timeout_s: Any) -> float:
+    if not _is_number(timeout_s) or not 0 < timeout_s < math.inf:
+        rule = "must be a number of seconds above 0"
+        raise InvalidValue(f"timeout_s={_show(timeout_s)}: {rule}", param="timeout_s")
+    return float(timeout_s)
+
+
+def _value(parameter: Parameter, value: Any, from_json: bool) -> Any:
+    name, kind = parameter.name, parameter.kind
+    if name == "prompt" and isinstance(value, Sequence) and not isinstance(value, str):
+        raise InvalidValue(
+            f"prompt is a list of {len(value)}: a request has one prompt; send a request for each "
+            "(in Python, generate([...]) does)",
+            param="prompt",
+        )
+    fits, rule = {
+        "int": (_is_int(value), "a whole number"),
+        "float": (_is_number(value) and math.isfinite(value), "a finite number"),
+        "bool": (isinstance(value, bool), "true or false"),
+        "str": (isinstance(value, str), "one string"),
+        "numbers": (_are_numbers(value), "a list of finite numbers"),
+        "other": (not from_json, ""),
+    }[kind]
+    if name == "output_type":
+        fits, rule = value in OUTPUT_TYPES, f"one of {', '.join(OUTPUT_TYPES)}"
+        if from_json:
+            raise UnsupportedParameter("output_type is not taken: use output_format", param=name)
+    if fits:
+        return float(value) if kind == "float" else value
+    if kind == "other":
+        raise UnsupportedParameter(f"{name} cannot be sent as JSON", param=name)
+    raise InvalidValue(f"{name}={_show(value)}: must be {rule}", param=name)
+
+
+def _check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
+    """Rules that hold for every pipeline, so that nobody waits in line to be told."""
+    steps = arguments.get("num_inference_steps")
+    if steps is not None and not 1 <= steps <= card.max_steps:
+        raise InvalidValue(
+            f"num_inference_steps={_show(steps)}: must be a whole number from 1 to "
+            f"{card.max_steps}",
+            param="num_inference_steps",
+        )
+    strength = arguments.get("strength")
+    if strength is not None and not 0 <= strength <= 1:
+        raise InvalidValue(f"strength={_show(strength)}: must be from 0 to 1", param="strength")
+    for name in ("max_sequence_length", "num_frames"):
+        value = arguments.get(name)
+        if value is not None and value < 1:
+            raise InvalidValue(f"{name}={_show(value)}: must be at least 1", param=name)
+    _check_size(card, arguments)
+
+
+def _check_size(card: Card, arguments: Mapping[str, Any]) -> None:
+    default = card.default_size_px or (None, None)
+    width, height = (
+        arguments.get(name) or other
+        for name, other in zip(("width", "height"), default, strict=True)
+    )
+    for name in ("width", "height"):
+        if arguments.get(name) == 0:
+            raise _wrong_size(card, 0, height if name == "width" else width)
+    if width is None or height is None:
+        return
+    multiple = card.size_multiple_px
+    if width < 1 or height < 1 or width % multiple or height % multiple:
+        raise _wrong_size(card, width, height)
+    if width * height > card.max_pixels:
+        raise SizeRejected(
+            f"size {width}x{height} is not supported: it has {width * height} pixels, the most "
+            f"is {card.max_pixels}",
+            param="size",
+        )
+
+
+def _wrong_size(card: Card, width: int, height: int | None) -> SizeRejected:
+    multiple = card.size_multiple_px
+
+    def legal(side: int | None) -> int:
+        return max(multiple, round((side or 0) / multiple) * multiple)
+
+    return SizeRejected(
+        f"size {width}x{height} is not supported: both sides must be multiples of {multiple}, "
+        f"above 0; the nearest size is {legal(width)}x{legal(height)}",
+        param="size",
+    )
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(
+        _is_number(entry) and math.isfinite(entry) for entry in value
+    )
+
+
+def _show(value: Any) -> str:
+    """The value as it was written, cut to a length that a log can bear."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,1 @@
+"""Decisions: which parked calls run now. Pure Python without torch, clock or I/O."""

@@ -1,0 +1,115 @@
+"""The nouns that every part of Carpool shares.
+
+Plain data: no torch, no I/O, no behaviour beyond what the data itself implies.
+"""
+
+import random
+import uuid
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Clock = Callable[[], float]
+"""Seconds since some fixed moment; never runs backwards. `time.monotonic`, or a test's own."""
+
+Phase = Literal["encode", "denoise", "decode"]
+"""What a module call does for its request: read inputs, remove noise, draw the result."""
+
+MAX_SEED = 2**63 - 1
+
+
+def new_request_id() -> str:
+    return f"req-{uuid.uuid4().hex[:16]}"
+
+
+def new_seed() -> int:
+    """A seed for a request that brought none: 32 random bits, short enough to type again."""
+    return random.SystemRandom().getrandbits(32)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Request:
+    """One prompt, one seed, one output.
+
+    `parameters` are those of the pipeline's own `__call__` (for example
+    `num_inference_steps`, `guidance_scale`, `negative_prompt`), checked when the
+    request is submitted, not here.
+    """
+
+    prompt: Any
+    seed: int | None  # None: one is drawn at submission, and reported
+    timeout_s: float | None  # from submission to result; None: no limit
+    request_id: str
+    parameters: Mapping[str, Any] = field(hash=False)
+
+    def __init__(
+        self,
+        prompt: Any = None,
+        *,
+        seed: int | None = None,
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+        **parameters: Any,
+    ) -> None:
+        object.__setattr__(self, "prompt", prompt)
+        object.__setattr__(self, "seed", seed)
+        object.__setattr__(self, "timeout_s", timeout_s)
+        object.__setattr__(self, "request_id", request_id or new_request_id())
+        object.__setattr__(self, "parameters", parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A checked request, as the engine takes it: every value legal, the seed decided."""
+
+    request_id: str
+    seed: int
+    arguments: Mapping[str, Any] = field(hash=False)  # of the pipeline's `__call__`
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a request's time went, seconds. The phases include waiting for a turn."""
+
+    queue_s: float = 0.0
+    encode_s: float = 0.0
+    denoise_s: float = 0.0
+    decode_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """One call waiting to be run, as much of it as a policy may see."""
+
+    order: int  # place in the line of all calls ever parked; smaller waits longer
+    request: int  # place in the line of all requests ever admitted
+    key: Hashable  # calls with equal keys may share a forward
+    rows: int = 1  # batch rows it adds; 2 when the pipeline batches its guidance
+    max_rows: int = 1  # widest forward its key may have just now
+    phase: Phase = "denoise"
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One run of a module for one or several requests at once."""
+
+    component: str  # the pipeline's name for the module, such as "transformer"
+    method: str
+    phase: Phase
+    rows: int
+    requests: int
+    duration_s: float  # on CUDA: until the kernels were launched, not until they ended
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to one request."""
+
+    kind: Literal["queued", "started", "step", "finished"]
+    request_id: str
+    at_s: float  # engine clock
+    step: int = 0  # denoising steps done
+    steps: int = 0  # denoising steps in all
+    error: Exception | None = None  # of a `finished` one; None: it succeeded
