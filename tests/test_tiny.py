@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from tiny import ARGUMENTS, FAMILIES, checkpoint
 from torch import Tensor
+
+from tiny import ARGUMENTS, FAMILIES, checkpoint
 
 pytestmark = pytest.mark.filterwarnings(  # diffusers' Euler scheduler with numpy 2
     "ignore:__array__ implementation:DeprecationWarning"

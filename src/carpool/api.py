@@ -6,12 +6,12 @@ with carpool.load("shapes") as engine:
 """
 
 import asyncio
-import contextlib
+import itertools
 import sys
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -44,7 +44,7 @@ class Output:
     seed: int
     images: Any = None
     frames: Any = None
-    timings: Timings = Timings()
+    timings: Timings = field(default_factory=Timings)
     error: CarpoolError | None = None  # only with `return_errors=True`
     others: Mapping[str, Any] = field(default_factory=dict)  # further fields of the pipeline
 
@@ -84,15 +84,14 @@ class Handle:
 
     def events(self) -> Iterator[Event]:
         """Everything that happens to the request, from `queued` to `finished`, as it happens."""
-        seen = 0
-        while True:
+        for seen in itertools.count():
             with self._news:
-                self._news.wait_for(lambda: len(self._events) > seen)
+                while len(self._events) <= seen:
+                    self._news.wait()
                 event = self._events[seen]
             yield event
             if event.kind == "finished":
                 return
-            seen += 1
 
     # The engine's side (`Listener`)
 
@@ -262,7 +261,7 @@ def load(model: "str | Path | DiffusionPipeline" = "shapes", **settings: Any) ->
     return Engine(loaded, Loop(loaded, chosen))
 
 
-def _merged(request: Request | str, parameters: Mapping[str, Any]) -> Request:
+def _merged(request: Any, parameters: Mapping[str, Any]) -> Request:
     """A request with what it does not say itself taken from `parameters`."""
     if not isinstance(request, (Request, str)):
         kind = type(request).__name__
@@ -282,17 +281,13 @@ def _merged(request: Request | str, parameters: Mapping[str, Any]) -> Request:
 
 def _repeated(request: Request, n: int) -> Iterator[Request]:
     for i, seed in enumerate(seeds(request.seed, n)):
-        yield replace_seed(request, seed, request.request_id if i == 0 else new_request_id())
-
-
-def replace_seed(request: Request, seed: int, request_id: str) -> Request:
-    return Request(
-        request.prompt,
-        seed=seed,
-        timeout_s=request.timeout_s,
-        request_id=request_id,
-        **request.parameters,
-    )
+        yield Request(
+            request.prompt,
+            seed=seed,
+            timeout_s=request.timeout_s,
+            request_id=request.request_id if i == 0 else new_request_id(),
+            **request.parameters,
+        )
 
 
 def _settled(handle: Handle | CarpoolError) -> Output:

@@ -1,4 +1,4 @@
-"""The device an engine runs on: its name, number type, threads, memory, and how far to run ahead."""
+"""The device an engine runs on: number type, threads, memory, and how far to run ahead."""
 
 import os
 from collections import deque
@@ -71,7 +71,7 @@ class Device:
         """This moment in the device's queue of work; None where there is no such queue."""
         if not self.is_cuda:
             return None
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -80,7 +80,7 @@ class Device:
         if mark is None:
             return value
         if self._copies is None:
-            self._copies = torch.cuda.Stream(self.torch)
+            self._copies = torch.cuda.Stream(self.torch)  # type: ignore[no-untyped-call]
         self._copies.wait_event(mark)
         with torch.cuda.stream(self._copies):
             return value.cpu()

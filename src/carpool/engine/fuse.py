@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from carpool.engine.intercept import Call
-from carpool.engine.specs import LIST, SCALAR, SHARE, STACK, Pad, Rule, Spec
+from carpool.engine.specs import LIST, SCALAR, SHARE, Pad, Rule, Spec
 
 
 class Unfusable(Exception):
@@ -99,7 +99,7 @@ class Fuser:
                 raise Unfusable
             return value[0].dtype, value[0].device, value[0].ndim
         if rule is SCALAR and not isinstance(value, Tensor):
-            return type(value)
+            return str(type(value))
         if rule is SCALAR and not value.ndim:
             return value.dtype, value.device
         shape = list(value.shape)
@@ -112,7 +112,7 @@ class Fuser:
     def _digest(self, value: Tensor) -> Hashable:
         """A fingerprint of a tensor's content, computed once for every object (and version)."""
         version = value._version
-        known = self._digests.get(value)
+        known = self._digests.get(value)  # type: ignore[no-untyped-call]
         if known is None or known[0] != version:
             flat = value.detach().contiguous().reshape(-1).cpu()
             raw = flat.view(torch.uint8).numpy().tobytes()
@@ -201,7 +201,7 @@ def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
     if isinstance(value, Tensor):
         if not value.ndim or value.shape[0] != total:
             raise ValueError(f"output of shape {tuple(value.shape)} has not {total} rows")
-        return list(value.split(list(rows)))
+        return list(torch.split(value, list(rows)))
     if isinstance(value, list) and spec.returns_list:
         ends = [sum(rows[: i + 1]) for i in range(len(rows))]
         return [value[end - n : end] for end, n in zip(ends, rows, strict=True)]
@@ -234,8 +234,8 @@ def _flag(value: Any) -> Hashable:
 
 def _expand(value: Any, rows: int, device: torch.device) -> Tensor:
     """One number for each row: a 0-d tensor or Python number repeated, a vector as it is."""
-    value = torch.as_tensor(value, device=device)
-    return value.reshape(1).expand(rows) if value.ndim == 0 else value
+    number: Tensor = torch.as_tensor(value, device=device)
+    return number.reshape(1).expand(rows) if number.ndim == 0 else number
 
 
 def _padded(values: Sequence[Tensor], axis: int) -> list[Tensor]:

@@ -216,7 +216,7 @@ class Engine:
             self._end(rider, None, error)
 
     def _end(self, rider: Rider, output: Any, error: Exception | None) -> None:
-        """Let a request go: unwind its fiber, keep nothing of it, tell its listener off the loop."""
+        """Let a request go, keep nothing of it, and tell its listener off the loop."""
         now_s = self._clock()
         self._riders.pop(rider.number, None)
         self._line.ended()

@@ -208,7 +208,7 @@ def _kind(annotation: Any) -> ParameterKind:
     options = typing.get_args(annotation) if is_union else (annotation,)
     for kind in (str, bool, float, int):
         if kind in options:
-            return typing.cast(ParameterKind, kind.__name__)
+            return typing.cast("ParameterKind", kind.__name__)
     if any(typing.get_args(option) in ((int,), (float,)) for option in options):
         return "numbers"
     return "other"

@@ -81,7 +81,7 @@ class Rider:
         self.steps = len(timesteps) if timesteps is not None else 0
         calls, self._denoiser_calls = self._denoiser_calls, self._denoiser_calls + 1
         if hasattr(scheduler, "step_index"):
-            return scheduler.step_index or 0  # None before its first step
+            return int(scheduler.step_index or 0)  # None before its first step
         return min(calls, self.steps)
 
     def _turn_to(self, phase: Phase, now_s: float) -> None:
