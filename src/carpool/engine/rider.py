@@ -76,7 +76,7 @@ class Rider:
         """Steps behind us, by the request's own scheduler; by calls where it does not count."""
         if phase != "denoise":
             return self.step
-        scheduler = getattr(self.view, "scheduler", None)
+        scheduler: Any = getattr(self.view, "scheduler", None)
         timesteps = getattr(scheduler, "timesteps", None)
         self.steps = len(timesteps) if timesteps is not None else 0
         calls, self._denoiser_calls = self._denoiser_calls, self._denoiser_calls + 1
