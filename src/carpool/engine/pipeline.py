@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,36 @@ def _convert(value: torch.Tensor, kind: str) -> Any:
     return VaeImageProcessor.numpy_to_pil(array) if kind == "pil" else array
 
 
+class Meter:
+    """Counts what a request takes in and gives, in the tokens of its model."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        # a copy: fast tokenizers cannot be used by two threads at once, and the engine uses them
+        self._tokenizer = copy.deepcopy(getattr(loaded.pipe, "tokenizer", None))
+        self._card = loaded.card
+
+    def usage(self, job: Job) -> tuple[int, int]:
+        """Text tokens of the prompt (uncut), and latent patches of the picture."""
+        prompt = job.arguments.get("prompt")
+        text = 0
+        if self._tokenizer is not None and isinstance(prompt, str):
+            text = len(self._tokenizer(prompt).input_ids)
+        width, height = (
+            job.arguments.get(name) or default
+            for name, default in zip(
+                ("width", "height"), self._card.default_size_px or (0, 0), strict=True
+            )
+        )
+        return text, (width // self._card.size_multiple_px) * (
+            height // self._card.size_multiple_px
+        )
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that a picture depends on."""
+    return {name: metadata.version(name) for name in ("torch", "diffusers", "transformers")}
+
+
 def describe(
     pipe: DiffusionPipeline, name: str, defaults: Mapping[str, Any], settings: EngineSettings
 ) -> Card:
@@ -159,7 +190,8 @@ def _source(model: str | Path) -> tuple[str, dict[str, Any]]:
     folder = shapes.MODEL_DIR if str(model) == "shapes" else Path(model).expanduser()
     if (folder / "model_index.json").is_file():
         card = folder / CARD_FILE
-        return str(folder), json.loads(card.read_text()) if card.is_file() else {}
+        extra = json.loads(card.read_text()) if card.is_file() else {}
+        return str(folder), {"id": folder.resolve().name, **extra}  # never a path to clients
     text = str(model)
     if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
         raise LoadFailed(

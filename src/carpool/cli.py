@@ -1,0 +1,207 @@
+"""The `carpool` command. Imports no torch until a command needs it.
+
+Standard output carries results only; bars and messages go to standard error. Exit status: 0 done,
+1 failed, 2 used wrongly, 130 interrupted.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import click
+
+import carpool
+from carpool.config import ENV_PREFIX, EngineSettings, ServeSettings, base_type
+from carpool.errors import CarpoolError, SettingRejected
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def settings_options(cls: type[EngineSettings]) -> Callable[[Command], Command]:
+    """A flag for every setting of the class, with its own default shown but not applied.
+
+    So `ServeSettings.from_environment` can tell what was said on the command line.
+    """
+
+    def add(command: Command) -> Command:
+        hints = get_type_hints(cls)
+        for field in reversed(dataclasses.fields(cls)):
+            hint, rule = hints[field.name], field.metadata
+            is_choice = get_origin(hint) is Literal
+            default = "" if field.default in (None, ()) else f"  [default: {field.default}]"
+            command = click.option(
+                f"--{field.name.replace('_', '-')}",
+                type=click.Choice(get_args(hint)) if is_choice else base_type(hint),
+                multiple=get_origin(hint) is tuple,
+                default=None,
+                metavar=rule["unit"].upper() or None,
+                help=rule["help"] + default,
+            )(command)
+        return command
+
+    return add
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(carpool.__version__)
+def cli() -> None:
+    """Serve diffusion models whose requests share every denoising step."""
+
+
+@cli.command()
+@click.argument("model", default="shapes")
+@settings_options(ServeSettings)
+def serve(model: str, **flags: Any) -> None:
+    """Serve MODEL over HTTP, with OpenAI's image API.
+
+    MODEL is 'shapes' (embedded; the default), a hub id like 'org/name', or a folder in diffusers
+    layout. Every flag can be given as an environment variable, such as CARPOOL_MAX_QUEUE.
+    """
+    settings = _settings(flags)
+    from carpool.server.run import serve as run
+
+    sys.exit(run(model, settings))
+
+
+@cli.command()
+@click.argument("prompts", nargs=-1)
+@click.option("--prompts-file", type=click.File(), help="more prompts, one a line; - reads stdin")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("out.png"),
+    show_default=True,
+    help=".png, .jpg or .webp; several pictures get -1, -2, ...",
+)
+@click.option("--model", default="shapes", show_default=True, help="as for serve")
+@click.option("--steps", type=int, help="denoising steps")
+@click.option("--size", help="WIDTHxHEIGHT in pixels")
+@click.option("--seed", type=int, help="of the first picture of each prompt")
+@click.option("--n", type=int, default=1, show_default=True, help="pictures of each prompt")
+@click.option("--guidance", type=float, help="guidance scale")
+@click.option("--negative-prompt", help="what not to draw")
+@click.option(
+    "-p",
+    "--parameter",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="any other parameter of the pipeline; VALUE as JSON or plain text",
+)
+@click.option("--json", "as_json", is_flag=True, help="print a JSON line for each picture")
+@settings_options(EngineSettings)
+def generate(
+    prompts: tuple[str, ...],
+    prompts_file: Iterable[str] | None,
+    output: Path,
+    model: str,
+    size: str | None,
+    seed: int | None,
+    n: int,
+    parameter: tuple[str, ...],
+    as_json: bool,
+    steps: int | None,
+    guidance: float | None,
+    negative_prompt: str | None,
+    **flags: Any,
+) -> None:
+    """Draw PROMPTS, all of them together, and write the pictures."""
+    everything = [*prompts, *(line.strip() for line in prompts_file or () if line.strip())]
+    if not everything:
+        raise click.UsageError("give a prompt, or --prompts-file")
+    if output.suffix.lower() not in _FORMATS:
+        known = ", ".join(_FORMATS)
+        raise click.UsageError(f"--output {output}: the name must end in one of {known}")
+    parameters = (
+        dict(_pairs(parameter))
+        | _sides(size)
+        | {
+            name: value
+            for name, value in {
+                "num_inference_steps": steps,
+                "guidance_scale": guidance,
+                "negative_prompt": negative_prompt,
+            }.items()
+            if value is not None
+        }
+    )
+    settings = _settings(flags).engine()
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from carpool.media import encode_image
+
+    with carpool.load(model, **dataclasses.asdict(settings)) as engine:
+        outputs = engine.generate(
+            everything, n=n, seed=seed, progress=sys.stderr.isatty(), **parameters
+        )
+    for i, one in enumerate(outputs):
+        path = output
+        if len(outputs) > 1:
+            path = output.with_stem(f"{output.stem}-{i + 1}")
+        prompt = everything[i // n]
+        made_with = {"model": model, "prompt": prompt, "seed": one.seed, **parameters}
+        path.write_bytes(encode_image(one.images[0], _FORMATS[path.suffix.lower()], 95, made_with))
+        if as_json:
+            line = {"path": str(path), **made_with, "timings": dataclasses.asdict(one.timings)}
+            click.echo(json.dumps(line))
+        else:
+            click.echo(str(path))
+
+
+_FORMATS: dict[str, Literal["png", "jpeg", "webp"]] = {
+    ".png": "png",
+    ".jpg": "jpeg",
+    ".jpeg": "jpeg",
+    ".webp": "webp",
+}
+
+
+def _settings(flags: dict[str, Any]) -> ServeSettings:
+    said = {name: value for name, value in flags.items() if value not in (None, ())}
+    return ServeSettings.from_environment(os.environ, **said)
+
+
+def _pairs(texts: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"--parameter {text!r}: write NAME=VALUE")
+        try:
+            yield name, json.loads(value)
+        except json.JSONDecodeError:
+            yield name, value
+
+
+def _sides(size: str | None) -> dict[str, int]:
+    if size is None:
+        return {}
+    width, _, height = size.partition("x")
+    if not (width.isdecimal() and height.isdecimal()):
+        raise click.UsageError(f"--size {size!r}: write WIDTHxHEIGHT, such as 1024x1024")
+    return {"width": int(width), "height": int(height)}
+
+
+def main() -> None:
+    """Run the command line; failures are one line on standard error."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Exit as end:
+        sys.exit(end.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except SettingRejected as error:
+        click.echo(f"carpool: {error} (flags and {ENV_PREFIX}* variables)", err=True)
+        sys.exit(2)
+    except CarpoolError as error:
+        click.echo(f"carpool: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Pictures out: encode raw pixels as PNG, JPEG or WebP, with the settings that made them inside."""
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from PIL import Image, PngImagePlugin
+
+Format = Literal["png", "jpeg", "webp"]
+
+
+def encode(
+    rgb: bytes,
+    width: int,
+    height: int,
+    *,
+    format: Format = "png",
+    compression: int = 100,
+    settings: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Encode a picture.
+
+    Args:
+        rgb: 3 * width * height bytes, row by row.
+        format: of the file.
+        compression: quality of JPEG and WebP, 0-100; OpenAI's name for it.
+        settings: what the picture was made with; a PNG carries them (see `png_text`).
+    """
+    return encode_image(Image.frombytes("RGB", (width, height), rgb), format, compression, settings)
+
+
+def encode_image(
+    image: Image.Image,
+    format: Format,
+    compression: int = 100,
+    settings: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Encode a PIL image; see `encode`."""
+    out = io.BytesIO()
+    if format == "png":
+        image.save(out, "PNG", pnginfo=png_text(settings or {}))
+    else:
+        image.save(out, format.upper(), quality=compression)
+    return out.getvalue()
+
+
+def png_text(settings: Mapping[str, Any]) -> PngImagePlugin.PngInfo:
+    """The settings twice: as JSON under `carpool`, and as the line that other tools read.
+
+    `parameters` is the text that the AUTOMATIC1111 web interface writes and many viewers show.
+    """
+    info = PngImagePlugin.PngInfo()
+    if settings:
+        info.add_itxt("carpool", json.dumps(settings, ensure_ascii=False, default=str))
+        info.add_itxt("parameters", _a1111(settings))
+    return info
+
+
+def read_settings(png: bytes) -> dict[str, Any]:
+    """The settings that a PNG of ours carries; empty for any other picture."""
+    with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+        text = getattr(image, "text", {}).get("carpool", "{}")
+    settings: dict[str, Any] = json.loads(text)
+    return settings
+
+
+def _a1111(settings: Mapping[str, Any]) -> str:
+    named = {
+        "Steps": settings.get("num_inference_steps"),
+        "CFG scale": settings.get("true_cfg_scale") or settings.get("guidance_scale"),
+        "Seed": settings.get("seed"),
+        "Size": f"{settings['width']}x{settings['height']}" if "width" in settings else None,
+        "Model": settings.get("model"),
+    }
+    lines = [str(settings.get("prompt", ""))]
+    if settings.get("negative_prompt"):
+        lines.append(f"Negative prompt: {settings['negative_prompt']}")
+    lines.append(
+        ", ".join(f"{name}: {value}" for name, value in named.items() if value is not None)
+    )
+    return "\n".join(lines)

@@ -1,0 +1,131 @@
+"""What goes over HTTP, as pydantic models: they parse requests and make the OpenAPI document.
+
+Field names are OpenAI's where OpenAI has one, diffusers' otherwise. Values of the pipeline's own
+parameters are checked in `carpool.parameters`, the same way as in Python; their types stand here
+for the document only.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from carpool.types import Timings
+
+
+def _ours(type_: str, description: str) -> Any:
+    """Any value, documented as one of a type; `carpool.parameters.check` has the last word."""
+    schema = {"anyOf": [{"type": type_}, {"type": "null"}]}
+    return Annotated[Any, WithJsonSchema(schema), Field(description=description)]
+
+
+class ImageRequest(BaseModel):
+    """`POST /v1/images/generations`.
+
+    Any other parameter of the pipeline's `__call__` may be sent at top level too: `GET
+    /v1/models` lists them.
+    """
+
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        json_schema_extra={
+            "examples": [{"prompt": "a red circle on a blue background", "size": "64x64"}]
+        },
+    )
+
+    prompt: str = Field(max_length=32_000)
+    model: str | None = Field(None, description="the served model's id; default: that model")
+    n: _ours("integer", "images of this prompt, with seeds s, s+1, ...") = 1  # type: ignore[valid-type]
+    size: str | None = Field(None, description="WIDTHxHEIGHT in pixels, or auto")
+    seed: _ours("integer", "0 to 2**63 - 1; drawn and reported when absent") = None  # type: ignore[valid-type]
+    timeout_s: _ours("number", "give up when it is not done in so many seconds") = None  # type: ignore[valid-type]
+    num_inference_steps: _ours("integer", "denoising steps") = None  # type: ignore[valid-type]
+    guidance_scale: _ours("number", "how closely to follow the prompt") = None  # type: ignore[valid-type]
+    true_cfg_scale: _ours("number", "classifier-free guidance of distilled models") = None  # type: ignore[valid-type]
+    negative_prompt: _ours("string", "what not to draw") = None  # type: ignore[valid-type]
+    response_format: Literal["b64_json"] | None = None
+    output_format: Literal["png", "jpeg", "webp"] = "png"
+    output_compression: int | None = Field(None, ge=0, le=100, description="of JPEG and WebP")
+    quality: Literal["auto"] | None = None
+    background: Literal["auto", "opaque"] | None = None
+    moderation: Literal["auto", "low"] | None = None
+    stream: Literal[False] | None = None
+    partial_images: Literal[0] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+
+
+OPENAI_FIELDS = frozenset(ImageRequest.model_fields) - {
+    "num_inference_steps",
+    "guidance_scale",
+    "true_cfg_scale",
+    "negative_prompt",
+}
+"""Fields that are not handed on to the pipeline under their own name."""
+
+
+class Image(BaseModel):
+    b64_json: str
+    revised_prompt: None = None
+    seed: int
+
+
+class TokenDetails(BaseModel):
+    text_tokens: int
+    image_tokens: int
+
+
+class Usage(BaseModel):
+    """In tokens of the model: of its tokenizer, and patches of the latent picture."""
+
+    input_tokens: int
+    input_tokens_details: TokenDetails
+    output_tokens: int
+    output_tokens_details: TokenDetails
+    total_tokens: int
+
+
+class ImagesResponse(BaseModel):
+    created: int = Field(description="Unix time, seconds")
+    data: list[Image]
+    model: str
+    size: str
+    output_format: str
+    background: str = "opaque"
+    quality: str = "auto"
+    safety_identifier: str | None = None
+    timings: Timings = Field(description="of the image that took longest; seconds")
+    usage: Usage
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    pipeline: str
+    default_size: str | None
+    size_multiple_px: int
+    parameters: list[dict[str, Any]]
+
+
+class Models(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Error(BaseModel):
+    """Every error has this shape, and the header `x-request-id`."""
+
+    error: ErrorBody
+
+
+class Health(BaseModel):
+    status: Literal["ready", "starting", "draining", "worker_lost", "stopped"]

@@ -1,0 +1,206 @@
+"""The front's side of a worker process: start it, talk to it, notice its death, start it again.
+
+Requests in flight when the worker dies fail with `WorkerLost`; new ones are refused until its
+successor has loaded the model. All of it runs on the front's event loop.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+import sys
+from typing import Any, Literal
+
+from carpool import frames
+from carpool.config import EngineSettings
+from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost, by_name
+from carpool.types import Job
+
+log = logging.getLogger("carpool")
+
+State = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
+_BACKOFF_S = (0.1, 0.5, 2.0, 8.0, 30.0)  # between the deaths of workers that never got ready
+
+
+class Supervisor:
+    """One worker process and its restarts."""
+
+    def __init__(self, model: str, settings: EngineSettings) -> None:
+        self._load = frames.Load(model, settings)
+        self._state: State = "starting"
+        self._is_draining = False
+        self._pending: dict[str, asyncio.Future[frames.Done]] = {}
+        self._asked: asyncio.Queue[asyncio.Future[dict[str, Any]]] = asyncio.Queue()
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self.ready: frames.Ready | None = None  # of the newest worker that got so far
+        self._first_ready = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> State:
+        return "draining" if self._is_draining and self._state == "ready" else self._state
+
+    @property
+    def pid(self) -> int | None:
+        """Of the worker process, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._pending)
+
+    def start(self) -> asyncio.Task[None]:
+        """Begin to load. The task ends when `stop` is called, or fails with `LoadFailed`."""
+        self._task = asyncio.create_task(self._keep_running())
+        return self._task
+
+    async def wait_ready(self) -> frames.Ready:
+        await self._first_ready.wait()
+        assert self.ready is not None
+        return self.ready
+
+    async def submit(self, job: Job) -> frames.Done:
+        """Run a job in the worker. Cancelling the awaiting task cancels the job.
+
+        Raises:
+            Starting, WorkerLost, Draining: the worker takes nothing now.
+            CarpoolError: whatever became of the job.
+        """
+        self.check_open()
+        future: asyncio.Future[frames.Done] = asyncio.get_running_loop().create_future()
+        self._pending[job.request_id] = future
+        try:
+            self._send(frames.Submit(job))
+            return await future
+        except asyncio.CancelledError:
+            self._send(frames.Cancel(job.request_id))
+            raise
+        finally:
+            self._pending.pop(job.request_id, None)
+
+    def check_open(self) -> None:
+        """Raise unless a request would be accepted now."""
+        if self._is_draining:
+            raise Draining("the server is ending and takes no new requests", retry_after_s=5)
+        if self._state == "starting":
+            raise Starting("the model is still loading", retry_after_s=2)
+        if self._state != "ready":
+            raise WorkerLost("the worker has died and is being restarted", retry_after_s=5)
+
+    async def statistics(self) -> dict[str, Any]:
+        """The engine's own statistics."""
+        if self._state != "ready":
+            self.check_open()
+        future = asyncio.get_running_loop().create_future()
+        self._asked.put_nowait(future)
+        self._send(frames.AskStatistics())
+        answer: dict[str, Any] = await future
+        return answer
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, wait for those in flight, then give up the rest."""
+        self._is_draining = True
+        running = list(self._pending.values())
+        if running:
+            log.info("draining: %d requests still run", len(running))
+            await asyncio.wait(running, timeout=timeout_s)
+        self._give_up(Draining(f"the server ended {timeout_s:g} s after it was told to"))
+
+    async def stop(self) -> None:
+        """End the worker; returns when the process is gone."""
+        self._is_draining = True
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, LoadFailed):
+                await self._task
+        self._state = "stopped"
+
+    async def _keep_running(self) -> None:
+        deaths = itertools.count()
+        while True:
+            was_ready = await self._run_once()
+            if not self._first_ready.is_set():
+                raise LoadFailed("the worker died while it loaded the model; see its messages")
+            self._state = "worker_lost"
+            self._give_up(WorkerLost("the worker died while it ran this request", retry_after_s=5))
+            if was_ready:
+                deaths = itertools.count()
+            delay_s = _BACKOFF_S[min(next(deaths), len(_BACKOFF_S) - 1)]
+            log.error("the worker died; a new one starts in %g s", delay_s)
+            await asyncio.sleep(delay_s)
+
+    async def _run_once(self) -> bool:
+        """Run one worker process to its end. Says whether it ever got ready."""
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "carpool.worker", str(theirs.fileno()),
+                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the front's to handle
+            )  # fmt: skip
+        finally:
+            theirs.close()
+        try:
+            reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+            self._send(self._load)
+            return await self._read(reader)
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+            await _gone(self._process)
+            self._process = None
+
+    async def _read(self, reader: asyncio.StreamReader) -> bool:
+        was_ready = False
+        while True:
+            try:
+                header = await reader.readexactly(frames.LENGTH.size)
+                body = await reader.readexactly(frames.LENGTH.unpack(header)[0])
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return was_ready
+            match frames.decode_to_front(body):
+                case frames.Ready() as ready:
+                    self.ready, self._state, was_ready = ready, "ready", True
+                    self._first_ready.set()
+                case frames.CannotLoad(message):
+                    raise LoadFailed(message)
+                case frames.Done() as done:
+                    self._answer(done.request_id, done)
+                case frames.Failed() as failed:
+                    error = by_name(failed.error)(
+                        failed.message, param=failed.param, retry_after_s=failed.retry_after_s
+                    )
+                    self._answer(failed.request_id, error)
+                case frames.Statistics(statistics):
+                    self._asked.get_nowait().set_result(statistics)
+
+    def _answer(self, request_id: str, answer: frames.Done | CarpoolError) -> None:
+        future = self._pending.get(request_id)
+        if future is None or future.done():
+            return  # nobody waits any more
+        if isinstance(answer, CarpoolError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    def _give_up(self, error: CarpoolError) -> None:
+        for request_id in list(self._pending):
+            self._answer(request_id, error)
+        while not self._asked.empty():
+            self._asked.get_nowait().set_exception(error)
+
+    def _send(self, frame: frames.ToWorker) -> None:
+        if self._writer is not None:
+            self._writer.write(frames.encode(frame))
+
+
+async def _gone(process: asyncio.subprocess.Process) -> None:
+    """Wait for a process whose socket is closed; end it if it does not end by itself."""
+    try:
+        await asyncio.wait_for(process.wait(), timeout=2)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
