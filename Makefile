@@ -20,10 +20,10 @@ test: .venv/ready  ## all tests: no network, no GPU
 	$(ONE_THREAD) $(BIN)/python -m pytest
 
 demo: .venv/ready  ## 24 clients at once; writes demo.png
-	$(BIN)/python benchmarks/demo.py
+	$(BIN)/python examples/demo.py
 
 bench: .venv/ready  ## the engine against plain diffusers; prints the table of docs/benchmarks.md
-	$(ONE_THREAD) $(BIN)/python benchmarks/cpu.py
+	$(ONE_THREAD) $(BIN)/python benchmarks/cpu.py --output docs/benchmarks.md
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from carpool.engine.intercept import Call
-from carpool.engine.specs import LIST, SCALAR, SHARE, Pad, Rule, Spec
+from carpool.engine.specs import LIST, SCALAR, SHARE, UNUSED, Pad, Rule, Spec
 
 
 class Unfusable(Exception):
@@ -85,32 +85,38 @@ class Fuser:
         self, rule: Rule | None, value: Any, rows: int, arguments: Mapping[str, Any]
     ) -> Hashable:
         """What the key says of one argument: all that must be equal for it to fuse."""
-        if value is None:
+        if value is None or rule is UNUSED:
             return None
         if rule is None:
             return _flag(value)
         if isinstance(rule, Mapping):
             entries = [(n, self._part(rule[n], value[n], rows, arguments)) for n in value]
             return tuple(sorted(entries, key=_name))
-        if rule is SHARE:
-            return self._digest(value)
         if rule is LIST:
-            if len(value) != rows:
+            if len(value) != rows or not all(isinstance(entry, Tensor) for entry in value):
                 raise Unfusable
             return value[0].dtype, value[0].device, value[0].ndim
         if rule is SCALAR and not isinstance(value, Tensor):
             return str(type(value))
+        if not isinstance(value, Tensor):
+            raise Unfusable
+        if rule is SHARE:
+            return self._digest(value)
         if rule is SCALAR and not value.ndim:
             return value.dtype, value.device
         shape = list(value.shape)
         if not shape or shape[0] != rows:
             raise Unfusable
         if isinstance(rule, Pad) and arguments.get(rule.mask) is not None:
-            shape[rule.axis] = -1
+            is_tuple = arguments.get("return_dict") is False  # has no names to cut back by
+            if not (rule.cut and is_tuple):
+                shape[rule.axis] = -1
         return value.dtype, value.device, tuple(shape[1:])
 
     def _digest(self, value: Tensor) -> Hashable:
         """A fingerprint of a tensor's content, computed once for every object (and version)."""
+        if value.is_inference():
+            raise Unfusable  # does not count its versions: a change would go unseen
         version = value._version
         known = self._digests.get(value)  # type: ignore[no-untyped-call]
         if known is None or known[0] != version:
@@ -124,7 +130,7 @@ class Fuser:
         self, rule: Rule | None, values: Sequence[Any], rows: Sequence[int], device: torch.device
     ) -> Any:
         first = values[0]
-        if first is None or rule is None or rule is SHARE or len(values) == 1:
+        if first is None or rule in (None, SHARE, UNUSED) or len(values) == 1:
             return first
         if isinstance(rule, Mapping):
             return {n: self._join(rule[n], [v[n] for v in values], rows, device) for n in first}

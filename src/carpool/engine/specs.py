@@ -11,6 +11,7 @@ or an object under a name the table does not know runs alone.
 | SHARE | no row axis: one value for the whole forward | must be equal in content; one is passed |
 | LIST | a Python list, one entry a row | joined |
 | SCALAR | one number for all rows of a call | expanded to one a row |
+| UNUSED | taken for the sake of other classes, and not read | that of the first call is passed |
 | Pad | like STACK, but one axis may differ in length; exact when the mask is honoured | padded |
 | a dict | a dict argument, with a rule for each of its entries | entry by entry |
 
@@ -27,9 +28,10 @@ class Kind(Enum):
     SHARE = "share"
     LIST = "list"
     SCALAR = "scalar"
+    UNUSED = "unused"
 
 
-STACK, SHARE, LIST, SCALAR = Kind.STACK, Kind.SHARE, Kind.LIST, Kind.SCALAR
+STACK, SHARE, LIST, SCALAR, UNUSED = Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,5 +105,9 @@ SPECS: dict[tuple[str, str], Spec] = {
     ),
     # half-precision pipelines with a float32 VAE (see pipeline.py) rely on the cast
     ("AutoencoderKL", "encode"): Spec(rows="x", rules={"x": STACK}, casts=True),
-    ("AutoencoderKL", "decode"): Spec(rows="z", rules={"z": STACK}, casts=True),
+    ("AutoencoderKL", "decode"): Spec(
+        rows="z",
+        rules={"z": STACK, "generator": UNUSED},  # Stable Diffusion 1.5 passes one
+        casts=True,
+    ),
 }
