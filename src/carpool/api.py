@@ -57,6 +57,7 @@ class Handle:
         self._future: Future[Output] = Future()
         self._events: list[Event] = []
         self._news = threading.Condition()
+        self._future.set_running_or_notify_cancel()  # only the engine ends it
 
     @property
     def request_id(self) -> str:
@@ -76,7 +77,11 @@ class Handle:
         return self._future.result(timeout)
 
     def __await__(self) -> Generator[Any, None, Output]:
-        return asyncio.wrap_future(self._future).__await__()
+        try:
+            return (yield from asyncio.wrap_future(self._future).__await__())
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
 
     def cancel(self) -> None:
         """End the request within one step. A finished one stays as it is."""

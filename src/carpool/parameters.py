@@ -145,10 +145,10 @@ def _value(parameter: Parameter, value: Any, from_json: bool) -> Any:
             param="prompt",
         )
     fits, rule = {
-        "int": (_is_int(value), "a whole number"),
+        "int": (_is_int(value), "a whole number, at most 2**63 - 1"),
         "float": (_is_number(value) and math.isfinite(value), "a finite number"),
         "bool": (isinstance(value, bool), "true or false"),
-        "str": (isinstance(value, str), "one string"),
+        "str": (isinstance(value, str) and _is_unicode(value), "one string of valid Unicode"),
         "numbers": (_are_numbers(value), "a list of finite numbers"),
         "other": (not from_json, ""),
     }[kind]
@@ -218,17 +218,25 @@ def _wrong_size(card: Card, width: int, height: int | None) -> SizeRejected:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_SEED
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, float) or _is_int(value)
 
 
 def _are_numbers(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(
         _is_number(entry) and math.isfinite(entry) for entry in value
     )
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _show(value: Any) -> str:

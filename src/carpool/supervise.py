@@ -123,8 +123,6 @@ class Supervisor:
             was_ready = await self._run_once()
             if not self._first_ready.is_set():
                 raise LoadFailed("the worker died while it loaded the model; see its messages")
-            self._state = "worker_lost"
-            self._give_up(WorkerLost("the worker died while it ran this request", retry_after_s=5))
             if was_ready:
                 deaths = itertools.count()
             delay_s = _BACKOFF_S[min(next(deaths), len(_BACKOFF_S) - 1)]
@@ -147,6 +145,11 @@ class Supervisor:
             self._send(self._load)
             return await self._read(reader)
         finally:
+            if self._first_ready.is_set():
+                self._state = "worker_lost"
+                self._give_up(
+                    WorkerLost("the worker died while it ran this request", retry_after_s=5)
+                )
             if self._writer is not None:
                 self._writer.close()
                 self._writer = None

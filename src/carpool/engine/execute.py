@@ -49,7 +49,12 @@ Run = Callable[[Sequence[Call], Sequence[int]], list[Any]]
 
 
 def execute(
-    ready: Sequence[Ready], run: Run, widths: Widths, free: Callable[[], None]
+    ready: Sequence[Ready],
+    run: Run,
+    widths: Widths,
+    free: Callable[[], None],
+    *,
+    is_second_try: bool = False,
 ) -> list[Any]:
     """Answers, or `Failure`s, for calls of one key, in order.
 
@@ -58,6 +63,7 @@ def execute(
         run: makes one forward of them, `Fuser.run`.
         widths: learns from forwards that ran out of memory.
         free: gives cached device memory back before another try.
+        is_second_try: a single call, that ran out of memory before what was cached was freed.
     """
     try:
         return run([one.call for one in ready], [one.rows for one in ready])
@@ -71,7 +77,9 @@ def execute(
     if is_memory:
         free()
         if len(ready) == 1:
-            return [Failure(_does_not_fit(ready[0], failure))]
+            if is_second_try:
+                return [Failure(_does_not_fit(ready[0], failure))]
+            return execute(ready, run, widths, free, is_second_try=True)
         widths.too_wide(ready[0].key, sum(one.rows for one in ready))
     half = len(ready) // 2
     return [

@@ -46,7 +46,7 @@ class Fuser:
                 (name, self._part(target.spec.rules.get(name), value, rows, arguments))
                 for name, value in arguments.items()
             ]
-        except (Unfusable, KeyError, TypeError):
+        except (Unfusable, KeyError, TypeError):  # a rule that does not fit what was passed
             return _Alone(call), 1
         return (target.component, target.method, tuple(sorted(parts, key=_name))), rows
 
@@ -89,7 +89,7 @@ class Fuser:
             return None
         if rule is None:
             return _flag(value)
-        if isinstance(rule, Mapping):
+        if isinstance(rule, Mapping) and isinstance(value, Mapping):
             entries = [(n, self._part(rule[n], value[n], rows, arguments)) for n in value]
             return tuple(sorted(entries, key=_name))
         if rule is LIST:
