@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Small models spin when they get more than one thread: see docs/benchmarks.md.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-.PHONY: serve test demo bench lint types shapes lock
+.PHONY: serve test demo bench lint types shapes docs lock
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -35,5 +35,11 @@ types: .venv/ready
 shapes: .venv/ready  ## train the embedded model again (up to three hours on two cores)
 	$(BIN)/python -m carpool.shapes.train
 
-lock: .venv/ready  ## write what is installed into requirements.lock
-	$(BIN)/pip freeze --exclude-editable > requirements.lock
+docs: .venv/ready  ## write docs/reference.md
+	$(BIN)/python docs/make_reference.py
+
+lock:  ## choose the newest versions that pyproject.toml allows, and write requirements.lock
+	rm -rf build/lock && $(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --quiet torch==2.13.0
+	build/lock/bin/pip install --quiet --editable '.[dev]'
+	build/lock/bin/pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock

@@ -1,12 +1,23 @@
 """What all tests share: one thread, no network, the same examples at every run."""
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("ci")
+
+
+@pytest.fixture(scope="module")
+def fake_specs() -> Iterator[None]:
+    """`fakes.Fake` and `fakes.Half` have tables, as the model classes in `specs.py` have."""
+    import fakes  # brings torch, which not every test needs
+
+    with fakes.fake_specs():
+        yield

@@ -82,7 +82,9 @@ def serve(model: str, **flags: Any) -> None:
 @click.option("--steps", type=int, help="denoising steps")
 @click.option("--size", help="WIDTHxHEIGHT in pixels")
 @click.option("--seed", type=int, help="of the first picture of each prompt")
-@click.option("--n", type=int, default=1, show_default=True, help="pictures of each prompt")
+@click.option(
+    "--n", type=click.IntRange(1), default=1, show_default=True, help="pictures of each prompt"
+)
 @click.option("--guidance", type=float, help="guidance scale")
 @click.option("--negative-prompt", help="what not to draw")
 @click.option(
@@ -110,12 +112,17 @@ def generate(
     **flags: Any,
 ) -> None:
     """Draw PROMPTS, all of them together, and write the pictures."""
-    everything = [*prompts, *(line.strip() for line in prompts_file or () if line.strip())]
+    try:
+        everything = [*prompts, *(line.strip() for line in prompts_file or () if line.strip())]
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"--prompts-file: not UTF-8: {error}") from None
     if not everything:
         raise click.UsageError("give a prompt, or --prompts-file")
     if output.suffix.lower() not in _FORMATS:
         known = ", ".join(_FORMATS)
         raise click.UsageError(f"--output {output}: the name must end in one of {known}")
+    if not output.parent.is_dir():  # said now, not after the work
+        raise click.UsageError(f"--output {output}: there is no folder {output.parent}")
     parameters = (
         dict(_pairs(parameter))
         | _sides(size)
@@ -151,6 +158,14 @@ def generate(
             click.echo(str(path))
 
 
+_NOT_PARAMETERS = {
+    "prompt": "give it as an argument",
+    "n": "use --n",
+    "seed": "use --seed",
+    "output_type": "use --output",
+    **dict.fromkeys(("self", "requests", "request_id", "return_errors", "progress"), "not taken"),
+}
+
 _FORMATS: dict[str, Literal["png", "jpeg", "webp"]] = {
     ".png": "png",
     ".jpg": "jpeg",
@@ -169,6 +184,8 @@ def _pairs(texts: Iterable[str]) -> Iterator[tuple[str, Any]]:
         name, equals, value = text.partition("=")
         if not equals:
             raise click.UsageError(f"--parameter {text!r}: write NAME=VALUE")
+        if name in _NOT_PARAMETERS:
+            raise click.UsageError(f"--parameter {name}: {_NOT_PARAMETERS[name]}")
         try:
             yield name, json.loads(value)
         except json.JSONDecodeError:
@@ -198,7 +215,7 @@ def main() -> None:
     except SettingRejected as error:
         click.echo(f"carpool: {error} (flags and {ENV_PREFIX}* variables)", err=True)
         sys.exit(2)
-    except CarpoolError as error:
+    except (CarpoolError, OSError) as error:
         click.echo(f"carpool: {error}", err=True)
         sys.exit(1)
 

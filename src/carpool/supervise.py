@@ -178,7 +178,9 @@ class Supervisor:
                     )
                     self._answer(failed.request_id, error)
                 case frames.Statistics(statistics):
-                    self._asked.get_nowait().set_result(statistics)
+                    asked = self._asked.get_nowait()
+                    if not asked.done():  # whoever asked may have left
+                        asked.set_result(statistics)
 
     def _answer(self, request_id: str, answer: frames.Done | CarpoolError) -> None:
         future = self._pending.get(request_id)
@@ -193,7 +195,9 @@ class Supervisor:
         for request_id in list(self._pending):
             self._answer(request_id, error)
         while not self._asked.empty():
-            self._asked.get_nowait().set_exception(error)
+            asked = self._asked.get_nowait()
+            if not asked.done():
+                asked.set_exception(error)
 
     def _send(self, frame: frames.ToWorker) -> None:
         if self._writer is not None:

@@ -8,10 +8,12 @@ none is left behind.
 
 import os
 import queue
+import select
 import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from carpool import frames
@@ -45,16 +47,20 @@ class Worker:
             return
         engine = Engine(loaded, first.settings)
         meter = pipeline.Meter(loaded)
-        thread = threading.Thread(target=engine.run, name="carpool-engine", daemon=True)
-        thread.start()
+
+        def run() -> None:
+            engine.run()  # returns only if its loop failed: a successor is better than this process
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+        threading.Thread(target=run, name="carpool-engine", daemon=True).start()
         self.say(frames.Ready(loaded.card, pipeline.versions(), time.monotonic() - began_s))
         while (frame := self._next()) is not None:
             match frame:
                 case frames.Submit(job):
-                    follower = _Follower(self, job, frames.Usage(*meter.usage(job)))
                     try:
-                        engine.submit(job, follower)
-                    except CarpoolError as error:
+                        usage = frames.Usage(*meter.usage(job))
+                        engine.submit(job, _Follower(self, job, usage))
+                    except Exception as error:  # a tokenizer's, say: others ride on
                         self.say(_failed(job.request_id, error))
                 case frames.Cancel(request_id):
                     engine.cancel(request_id)
@@ -93,15 +99,25 @@ class _Follower:
         if outcome.error is not None:
             self._worker.say(_failed(self._job.request_id, outcome.error))
             return
-        pictures = [
-            frames.Picture(image.width, image.height, image.convert("RGB").tobytes())
-            for image in outcome.fields.get("images", ())
-        ]
+        try:
+            pictures = _pictures(outcome.fields)
+        except Exception as error:
+            self._worker.say(_failed(self._job.request_id, error))
+            return
         self._worker.say(
             frames.Done(
                 self._job.request_id, self._job.seed, pictures, outcome.timings, self._usage
             )
         )
+
+
+def _pictures(fields: Mapping[str, Any]) -> list[frames.Picture]:
+    if not fields.get("images"):
+        raise PipelineFailed("the pipeline gave no pictures")
+    return [
+        frames.Picture(image.width, image.height, image.convert("RGB").tobytes())
+        for image in fields["images"]
+    ]
 
 
 def _failed(request_id: str, error: Exception) -> frames.Failed:
@@ -111,9 +127,18 @@ def _failed(request_id: str, error: Exception) -> frames.Failed:
     )
 
 
+def _end_with(connection: socket.socket) -> None:
+    """End the process once the front hangs up, even while a model is being loaded."""
+    hang_ups = select.poll()
+    hang_ups.register(connection, 0)  # these need not be asked for
+    hang_ups.poll()
+    os._exit(0)
+
+
 def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with socket.socket(fileno=int(sys.argv[1])) as connection:
+        threading.Thread(target=_end_with, args=[connection], daemon=True).start()
         Worker(connection).serve()
     os._exit(0)  # at once: nobody is left who could want a running forward's answer
 

@@ -9,6 +9,7 @@ Nothing here knows about tensors, models or schedules.
 """
 
 import contextvars
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,16 +43,10 @@ class Fiber:
     """
 
     def __init__(self, body: Callable[[], Any]) -> None:
-        self._greenlet = _Body(self._run)
+        # the greenlet does not know its fiber: a forgotten one is in no cycle, and unwinds
+        self._greenlet = _Body(functools.partial(_run, body))
         # a greenlet starts with an empty context; the body expects its creator's
         self._greenlet.gr_context = contextvars.copy_context()
-        self._body = body
-
-    def _run(self) -> Returned | Raised:
-        try:
-            return Returned(self._body())
-        except BaseException as error:  # handed on, not swallowed: the engine decides
-            return Raised(error)
 
     @property
     def is_alive(self) -> bool:
@@ -80,6 +75,13 @@ class Fiber:
                 return
             self.fail(FiberExit())
         raise RuntimeError("a fiber refuses to end: it parks again whenever it is told to exit")
+
+
+def _run(body: Callable[[], Any]) -> Returned | Raised:
+    try:
+        return Returned(body())
+    except BaseException as error:  # handed on, not swallowed: the engine decides
+        return Raised(error)
 
 
 class _Body(greenlet.greenlet):

@@ -245,7 +245,7 @@ def _ready(rider: Rider) -> Ready:
 
 def _explained(error: BaseException, rider: Rider) -> Exception:
     """What the caller is told of an exception that left the pipeline."""
-    traceback.clear_frames(error.__traceback__)  # their locals hold the request's tensors
+    _empty_frames(error)
     if isinstance(error, CarpoolError):
         return error
     if rider.order == 0 and isinstance(error, (ValueError, TypeError)):  # it never parked
@@ -254,3 +254,15 @@ def _explained(error: BaseException, rider: Rider) -> Exception:
         told = PipelineFailed(f"the pipeline failed: {type(error).__name__}: {error}")
     told.__cause__ = error
     return told
+
+
+def _empty_frames(error: BaseException) -> None:
+    """Let go of the tensors in the frames that an error, and those behind it, came through."""
+    errors, seen = [error], set[int]()
+    while errors:
+        one = errors.pop()
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            _ = frame.f_locals  # brings what `locals()` gave out before up to date: empty
+        errors += [e for e in (one.__cause__, one.__context__) if e and id(e) not in seen]

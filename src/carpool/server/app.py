@@ -62,9 +62,10 @@ def create_app(supervisor: Supervisor, settings: ServeSettings) -> FastAPI:
     ) -> None:
         if not settings.api_key:
             return
-        given = credentials.credentials.encode() if credentials else b""
+        given = credentials.credentials.encode("latin-1") if credentials else b""
         # every key is compared, so that the time taken says nothing about them
-        if not sum(hmac.compare_digest(given, key.encode()) for key in settings.api_key):
+        known = sum(hmac.compare_digest(given, key.encode()) for key in settings.api_key)
+        if not given or not known:
             raise InvalidAPIKey("the API key is missing or wrong: send 'authorization: Bearer KEY'")
 
     api = APIRouter(prefix="/v1", dependencies=[Depends(authorised)], responses=ERRORS)
@@ -113,7 +114,6 @@ def create_app(supervisor: Supervisor, settings: ServeSettings) -> FastAPI:
     app.add_exception_handler(CarpoolError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_error)
     app.add_exception_handler(HTTPException, _on_error)
-    app.add_exception_handler(Exception, _on_error)
     return app
 
 
@@ -171,13 +171,15 @@ def _invalid(problem: Any) -> CarpoolError:
     """What pydantic found wrong, in our words."""
     name = ".".join(str(part) for part in problem["loc"][1:])
     if problem["type"] == "json_invalid" or not name:
-        return InvalidJSON(f"the body is not a JSON object: {problem['msg']}")
+        return InvalidJSON(
+            f"the body is not a JSON object sent as application/json: {problem['msg']}"
+        )
     if problem["type"] == "missing":
         return MissingParameter(f"{name} is missing: every request needs one", param=name)
     seen = repr(problem["input"])
     seen = seen if len(seen) <= 60 else seen[:57] + "..."
-    rule = problem["msg"].removeprefix("Input should be ")
-    return InvalidValue(f"{name}={seen}: must be {rule}", param=name)
+    rule = re.sub(r"^\w+ should ", "must ", problem["msg"])
+    return InvalidValue(f"{name}={seen}: {rule}", param=name)
 
 
 class _Limited:
@@ -201,7 +203,11 @@ class _Limited:
 
 
 class _Identified:
-    """Gives every answer `x-request-id` (the client's own, if it is sane) and its duration."""
+    """Gives every answer `x-request-id` (the client's own, if it is sane) and its duration.
+
+    Also turns exceptions that nobody foresaw into answers: Starlette's own place for that lies
+    further out, where they would lack the id, and it would raise them again.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -214,8 +220,12 @@ class _Identified:
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _CLIENT_ID.fullmatch(given) else new_request_id()
 
+        is_answered = False
+
         async def identified(message: Message) -> None:
+            nonlocal is_answered
             if message["type"] == "http.response.start":
+                is_answered = True
                 took_ms = round((time.monotonic() - began_s) * 1000)
                 message["headers"] = [
                     *message.get("headers", []),
@@ -224,4 +234,10 @@ class _Identified:
                 ]
             await send(message)
 
-        await self._app(scope, receive, identified)
+        try:
+            await self._app(scope, receive, identified)
+        except Exception as error:
+            if is_answered:
+                raise
+            answer = await _on_error(Request(scope), error)
+            await answer(scope, receive, identified)

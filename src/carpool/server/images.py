@@ -9,7 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from carpool import frames, media
-from carpool.errors import InvalidValue, ModelNotFound, SizeRejected, UnsupportedParameter, nearest
+from carpool.errors import (
+    InvalidValue,
+    ModelNotFound,
+    SizeRejected,
+    UnknownParameter,
+    UnsupportedParameter,
+    nearest,
+)
 from carpool.parameters import Card, check, check_n, seeds
 from carpool.server import schema
 from carpool.supervise import Supervisor
@@ -50,14 +57,21 @@ def make_jobs(served: Served, body: schema.ImageRequest) -> list[Job]:
     if body.model not in (None, served.id):
         hint = nearest(str(body.model), [served.id])
         raise ModelNotFound(f"model {body.model!r} is not served here, {served.id!r} is{hint}")
-    if body.output_compression is not None and body.output_format == "png":
+    _check_text(body.model_dump())
+    if body.output_compression is not None and body.output_format in (None, "png"):
         raise UnsupportedParameter(
             "output_compression is for jpeg and webp: png loses nothing",
             param="output_compression",
         )
     parameters = body.model_dump(exclude=set(schema.OPENAI_FIELDS))
+    if own := parameters.keys() & {"self", "request_id"}:  # `Request` would take them as its own
+        name = min(own)
+        raise UnknownParameter(f"{served.card.pipeline} has no parameter {name!r}", param=name)
+    for name in schema.NULL_FIELDS:
+        if parameters.pop(name, None) is not None:
+            raise UnsupportedParameter(f"{name} is not supported: leave it out", param=name)
     parameters |= _size(body.size, parameters)
-    n = check_n(body.n, served.max_n)
+    n = check_n(1 if body.n is None else body.n, served.max_n)
     return [
         check(
             served.card,
@@ -68,10 +82,18 @@ def make_jobs(served: Served, body: schema.ImageRequest) -> list[Job]:
     ]
 
 
+def _check_text(values: dict[str, Any]) -> None:
+    """JSON can write half a character, "\\ud800", which no peer and no answer can carry."""
+    for name, value in values.items():
+        if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+            seen = ascii(value[:40])
+            raise InvalidValue(f"{name}={seen}: must be text without lone surrogates", param=name)
+
+
 def _size(size: str | None, parameters: dict[str, Any]) -> dict[str, int]:
     if size is None or size == "auto":
         return {}
-    if {"width", "height"} & parameters.keys():
+    if any(parameters.get(side) is not None for side in ("width", "height")):
         raise InvalidValue("give size, or width and height, not both", param="size")
     match = _SIZE.fullmatch(size)
     if match is None:
@@ -86,6 +108,7 @@ def _size(size: str | None, parameters: dict[str, Any]) -> dict[str, int]:
 def _answer(
     served: Served, body: schema.ImageRequest, jobs: Sequence[Job], done: Sequence[frames.Done]
 ) -> schema.ImagesResponse:
+    output_format = body.output_format or "png"
     images = []
     for job, one in zip(jobs, done, strict=True):
         picture = one.pictures[0]
@@ -95,7 +118,7 @@ def _answer(
             picture.rgb,
             picture.width,
             picture.height,
-            format=body.output_format,
+            format=output_format,
             compression=100 if body.output_compression is None else body.output_compression,
             settings=settings,
         )
@@ -106,7 +129,7 @@ def _answer(
         data=images,
         model=served.id,
         size=f"{picture.width}x{picture.height}",
-        output_format=body.output_format,
+        output_format=output_format,
         safety_identifier=body.safety_identifier or body.user,
         timings=max((one.timings for one in done), key=lambda timings: timings.total_s),
         usage=_usage([one.usage for one in done]),
@@ -137,6 +160,8 @@ def model_entry(served: Served, created: int) -> schema.Model:
         parameters=[
             asdict(parameter)
             for parameter in served.card.parameters
-            if parameter.kind != "other" and parameter.name in served.card.names()
+            if parameter.kind != "other"
+            and parameter.name in served.card.names()
+            and parameter.name != "output_type"  # output_format instead
         ],
     )

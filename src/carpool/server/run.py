@@ -69,7 +69,13 @@ class _Server(uvicorn.Server):
         self.is_up = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except (SystemExit, OverflowError) as error:  # uvicorn's way to say: the port is taken
+            if isinstance(error, OverflowError):
+                log.error("cannot listen on %s:%s: %s", self.config.host, self.config.port, error)
+            self.should_exit = True
+            return
         self.is_up.set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -95,7 +101,8 @@ async def _greet(supervisor: Supervisor, server: _Server, settings: ServeSetting
     """Say where the model is served, with a line that works when pasted."""
     ready = await supervisor.wait_ready()
     await server.is_up.wait()
-    url = f"http://{settings.host}:{server.port()}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{server.port()}"
     key = " -H 'authorization: Bearer KEY'" if settings.api_key else ""
     click.echo(
         f"Serving {settings.served_model_name or ready.card.id} ({ready.card.pipeline}, loaded in "

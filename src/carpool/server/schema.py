@@ -44,7 +44,7 @@ class ImageRequest(BaseModel):
     true_cfg_scale: _ours("number", "classifier-free guidance of distilled models") = None  # type: ignore[valid-type]
     negative_prompt: _ours("string", "what not to draw") = None  # type: ignore[valid-type]
     response_format: Literal["b64_json"] | None = None
-    output_format: Literal["png", "jpeg", "webp"] = "png"
+    output_format: Literal["png", "jpeg", "webp"] | None = "png"
     output_compression: int | None = Field(None, ge=0, le=100, description="of JPEG and WebP")
     quality: Literal["auto"] | None = None
     background: Literal["auto", "opaque"] | None = None
@@ -62,6 +62,9 @@ OPENAI_FIELDS = frozenset(ImageRequest.model_fields) - {
     "negative_prompt",
 }
 """Fields that are not handed on to the pipeline under their own name."""
+
+NULL_FIELDS = ("style", "complexity", "frame_count", "frame_duration_ms", "svg")
+"""Further fields of OpenAI's that mean nothing here: a client may send them as null."""
 
 
 class Image(BaseModel):

@@ -1,0 +1,89 @@
+"""Write `docs/reference.md` from the code: settings, errors, classes whose calls fuse.
+
+usage: make docs    (a test fails when the page is behind the code)
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from carpool import errors
+from carpool.config import ENV_PREFIX, EngineSettings, ServeSettings
+from carpool.engine.specs import SPECS, Kind, Pad, Rule
+
+PAGE = Path(__file__).parent / "reference.md"
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join(
+        [
+            "# Reference",
+            "",
+            "Made from the code by `make docs`; do not edit.",
+            "",
+            "## Settings",
+            "",
+            "Each is a flag of `carpool serve` and an environment variable; those marked `load` "
+            "are also keywords of `carpool.load` and flags of `carpool generate`.",
+            "",
+            "| flag | variable | default | unit | load | what |",
+            "| --- | --- | --- | --- | --- | --- |",
+            *_settings(),
+            "",
+            "## Errors",
+            "",
+            "Over HTTP in OpenAI's shape; in Python the classes of `carpool.errors`.",
+            "",
+            "| status | code | class | meaning | same request later? |",
+            "| --- | --- | --- | --- | --- |",
+            *_errors(),
+            "",
+            "## Classes whose calls fuse",
+            "",
+            "Arguments not named here are compared as plain Python values. Any other class runs "
+            "alone.",
+            "",
+            "| class | method | arguments |",
+            "| --- | --- | --- |",
+            *_specs(),
+            "",
+        ]
+    )
+
+
+def _settings() -> Iterator[str]:
+    engine = {field.name for field in dataclasses.fields(EngineSettings)}
+    for field in dataclasses.fields(ServeSettings):
+        default = "" if field.default in (None, ()) else f"`{field.default}`"
+        rule, loads = field.metadata, "yes" if field.name in engine else ""
+        yield (
+            f"| `--{field.name.replace('_', '-')}` | `{ENV_PREFIX}{field.name.upper()}` "
+            f"| {default} | {rule['unit']} | {loads} | {rule['help']} |"
+        )
+
+
+def _errors() -> Iterator[str]:
+    for cls in vars(errors).values():
+        if isinstance(cls, type) and issubclass(cls, errors.CarpoolError):
+            meaning = (cls.__doc__ or "").splitlines()[0]
+            again = "may work" if cls.should_retry else ""
+            yield f"| {cls.status} | `{cls.code}` | `{cls.__name__}` | {meaning} | {again} |"
+
+
+def _specs() -> Iterator[str]:
+    for (name, method), spec in SPECS.items():
+        rules = ", ".join(f"`{argument}` {_rule(rule)}" for argument, rule in spec.rules.items())
+        yield f"| {name} | {method} | {rules} |"
+
+
+def _rule(rule: Rule) -> str:
+    if isinstance(rule, Kind):
+        return rule.value
+    if isinstance(rule, Pad):
+        return f"pad (with `{rule.mask}`)"
+    return "(" + ", ".join(f"`{name}` {_rule(entry)}" for name, entry in rule.items()) + ")"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

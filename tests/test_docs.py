@@ -1,0 +1,62 @@
+"""The pages say what is true: README's code runs, and reference.md is what the code makes."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from make_reference import PAGE, page
+
+from carpool.cli import cli
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+SERVER = "http://127.0.0.1:8000"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands(program: str) -> list[str]:
+    lines = "\n".join(blocks("bash")).splitlines()
+    return [line.split("#")[0].strip() for line in lines if line.startswith(f"{program} ")]
+
+
+@pytest.mark.parametrize("block", [b for b in blocks("python") if SERVER not in b])
+def test_the_python_of_the_readme_runs(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+    assert list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize("line", commands("make"))
+def test_the_make_targets_of_the_readme_exist(line: str) -> None:
+    target = line.split()[1]
+
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", commands("carpool"))
+def test_the_command_lines_of_the_readme_are_understood(line: str) -> None:
+    _, name, *arguments = shlex.split(line)
+
+    cli.commands[name].make_context(name, arguments)  # raises a usage error otherwise
+
+
+def test_reference_is_what_the_code_makes() -> None:
+    assert PAGE.read_text() == page(), "run `make docs`"
+
+
+def test_every_file_has_its_line_in_the_architecture() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    files = [f for f in (ROOT / "src/carpool").rglob("*.py") if f.parent.name != "shapes"]
+
+    missing = [f.name for f in files if f.name != "__init__.py" and f"`{f.name}`" not in page
+               and f"**{f.name}**" not in page]  # fmt: skip
+
+    assert not missing

@@ -1,0 +1,99 @@
+"""The embedded model through the engine: everybody gets their own picture, and it is right."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+
+import carpool
+from carpool.shapes import MODEL_DIR
+from carpool.shapes.draw import PALETTE, SHAPES, Item, Scene, caption
+from carpool.shapes.judge import shows
+
+SIZE = {"width": 64, "height": 64, "max_sequence_length": 16}
+
+
+def requests() -> list[carpool.Request]:
+    """48 with prompts all different, and mixed steps, guidance, seeds; some with true CFG."""
+    made = []
+    for i, (colour, shape) in enumerate(itertools.product(PALETTE, SHAPES)):
+        grounds = [ground for ground in PALETTE if ground != colour]
+        scene = Scene(grounds[i % len(grounds)], (Item(colour, shape),))
+        extra: dict[str, Any] = (
+            {"negative_prompt": "", "true_cfg_scale": 1.5} if i % 12 == 5 else {}
+        )
+        made.append(
+            carpool.Request(
+                caption(scene),
+                seed=1000 + i,
+                num_inference_steps=10 + 2 * (i % 10),
+                guidance_scale=3.0 + i % 3 * 0.5,
+                **extra,
+            )
+        )
+    return made
+
+
+@pytest.mark.timeout(300)
+def test_48_requests_at_once_each_get_their_own_right_picture_as_if_alone() -> None:
+    pipe = DiffusionPipeline.from_pretrained(MODEL_DIR)
+    pipe.set_progress_bar_config(disable=True)
+    asked = requests()
+    alone = [
+        pipe(r.prompt, **SIZE, **r.parameters, output_type="pt",
+             generator=torch.Generator().manual_seed(r.seed or 0)).images
+        for r in asked
+    ]  # fmt: skip
+
+    with carpool.load("shapes", max_running=48) as engine:
+        together = engine.generate(asked, output_type="pt")
+        forwards = engine.statistics()["forwards"]
+
+    assert len({r.prompt for r in asked}) == 48
+    for request, solo, output in zip(asked, alone, together, strict=True):
+        assert (output.images - solo).abs().max() <= 2e-5, request.prompt
+    pictures = [to_picture(output.images) for output in together]
+    right = [shows(p, str(r.prompt)) for p, r in zip(pictures, asked, strict=True)]
+    assert sum(right) >= 46, [r.prompt for r, ok in zip(asked, right, strict=True) if not ok]
+    # nobody's picture passes for somebody else's
+    assert not any(shows(pictures[i], str(asked[i - 1].prompt)) for i in range(48))
+    denoise = [f for f in forwards if f["component"] == "transformer"]
+    mean = sum(f["requests"] * f["count"] for f in denoise) / sum(f["count"] for f in denoise)
+    assert mean > 6
+
+
+def to_picture(tensor: torch.Tensor) -> Image.Image:
+    array = (tensor[0].permute(1, 2, 0).clamp(0, 1) * 255).round().byte().numpy()
+    return Image.fromarray(array)
+
+
+def test_the_model_is_small_and_says_nothing_of_where_it_was_made() -> None:
+    files = [file for file in MODEL_DIR.rglob("*") if file.is_file()]
+
+    assert sum(file.stat().st_size for file in files) <= 15 * 1024 * 1024
+    texts = [f.read_text() for f in files if f.suffix in (".json", ".txt")]
+    assert not any("/home/" in text or "/work/" in text or "/root/" in text for text in texts)
+
+
+def test_the_prompt_decides_the_picture_and_the_seed_its_place() -> None:
+    with carpool.load("shapes") as engine:
+        red, again, blue, other = engine.generate(
+            [
+                carpool.Request("a red circle on a white background", seed=1),
+                carpool.Request("a red circle on a white background", seed=1),
+                carpool.Request("a blue circle on a white background", seed=1),
+                carpool.Request("a red circle on a white background", seed=2),
+            ],
+            num_inference_steps=12,
+            output_type="pt",
+        )
+
+    def gap(a: carpool.Output, b: carpool.Output) -> float:
+        return float((a.images - b.images).abs().max())
+
+    assert gap(red, again) < 2e-5
+    assert gap(red, blue) > 0.2
+    assert gap(red, other) > 0.2
