@@ -1,5 +1,6 @@
 """A request aboard: its fiber, the call it is parked on, its progress and its times."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
@@ -8,6 +9,8 @@ from typing import Any, Protocol
 from carpool.engine.execute import Ready
 from carpool.engine.fiber import Fiber
 from carpool.types import Event, Job, Phase, Timings
+
+log = logging.getLogger("carpool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,10 @@ class Rider:
         total_s = now_s - self.submitted_s
         if self.fiber is None:
             return Timings(queue_s=total_s, total_s=total_s)
-        self.fiber.close()
+        try:
+            self.fiber.close()
+        except RuntimeError:  # its own fault and loss, but nobody else's
+            log.exception("request %s could not be unwound", self.job.request_id)
         self._turn_to(self.phase, now_s)
         self.ready = self.view = self.fiber = None
         spent = {f"{phase}_s": seconds for phase, seconds in self._spent.items()}
