@@ -41,7 +41,7 @@ class Output:
     """
 
     request_id: str
-    seed: int
+    seed: int | None  # None: rejected before one was drawn
     images: Any = None
     frames: Any = None
     timings: Timings = field(default_factory=Timings)
@@ -181,7 +181,7 @@ class Engine:
         if not requests:
             raise InvalidValue("the list of prompts is empty: give at least one", param="prompt")
         check_n(n, MAX_N)
-        jobs: list[Job | CarpoolError] = []
+        jobs: list[Job | Output] = []
         for one in requests:
             request = _merged(one, parameters)
             try:
@@ -189,15 +189,15 @@ class Engine:
             except CarpoolError as error:
                 if not return_errors:
                     raise
-                jobs += [error] * n
+                jobs += [Output(request.request_id, request.seed, error=error)] * n
         return self._run_all(jobs, return_errors, progress)
 
     def _run_all(
-        self, jobs: Sequence[Job | CarpoolError], return_errors: bool, progress: bool | None
+        self, jobs: Sequence[Job | Output], return_errors: bool, progress: bool | None
     ) -> list[Output]:
         steps = sum(self.card.steps(job.arguments) for job in jobs if isinstance(job, Job))
         hidden = not (len(jobs) > 1 and sys.stderr.isatty()) if progress is None else not progress
-        handles: list[Handle | CarpoolError] = []
+        handles: list[Handle | Output] = []
         with tqdm(total=steps, unit="step", disable=hidden) as bar:
             try:
                 for job in jobs:
@@ -214,9 +214,7 @@ class Engine:
                     raise output.error
         return outputs
 
-    def _queue(
-        self, job: Job, before: Sequence["Handle | CarpoolError"], bar: "tqdm[Any]"
-    ) -> Handle:
+    def _queue(self, job: Job, before: Sequence[Handle | Output], bar: "tqdm[Any]") -> Handle:
         """Start a job of a list, waiting for a place: a long list is no overload."""
         while True:
             try:
@@ -271,6 +269,8 @@ def _merged(request: Any, parameters: Mapping[str, Any]) -> Request:
     if not isinstance(request, (Request, str)):
         kind = type(request).__name__
         raise InvalidValue(f"a request is a prompt or a carpool.Request, not a {kind}")
+    if "prompt" in parameters:
+        raise InvalidValue("the prompt is given twice: once is enough", param="prompt")
     if isinstance(request, str):
         return Request(request, **parameters)
     common = {"seed": None, "timeout_s": None, **parameters}
@@ -295,9 +295,9 @@ def _repeated(request: Request, n: int) -> Iterator[Request]:
         )
 
 
-def _settled(handle: Handle | CarpoolError) -> Output:
-    if isinstance(handle, CarpoolError):
-        return Output(request_id="", seed=0, error=handle)
+def _settled(handle: Handle | Output) -> Output:
+    if isinstance(handle, Output):
+        return handle  # rejected before it started
     try:
         return handle.result()
     except CarpoolError as error:

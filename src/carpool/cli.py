@@ -149,8 +149,10 @@ def generate(
         if len(outputs) > 1:
             path = output.with_stem(f"{output.stem}-{i + 1}")
         prompt = everything[i // n]
+        image = one.images[0]
         made_with = {"model": model, "prompt": prompt, "seed": one.seed, **parameters}
-        path.write_bytes(encode_image(one.images[0], _FORMATS[path.suffix.lower()], 95, made_with))
+        made_with |= {"width": image.width, "height": image.height}
+        path.write_bytes(encode_image(image, _FORMATS[path.suffix.lower()], 95, made_with))
         if as_json:
             line = {"path": str(path), **made_with, "timings": dataclasses.asdict(one.timings)}
             click.echo(json.dumps(line))

@@ -20,10 +20,19 @@ Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-def _setting(default: Any, help_: str, *, unit: str = "", least: float | None = None) -> Any:
-    return dataclasses.field(
-        default=default, metadata={"help": help_, "unit": unit, "least": least}
-    )
+def _setting(
+    default: Any,
+    help_: str,
+    *,
+    unit: str = "",
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    rule = {"help": help_, "unit": unit, "least": least, "most": most}
+    return dataclasses.field(default=default, metadata=rule)
+
+
+_KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "text"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +68,7 @@ class ServeSettings(EngineSettings):
     """What `carpool serve` needs to know on top."""
 
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 exposes the server")
-    port: int = _setting(8000, "port to listen on; 0 takes a free one", least=0)
+    port: int = _setting(8000, "port to listen on; 0 takes a free one", least=0, most=65535)
     api_key: tuple[str, ...] = _setting((), "bearer token that clients must send; repeatable")
     served_model_name: str | None = _setting(None, "model id in answers; default: the model's own")
     max_n: int = _setting(10, "most images of one HTTP request", least=1)
@@ -116,7 +125,7 @@ def _parse(variable: str, text: str, hint: Any) -> Any:
     try:
         return tuple(text.split(",")) if get_origin(hint) is tuple else kind(text)
     except ValueError:
-        raise SettingRejected(f"{variable}={text!r} is not a {kind.__name__}") from None
+        raise SettingRejected(f"{variable}={text!r}: must be {_KINDS[kind]}") from None
 
 
 def _check(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> None:
@@ -126,10 +135,14 @@ def _check(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> None:
         choices = ", ".join(get_args(hint))
         raise SettingRejected(f"{name}={value!r}: must be one of {choices}")
     if get_origin(hint) is tuple:
+        if not isinstance(value, tuple) or not all(isinstance(one, str) and one for one in value):
+            raise SettingRejected(f"{name}: must be a tuple of strings, none of them empty")
         return
     kind = base_type(hint)
     fits = isinstance(value, (int, float) if kind is float else kind)
     if not fits or isinstance(value, bool):
-        raise SettingRejected(f"{name}={value!r}: must be a {kind.__name__}")
+        raise SettingRejected(f"{name}={value!r}: must be {_KINDS[kind]}")
     if rule["least"] is not None and not value >= rule["least"]:
         raise SettingRejected(f"{name}={value!r}: must be at least {rule['least']}")
+    if rule["most"] is not None and not value <= rule["most"]:
+        raise SettingRejected(f"{name}={value!r}: must be at most {rule['most']}")

@@ -66,11 +66,12 @@ def read_settings(png: bytes) -> dict[str, Any]:
 
 
 def _a1111(settings: Mapping[str, Any]) -> str:
+    has_size = {"width", "height"} <= settings.keys()
     named = {
         "Steps": settings.get("num_inference_steps"),
         "CFG scale": settings.get("true_cfg_scale") or settings.get("guidance_scale"),
         "Seed": settings.get("seed"),
-        "Size": f"{settings['width']}x{settings['height']}" if "width" in settings else None,
+        "Size": "{width}x{height}".format_map(settings) if has_size else None,
         "Model": settings.get("model"),
     }
     lines = [str(settings.get("prompt", ""))]

@@ -27,6 +27,7 @@ INSTEAD = {
     "generator": "pass seed, every request gets a generator of its own",
     "num_images_per_prompt": "pass n",
     "num_videos_per_prompt": "pass n",
+    "n": "one request has one output; generate(..., n=...) makes several",
     "return_dict": "outputs are always objects",
 }
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
@@ -172,6 +173,11 @@ def _check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
             f"{card.max_steps}",
             param="num_inference_steps",
         )
+    for name in ("sigmas", "timesteps"):  # one entry a step
+        given = arguments.get(name)
+        if isinstance(given, (list, tuple)) and not 1 <= len(given) <= card.max_steps:
+            rule = f"must have from 1 to {card.max_steps} entries"
+            raise InvalidValue(f"{name} has {len(given)} entries: {rule}", param=name)
     strength = arguments.get("strength")
     if strength is not None and not 0 <= strength <= 1:
         raise InvalidValue(f"strength={_show(strength)}: must be from 0 to 1", param="strength")
@@ -184,37 +190,29 @@ def _check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
 
 def _check_size(card: Card, arguments: Mapping[str, Any]) -> None:
     default = card.default_size_px or (None, None)
-    width, height = (
-        arguments.get(name) or other
+    sides: list[int] = [
+        side
         for name, other in zip(("width", "height"), default, strict=True)
-    )
-    for name in ("width", "height"):
-        if arguments.get(name) == 0:
-            raise _wrong_size(card, 0, height if name == "width" else width)
-    if width is None or height is None:
-        return
+        if (side := other if arguments.get(name) is None else arguments[name]) is not None
+    ]
     multiple = card.size_multiple_px
-    if width < 1 or height < 1 or width % multiple or height % multiple:
-        raise _wrong_size(card, width, height)
-    if width * height > card.max_pixels:
+    if any(side < 1 or side % multiple for side in sides):
+        legal = [max(multiple, round(side / multiple) * multiple) for side in sides]
         raise SizeRejected(
-            f"size {width}x{height} is not supported: it has {width * height} pixels, the most "
+            f"size {_by(sides)} is not supported: both sides must be multiples of {multiple}, "
+            f"above 0; the nearest size is {_by(legal)}",
+            param="size",
+        )
+    if len(sides) == 2 and math.prod(sides) > card.max_pixels:
+        raise SizeRejected(
+            f"size {_by(sides)} is not supported: it has {math.prod(sides)} pixels, the most "
             f"is {card.max_pixels}",
             param="size",
         )
 
 
-def _wrong_size(card: Card, width: int, height: int | None) -> SizeRejected:
-    multiple = card.size_multiple_px
-
-    def legal(side: int | None) -> int:
-        return max(multiple, round((side or 0) / multiple) * multiple)
-
-    return SizeRejected(
-        f"size {width}x{height} is not supported: both sides must be multiples of {multiple}, "
-        f"above 0; the nearest size is {legal(width)}x{legal(height)}",
-        param="size",
-    )
+def _by(sides: Sequence[int]) -> str:
+    return "x".join(map(str, sides))
 
 
 def _is_int(value: Any) -> bool:
@@ -241,5 +239,8 @@ def _is_unicode(text: str) -> bool:
 
 def _show(value: Any) -> str:
     """The value as it was written, cut to a length that a log can bear."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no integer of thousands of digits
+        text = f"a {type(value).__name__} too long to show"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -111,6 +111,7 @@ class Supervisor:
     async def stop(self) -> None:
         """End the worker; returns when the process is gone."""
         self._is_draining = True
+        self._give_up(Draining("the server was told to end at once", retry_after_s=5))
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError, LoadFailed):

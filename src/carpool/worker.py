@@ -6,6 +6,7 @@ waits for the front. The process ends when the front closes the socket, however 
 none is left behind.
 """
 
+import contextlib
 import os
 import queue
 import select
@@ -49,8 +50,9 @@ class Worker:
         meter = pipeline.Meter(loaded)
 
         def run() -> None:
-            engine.run()  # returns only if its loop failed: a successor is better than this process
-            self._connection.shutdown(socket.SHUT_RDWR)
+            engine.run()  # ends early only if its loop failed: a successor is better then
+            with contextlib.suppress(OSError):  # or the front has hung up already
+                self._connection.shutdown(socket.SHUT_RDWR)
 
         threading.Thread(target=run, name="carpool-engine", daemon=True).start()
         self.say(frames.Ready(loaded.card, pipeline.versions(), time.monotonic() - began_s))
@@ -66,6 +68,7 @@ class Worker:
                     engine.cancel(request_id)
                 case frames.AskStatistics():
                     self.say(frames.Statistics(engine.statistics()))
+        engine.close()
 
     def say(self, frame: frames.ToFront) -> None:
         """Send a frame soon, in order; never blocks."""

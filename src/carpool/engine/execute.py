@@ -35,14 +35,23 @@ class Widths:
     """The widest forward that fits the memory, for keys that ran out of it."""
 
     def __init__(self) -> None:
-        self._rows: dict[Hashable, int] = {}
+        self._too_wide: dict[Hashable, int] = {}  # rows that did not fit
+        self._fitted: dict[Hashable, int] = {}  # rows that did, of keys that ran out once
 
     def cap(self, key: Hashable, default: int) -> int:
-        return min(default, self._rows.get(key, default))
+        """Rows that a forward of this key may have: what fitted, or half of what did not."""
+        if key not in self._too_wide:
+            return default
+        return min(default, self._fitted.get(key, max(1, self._too_wide[key] // 2)))
 
     def too_wide(self, key: Hashable, rows: int) -> None:
-        """A forward of so many rows did not fit; the next one may have half of them."""
-        self._rows[key] = min(self._rows.get(key, rows), max(1, rows // 2))
+        self._too_wide[key] = min(rows, self._too_wide.get(key, rows))
+        if self._fitted.get(key, 0) >= rows:
+            del self._fitted[key]  # there is less memory than there was
+
+    def fitted(self, key: Hashable, rows: int) -> None:
+        if rows < self._too_wide.get(key, 0):
+            self._fitted[key] = max(rows, self._fitted.get(key, 0))
 
 
 Run = Callable[[Sequence[Call], Sequence[int]], list[Any]]
@@ -65,8 +74,11 @@ def execute(
         free: gives cached device memory back before another try.
         is_second_try: a single call, that ran out of memory before what was cached was freed.
     """
+    rows = [one.rows for one in ready]
     try:
-        return run([one.call for one in ready], [one.rows for one in ready])
+        answers = run([one.call for one in ready], rows)
+        widths.fitted(ready[0].key, sum(rows))
+        return answers
     except torch.OutOfMemoryError as error:
         failure, is_memory = str(error), True
     except Exception as error:
@@ -80,7 +92,7 @@ def execute(
             if is_second_try:
                 return [Failure(_does_not_fit(ready[0], failure))]
             return execute(ready, run, widths, free, is_second_try=True)
-        widths.too_wide(ready[0].key, sum(one.rows for one in ready))
+        widths.too_wide(ready[0].key, sum(rows))
     half = len(ready) // 2
     return [
         *execute(ready[:half], run, widths, free),

@@ -19,6 +19,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from carpool.engine.intercept import Call
 from carpool.engine.specs import LIST, SCALAR, SHARE, UNUSED, Pad, Rule, Spec
 
+MAX_STACKS = 32  # kept at once: about ten companies of three constants each
+
 
 class Unfusable(Exception):
     """The call holds something that its spec does not cover: it has to run alone."""
@@ -152,11 +154,14 @@ class Fuser:
             return torch.cat(list(values))  # such tensors do not count their versions
         ids = tuple(id(value) for value in values)
         versions = tuple(value._version for value in values)
-        known = self._stacks.get(ids)
+        known = self._stacks.pop(ids, None)
         if known is None or known.versions != versions:
             forget = _Forget(self._stacks, ids)
             self._stacks[ids] = _Stack(versions, [weakref.ref(v, forget) for v in values])
             return torch.cat(list(values))
+        if len(self._stacks) >= MAX_STACKS:
+            del self._stacks[next(iter(self._stacks))]  # the one not used for longest
+        self._stacks[ids] = known
         if known.joined is None or known.joined._version != known.joined_version:
             known.joined = torch.cat(list(values))
             known.joined_version = known.joined._version

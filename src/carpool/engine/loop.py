@@ -24,7 +24,7 @@ from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
 from carpool.engine.line import Line
 from carpool.engine.rider import Listener, Outcome, Rider
-from carpool.errors import Cancelled, CarpoolError, InvalidValue, PipelineFailed
+from carpool.errors import Cancelled, CarpoolError, InvalidValue, OutOfMemory, PipelineFailed
 from carpool.schedule.policy import POLICIES, Policy
 from carpool.types import Clock, Event, Forward, Job, Parked
 
@@ -117,6 +117,7 @@ class Engine:
 
     def leave(self) -> None:
         """End what still runs and give the modules back as they were."""
+        self._line.close()  # if it was a crash, nobody may join a line that never moves again
         self._end_all(Cancelled("the engine was closed"))
         self._interception.remove()
         self._finisher.shutdown()
@@ -149,14 +150,20 @@ class Engine:
     def _forward(self, ready: Sequence[Ready]) -> list[Any]:
         """Run calls of one key; gives answers or `Failure`s."""
         began_s = self._clock()
-        answers = execute(ready, self._fuser.run, self._widths, self.loaded.device.free)
+        answers = execute(ready, self._run, self._widths, self.loaded.device.free)
+        self._times["forward_s"] += self._clock() - began_s
+        return answers
+
+    def _run(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
+        began_s = self._clock()
+        answers = self._fuser.run(calls, rows)
         self.loaded.device.launched()
-        duration_s = self._clock() - began_s
-        target, rows = ready[0].call.target, sum(one.rows for one in ready)
-        self._times["forward_s"] += duration_s
-        self._tally[target.component, target.method, len(ready), rows] += 1
+        target, duration_s = calls[0].target, self._clock() - began_s
+        self._tally[target.component, target.method, len(calls), sum(rows)] += 1
         self._on_forward(
-            Forward(target.component, target.method, target.phase, rows, len(ready), duration_s)
+            Forward(
+                target.component, target.method, target.phase, sum(rows), len(calls), duration_s
+            )
         )
         return answers
 
@@ -179,6 +186,8 @@ class Engine:
     def _settle(self, rider: Rider, state: Any) -> None:
         """Note what a fiber came back with: its next call, or its end."""
         if isinstance(state, Returned):
+            if rider.arrive():
+                self._tell_step(rider, self._clock())
             self._end(rider, state.value, None)
         elif isinstance(state, Raised):
             self._end(rider, None, _explained(state.error, rider))
@@ -186,9 +195,12 @@ class Engine:
             now_s = self._clock()
             self._calls += 1
             if rider.park(self._described(state), self._calls, now_s):
-                self._steps += 1
-                step, steps = rider.step, rider.steps
-                rider.listener.event(Event("step", rider.job.request_id, now_s, step, steps))
+                self._tell_step(rider, now_s)
+
+    def _tell_step(self, rider: Rider, now_s: float) -> None:
+        self._steps += 1
+        event = Event("step", rider.job.request_id, now_s, rider.step, rider.steps)
+        rider.listener.event(event)
 
     def _described(self, call: Call) -> Ready:
         target = call.target
@@ -248,8 +260,10 @@ def _explained(error: BaseException, rider: Rider) -> Exception:
     _empty_frames(error)
     if isinstance(error, CarpoolError):
         return error
-    if rider.order == 0 and isinstance(error, (ValueError, TypeError)):  # it never parked
-        told: CarpoolError = InvalidValue(f"the pipeline refuses the request: {error}")
+    if isinstance(error, torch.OutOfMemoryError):
+        told: CarpoolError = OutOfMemory(f"the pipeline's own code ran out of memory: {error}")
+    elif rider.order == 0 and isinstance(error, (ValueError, TypeError)):  # it never parked
+        told = InvalidValue(f"the pipeline refuses the request: {error}")
     else:
         told = PipelineFailed(f"the pipeline failed: {type(error).__name__}: {error}")
     told.__cause__ = error

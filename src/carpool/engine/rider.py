@@ -75,6 +75,11 @@ class Rider:
         self.step = max(done, self.step)
         return ticked
 
+    def arrive(self) -> bool:
+        """The pipeline has returned. Says whether a last step was completed by it."""
+        ticked, self.step = self.step < self.steps, self.steps
+        return ticked
+
     def _steps_done(self, phase: Phase) -> int:
         """Steps behind us, by the request's own scheduler; by calls where it does not count."""
         if phase != "denoise":

@@ -1,0 +1,216 @@
+"""Captions, scenes and pictures of coloured shapes.
+
+A *scene* is a background colour and one or two items, left to right. `caption` and
+`parse` turn scenes into words and back; `draw` makes a picture of one. Every shape
+fills its bounding box, so `paint` is also the judge's idea of a perfect shape.
+
+Only Pillow is needed here. Nothing knows about tensors or training.
+"""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import product
+
+from PIL import Image, ImageDraw
+
+SIZE_PX = 64
+PALETTE: dict[str, tuple[int, int, int]] = {
+    "red": (220, 35, 40),
+    "green": (35, 165, 70),
+    "blue": (40, 80, 225),
+    "yellow": (250, 225, 45),
+    "purple": (160, 50, 195),
+    "orange": (250, 130, 20),
+    "black": (15, 15, 15),
+    "white": (245, 245, 245),
+}
+SHAPES = ("circle", "square", "triangle", "star", "ring", "cross")
+
+_OVERSAMPLING = 4
+_RING_WALL = 0.40  # of the radius
+_ARM = 0.34  # half width of the cross's arms, of the radius
+_STAR_WAIST = 0.42  # inner radius, of the outer one
+_HELD_OUT_PERCENT = {1: 33, 2: 10}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One coloured shape."""
+
+    colour: str
+    shape: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a picture shows."""
+
+    background: str | None  # None: any colour that no item has
+    items: tuple[Item, ...]  # one or two, left to right
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How a caption says it; the default is the canonical form."""
+
+    articles: bool = True
+    background_word: bool = True
+    background_clause: bool = True
+    right_of: bool = False  # name the right item first
+    a_orange: bool = False  # "a orange" for "an orange"
+
+
+def caption(scene: Scene, wording: Wording = Wording()) -> str:
+    """Say in words what a scene shows."""
+
+    def noun(colour: str, thing: str) -> str:
+        article = "an " if colour == "orange" and not wording.a_orange else "a "
+        return f"{article if wording.articles else ''}{colour} {thing}".rstrip()
+
+    items = [noun(item.colour, item.shape) for item in scene.items]
+    words = " right of ".join(items[::-1]) if wording.right_of else " left of ".join(items)
+    if scene.background is None or not wording.background_clause:
+        return words
+    thing = "background" if wording.background_word else ""
+    return f"{words} on {noun(scene.background, thing)}"
+
+
+def parse(text: str) -> Scene:
+    """Read a caption, in any wording.
+
+    Raises:
+        ValueError: the text is not a caption of one or two known shapes.
+    """
+    words = [word for word in text.lower().split() if word not in ("a", "an", "background")]
+    subject, _, background = " ".join(words).partition(" on ")
+    swapped = " right of " in subject
+    nouns = [noun.split() for noun in subject.split(" right of " if swapped else " left of ")]
+    if (
+        any(len(n) != 2 or n[0] not in PALETTE or n[1] not in SHAPES for n in nouns)
+        or len(nouns) > 2
+        or (background and background not in PALETTE)
+    ):
+        raise ValueError(
+            f"{text!r} is no caption of shapes: say 'a red circle on a blue background' or"
+            " 'a yellow star left of a green square on a black background'"
+        )
+    items = tuple(Item(colour, shape) for colour, shape in (nouns[::-1] if swapped else nouns))
+    return Scene(background or None, items)
+
+
+def scenes(count: int) -> Iterator[Scene]:
+    """List every scene of `count` items, in a fixed order."""
+    for background in PALETTE:
+        colours = [colour for colour in PALETTE if colour != background]
+        kinds = [Item(colour, shape) for colour, shape in product(colours, SHAPES)]
+        for items in product(kinds, repeat=count):
+            yield Scene(background, items)
+
+
+def is_held_out(scene: Scene) -> bool:
+    """Say whether this combination is kept from training; the same answer everywhere."""
+    digest = int.from_bytes(sha256(caption(scene).encode()).digest()[:4], "big")
+    return digest % 100 < _HELD_OUT_PERCENT[len(scene.items)]
+
+
+def prompts(count_per_kind: int, held_out: bool = True, seed: int = 0) -> list[str]:
+    """Choose canonical captions: first those of one shape, then as many of two.
+
+    Args:
+        count_per_kind: captions of one shape, and again of two; if there are fewer
+            combinations of one shape than that, some are chosen twice.
+        held_out: choose among the held-out combinations, or among those trained on.
+    """
+    rng = random.Random(seed)
+    chosen: list[str] = []
+    for count in (1, 2):
+        pool = [caption(s) for s in scenes(count) if is_held_out(s) is held_out]
+        rng.shuffle(pool)
+        chosen += (pool * (1 + count_per_kind // len(pool)))[:count_per_kind]
+    return chosen
+
+
+def paint(
+    canvas: ImageDraw.ImageDraw, shape: str, box: tuple[float, float, float, float], fill: object
+) -> None:
+    """Draw one shape so that it fills a box (left, top, right, bottom)."""
+    left, top, right, bottom = box
+    cx, cy, rx, ry = (left + right) / 2, (top + bottom) / 2, (right - left) / 2, (bottom - top) / 2
+    if shape == "circle":
+        canvas.ellipse(box, fill=fill)  # type: ignore[arg-type]
+    elif shape == "square":
+        canvas.rectangle(box, fill=fill)  # type: ignore[arg-type]
+    elif shape == "triangle":
+        canvas.polygon([(cx, top), (left, bottom), (right, bottom)], fill=fill)  # type: ignore[arg-type]
+    elif shape == "ring":
+        width = max(1, round(_RING_WALL * (rx + ry) / 2))
+        canvas.ellipse(box, outline=fill, width=width)  # type: ignore[arg-type]
+    elif shape == "cross":
+        canvas.rectangle((left, cy - _ARM * ry, right, cy + _ARM * ry), fill=fill)  # type: ignore[arg-type]
+        canvas.rectangle((cx - _ARM * rx, top, cx + _ARM * rx, bottom), fill=fill)  # type: ignore[arg-type]
+    else:
+        assert shape == "star", shape
+        corners = []
+        for i in range(10):
+            radius, angle = (_STAR_WAIST if i % 2 else 1.0), i * math.pi / 5
+            x = radius * math.sin(angle) / math.sin(0.4 * math.pi)  # -1 to 1
+            y = 1 - radius * math.cos(angle)  # 0 to 1 + cos(36 degrees)
+            corners.append((cx + rx * x, top + 2 * ry * y / (1 + math.cos(math.pi / 5))))
+        canvas.polygon(corners, fill=fill)  # type: ignore[arg-type]
+
+
+def draw(scene: Scene, rng: random.Random, spread: float = 1.0) -> Image.Image:
+    """Draw a scene, with sizes and places by chance.
+
+    Args:
+        spread: how much sizes and places vary, of what fits the picture.
+
+    Returns:
+        An anti-aliased RGB picture, `SIZE_PX` square.
+    """
+
+    def about(middle: float, reach: float) -> float:
+        return middle + spread * rng.uniform(-reach, reach)
+
+    used = {item.colour for item in scene.items}
+    background = scene.background or rng.choice([c for c in PALETTE if c not in used])
+    size = SIZE_PX * _OVERSAMPLING
+    picture = Image.new("RGB", (size, size), PALETTE[background])
+    canvas = ImageDraw.Draw(picture)
+    alone = len(scene.items) == 1
+    for item, middle in zip(scene.items, (32.0,) if alone else (17.0, 47.0), strict=True):
+        r = about(17.5, 3.5) if alone else about(10.5, 1.5)
+        cx = about(middle, 8) if alone else about(middle, 3)
+        cy = about(32, 8) if alone else about(32, 10)
+        sides = (cx - r, cy - r, cx + r, cy + r)
+        left, top, right, bottom = (side * _OVERSAMPLING for side in sides)
+        paint(canvas, item.shape, (left, top, right, bottom), PALETTE[item.colour])
+    return picture.reduce(_OVERSAMPLING)
+
+
+def sample(rng: random.Random, alone: float = 0.4) -> tuple[Scene, str]:
+    """Choose a scene to train on, and a caption of it, mostly canonical.
+
+    The caption may leave the background out; the scene still names it.
+
+    Args:
+        alone: share of scenes with one shape.
+    """
+    while True:
+        background, *_ = colours = rng.sample(list(PALETTE), len(PALETTE))
+        count = 1 if rng.random() < alone else 2
+        items = tuple(Item(rng.choice(colours[1:]), rng.choice(SHAPES)) for _ in range(count))
+        scene = Scene(background, items)
+        if not is_held_out(scene):
+            break
+    wording = Wording(
+        articles=rng.random() > 0.08,
+        background_word=rng.random() > 0.08,
+        background_clause=rng.random() > 0.08,
+        right_of=count == 2 and rng.random() < 0.12,
+        a_orange=rng.random() < 0.2,
+    )
+    return scene, caption(scene, wording)

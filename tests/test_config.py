@@ -1,0 +1,146 @@
+"""Settings: each has one name, one default and one rule, whoever sets it."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from carpool.config import (
+    EngineSettings,
+    ServeSettings,
+    base_type,
+    engine_settings,
+)
+from carpool.errors import SettingRejected
+
+
+def test_the_defaults_keep_their_own_rules() -> None:
+    settings = ServeSettings()
+
+    assert settings.engine() == EngineSettings()
+    assert (settings.batching_mode, settings.max_batch_size, settings.port) == (
+        "continuous",
+        8,
+        8000,
+    )
+
+
+def test_every_setting_says_what_it_is() -> None:
+    for field in dataclasses.fields(ServeSettings):
+        assert field.metadata["help"], field.name
+        assert not field.metadata["help"].endswith("."), field.name
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"max_batch_size": 0}, "max_batch_size=0: must be at least 1"),
+        ({"max_batch_size": 2.0}, "max_batch_size=2.0: must be a whole number"),
+        ({"max_batch_size": "8"}, "max_batch_size='8': must be a whole number"),
+        ({"max_batch_size": True}, "max_batch_size=True: must be a whole number"),
+        ({"max_batch_size": None}, "max_batch_size=None: must be a whole number"),
+        ({"max_queue": -1}, "max_queue=-1: must be at least 0"),
+        ({"threads": 0}, "threads=0: must be at least 1"),
+        ({"batching_mode": "dynamic"}, "batching_mode='dynamic': must be one of continuous, off"),
+        ({"dtype": "float8"}, "dtype='float8': must be one of auto, float32, bfloat16, float16"),
+        ({"device": 0}, "device=0: must be text"),
+        ({"revision": 5}, "revision=5: must be text"),
+        ({"drain_timeout": -1}, "drain_timeout=-1: must be at least 0"),
+        ({"drain_timeout": math.nan}, "drain_timeout=nan: must be at least 0"),
+        ({"drain_timeout": "3"}, "drain_timeout='3': must be a number"),
+        ({"api_key": "secret"}, "api_key: must be a tuple of strings, none of them empty"),
+        ({"api_key": ("",)}, "api_key: must be a tuple of strings, none of them empty"),
+        ({"log_level": "loud"}, "log_level='loud': must be one of debug, info, warning, error"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_impossible_settings_are_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingRejected) as refused:
+        ServeSettings(**given)
+
+    assert str(refused.value) == says
+
+
+@pytest.mark.parametrize("threads", [None, 1, 16])
+def test_an_optional_setting_may_be_none(threads: int | None) -> None:
+    assert EngineSettings(threads=threads).threads == threads
+
+
+def test_a_whole_number_will_do_for_a_float() -> None:
+    assert ServeSettings(drain_timeout=5).drain_timeout == 5
+
+
+def test_the_environment_sets_what_it_names() -> None:
+    environ = {
+        "CARPOOL_MAX_QUEUE": "7",
+        "CARPOOL_DRAIN_TIMEOUT": "2.5",
+        "CARPOOL_THREADS": "2",
+        "CARPOOL_API_KEY": "one,two",
+        "CARPOOL_BATCHING_MODE": "off",
+        "CARPOOLING": "not ours",
+        "PATH": "/bin",
+    }
+
+    settings = ServeSettings.from_environment(environ)
+
+    assert (settings.max_queue, settings.drain_timeout, settings.threads) == (7, 2.5, 2)
+    assert settings.api_key == ("one", "two")
+    assert settings.batching_mode == "off"
+    assert settings.max_batch_size == ServeSettings().max_batch_size
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("CARPOOL_MAX_QUEU", "7", "unknown variable CARPOOL_MAX_QUEU; did you mean 'CARPOOL_MAX_Q"),
+        ("CARPOOL_", "7", "unknown variable CARPOOL_"),
+        ("CARPOOL_PORT", "http", "CARPOOL_PORT='http': must be a whole number"),
+        ("CARPOOL_PORT", "", "CARPOOL_PORT='': must be a whole number"),
+        ("CARPOOL_PORT", "8000.5", "CARPOOL_PORT='8000.5': must be a whole number"),
+        ("CARPOOL_PORT", "-1", "port=-1: must be at least 0"),
+        ("CARPOOL_API_KEY", "", "api_key: must be a tuple of strings, none of them empty"),
+        ("CARPOOL_DTYPE", "float8", "dtype='float8': must be one of auto, float32"),
+    ],
+)
+def test_a_wrong_environment_is_refused(variable: str, value: str, says: str) -> None:
+    with pytest.raises(SettingRejected) as refused:
+        ServeSettings.from_environment({variable: value})
+
+    assert str(refused.value).startswith(says)
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_default() -> None:
+    environ = {"CARPOOL_PORT": "9000", "CARPOOL_HOST": "0.0.0.0"}
+
+    settings = ServeSettings.from_environment(environ, port=7000, host=None, max_n=None)
+
+    assert (settings.port, settings.host, settings.max_n) == (7000, "0.0.0.0", 10)
+
+
+def test_a_flag_keeps_the_rules_too() -> None:
+    with pytest.raises(SettingRejected, match="max_n=0: must be at least 1"):
+        ServeSettings.from_environment({}, max_n=0)
+
+
+def test_an_engine_takes_its_own_settings_only() -> None:
+    assert engine_settings({"max_running": 3}).max_running == 3
+    with pytest.raises(SettingRejected, match="unknown setting 'max_runing'; did you mean 'max_ru"):
+        engine_settings({"max_runing": 3})
+    with pytest.raises(SettingRejected, match="unknown setting 'port'"):
+        engine_settings({"port": 3})
+
+
+@pytest.mark.parametrize(
+    ("hint", "plain"),
+    [
+        (int, int),
+        (int | None, int),
+        (str | None, str),
+        (float, float),
+        (tuple[str, ...], str),
+        (EngineSettings.__annotations__["batching_mode"], str),
+    ],
+)
+def test_every_annotation_has_a_plain_type(hint: Any, plain: type) -> None:
+    assert base_type(hint) is plain

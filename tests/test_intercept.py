@@ -1,0 +1,227 @@
+"""Heavy methods park inside fibers, do what they always did outside, and come back untouched."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from carpool.engine.fiber import Fiber, Returned
+from carpool.engine.intercept import Call, Interception, methods_of, phase_of
+from carpool.engine.specs import SPECS
+from carpool.types import Phase
+
+
+class Doubler(nn.Module):
+    def forward(self, x: Tensor, scale: float = 1.0, *, shift: float = 0.0) -> Tensor:
+        """Twice as much."""
+        return 2 * x * scale + shift
+
+
+class Autoencoder(nn.Module):
+    def encode(self, x: Tensor) -> Tensor:
+        return x / 2
+
+    def decode(self, z: Tensor) -> Tensor:
+        return z * 2
+
+    def forward(self, x: Tensor) -> Any:
+        return self.decode(self.encode(x))
+
+
+class Writer(nn.Module):
+    """Generates token by token, as a language model does."""
+
+    def can_generate(self) -> bool:
+        return True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+    def generate(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self(x)
+        return x
+
+
+class Mute(Writer):
+    def can_generate(self) -> bool:
+        return False
+
+
+ONE = torch.ones(1)
+
+
+@contextmanager
+def intercepting(**components: Any) -> Iterator[Interception]:
+    interception = Interception(components)
+    interception.install()
+    try:
+        yield interception
+    finally:
+        interception.remove()
+
+
+def test_inside_a_fiber_a_call_parks_with_its_arguments() -> None:
+    module = Doubler()
+
+    with intercepting(transformer=module):
+        fiber = Fiber(lambda: module(ONE, 3.0, shift=1.0))
+        call = fiber.start()
+
+        assert isinstance(call, Call)
+        assert (call.target.component, call.target.method) == ("transformer", "forward")
+        assert call.target.module is module
+        assert call.arguments() == {"x": ONE, "scale": 3.0, "shift": 1.0}
+        assert call.target.original(*call.args, **call.kwargs) == 7
+        assert fiber.resume("an answer") == Returned("an answer")
+
+
+def test_outside_of_fibers_methods_do_what_they_did() -> None:
+    module = Doubler()
+
+    with intercepting(transformer=module):
+        assert module(ONE, shift=1.0) == 3
+
+
+def test_what_a_forward_calls_inside_goes_through() -> None:
+    writer = Writer()
+
+    with intercepting(text_encoder=writer) as interception:
+        fiber = Fiber(lambda: writer.generate(ONE))
+        call = fiber.start()
+        answer = call.target.original(*call.args)
+
+        assert call.target.method == "generate"
+        assert [target.method for target in interception.targets] == ["forward", "generate"]
+        assert answer == 4
+        assert fiber.resume(answer) == Returned(answer)
+
+
+def test_an_autoencoder_is_met_at_its_two_ends() -> None:
+    vae = Autoencoder()
+
+    with intercepting(vae=vae):
+        fiber = Fiber(lambda: vae.decode(vae.encode(ONE)))
+        calls = [fiber.start().target.method, fiber.resume(ONE).target.method]
+        fiber.close()
+
+    assert calls == ["encode", "decode"]
+
+
+def test_other_modules_inside_a_component_are_left_alone() -> None:
+    inner = Doubler()
+
+    with intercepting(transformer=nn.Sequential(inner)):
+        assert Fiber(lambda: inner(ONE)).start() == Returned(2 * ONE)
+
+
+def test_a_module_under_two_names_is_met_once() -> None:
+    module = Doubler()
+
+    with intercepting(text_encoder=module, text_encoder_2=module) as interception:
+        assert [target.component for target in interception.targets] == ["text_encoder"]
+
+
+def test_what_is_no_module_is_no_component() -> None:
+    with intercepting(scheduler=object(), tokenizer=None, size=5) as interception:
+        assert not interception.targets
+
+
+def test_the_signature_stays_as_it_was() -> None:
+    module = Doubler()
+    before = inspect.signature(module.forward)
+
+    with intercepting(transformer=module):
+        assert inspect.signature(module.forward) == before
+        assert module.forward.__doc__ == "Twice as much."
+        assert module.forward.__name__ == "forward"
+
+
+@pytest.mark.parametrize("has_own_forward", [False, True])
+def test_removing_leaves_the_module_exactly_as_it_was(has_own_forward: bool) -> None:
+    module = Doubler()
+    if has_own_forward:  # as accelerate's hooks and quantizers leave it
+        module.__dict__["forward"] = lambda x: x
+    before = dict(module.__dict__)
+
+    with intercepting(transformer=module) as interception:
+        assert module.__dict__ != before
+
+    interception.remove()  # a second time is harmless
+    assert module.__dict__.keys() == before.keys()
+    assert all(module.__dict__[name] is before[name] for name in before)
+
+
+def test_an_own_forward_is_what_a_call_means() -> None:
+    module = Doubler()
+    module.__dict__["forward"] = lambda x: x - 5
+
+    with intercepting(transformer=module):
+        call = Fiber(lambda: module(ONE)).start()
+
+        assert call.target.original(*call.args) == -4
+        assert module(ONE) == -4
+
+
+def test_it_can_be_installed_again() -> None:
+    module = Doubler()
+    interception = Interception({"transformer": module})
+
+    for _ in range(2):
+        interception.install()
+        assert isinstance(Fiber(lambda: module(ONE)).start(), Call)
+        interception.remove()
+        assert Fiber(lambda: module(ONE)).start() == Returned(2 * ONE)
+
+
+def test_a_method_that_takes_anything_never_fuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Anything(nn.Module):
+        def forward(self, *args: Any) -> Any:
+            return args
+
+    spec = SPECS["CLIPTextModel", "forward"]
+    monkeypatch.setitem(SPECS, ("Anything", "forward"), spec)
+    monkeypatch.setitem(SPECS, ("Doubler", "forward"), spec)
+
+    targets = Interception({"one": Anything(), "two": Doubler()}).targets
+
+    assert [target.spec for target in targets] == [None, spec]
+
+
+@pytest.mark.parametrize(
+    ("module", "methods"),
+    [
+        (Doubler(), ["forward"]),
+        (Autoencoder(), ["encode", "decode"]),
+        (Writer(), ["forward", "generate"]),
+        (Mute(), ["forward"]),
+    ],
+)
+def test_heavy_methods_are_found(module: nn.Module, methods: list[str]) -> None:
+    assert methods_of(module) == methods
+
+
+@pytest.mark.parametrize(
+    ("component", "method", "phase"),
+    [
+        ("text_encoder", "forward", "encode"),
+        ("text_encoder_3", "forward", "encode"),
+        ("text_encoder", "generate", "encode"),
+        ("image_encoder", "forward", "encode"),
+        ("connectors", "forward", "encode"),
+        ("vae", "encode", "encode"),
+        ("transformer", "forward", "denoise"),
+        ("transformer_2", "forward", "denoise"),
+        ("unet", "forward", "denoise"),
+        ("controlnet", "forward", "denoise"),
+        ("vae", "decode", "decode"),
+        ("vocoder", "forward", "decode"),
+        ("safety_checker", "forward", "decode"),
+    ],
+)
+def test_a_method_belongs_to_a_phase(component: str, method: str, phase: Phase) -> None:
+    assert phase_of(component, method) == phase

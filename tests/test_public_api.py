@@ -1,0 +1,58 @@
+"""What `import carpool` gives: its names, what it costs, and an end that leaves nothing behind."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import carpool
+from carpool.errors import Cancelled, CarpoolError, SettingRejected
+from support import served
+from tiny import ARGUMENTS
+
+SD15 = ARGUMENTS["sd15"]
+
+
+def test_leaving_the_block_ends_the_thread_and_gives_the_modules_back() -> None:
+    pipe, threads = served("sd15"), threading.active_count()
+    with carpool.load(pipe, device="cpu") as engine:
+        handle = engine.submit("a cat", **SD15 | {"num_inference_steps": 900})
+        assert next(event for event in handle.events() if event.kind == "step")
+        assert threading.active_count() > threads
+        assert "forward" in pipe.unet.__dict__
+
+    assert threading.active_count() == threads
+    assert "forward" not in pipe.unet.__dict__
+    assert "decode" not in pipe.vae.__dict__
+    with pytest.raises(Cancelled, match="the engine was closed"):
+        handle.result(10)
+    engine.close()  # a second time is harmless
+
+
+def test_a_closed_engine_takes_nothing() -> None:
+    with carpool.load(served("sd15"), device="cpu") as engine:
+        pass
+
+    with pytest.raises(CarpoolError, match="the engine is closing and takes no new requests"):
+        engine.submit("a cat", **SD15)
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest() -> None:
+    with pytest.raises(SettingRejected, match="unknown setting 'max_batch'; did you mean 'max_b"):
+        carpool.load(served("sd15"), max_batch=3)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in carpool.__all__:
+        assert getattr(carpool, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        carpool.nothing  # noqa: B018
+
+
+def test_importing_carpool_brings_no_torch() -> None:
+    code = "import carpool, sys; print(sorted({'torch', 'diffusers', 'numpy'} & {*sys.modules}))"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,121 @@
+"""The worker's end of the socket: what one request breaks, others do not feel."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from carpool import frames
+from carpool.config import EngineSettings
+from carpool.engine import pipeline
+from carpool.engine.loop import Engine
+from carpool.types import Job
+from carpool.worker import Worker
+from serving import DRAW, MODEL, SIZE
+
+ARGUMENTS = {"prompt": "a red circle", "width": SIZE[0], "height": SIZE[1], **DRAW}
+
+
+class Front:
+    """The other end."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        connection.settimeout(30)
+
+    def say(self, frame: frames.ToWorker) -> None:
+        self._connection.sendall(frames.encode(frame))
+
+    def hear(self) -> frames.ToFront | None:
+        body = frames.read(self._connection.recv)
+        return None if body is None else frames.decode_to_front(body)
+
+    def hang_up(self) -> None:
+        self._connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def working(model: str = MODEL) -> Iterator[Front]:
+    """A worker on a thread of this process, told what to load."""
+    ours, theirs = socket.socketpair()
+    with closing(ours), closing(theirs):
+        thread = threading.Thread(target=Worker(theirs).serve)
+        thread.start()
+        front = Front(ours)
+        front.say(frames.Load(model, EngineSettings(device="cpu")))
+        yield front
+        front.hang_up()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def submit(front: Front, request_id: str) -> frames.ToFront | None:
+    front.say(frames.Submit(Job(request_id, 1, ARGUMENTS)))
+    return front.hear()
+
+
+def test_a_job_becomes_a_picture() -> None:
+    with working() as front:
+        assert isinstance(front.hear(), frames.Ready)
+
+        done = submit(front, "one")
+
+    assert isinstance(done, frames.Done)
+    [picture] = done.pictures
+    assert (done.request_id, done.seed) == ("one", 1)
+    assert (picture.width, picture.height) == SIZE
+    assert len(picture.rgb) == 3 * SIZE[0] * SIZE[1]
+
+
+def test_a_model_that_is_not_there_is_told() -> None:
+    with working("/nowhere") as front:
+        told = front.hear()
+
+    assert isinstance(told, frames.CannotLoad)
+    assert "no model at '/nowhere'" in told.message
+
+
+def test_a_request_that_cannot_be_measured_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = pipeline.Meter.usage
+
+    def fail(meter: pipeline.Meter, job: Job) -> tuple[int, int]:
+        if job.request_id == "bad":
+            raise TypeError("no text")
+        return usage(meter, job)
+
+    monkeypatch.setattr(pipeline.Meter, "usage", fail)
+    with working() as front:
+        front.hear()
+
+        bad, good = submit(front, "bad"), submit(front, "good")
+
+    assert isinstance(bad, frames.Failed)
+    assert (bad.request_id, bad.error) == ("bad", "PipelineFailed")
+    assert isinstance(good, frames.Done)
+
+
+def test_an_output_without_pictures_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "finish", lambda *_: {"images": []})
+    with working() as front:
+        front.hear()
+
+        failed = submit(front, "one")
+
+    assert isinstance(failed, frames.Failed)
+    assert "no pictures" in failed.message
+
+
+def test_a_worker_whose_engine_ended_hangs_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Engine) -> bool:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(Engine, "step", fail)
+    with working() as front:
+        heard = [front.hear() for _ in range(2)]
+
+    assert heard[-1] is None  # its front starts a new one
+    assert "the engine's loop failed" in caplog.text
