@@ -81,10 +81,19 @@ def refusal(prompt: Any = "a cat", *, from_json: bool = False, **parameters: Any
         ({"num_inference_steps": True}, f"num_inference_steps=True: {WHOLE}"),
         ({"max_sequence_length": 2**63}, f"max_sequence_length={2**63}: {WHOLE}"),
         ({"max_sequence_length": 0}, "max_sequence_length=0: must be at least 1"),
-        ({"guidance_scale": math.nan}, "guidance_scale=nan: must be a finite number"),
-        ({"guidance_scale": math.inf}, "guidance_scale=inf: must be a finite number"),
-        ({"guidance_scale": "7"}, "guidance_scale='7': must be a finite number"),
-        ({"guidance_scale": True}, "guidance_scale=True: must be a finite number"),
+        (
+            {"guidance_scale": math.nan},
+            "guidance_scale=nan: must be a finite number of at most 3.4e38",
+        ),
+        (
+            {"guidance_scale": math.inf},
+            "guidance_scale=inf: must be a finite number of at most 3.4e38",
+        ),
+        ({"guidance_scale": "7"}, "guidance_scale='7': must be a finite number of at most 3.4e38"),
+        (
+            {"guidance_scale": True},
+            "guidance_scale=True: must be a finite number of at most 3.4e38",
+        ),
         ({"strength": 1.5}, "strength=1.5: must be from 0 to 1"),
         ({"strength": -0.1}, "strength=-0.1: must be from 0 to 1"),
         ({"sigmas": [1, math.nan]}, "sigmas=[1, nan]: must be a list of finite numbers"),

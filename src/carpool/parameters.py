@@ -30,6 +30,7 @@ INSTEAD = {
     "n": "one request has one output; generate(..., n=...) makes several",
     "return_dict": "outputs are always objects",
 }
+MAX_FLOAT32 = 3.4e38
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 
 
@@ -147,7 +148,7 @@ def _value(parameter: Parameter, value: Any, from_json: bool) -> Any:
         )
     fits, rule = {
         "int": (_is_int(value), "a whole number, at most 2**63 - 1"),
-        "float": (_is_number(value) and math.isfinite(value), "a finite number"),
+        "float": (_is_number(value), "a finite number of at most 3.4e38"),
         "bool": (isinstance(value, bool), "true or false"),
         "str": (isinstance(value, str) and _is_unicode(value), "one string of valid Unicode"),
         "numbers": (_are_numbers(value), "a list of finite numbers"),
@@ -220,13 +221,13 @@ def _is_int(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or _is_int(value)
+    """A number that 32 bits can hold: what a pipeline makes a tensor of."""
+    is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_plain and -MAX_FLOAT32 <= value <= MAX_FLOAT32
 
 
 def _are_numbers(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(
-        _is_number(entry) and math.isfinite(entry) for entry in value
-    )
+    return isinstance(value, (list, tuple)) and all(_is_number(entry) for entry in value)
 
 
 def _is_unicode(text: str) -> bool:

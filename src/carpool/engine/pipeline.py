@@ -28,7 +28,8 @@ from carpool.parameters import Card, Parameter, ParameterKind
 from carpool.types import Job
 
 CARD_FILE = "carpool.json"
-"""Optional, beside a local model's `model_index.json`: {"id": ..., "defaults": {...}}."""
+"""Optional, beside a local model's `model_index.json`: its public id, values for what requests
+leave out, and its largest picture: {"id": ..., "defaults": {...}, "max_pixels": ...}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
         if isinstance(module, nn.Module):
             module.eval().requires_grad_(False)
     pipe.set_progress_bar_config(disable=True)
-    return Loaded(pipe, describe(pipe, name, extra.get("defaults", {}), settings), device)
+    return Loaded(pipe, describe(pipe, name, extra, settings), device)
 
 
 def view(pipe: DiffusionPipeline) -> Any:
@@ -164,9 +165,10 @@ def versions() -> dict[str, str]:
 
 
 def describe(
-    pipe: DiffusionPipeline, name: str, defaults: Mapping[str, Any], settings: EngineSettings
+    pipe: DiffusionPipeline, name: str, extra: Mapping[str, Any], settings: EngineSettings
 ) -> Card:
-    """Read a pipeline's own signature and geometry."""
+    """Read a pipeline's own signature and geometry; `extra` is what its card file says."""
+    defaults = extra.get("defaults", {})
     signature = inspect.signature(type(pipe).__call__)
     parameters = tuple(
         Parameter(p.name, _kind(p.annotation), p.default is p.empty, _plain(p.default))
@@ -180,7 +182,7 @@ def describe(
         defaults=dict(defaults),
         size_multiple_px=_size_multiple(pipe),
         default_size_px=_default_size(pipe, defaults),
-        max_pixels=settings.max_pixels,
+        max_pixels=min(settings.max_pixels, extra.get("max_pixels", settings.max_pixels)),
         max_steps=settings.max_steps,
     )
 

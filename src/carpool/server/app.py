@@ -88,12 +88,14 @@ def create_app(supervisor: Supervisor, settings: ServeSettings) -> FastAPI:
     app = FastAPI(title="Carpool", version=carpool.__version__)
     app.include_router(api)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", responses={503: {"model": schema.Health}})
     async def health(response: Response) -> schema.Health:
         """200 when a request would be accepted now."""
         response.status_code = 200 if supervisor.state == "ready" else 503
         return schema.Health(status=supervisor.state)
 
+    @app.head("/livez", include_in_schema=False)
     @app.get("/livez")
     async def livez() -> dict[str, str]:
         """The HTTP process turns; says nothing about the model."""
