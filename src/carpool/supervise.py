@@ -42,15 +42,6 @@ class Supervisor:
     def state(self) -> State:
         return "draining" if self._is_draining and self._state == "ready" else self._state
 
-    @property
-    def pid(self) -> int | None:
-        """Of the worker process, while there is one."""
-        return None if self._process is None else self._process.pid
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._pending)
-
     def start(self) -> asyncio.Task[None]:
         """Begin to load. The task ends when `stop` is called, or fails with `LoadFailed`."""
         self._task = asyncio.create_task(self._keep_running())

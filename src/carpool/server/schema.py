@@ -5,17 +5,17 @@ parameters are checked in `carpool.parameters`, the same way as in Python; their
 for the document only.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 
 from carpool.types import Timings
 
 
-def _ours(type_: str, description: str) -> Any:
+def _ours(type_: str, description: str, default: Any = None) -> Any:
     """Any value, documented as one of a type; `carpool.parameters.check` has the last word."""
-    schema = {"anyOf": [{"type": type_}, {"type": "null"}]}
-    return Annotated[Any, WithJsonSchema(schema), Field(description=description)]
+    schema: dict[str, Any] = {"anyOf": [{"type": type_}, {"type": "null"}]}
+    return Field(default, description=description, json_schema_extra=schema)
 
 
 class ImageRequest(BaseModel):
@@ -35,14 +35,14 @@ class ImageRequest(BaseModel):
 
     prompt: str = Field(max_length=32_000)
     model: str | None = Field(None, description="the served model's id; default: that model")
-    n: _ours("integer", "images of this prompt, with seeds s, s+1, ...") = 1  # type: ignore[valid-type]
+    n: Any = _ours("integer", "images of this prompt, with seeds s, s+1, ...", 1)
     size: str | None = Field(None, description="WIDTHxHEIGHT in pixels, or auto")
-    seed: _ours("integer", "0 to 2**63 - 1; drawn and reported when absent") = None  # type: ignore[valid-type]
-    timeout_s: _ours("number", "give up when it is not done in so many seconds") = None  # type: ignore[valid-type]
-    num_inference_steps: _ours("integer", "denoising steps") = None  # type: ignore[valid-type]
-    guidance_scale: _ours("number", "how closely to follow the prompt") = None  # type: ignore[valid-type]
-    true_cfg_scale: _ours("number", "classifier-free guidance of distilled models") = None  # type: ignore[valid-type]
-    negative_prompt: _ours("string", "what not to draw") = None  # type: ignore[valid-type]
+    seed: Any = _ours("integer", "0 to 2**63 - 1; drawn and reported when absent")
+    timeout_s: Any = _ours("number", "give up when it is not done in so many seconds")
+    num_inference_steps: Any = _ours("integer", "denoising steps")
+    guidance_scale: Any = _ours("number", "how closely to follow the prompt")
+    true_cfg_scale: Any = _ours("number", "classifier-free guidance of distilled models")
+    negative_prompt: Any = _ours("string", "what not to draw")
     response_format: Literal["b64_json"] | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = "png"
     output_compression: int | None = Field(None, ge=0, le=100, description="of JPEG and WebP")
