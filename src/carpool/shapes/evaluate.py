@@ -78,7 +78,7 @@ def describe(found: tuple[float, float]) -> str:
 
 def sheet(images: Sequence[Image.Image], captions: Sequence[str], columns: int = 8) -> Image.Image:
     """Lay out pictures with their captions, wrong ones with the judge's reason in red."""
-    side, text = SIZE_PX * 2, 86
+    side, text = SIZE_PX * 2, 90
     rows = -(-len(images) // columns)
     page = Image.new("RGB", (columns * (side + 12), rows * (side + text)), "white")
     canvas = ImageDraw.Draw(page)
@@ -89,7 +89,7 @@ def sheet(images: Sequence[Image.Image], captions: Sequence[str], columns: int =
         label = wrap(caption, canvas, side + 8)
         canvas.text((x, y + side + 1), label, fill="black")
         if reason:
-            below = y + side + 1 + 12 * (1 + label.count("\n"))
+            below = y + side + 2 + 15 * (1 + label.count("\n"))
             canvas.text((x, below), wrap(reason, canvas, side + 8), fill="red")
     return page
 

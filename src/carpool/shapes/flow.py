@@ -214,7 +214,7 @@ class Flow:
         text = pool.pooled[captions].float(), pool.tokens[captions].float()
         loss = nn.functional.mse_loss(velocity(self._student, x, t, g, text), target)
         self.optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.loss += 0.01 * (loss.item() - self.loss)

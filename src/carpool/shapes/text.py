@@ -180,13 +180,13 @@ def train_text(steps: int, seed: int, log: Log, rows: int = 128) -> Encoders:
         )
         named = [head(pooled) for head in pooled_heads]
         bound = [head(tokens).flatten(0, 1) for head in token_heads]
-        loss = sum(cross_entropy(out, whole[:, i]) for i, out in enumerate(named))
-        loss = loss + sum(
-            cross_entropy(out, words[..., i].flatten()) for i, out in enumerate(bound)
-        )
-        assert isinstance(loss, Tensor)
+        loss = torch.zeros(())
+        for i, out in enumerate(named):
+            loss = loss + cross_entropy(out, whole[:, i])
+        for i, out in enumerate(bound):
+            loss = loss + cross_entropy(out, words[..., i].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()

@@ -41,6 +41,7 @@ DOCS = Path("docs")
 SERVING = {
     "id": "shapes",
     "defaults": {"height": SIZE_PX, "width": SIZE_PX, "max_sequence_length": LENGTH},
+    "max_pixels": (4 * SIZE_PX) ** 2,  # it draws well at its own size only
 }
 
 

@@ -69,9 +69,8 @@ def train_vae(
     vae = vae.eval().requires_grad_(False)
     with torch.no_grad():
         drawn = pixels([draw(sample(rng)[0], rng) for _ in range(512)])
-        means = torch.cat(
-            [vae.encode(x.float() / 127.5 - 1).latent_dist.mean for x in drawn.split(64)]
-        )
+        batches = torch.tensor_split(drawn.float() / 127.5 - 1, 8)
+        means = torch.cat([vae.encode(batch).latent_dist.mean for batch in batches])
     vae.register_to_config(
         scaling_factor=round(1 / means.std().item(), 4), shift_factor=round(means.mean().item(), 4)
     )
