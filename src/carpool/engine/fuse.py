@@ -50,7 +50,7 @@ class Fuser:
             ]
         except (Unfusable, KeyError, TypeError):  # a rule that does not fit what was passed
             return _Alone(call), 1
-        return (target.component, target.method, tuple(sorted(parts, key=_name))), rows
+        return (target.component, target.method, tuple(parts)), rows
 
     def run(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
         """Run calls of one key as one forward.

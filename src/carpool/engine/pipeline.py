@@ -39,6 +39,7 @@ class Loaded:
     pipe: DiffusionPipeline
     card: Card
     device: Device
+    view_class: type  # of the views of `pipe`, see `_pinned`
 
     @property
     def parameters(self) -> int:
@@ -79,21 +80,33 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
         if isinstance(module, nn.Module):
             module.eval().requires_grad_(False)
     pipe.set_progress_bar_config(disable=True)
-    return Loaded(pipe, describe(pipe, name, extra, settings), device)
+    return Loaded(pipe, describe(pipe, name, extra, settings), device, _pinned(pipe))
 
 
-def view(pipe: DiffusionPipeline) -> Any:
+def view(loaded: Loaded) -> Any:
     """A request's own copy: shared modules, private scheduler and attributes.
 
     Pipelines keep the state of a call on `self` and in their scheduler. At the end of a call they
     reset hooks of modules that others are still using, which the copy does not.
     """
-    mine = copy.copy(pipe)
-    for name, component in pipe.components.items():
+    mine = copy.copy(loaded.pipe)
+    mine.__class__ = loaded.view_class
+    for name, component in vars(loaded.pipe).items():
         if isinstance(component, SchedulerMixin):
             setattr(mine, name, copy.deepcopy(component))
     mine.maybe_free_model_hooks = lambda: None
     return mine
+
+
+def _pinned(pipe: DiffusionPipeline) -> type:
+    """The pipeline's class with its device as a constant.
+
+    Diffusers looks at every submodule each time it is asked for the device, which costs each
+    request milliseconds; while an engine runs, the device cannot change.
+    """
+    cls = type(pipe)
+    pins = {"_execution_device": pipe._execution_device, "__module__": cls.__module__}
+    return type(cls.__name__, (cls,), pins)
 
 
 def call(mine: Any, job: Job, card: Card) -> Any:
