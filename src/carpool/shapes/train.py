@@ -96,7 +96,7 @@ def train_flow(flow: Flow, encoders: Encoders, vae: AutoencoderKL, log: Journal)
 
 
 def export(flow: Flow, encoders: Encoders, vae: AutoencoderKL, folder: Path) -> int:
-    """Write the averaged model as a diffusers folder in half precision; give its bytes."""
+    """Write the averaged model as a diffusers folder, mostly in half precision; give its bytes."""
     pipeline = FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0, use_dynamic_shifting=False),
         vae=vae,
@@ -108,7 +108,8 @@ def export(flow: Flow, encoders: Encoders, vae: AutoencoderKL, folder: Path) -> 
     )
     fresh = BUILD / "model"
     shutil.rmtree(fresh, ignore_errors=True)
-    pipeline.to(torch.float16)
+    for module in (vae, flow.ema):  # diffusers loads these in float32 unless told otherwise,
+        module.to(torch.float16)  # transformers the text encoders in the type they were saved in
     pipeline.save_pretrained(fresh)
     (fresh / "carpool.json").write_text(json.dumps(SERVING, indent=2) + "\n")
     for path in fresh.rglob("*.safetensors"):
