@@ -113,7 +113,7 @@ async def ride_all(url: str, rides: list[Ride]) -> list[Ride]:
 def sheet(rides: list[Ride], columns: int = 6, side_px: int = 128) -> Image.Image:
     """A contact sheet with captions; wrong pictures have a red frame."""
     font = ImageFont.load_default(11)
-    cell_w, cell_h = side_px + 16, side_px + 78
+    cell_w, cell_h = side_px + 16, side_px + 92
     rows = -(-len(rides) // columns)
     page = Image.new("RGB", (columns * cell_w, rows * cell_h), "white")
     draw = ImageDraw.Draw(page)
@@ -123,8 +123,8 @@ def sheet(rides: list[Ride], columns: int = 6, side_px: int = 128) -> Image.Imag
         page.paste(ride.image.resize((side_px, side_px), Image.Resampling.NEAREST), (x, y))
         frame = "#bbbbbb" if ride.is_right else "#ff0000"
         draw.rectangle([x - 1, y - 1, x + side_px, y + side_px], outline=frame, width=1)
-        caption = "\n".join(textwrap.wrap(ride.prompt, 25))
-        caption += f"\n{ride.steps} steps, guidance {ride.guidance:g}, seed {ride.seed}"
+        caption = "\n".join(textwrap.wrap(ride.prompt, 23))
+        caption += f"\n{ride.steps} steps, seed {ride.seed}\nguidance {ride.guidance:g}"
         draw.multiline_text((x, y + side_px + 4), caption, fill="#333333", font=font, spacing=1)
     return page
 
