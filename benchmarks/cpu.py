@@ -86,54 +86,45 @@ def timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began_s
 
 
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """Of doing the same work."""
+def one_turn(bare: Any, engine: carpool.Engine) -> dict[str, float]:
+    """One request, each way."""
+    single = [carpool.Request(PROMPTS[0], seed=1)]
+    return {
+        "one plain": timed(lambda: plain(bare, single)),
+        "one engine": timed(lambda: engine.generate(single, **DEFAULTS)),
+    }
 
-    bare: Any  # a pipeline that no engine has
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An engine whose forwards are kept. Never timed: what it keeps costs it time."""
+
     engine: carpool.Engine
-    off: carpool.Engine
-    recorded: carpool.Engine  # never timed: what is kept for the ceiling costs it time
     recorder: Recorder
 
     @classmethod
-    def load(cls) -> "Ways":
-        bare, kept = (DiffusionPipeline.from_pretrained(MODEL_DIR, dtype=torch.float32)
-                      for _ in range(2))  # fmt: skip
-        bare.set_progress_bar_config(disable=True)
-        recorder = Recorder(kept)
-        off = carpool.load("shapes", batching_mode="off")
-        return cls(bare, carpool.load("shapes"), off, carpool.load(kept), recorder)
-
-    def close(self) -> None:
-        for engine in (self.engine, self.off, self.recorded):
-            engine.close()
+    def load(cls) -> "Recorded":
+        pipe = DiffusionPipeline.from_pretrained(MODEL_DIR, dtype=torch.float32)
+        recorder = Recorder(pipe)
+        return cls(carpool.load(pipe), recorder)
 
 
-def turn(ways: Ways) -> dict[str, float]:
-    """Every way of doing the work, once."""
-    engine, recorder = ways.engine, ways.recorder
-    single = [carpool.Request(PROMPTS[0], seed=1)]
+def turn(
+    bare: Any, engine: carpool.Engine, off: carpool.Engine, recorded: Recorded
+) -> dict[str, float]:
+    """Sixteen requests, each way."""
     found: dict[str, float] = {}
-    alternated = [
-        (
-            timed(lambda: plain(ways.bare, single)),
-            timed(lambda: engine.generate(single, **DEFAULTS)),
-        )
-        for _ in range(5)
-    ]
-    found["one plain"], found["one engine"] = map(statistics.median, zip(*alternated, strict=True))
     before = engine.statistics()
     found["engine"] = timed(lambda: engine.generate(REQUESTS, **DEFAULTS))
     after = engine.statistics()
-    ways.recorded.generate(REQUESTS, **DEFAULTS)
-    found["forwards"] = len(recorder.calls)
-    found["ceiling"] = recorder.bare_s()
+    recorded.engine.generate(REQUESTS, **DEFAULTS)
+    found["forwards"] = len(recorded.recorder.calls)
+    found["ceiling"] = recorded.recorder.bare_s()
     spent = {name: after[name] - before[name] for name in ("turn_s", "forward_s", "fiber_s")}
     found["loop"] = spent["turn_s"] - spent["forward_s"] - spent["fiber_s"]
     found["fibers"] = spent["fiber_s"]
-    found["off"] = timed(lambda: ways.off.generate(REQUESTS, **DEFAULTS))
-    found["plain"] = timed(lambda: plain(ways.bare, REQUESTS))
+    found["off"] = timed(lambda: off.generate(REQUESTS, **DEFAULTS))
+    found["plain"] = timed(lambda: plain(bare, REQUESTS))
     return found
 
 
@@ -149,12 +140,15 @@ def machine() -> str:
     )
 
 
-def table(turns: Sequence[dict[str, float]]) -> str:
+def table(ones: Sequence[dict[str, float]], turns: Sequence[dict[str, float]]) -> str:
+    def of(name: str) -> Sequence[dict[str, float]]:
+        return ones if name.startswith("one") else turns
+
     def median(name: str) -> float:
-        return statistics.median(one[name] for one in turns)
+        return statistics.median(one[name] for one in of(name))
 
     def ratio(above: str, below: str) -> float:
-        return statistics.median(one[above] / one[below] for one in turns)
+        return statistics.median(one[above] / one[below] for one in of(above))
 
     n = len(REQUESTS)
     forwards = median("forwards")
@@ -183,17 +177,23 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--output", type=Path, help="write the page here as well")
     options = parser.parse_args()
-    ways = Ways.load()
-    turn(ways)  # warm-up
+    bare = DiffusionPipeline.from_pretrained(MODEL_DIR, dtype=torch.float32)
+    bare.set_progress_bar_config(disable=True)
+    engine = carpool.load("shapes")
+    ones = [one_turn(bare, engine) for _ in range(3 * options.turns + 2)][2:]  # two to warm up
+    off, recorded = carpool.load("shapes", batching_mode="off"), Recorded.load()
     turns = []
-    for i in range(options.turns):
-        print(f"turn {i + 1} of {options.turns}", file=sys.stderr)
-        turns.append(turn(ways))
-    ways.close()
+    for i in range(options.turns + 1):
+        print(f"turn {i} of {options.turns}", file=sys.stderr)
+        turns.append(turn(bare, engine, off, recorded))
+    turns = turns[1:]  # the first warms up
+    for one in (engine, off, recorded.engine):
+        one.close()
     page = (
         "# Benchmarks\n\nMade by `make bench` "
-        f"({options.turns} turns, medians; ratios are medians within a turn).\n"
-        f"Machine: {machine()}.\n\n{table(turns)}\n"
+        f"({options.turns} turns, three times as many for one request; medians; ratios are\n"
+        "medians within a turn).\n"
+        f"Machine: {machine()}.\n\n{table(ones, turns)}\n"
     )
     print(page)
     if options.output:
