@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 from make_reference import PAGE, page
+from PIL import Image
 
 from carpool.cli import cli
+from carpool.shapes.judge import shows
+from serving import serving
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -32,6 +35,21 @@ def test_the_python_of_the_readme_runs(
     exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
 
     assert list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.timeout(150)
+def test_the_openai_example_of_the_readme_runs_against_a_server_as_make_serve_starts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [block] = [block for block in blocks("python") if SERVER in block]
+    monkeypatch.chdir(tmp_path)
+
+    with serving(model="shapes") as server:
+        exec(compile(block.replace(SERVER, server.url), "README.md", "exec"), {})
+
+    assert sorted(file.name for file in tmp_path.glob("*.png")) == ["7.png", "8.png"]
+    for name in ("7.png", "8.png"):
+        assert shows(Image.open(tmp_path / name), "a red circle on a blue background")
 
 
 @pytest.mark.parametrize("line", commands("make"))
