@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Small models spin when they get more than one thread: see docs/benchmarks.md.
+# Small models spin when they get more than one thread: see docs/experiments.md.
 ONE_THREAD := OMP_NUM_THREADS=1
 
 .PHONY: serve test demo bench lint types shapes docs lock
@@ -32,7 +32,7 @@ lint: .venv/ready
 types: .venv/ready
 	$(BIN)/mypy
 
-shapes: .venv/ready  ## train the embedded model again (up to three hours on two cores)
+shapes: .venv/ready  ## train the embedded model again (two hours on two cores; wants g++)
 	$(BIN)/python -m carpool.shapes.train
 
 docs: .venv/ready  ## write docs/reference.md

@@ -217,7 +217,7 @@ def _source(model: str | Path) -> tuple[str, dict[str, Any]]:
 
 
 def _refuse_what_breaks(pipe: DiffusionPipeline) -> None:
-    if getattr(pipe, "_all_hooks", None) or getattr(pipe, "_is_sequential_offloaded", False):
+    if getattr(pipe, "_all_hooks", None):
         raise LoadFailed(
             "model CPU offload swaps modules under running requests: use group offload"
         )
