@@ -10,6 +10,10 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import pytest
 from hypothesis import settings
 
+import torchvision_cpu
+
+torchvision_cpu.install()
+
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("ci")
 

@@ -18,7 +18,8 @@ import carpool
 from carpool.errors import Cancelled, PipelineFailed
 from carpool.types import Forward
 from support import CLOSE, Drive, Recorder, driving, gap, mean, plain, served, solo
-from tiny import ARGUMENTS, FAMILIES, checkpoint
+from tiny import ARGUMENTS, checkpoint
+from tiny.stable import FAMILIES
 
 pytestmark = pytest.mark.filterwarnings(  # diffusers' Euler scheduler with numpy 2
     "ignore:__array__ implementation:DeprecationWarning"

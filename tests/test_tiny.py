@@ -7,7 +7,9 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from tiny import ARGUMENTS, FAMILIES, checkpoint
+from tiny import ARGUMENTS, checkpoint
+from tiny.checkpoints import FAMILIES as ALL
+from tiny.stable import FAMILIES
 
 pytestmark = pytest.mark.filterwarnings(  # diffusers' Euler scheduler with numpy 2
     "ignore:__array__ implementation:DeprecationWarning"
@@ -50,7 +52,7 @@ def difference(left: Tensor, right: Tensor) -> float:
 
 
 def test_every_family_has_arguments() -> None:
-    assert ARGUMENTS.keys() == FAMILIES.keys()
+    assert ARGUMENTS.keys() == ALL.keys()
 
 
 def test_a_checkpoint_loads_as_the_pipeline_it_was_built_from(
@@ -63,7 +65,7 @@ def test_a_second_use_finds_the_checkpoint_of_the_first(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = checkpoint(family)
-    monkeypatch.delitem(FAMILIES, family)
+    monkeypatch.delitem(ALL, family)
 
     assert checkpoint(family) == first
 

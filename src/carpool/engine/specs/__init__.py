@@ -1,0 +1,61 @@
+"""How the arguments of each model class fuse: data, a small table a class.
+
+A class without a table never fuses: its calls run alone, correctly. To add one, say for every
+tensor argument of the method what its first axis means. Arguments that the table does not name
+must be plain Python values, equal in all calls of a forward (flags); a call that passes a tensor
+or an object under a name the table does not know runs alone.
+
+| rule | meaning | fused |
+| --- | --- | --- |
+| STACK | axis 0 is one entry a row | concatenated |
+| STACKS | a list of tensors, one a layer or a condition, each like STACK | each concatenated |
+| CONCAT | axis 0 counts something else, such as the patches of all rows | concatenated |
+| SHARE | no row axis: one value for the whole forward | must be equal in content; one is passed |
+| LIST | a Python list, one entry a row | joined |
+| SCALAR | one number for all rows of a call | expanded to one a row |
+| UNUSED | taken for the sake of other classes, and not read | that of the first call is passed |
+| Pad | like STACK, but one axis may differ in length; exact when the mask is honoured | padded |
+| State | an object, of which the table says what must be equal | that of the first call is passed |
+| a dict | a dict argument, with a rule for each of its entries | entry by entry |
+
+Sources: the `forward` methods of diffusers 0.42 and transformers 5, and what their pipelines pass.
+"""
+
+from carpool.engine.specs import autoencoders, image, text, video
+from carpool.engine.specs.rules import (
+    CONCAT,
+    LIST,
+    SCALAR,
+    SHARE,
+    STACK,
+    STACKS,
+    UNUSED,
+    Kind,
+    Pad,
+    Rule,
+    Spec,
+    State,
+)
+
+SPECS: dict[tuple[str, str], Spec] = {
+    **image.SPECS,
+    **video.SPECS,
+    **text.SPECS,
+    **autoencoders.SPECS,
+}
+
+__all__ = [
+    "CONCAT",
+    "LIST",
+    "SCALAR",
+    "SHARE",
+    "SPECS",
+    "STACK",
+    "STACKS",
+    "UNUSED",
+    "Kind",
+    "Pad",
+    "Rule",
+    "Spec",
+    "State",
+]

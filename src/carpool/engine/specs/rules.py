@@ -1,0 +1,59 @@
+"""The words that the tables are written in: what an argument means, and so how it fuses."""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Kind(Enum):
+    STACK = "stack"
+    STACKS = "stacks"
+    CONCAT = "concat"
+    SHARE = "share"
+    LIST = "list"
+    SCALAR = "scalar"
+    UNUSED = "unused"
+
+
+STACK, STACKS, CONCAT, SHARE, LIST, SCALAR, UNUSED = Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """Stack, with zeros after the shorter ones along `axis`, where calls bring a mask.
+
+    The mask, (rows, length) with zeros for what is to be ignored, has this rule too, or STACK
+    where it holds lengths instead. Calls that bring no mask only fuse with calls of their own
+    length, unless one may be made for them.
+    """
+
+    mask: str  # name of the mask argument
+    axis: int = 1
+    cut: tuple[str, ...] = ()  # fields of the output that carry the axis (as axis 1): cut back
+    makes_mask: bool = False  # where lengths differ, a missing mask becomes ones, int64
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """An object with a state of its own, of which the first call's is passed.
+
+    `key` says what of it must be equal, or gives None for a state that belongs to one request.
+    """
+
+    key: Callable[[Any], Hashable | None]
+
+
+Rule = Kind | Pad | State | Mapping[str, "Rule"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """How calls of one method fuse."""
+
+    rows: str  # the argument whose axis 0 (or length) counts the rows of a call
+    rules: Mapping[str, Rule]
+    adds: Mapping[str, Any] = field(default_factory=dict)  # said in every call: skips unread output
+    returns_list: bool = False  # lists in the output hold one entry a row, not one a layer
+    casts: bool = False  # float inputs are cast to the module's own dtype first
+    peak: int = 0  # decoders: values alive at once per latent position of a row; 0: unknown

@@ -1,0 +1,32 @@
+"""What one row of the matrix is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from diffusers import DiffusionPipeline
+
+IMAGE, VIDEO = 2e-5, 1e-4  # the most that riding together may change a value 0-1, float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One family doing one task.
+
+    `requests` are at least four sets of arguments for the pipeline's `__call__`, with a `seed`
+    each, laid over `common`. They differ in steps, guidance, prompt length and whatever else the
+    task lets differ. The first two must differ in every one of `matters`.
+    """
+
+    name: str  # such as "wan21-i2v"; also names the row of the model grid
+    family: str  # the tiny checkpoint
+    task: str  # "text-to-image", "image-to-video", ...
+    common: Mapping[str, Any] = field(default_factory=dict)
+    requests: tuple[Mapping[str, Any], ...] = ()
+    matters: tuple[str, ...] = ("prompt", "seed")  # arguments that must show in the output
+    fuses: Mapping[str, float]  # "component.method": the least mean of requests per forward
+    alone: tuple[str, ...] = ()  # "component.method": runs, and never fuses
+    tolerance: float = IMAGE
+    adapt: Callable[[DiffusionPipeline], DiffusionPipeline] | None = None
+    """Another pipeline over the checkpoint's components: image-to-image, ControlNet, ..."""
+    is_fast: bool = False  # also part of `make test`
