@@ -9,7 +9,7 @@ from pathlib import Path
 
 from carpool import errors
 from carpool.config import ENV_PREFIX, EngineSettings, ServeSettings
-from carpool.engine.specs import SPECS, Kind, Pad, Rule
+from carpool.engine.specs import SPECS, Kind, Pad, Rule, State
 
 PAGE = Path(__file__).parent / "reference.md"
 
@@ -82,6 +82,8 @@ def _rule(rule: Rule) -> str:
         return rule.value
     if isinstance(rule, Pad):
         return f"pad (with `{rule.mask}`)"
+    if isinstance(rule, State):
+        return "state"
     return "(" + ", ".join(f"`{name}` {_rule(entry)}" for name, entry in rule.items()) + ")"
 
 

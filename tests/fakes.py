@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,7 +11,19 @@ from torch import Tensor, nn
 
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
-from carpool.engine.specs import LIST, SCALAR, SHARE, SPECS, STACK, UNUSED, Pad, Spec
+from carpool.engine.specs import (
+    CONCAT,
+    LIST,
+    SCALAR,
+    SHARE,
+    SPECS,
+    STACK,
+    STACKS,
+    UNUSED,
+    Pad,
+    Spec,
+    State,
+)
 
 SPEC = Spec(
     rows="x",
@@ -23,9 +36,23 @@ SPEC = Spec(
         "mask": Pad(mask="mask"),
         "added": {"ids": STACK, "more": {"deep": STACK}},
         "spare": UNUSED,
+        "layers": STACKS,
+        "patches": CONCAT,
+        "counts": STACK,
+        "cache": State(lambda cache: cache.mode if cache.mode != "mine" else None),
+        "loose": Pad(mask="loose_mask", makes_mask=True),
+        "loose_mask": Pad(mask="loose_mask", makes_mask=True),
     },
+    adds={"is_short": True},
 )
 WIDTH = 3
+
+
+@dataclass(frozen=True)
+class Cache:
+    """As a pipeline's own key-value cache; "mine" belongs to one request."""
+
+    mode: str
 
 
 class Fake(nn.Module):
@@ -47,10 +74,18 @@ class Fake(nn.Module):
         added: dict[str, Any] | None = None,
         flag: Any = None,
         spare: Any = None,
+        layers: list[Tensor] | None = None,  # of each (rows, any)
+        patches: Tensor | None = None,  # (patches of all rows, any)
+        counts: Tensor | None = None,  # (rows,): how many of them are whose
+        cache: Cache | None = None,
+        loose: Tensor | None = None,  # (rows, length): text with a mask that may be left out
+        loose_mask: Tensor | None = None,
+        is_short: bool = False,
         return_dict: bool = True,
     ) -> Any:
         rows = x.shape[0]
         self.seen.append({"rows": rows, "x": x, "shared": shared, "text": text})
+        self.seen[-1] |= {"loose_mask": loose_mask, "is_short": is_short}
         total = x.clone()
         if shared is not None:
             total = total + shared.sum()
@@ -64,6 +99,17 @@ class Fake(nn.Module):
             total = total + heard.sum(dim=(1, 2)).reshape(rows, 1)
         if added is not None:
             total = total + added["ids"] * 2 + added["more"]["deep"].reshape(rows, 1) * 3
+        for layer in layers or []:
+            total = total + layer.sum(dim=1, keepdim=True)
+        if patches is not None and counts is not None:
+            own = torch.split(patches, counts.tolist())
+            total = total + torch.stack([one.sum() for one in own]).reshape(rows, 1)
+        if cache is not None:
+            total = total + len(cache.mode)
+        if loose is not None:
+            shifted = loose + 1  # padding that is read would show
+            heard = shifted if loose_mask is None else shifted * loose_mask
+            total = total + heard.sum(dim=1, keepdim=True)
         return self.answer(total, text)
 
 

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from carpool.engine.fuse import Fuser, split
 from carpool.engine.specs import Spec
-from fakes import SPEC, WIDTH, Fake, Half, X, call_on, masked_arguments, randn, run
+from fakes import SPEC, WIDTH, Cache, Fake, Half, X, call_on, masked_arguments, randn, run
 
 pytestmark = pytest.mark.usefixtures("fake_specs")
 
@@ -35,17 +35,29 @@ def arguments(kinds: set[str], rows: int, length: int, seed: int) -> dict[str, A
         },
         "flag": {"scale": 0.5, "names": ["a", None]},
         "spare": torch.Generator(),
+        "layers": [randn(rows, 2, seed=seed + 11), randn(rows, 3, seed=seed + 12)],
+        "patches": randn(rows * length, 2, seed=seed + 13),
+        "cache": Cache("shared"),
+        "loose": randn(rows, length, seed=seed + 14),
     }
     names = {"number": "time", "0-d": "time", "vector": "time", "masked": "text"}
     chosen = {names.get(kind, kind): every[kind] for kind in kinds}
     if "masked" in kinds:
         chosen["mask"] = torch.ones(rows, length)
+    if "patches" in kinds:
+        chosen["counts"] = torch.tensor([length] * rows)
+    if "loose" in kinds and seed % 20:  # every other call brings its own
+        chosen["loose_mask"] = (torch.arange(length) < 2).long().repeat(rows, 1)
     return {"x": randn(rows, WIDTH, seed=seed + 9), **chosen}
 
 
 kinds = st.builds(
     lambda others, time, text: {*others, *time, *text},
-    st.sets(st.sampled_from(["shared", "entries", "added", "flag", "spare"])),
+    st.sets(
+        st.sampled_from(
+            ["shared", "entries", "added", "flag", "spare", "layers", "patches", "cache", "loose"]
+        )
+    ),
     st.sampled_from([[], ["number"], ["0-d"], ["vector"]]),
     st.sampled_from([[], ["masked"], ["text"]]),
 )
@@ -103,7 +115,7 @@ def test_nan_in_one_row_stays_in_that_row() -> None:
 
 
 def test_answers_come_back_in_the_type_that_the_model_gives() -> None:
-    class Cache:
+    class Sums:
         """As a key-value cache: sums the batch up, no rows to tell apart."""
 
     rich: list[tuple[Callable[[Tensor, Any], Any], Callable[[Any], Tensor]]] = [
@@ -112,7 +124,7 @@ def test_answers_come_back_in_the_type_that_the_model_gives() -> None:
         (lambda total, _: (total, (total, None)), lambda answer: answer[1][0]),
         (
             lambda total, _: BaseModelOutputWithPast(
-                last_hidden_state=total, hidden_states=(total, total), past_key_values=Cache()
+                last_hidden_state=total, hidden_states=(total, total), past_key_values=Sums()
             ),
             lambda answer: answer.hidden_states[1],
         ),
@@ -184,6 +196,31 @@ def test_padding_is_cut_back_from_what_carries_it() -> None:
         text = randn(1, length, 2, seed=length)
         for value in (answer.last_hidden_state, *answer.hidden_states):
             assert torch.equal(value, text)
+
+
+def test_a_mask_is_made_only_where_lengths_differ() -> None:
+    model = Fake()
+    short, long, also_long = (
+        call_on(model, **X, loose=randn(1, length, seed=length)) for length in (2, 5, 5)
+    )
+
+    run(Fuser(), [long, also_long])
+    run(Fuser(), [short, long])
+
+    assert model.seen[0]["loose_mask"] is None
+    assert model.seen[1]["loose_mask"].tolist() == [[1, 1, 0, 0, 0], [1] * 5]
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_what_the_table_adds_is_said_in_every_call_but_never_over_what_the_caller_says(
+    together: int,
+) -> None:
+    model = Fake()
+
+    run(Fuser(), [call_on(model, **X) for _ in range(together)])
+    run(Fuser(), [call_on(model, **X, is_short=False) for _ in range(together)])
+
+    assert [seen["is_short"] for seen in model.seen] == [True, False]
 
 
 @pytest.mark.parametrize("together", [1, 2])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
-from fakes import TOKENS, Fake, X, call_on, fuse, masked_arguments
+from fakes import TOKENS, Cache, Fake, X, call_on, fuse, masked_arguments
 
 pytestmark = pytest.mark.usefixtures("fake_specs")
 
@@ -35,6 +35,12 @@ pytestmark = pytest.mark.usefixtures("fake_specs")
         ({**TOKENS, "mask": torch.ones(1, 4)}, TOKENS),
         ({**TOKENS, "mask": torch.ones(1, 4)}, {**TOKENS, "mask": torch.ones(1, 4).bool()}),
         ({"added": None}, {"added": {"ids": torch.zeros(1, 3), "more": None}}),
+        ({"layers": [torch.zeros(1, 2)]}, {"layers": [torch.zeros(1, 2)] * 2}),
+        ({"layers": [torch.zeros(1, 2)]}, {"layers": [torch.zeros(1, 3)]}),
+        ({"patches": torch.zeros(4, 2)}, {"patches": torch.zeros(4, 3)}),
+        ({"patches": torch.zeros(4, 2)}, {}),
+        ({"cache": Cache("read")}, {"cache": Cache("skip")}),
+        ({"loose_mask": torch.ones(1, 4)}, {"loose_mask": torch.ones(1, 4, dtype=torch.long)}),
         ({"flag": True}, {"flag": 1}),
         ({"flag": 1}, {"flag": 1.0}),
         ({"flag": "1"}, {"flag": 1}),
@@ -81,6 +87,8 @@ def test_two_components_of_one_class_do_not_fuse() -> None:
         {"entries": [torch.zeros(1)] * 2},
         {"time": torch.zeros(2)},
         {"text": torch.ones(2, 4, 2)},
+        {"layers": [torch.zeros(2, 2)]},
+        {"cache": Cache("mine")},
     ],
     ids=lambda odd: f"{odd}"[:40],
 )
@@ -104,6 +112,8 @@ def test_what_the_table_does_not_cover_runs_alone(odd: dict[str, Any]) -> None:
         {"entries": []},
         {"text": [[1, 2]]},
         {"added": "a name"},
+        {"layers": torch.zeros(1, 2)},
+        {"cache": "a name"},
     ],
     ids=str,
 )
@@ -130,3 +140,25 @@ def test_answers_without_names_to_cut_back_by_are_not_padded() -> None:
 
     assert fuse(short, long)
     assert not fuse(short | {"return_dict": False}, long | {"return_dict": False})
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ({"flag": None}, {}),
+        ({"is_short": False}, {}),
+        ({"spare": torch.Generator()}, {}),
+        ({"shared": torch.zeros(2), "flag": 1}, {"flag": 1, "shared": torch.zeros(2)}),
+        ({"patches": torch.zeros(4, 2)}, {"patches": torch.zeros(9, 2)}),
+        ({"loose": torch.zeros(1, 4)}, {"loose": torch.zeros(1, 6)}),
+        (
+            {"loose": torch.zeros(1, 4)},
+            {"loose": torch.zeros(1, 6), "loose_mask": torch.ones(1, 6, dtype=torch.long)},
+        ),
+    ],
+    ids=lambda side: ",".join(side),
+)
+def test_calls_that_mean_the_same_fuse_however_they_are_written(
+    left: dict[str, Any], right: dict[str, Any]
+) -> None:
+    assert fuse({**X, **left}, {**X, **right})

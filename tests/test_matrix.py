@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 
+import torchvision_cpu
 from carpool.errors import Cancelled, PipelineFailed
 from matrix import CASES
 from matrix.case import Case
@@ -29,6 +30,8 @@ FIELDS = ("images", "frames", "audio", "audios")  # of a pipeline's output
 )
 def case(request: pytest.FixtureRequest) -> Case:
     one: Case = request.param
+    if one.needs_torchvision and not torchvision_cpu.IS_THERE:
+        pytest.skip("its processor needs torchvision: `make test-models` installs it")
     return one
 
 

@@ -52,6 +52,9 @@ class EngineSettings:
     )
     max_batch_size: int = _setting(8, "widest fused forward", unit="rows", least=1)
     max_decode_size: int = _setting(4, "widest fused VAE decode", unit="rows", least=1)
+    max_decode_gib: float = _setting(
+        8.0, "memory that a fused VAE decode may take at its peak", unit="GiB", least=0.0
+    )
     max_running: int = _setting(32, "requests in flight at once", least=1)
     max_queue: int = _setting(1024, "requests that may wait beyond those", least=0)
     max_pixels: int = _setting(2048 * 2048, "largest picture of a request", unit="pixels", least=1)

@@ -30,3 +30,4 @@ class Case:
     adapt: Callable[[DiffusionPipeline], DiffusionPipeline] | None = None
     """Another pipeline over the checkpoint's components: image-to-image, ControlNet, ..."""
     is_fast: bool = False  # also part of `make test`
+    needs_torchvision: bool = False  # for the checkpoint's processor

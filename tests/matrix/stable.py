@@ -25,7 +25,7 @@ CASES = [
         fuses={
             "text_encoder.forward": 2.0,
             "text_encoder_2.forward": 2.0,
-            "transformer.forward": 2.5,
+            "transformer.forward": 2.0,
             "vae.decode": 1.2,
         },
         is_fast=True,

@@ -6,6 +6,7 @@ each argument means is said in `specs.py`; nothing here knows a model.
 """
 
 import hashlib
+import math
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from carpool.engine.intercept import Call
-from carpool.engine.specs import LIST, SCALAR, SHARE, UNUSED, Pad, Rule, Spec
+from carpool.engine.intercept import Call, Target
+from carpool.engine.specs import (
+    CONCAT,
+    LIST,
+    SCALAR,
+    SHARE,
+    STACKS,
+    UNUSED,
+    Pad,
+    Rule,
+    Spec,
+    State,
+)
 
 MAX_STACKS = 32  # kept at once: about ten companies of three constants each
 
@@ -46,9 +58,10 @@ class Fuser:
             rows = len(arguments[target.spec.rows])
             parts = [
                 (name, self._part(target.spec.rules.get(name), value, rows, arguments))
-                for name, value in arguments.items()
+                for name, value in sorted(arguments.items(), key=_name)
+                if not _is_said_anyway(target, name, value, rows)
             ]
-        except (Unfusable, KeyError, TypeError):  # a rule that does not fit what was passed
+        except (Unfusable, AttributeError, KeyError, TypeError):  # a rule that does not fit what was passed
             return _Alone(call), 1
         return (target.component, target.method, tuple(parts)), rows
 
@@ -64,14 +77,19 @@ class Fuser:
         """
         target, first = calls[0].target, calls[0]
         spec = target.spec
-        if len(calls) == 1 and (spec is None or not spec.casts):
+        if spec is None:
+            [_] = calls  # such calls never share a key
             return [target.original(*first.args, **first.kwargs)]
-        assert spec is not None, "calls without a spec never share a key"
+        if len(calls) == 1 and not spec.casts:
+            return [target.original(*first.args, **{**spec.adds, **first.kwargs})]
         everyone = [call.arguments() for call in calls]
+        if len(calls) > 1:
+            _make_masks(spec, everyone)
         device = everyone[0][spec.rows][0].device
-        joined = {
+        joined = dict(spec.adds) | {
             name: self._join(spec.rules.get(name), [one[name] for one in everyone], rows, device)
             for name in everyone[0]
+            if all(name in one for one in everyone)  # else it was the default, or is not read
         }
         if spec.casts:
             dtype = next(target.module.parameters()).dtype
@@ -87,13 +105,22 @@ class Fuser:
         self, rule: Rule | None, value: Any, rows: int, arguments: Mapping[str, Any]
     ) -> Hashable:
         """What the key says of one argument: all that must be equal for it to fuse."""
-        if value is None or rule is UNUSED:
+        if value is None:
             return None
         if rule is None:
             return _flag(value)
         if isinstance(rule, Mapping) and isinstance(value, Mapping):
             entries = [(n, self._part(rule[n], value[n], rows, arguments)) for n in value]
             return tuple(sorted(entries, key=_name))
+        if isinstance(rule, State):
+            if (state := rule.key(value)) is None:
+                raise Unfusable
+            return state
+        if rule is STACKS:
+            fits = all(isinstance(v, Tensor) and v.ndim and v.shape[0] == rows for v in value)
+            if not fits or not isinstance(value, (list, tuple)):
+                raise Unfusable
+            return tuple((v.dtype, v.device, tuple(v.shape[1:])) for v in value)
         if rule is LIST:
             if len(value) != rows or not all(isinstance(entry, Tensor) for entry in value):
                 raise Unfusable
@@ -107,9 +134,9 @@ class Fuser:
         if rule is SCALAR and not value.ndim:
             return value.dtype, value.device
         shape = list(value.shape)
-        if not shape or shape[0] != rows:
+        if not shape or (shape[0] != rows and rule is not CONCAT):
             raise Unfusable
-        if isinstance(rule, Pad) and arguments.get(rule.mask) is not None:
+        if isinstance(rule, Pad) and (rule.makes_mask or arguments.get(rule.mask) is not None):
             is_tuple = arguments.get("return_dict") is False  # has no names to cut back by
             if not (rule.cut and is_tuple):
                 shape[rule.axis] = -1
@@ -134,6 +161,10 @@ class Fuser:
         first = values[0]
         if first is None or rule in (None, SHARE, UNUSED) or len(values) == 1:
             return first
+        if isinstance(rule, State):
+            return first
+        if rule is STACKS:
+            return type(first)(torch.cat(column) for column in zip(*values, strict=True))
         if isinstance(rule, Mapping):
             return {n: self._join(rule[n], [v[n] for v in values], rows, device) for n in first}
         if rule is LIST:
@@ -241,6 +272,53 @@ def _flag(value: Any) -> Hashable:
     if isinstance(value, Mapping):
         return tuple(sorted(((str(n), _flag(v)) for n, v in value.items()), key=_name))
     raise Unfusable
+
+
+def _is_said_anyway(target: Target, name: str, value: Any, rows: int) -> bool:
+    """Whether calls that leave this argument out, or pass another, may share its forward."""
+    rule = target.spec.rules.get(name) if target.spec else None
+    if rule is UNUSED:
+        return True
+    if isinstance(rule, Pad) and rule.makes_mask and rule.mask == name and value is not None:
+        return value.dtype in (torch.int64, torch.bool) and value.shape[:-1] == (rows,)
+    default = target.defaults.get(name, target)  # `target`: equal to no argument
+    return type(value) is type(default) and isinstance(value, _PLAIN) and bool(value == default)
+
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def _make_masks(spec: Spec, everyone: Sequence[dict[str, Any]]) -> None:
+    """Where lengths differ, give calls without a mask one of ones, in place."""
+    for name, rule in spec.rules.items():
+        if not isinstance(rule, Pad) or not rule.makes_mask or name == rule.mask:
+            continue
+        if everyone[0].get(name) is None:
+            continue
+        values = [arguments[name] for arguments in everyone]
+        masks = [arguments.get(rule.mask) for arguments in everyone]
+        if all(mask is None for mask in masks):
+            if len({value.shape[rule.axis] for value in values}) == 1:
+                continue  # as it would be alone: other kernels are not as exact
+            dtype = torch.int64
+        else:
+            dtype = next(mask.dtype for mask in masks if mask is not None)
+        for arguments, value, mask in zip(everyone, values, masks, strict=True):
+            ones = (value.shape[0], value.shape[rule.axis])
+            arguments[rule.mask] = (
+                torch.ones(ones, dtype=dtype, device=value.device)
+                if mask is None
+                else mask.to(dtype)
+            )
+
+
+def decode_bytes(call: Call) -> int:
+    """Memory that a row of a decode takes at its peak, where its table says so; else 0."""
+    spec = call.target.spec
+    if spec is None or not spec.peak:
+        return 0
+    latents: Tensor = call.arguments()[spec.rows]
+    return spec.peak * math.prod(latents.shape[2:]) * latents.element_size()
 
 
 def _expand(value: Any, rows: int, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ The methods are replaced on the instance, because pipelines read attributes of t
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -34,6 +34,7 @@ class Target:
     positional: tuple[str, ...]  # parameter names in order
     phase: Phase
     spec: Spec | None  # None: calls of this method run alone
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of what a call may leave out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +107,7 @@ class Interception:
 
 def _target(component: str, module: nn.Module, method: str) -> Target:
     original = getattr(module, method)
-    parameters = inspect.signature(original).parameters.values()
+    parameters = list(inspect.signature(original).parameters.values())
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     return Target(
@@ -117,6 +118,7 @@ def _target(component: str, module: nn.Module, method: str) -> Target:
         positional=tuple(positional),
         phase=phase_of(component, method),
         spec=None if takes_any else SPECS.get((type(module).__name__, method)),
+        defaults={p.name: p.default for p in parameters if p.default is not p.empty},
     )
 
 

@@ -20,7 +20,7 @@ from carpool.config import EngineSettings
 from carpool.engine import pipeline
 from carpool.engine.execute import Failure, Ready, Widths, execute
 from carpool.engine.fiber import Raised, Returned
-from carpool.engine.fuse import Fuser
+from carpool.engine.fuse import Fuser, decode_bytes
 from carpool.engine.intercept import Call, Interception
 from carpool.engine.line import Line
 from carpool.engine.rider import Listener, Outcome, Rider
@@ -214,6 +214,8 @@ class Engine:
         ready = _ready(rider)
         phase = ready.call.target.phase
         most = self.settings.max_decode_size if phase == "decode" else self.settings.max_batch_size
+        if row_bytes := decode_bytes(ready.call):
+            most = max(1, min(most, int(self.settings.max_decode_gib * 2**30 // row_bytes)))
         cap = self._widths.cap(ready.key, most)
         return Parked(rider.order, rider.number, ready.key, ready.rows, cap, phase)
 

@@ -10,4 +10,6 @@ SPECS: dict[tuple[str, str], Spec] = {
         rules={"z": STACK, "generator": UNUSED},  # Stable Diffusion 1.5 passes one
         casts=True,
     ),
+    ("AutoencoderDC", "encode"): Spec(rows="x", rules={"x": STACK}),
+    ("AutoencoderDC", "decode"): Spec(rows="z", rules={"z": STACK}),
 }

@@ -1,6 +1,6 @@
 """Denoisers of image models."""
 
-from carpool.engine.specs.rules import SCALAR, SHARE, STACK, Spec
+from carpool.engine.specs.rules import SCALAR, SHARE, STACK, STACKS, Pad, Spec
 
 SPECS: dict[tuple[str, str], Spec] = {
     ("FluxTransformer2DModel", "forward"): Spec(
@@ -22,6 +22,17 @@ SPECS: dict[tuple[str, str], Spec] = {
             "timestep": STACK,  # (rows,), 0-1000
             "encoder_hidden_states": STACK,  # (rows, 77 + text tokens, 4096)
             "pooled_projections": STACK,  # (rows, 2048)
+        },
+    ),
+    ("SanaTransformer2DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, 32, H / 32, W / 32)
+            "timestep": STACK,  # (rows,)
+            "guidance": STACK,  # (rows,), only of SANA Sprint
+            "encoder_hidden_states": Pad(mask="encoder_attention_mask"),  # (rows, <= 300, 2304)
+            "encoder_attention_mask": Pad(mask="encoder_attention_mask"),  # (rows, <= 300)
+            "controlnet_block_samples": STACKS,  # each (rows, image tokens, width)
         },
     ),
     ("UNet2DConditionModel", "forward"): Spec(
