@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from carpool import frames
 from carpool.config import EngineSettings
-from carpool.parameters import Card, Parameter
+from carpool.parameters import Card, Parameter, Task
 from carpool.types import MAX_SEED, Job, Timings
 
 texts = st.text(max_size=20)
@@ -28,11 +28,18 @@ parameters = st.builds(
     required=st.booleans(),
     default=plain,
 )
+tasks = st.builds(
+    Task,
+    name=texts,
+    pipeline=texts,
+    parameters=st.lists(parameters, max_size=3).map(tuple),
+    max_images=sides,
+    image_mode=texts,
+)
 cards = st.builds(
     Card,
     id=texts,
-    pipeline=texts,
-    parameters=st.lists(parameters, max_size=3).map(tuple),
+    tasks=st.lists(tasks, min_size=1, max_size=2).map(tuple),
     defaults=arguments,
     size_multiple_px=sides,
     default_size_px=st.none() | st.tuples(sides, sides),
@@ -55,6 +62,7 @@ jobs = st.builds(
     seed=st.integers(0, MAX_SEED),
     arguments=arguments,
     timeout_s=st.none() | st.floats(0.001, 1e6),
+    task=texts,
 )
 pictures = st.builds(frames.Picture, width=sides, height=sides, rgb=st.binary(max_size=99))
 usages = st.builds(frames.Usage, text_tokens=sides, image_tokens=sides)

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,30 +16,35 @@ from carpool.errors import (
     UnknownParameter,
     UnsupportedParameter,
 )
-from carpool.parameters import Card, Parameter, check, check_n, seeds
+from carpool.parameters import Card, Parameter, Task, check, check_n, seeds
 from carpool.types import MAX_SEED, Request
 
 CARD = Card(
     id="test",
-    pipeline="TestPipeline",
-    parameters=(
-        Parameter("prompt", "str"),
-        Parameter("image", "other"),
-        Parameter("negative_prompt", "str"),
-        Parameter("width", "int"),
-        Parameter("height", "int"),
-        Parameter("num_inference_steps", "int", default=28),
-        Parameter("guidance_scale", "float", default=3.5),
-        Parameter("strength", "float", default=0.6),
-        Parameter("sigmas", "numbers"),
-        Parameter("guidance_rescale", "float"),
-        Parameter("use_karras", "bool"),
-        Parameter("max_sequence_length", "int", default=512),
-        Parameter("num_images_per_prompt", "int", default=1),
-        Parameter("generator", "other"),
-        Parameter("output_type", "str", default="pil"),
-        Parameter("return_dict", "bool", default=True),
-        Parameter("prompt_embeds", "other"),
+    tasks=(
+        Task(
+            name="image-to-image",
+            pipeline="TestPipeline",
+            parameters=(
+                Parameter("prompt", "str"),
+                Parameter("image", "other"),
+                Parameter("negative_prompt", "str"),
+                Parameter("width", "int"),
+                Parameter("height", "int"),
+                Parameter("num_inference_steps", "int", default=28),
+                Parameter("guidance_scale", "float", default=3.5),
+                Parameter("strength", "float", default=0.6),
+                Parameter("sigmas", "numbers"),
+                Parameter("guidance_rescale", "float"),
+                Parameter("use_karras", "bool"),
+                Parameter("max_sequence_length", "int", default=512),
+                Parameter("num_images_per_prompt", "int", default=1),
+                Parameter("generator", "other"),
+                Parameter("output_type", "str", default="pil"),
+                Parameter("return_dict", "bool", default=True),
+                Parameter("prompt_embeds", "other"),
+            ),
+        ),
     ),
     defaults={"num_inference_steps": 20, "guidance_scale": 4.0},
     size_multiple_px=16,
@@ -48,8 +54,13 @@ CARD = Card(
 )
 BARE = Card(
     id="bare",
-    pipeline="BarePipeline",
-    parameters=(Parameter("width", "int"), Parameter("label", "int", required=True)),
+    tasks=(
+        Task(
+            name="text-to-image",
+            pipeline="BarePipeline",
+            parameters=(Parameter("width", "int"), Parameter("label", "int", required=True)),
+        ),
+    ),
     defaults={},
     size_multiple_px=8,
     default_size_px=None,
@@ -225,7 +236,7 @@ def test_json_carries_no_objects_and_no_output_type() -> None:
     assert str(refusal(output_type="pil", from_json=True)) == (
         "output_type is not taken: use output_format"
     )
-    picture = object()
+    picture = np.zeros((1, 64, 64, 3))
     assert check(CARD, Request("a cat", image=picture)).arguments["image"] is picture
 
 

@@ -6,7 +6,7 @@ API. No torch.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +18,8 @@ from carpool.errors import (
     UnsupportedParameter,
     nearest,
 )
+from carpool.pictures import NAMES as PICTURE_NAMES
+from carpool.pictures import check_pictures
 from carpool.types import MAX_SEED, Job, Request, new_seed
 
 ParameterKind = Literal["int", "float", "bool", "str", "numbers", "other"]
@@ -45,17 +47,47 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
+class Task:
+    """One of the things that a model does, and the pipeline that does it."""
+
+    name: str  # "text-to-image", "inpaint", ...
+    pipeline: str  # class name
+    parameters: tuple[Parameter, ...]
+    max_images: int = 1  # reference images of a request
+    image_mode: str = "RGB"  # of PIL images
+
+    def takes(self, name: str) -> bool:
+        return any(parameter.name == name for parameter in self.parameters)
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     """A loaded model as its clients see it."""
 
     id: str
-    pipeline: str  # class name
-    parameters: tuple[Parameter, ...]
+    tasks: tuple[Task, ...]  # the loaded pipeline's own first
     defaults: dict[str, Any]  # laid under what a request leaves out
     size_multiple_px: int
     default_size_px: tuple[int, int] | None  # width, height
     max_pixels: int
     max_steps: int
+
+    @property
+    def pipeline(self) -> str:
+        return self.tasks[0].pipeline
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self.tasks[0].parameters
+
+    def task(self, name: str) -> Task:
+        return next(task for task in self.tasks if task.name == name)
+
+    def task_for(self, given: Iterable[str]) -> Task:
+        """The task that takes the pictures given; the model's own where none does."""
+        pictures = [name for name in given if name in PICTURE_NAMES]
+        fitting = (task for task in self.tasks if all(map(task.takes, pictures)))
+        return next(fitting, self.tasks[0])
 
     def steps(self, arguments: Mapping[str, Any]) -> int:
         """Denoising steps that these arguments ask for; 0 where the pipeline does not say."""
@@ -65,7 +97,8 @@ class Card:
     def names(self) -> list[str]:
         """What a request may say, ours included."""
         hidden = INSTEAD.keys()
-        return [*OURS, *(p.name for p in self.parameters if p.name not in hidden)]
+        names = dict.fromkeys(p.name for task in self.tasks for p in task.parameters)
+        return [*OURS, *(name for name in names if name not in hidden)]
 
 
 def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
@@ -79,22 +112,29 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
     Raises:
         Rejected: names what was seen, the rule, and the nearest thing that works.
     """
-    known = {parameter.name: parameter for parameter in card.parameters}
-    arguments = dict(card.defaults)
     given = dict(request.parameters)
     if request.prompt is not None:
         given["prompt"] = request.prompt
+    task = card.task_for(name for name, value in given.items() if value is not None)
+    known = {parameter.name: parameter for parameter in task.parameters}
+    arguments = {name: value for name, value in card.defaults.items() if name in known}
     for name, value in given.items():
         if name in INSTEAD:
             raise UnsupportedParameter(f"{name} is not taken: {INSTEAD[name]}", param=name)
-        if name not in known:
-            hint = nearest(name, card.names())
-            raise UnknownParameter(f"{card.pipeline} has no parameter {name!r}{hint}", param=name)
-        if value is None:
+        if value is None and any(one.takes(name) for one in card.tasks):
             continue  # as if it had not been said
+        if name not in known:
+            raise _unknown(card, task, name)
         arguments[name] = _value(known[name], value, from_json)
     _check_rules(card, arguments)
-    missing = [p.name for p in card.parameters if p.required and p.name not in arguments]
+    check_pictures(
+        arguments,
+        mode=task.image_mode,
+        most=task.max_images,
+        least_px=card.size_multiple_px,
+        max_pixels=card.max_pixels,
+    )
+    missing = [p.name for p in task.parameters if p.required and p.name not in arguments]
     if "prompt" in known and "prompt" not in arguments and "prompt_embeds" not in arguments:
         missing.append("prompt")
     if missing:
@@ -106,7 +146,18 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
         seed=check_seed(request.seed),
         arguments=arguments,
         timeout_s=None if request.timeout_s is None else check_timeout(request.timeout_s),
+        task=task.name,
     )
+
+
+def _unknown(card: Card, task: Task, name: str) -> UnknownParameter:
+    others = [other for other in card.tasks if other.takes(name)]
+    if others:  # as `strength` without a picture
+        pictures = [p.name for p in others[0].parameters if p.name in PICTURE_NAMES]
+        hint = f": {others[0].name} takes it, with {' and '.join(pictures) or 'other inputs'}"
+    else:
+        hint = nearest(name, card.names())
+    return UnknownParameter(f"{task.pipeline} has no parameter {name!r}{hint}", param=name)
 
 
 def check_n(n: Any, most: int) -> int:

@@ -66,6 +66,7 @@ class Job:
     seed: int
     arguments: Mapping[str, Any] = field(hash=False)  # of the pipeline's `__call__`
     timeout_s: float | None = None
+    task: str = "text-to-image"  # which of the model's pipelines is called
 
 
 @dataclass(frozen=True, slots=True)

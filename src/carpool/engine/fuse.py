@@ -61,7 +61,7 @@ class Fuser:
                 for name, value in sorted(arguments.items(), key=_name)
                 if not _is_said_anyway(target, name, value, rows)
             ]
-        except (Unfusable, AttributeError, KeyError, TypeError):  # a rule that does not fit what was passed
+        except (Unfusable, AttributeError, KeyError, TypeError):  # not what the rules foresee
             return _Alone(call), 1
         return (target.component, target.method, tuple(parts)), rows
 

@@ -143,7 +143,7 @@ class Engine:
             now_s = self._clock()
             self._riders[rider.number] = rider
             rider.listener.event(Event("started", rider.job.request_id, now_s))
-            view = pipeline.view(self.loaded)
+            view = pipeline.view(self.loaded, rider.job.task)
             body = partial(pipeline.call, view, rider.job, self.loaded.card)
             self._settle(rider, self._in_fiber(partial(rider.start, view, body, now_s)))
 

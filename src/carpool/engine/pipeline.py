@@ -4,10 +4,7 @@ The only module beside `intercept.py` that knows diffusers. The pipeline's code 
 """
 
 import copy
-import inspect
 import json
-import types
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -23,8 +20,9 @@ from torch import nn
 from carpool import shapes
 from carpool.config import EngineSettings
 from carpool.engine.device import Device
+from carpool.engine.tasks import tasks_of
 from carpool.errors import LoadFailed
-from carpool.parameters import Card, Parameter, ParameterKind
+from carpool.parameters import Card, Task
 from carpool.types import Job
 
 CARD_FILE = "carpool.json"
@@ -39,7 +37,7 @@ class Loaded:
     pipe: DiffusionPipeline
     card: Card
     device: Device
-    view_class: type  # of the views of `pipe`, see `_pinned`
+    originals: Mapping[str, tuple[DiffusionPipeline, type]]  # by task; see `_pinned` for the class
 
     @property
     def parameters(self) -> int:
@@ -79,19 +77,27 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
     for module in pipe.components.values():
         if isinstance(module, nn.Module):
             module.eval().requires_grad_(False)
-    pipe.set_progress_bar_config(disable=True)
-    return Loaded(pipe, describe(pipe, name, extra, settings), device, _pinned(pipe))
+    tasks = tasks_of(pipe)
+    for _, one in tasks.values():
+        one.set_progress_bar_config(disable=True)
+    return Loaded(
+        pipe,
+        describe(pipe, name, extra, settings, tuple(task for task, _ in tasks.values())),
+        device,
+        {name: (one, _pinned(one)) for name, (_, one) in tasks.items()},
+    )
 
 
-def view(loaded: Loaded) -> Any:
+def view(loaded: Loaded, task: str) -> Any:
     """A request's own copy: shared modules, private scheduler and attributes.
 
     Pipelines keep the state of a call on `self` and in their scheduler. At the end of a call they
     reset hooks of modules that others are still using, which the copy does not.
     """
-    mine = copy.copy(loaded.pipe)
-    mine.__class__ = loaded.view_class
-    for name, component in vars(loaded.pipe).items():
+    original, view_class = loaded.originals[task]
+    mine = copy.copy(original)
+    mine.__class__ = view_class
+    for name, component in vars(original).items():
         if isinstance(component, SchedulerMixin):
             setattr(mine, name, copy.deepcopy(component))
     mine.maybe_free_model_hooks = lambda: None
@@ -112,7 +118,7 @@ def _pinned(pipe: DiffusionPipeline) -> type:
 def call(mine: Any, job: Job, card: Card) -> Any:
     """Run the pipeline for a job. Random numbers are drawn on the CPU: the same on any device."""
     arguments = dict(job.arguments)
-    names = {parameter.name for parameter in card.parameters}
+    names = {parameter.name for parameter in card.task(job.task).parameters}
     if "generator" in names:
         arguments["generator"] = torch.Generator().manual_seed(job.seed)
     if "output_type" in names and arguments.get("output_type") != "latent":
@@ -178,20 +184,17 @@ def versions() -> dict[str, str]:
 
 
 def describe(
-    pipe: DiffusionPipeline, name: str, extra: Mapping[str, Any], settings: EngineSettings
+    pipe: DiffusionPipeline,
+    name: str,
+    extra: Mapping[str, Any],
+    settings: EngineSettings,
+    tasks: tuple[Task, ...],
 ) -> Card:
-    """Read a pipeline's own signature and geometry; `extra` is what its card file says."""
+    """What clients may know of a pipeline; `extra` is what its card file says."""
     defaults = extra.get("defaults", {})
-    signature = inspect.signature(type(pipe).__call__)
-    parameters = tuple(
-        Parameter(p.name, _kind(p.annotation), p.default is p.empty, _plain(p.default))
-        for p in list(signature.parameters.values())[1:]
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    )
     return Card(
         id=name,
-        pipeline=type(pipe).__name__,
-        parameters=parameters,
+        tasks=tasks,
         defaults=dict(defaults),
         size_multiple_px=_size_multiple(pipe),
         default_size_px=_default_size(pipe, defaults),
@@ -248,26 +251,11 @@ def _keep_vae_exact(pipe: DiffusionPipeline) -> None:
         vae.register_to_config(force_upcast=False)
 
 
-def _kind(annotation: Any) -> ParameterKind:
-    if isinstance(annotation, str):
-        return "other"
-    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    options = typing.get_args(annotation) if is_union else (annotation,)
-    for kind in (str, bool, float, int):
-        if kind in options:
-            return typing.cast("ParameterKind", kind.__name__)
-    if any(typing.get_args(option) in ((int,), (float,)) for option in options):
-        return "numbers"
-    return "other"
-
-
-def _plain(default: Any) -> Any:
-    return default if isinstance(default, (bool, int, float, str)) else None
-
-
 def _size_multiple(pipe: DiffusionPipeline) -> int:
-    processor = getattr(pipe, "image_processor", None) or getattr(pipe, "video_processor", None)
-    factor = processor.config.vae_scale_factor if processor is not None else 1
+    factor = 1
+    for name in ("video_processor", "image_processor"):  # Wan's image_processor is CLIP's
+        config = getattr(getattr(pipe, name, None), "config", None)
+        factor = getattr(config, "vae_scale_factor", factor)
     return int(factor * getattr(pipe, "patch_size", 1))
 
 

@@ -1,0 +1,128 @@
+"""Pictures that a request brings along: checked before it waits in any line.
+
+A pipeline would stretch, cut or misread a picture that does not suit it, or fail in the middle.
+Pictures are told by what they have (`mode` and `size`, or `shape`), so neither Pillow nor torch is
+imported here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from carpool.errors import InvalidValue, MissingParameter
+
+PICTURES = ("image", "control_image", "ip_adapter_image", "last_image", "image_reference")
+MASKS = ("mask_image", "control_mask")
+NAMES = (*PICTURES, *MASKS)
+ORIENTATION = 0x0112  # the EXIF tag; 1 means upright
+
+Size = tuple[int, int]  # width, height
+
+
+def check_pictures(
+    arguments: Mapping[str, Any], *, mode: str, most: int, least_px: int, max_pixels: int
+) -> None:
+    """Refuse pictures that the pipeline cannot take as they are.
+
+    Args:
+        arguments: of the pipeline's `__call__`; each picture a PIL image, a tensor or an array
+            (C, H, W), (1, C, H, W) or a batch of one image (1, H, W, C), or a list of them.
+        mode: of PIL images that the model reads: "RGB", or "RGBA".
+        most: reference images that the pipeline takes.
+        least_px: shortest side.
+        max_pixels: largest picture.
+
+    Raises:
+        InvalidValue, MissingParameter: name what was seen and the rule.
+    """
+    for name in NAMES:
+        given = arguments.get(name)
+        if given is None:
+            continue
+        ones = list(given) if isinstance(given, (list, tuple)) else [given]
+        limit = most if name == "image" else max(most, 1)
+        if not 1 <= len(ones) <= limit and name not in ("ip_adapter_image", "control_image"):
+            raise InvalidValue(
+                f"{name} is a list of {len(ones)}: this model takes "
+                + ("one" if limit == 1 else f"from 1 to {limit}"),
+                param=name,
+            )
+        for one in ones:
+            modes = (mode,) if name in PICTURES else ("L", "1", mode)
+            _check_one(name, one, modes, least_px, max_pixels)
+    _check_mask(arguments)
+
+
+def _check_one(
+    name: str, picture: Any, modes: Sequence[str], least_px: int, max_pixels: int
+) -> None:
+    if isinstance(picture, (list, tuple)):  # of an IP-adapter: a list an adapter
+        for one in picture:
+            _check_one(name, one, modes, least_px, max_pixels)
+        return
+    size = size_of(picture)
+    if size is None:
+        raise InvalidValue(
+            f"{name} is a {type(picture).__name__}: give a PIL image or a tensor, opened from "
+            "its file",
+            param=name,
+        )
+    width, height = size
+    if min(size) < least_px or width * height > max_pixels:
+        raise InvalidValue(
+            f"{name} has {width}x{height} pixels: each side must have at least {least_px}, and "
+            f"the whole at most {max_pixels} pixels",
+            param=name,
+        )
+    if not _is_pil(picture):
+        return
+    if picture.mode not in modes:
+        raise InvalidValue(
+            f"{name} has mode {picture.mode}: must be {' or '.join(modes)}; "
+            f"{name}.convert({modes[0]!r}) gives that",
+            param=name,
+        )
+    turned = picture.getexif().get(ORIENTATION, 1)
+    if turned != 1:
+        raise InvalidValue(
+            f"{name} is stored turned (EXIF orientation {turned}): must be upright; "
+            "PIL.ImageOps.exif_transpose turns it",
+            param=name,
+        )
+
+
+def _check_mask(arguments: Mapping[str, Any]) -> None:
+    mask = arguments.get("mask_image")
+    if mask is None:
+        return
+    image = arguments.get("image")
+    if image is None:
+        raise MissingParameter("image is missing: mask_image says which part of it", param="image")
+    of_mask, of_image = size_of(_first(mask)), size_of(_first(image))
+    if of_mask != of_image and of_mask is not None and of_image is not None:
+        raise InvalidValue(
+            f"mask_image has {of_mask[0]}x{of_mask[1]} pixels, and image {of_image[0]}x"
+            f"{of_image[1]}: both must have the same size",
+            param="mask_image",
+        )
+
+
+def size_of(picture: Any) -> Size | None:
+    """Width and height of a PIL image, tensor or array; None for anything else."""
+    if _is_pil(picture):
+        width, height = picture.size
+        return int(width), int(height)
+    shape = getattr(picture, "shape", None)
+    if shape is None or not 2 <= len(shape) <= 5:
+        return None
+    is_array = type(picture).__module__ == "numpy"  # (H, W, C), by the habit of diffusers
+    if is_array and len(shape) > 2:
+        return int(shape[-2]), int(shape[-3])
+    return int(shape[-1]), int(shape[-2])
+
+
+def _is_pil(picture: Any) -> bool:
+    return isinstance(getattr(picture, "mode", None), str)
+
+
+def _first(given: Any) -> Any:
+    return given[0] if isinstance(given, (list, tuple)) and given else given
