@@ -8,6 +8,7 @@ diffusers, a pipeline of its own, nothing of Carpool.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -121,7 +122,7 @@ class Drive:
 
 @contextmanager
 def driving(
-    model: str | DiffusionPipeline,
+    model: str | Path | DiffusionPipeline,
     *,
     clock: VirtualClock | None = None,
     **settings: Any,
@@ -133,7 +134,7 @@ def driving(
         clock: the engine's; without one, time stands still.
         settings: of `EngineSettings`.
     """
-    pipe = served(model) if isinstance(model, str) else model
+    pipe = served(model) if isinstance(model, str) else model  # a folder is loaded anew
     chosen = EngineSettings(**{"device": "cpu", **settings})
     forwards: list[Forward] = []
     engine = Engine(

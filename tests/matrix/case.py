@@ -22,6 +22,7 @@ class Case:
     family: str  # the tiny checkpoint
     task: str  # "text-to-image", "image-to-video", ...
     common: Mapping[str, Any] = field(default_factory=dict)
+    without: tuple[str, ...] = ()  # of the family's arguments: the task has no such parameter
     requests: tuple[Mapping[str, Any], ...] = ()
     matters: tuple[str, ...] = ("prompt", "seed")  # arguments that must show in the output
     fuses: Mapping[str, float]  # "component.method": the least mean of requests per forward

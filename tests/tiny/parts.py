@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderKL, AutoencoderKLFlux2
 from torch import nn
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    GemmaTokenizer,
+    LlamaTokenizer,
+    Qwen2Tokenizer,
     T5Config,
     T5EncoderModel,
     T5TokenizerFast,
@@ -51,6 +54,19 @@ def drawn(module: M, *, last: str | None = None, gain: float = 1.0) -> M:
         if last is not None:
             for parameter in module.get_submodule(last).parameters():
                 parameter.mul_(gain)
+    return module
+
+
+def sharpened(module: M, factor: float = 3.0) -> M:
+    """Scale the normed queries of `module` in place, so that attention picks out few tokens.
+
+    Where nothing but attention carries the text into the picture, an even look at all tokens
+    leaves of a prompt only a mean that is much the same for any.
+    """
+    with torch.no_grad():
+        for name, part in module.named_modules():
+            if name.endswith("norm_q"):
+                part.get_parameter("weight").mul_(factor)
     return module
 
 
@@ -92,10 +108,10 @@ def t5_tokenizer() -> T5TokenizerFast:
     return tokenizer
 
 
-def t5(width: int) -> T5EncoderModel:
-    """Draw a T5 encoder with embeddings `width` wide."""
+def t5(width: int, vocab_size: int | None = None) -> T5EncoderModel:
+    """Draw a T5 encoder with embeddings `width` wide, for `t5_tokenizer` if nothing is said."""
     config = T5Config(
-        vocab_size=len(t5_tokenizer()),
+        vocab_size=vocab_size or len(t5_tokenizer()),
         d_model=width,
         d_kv=8,
         d_ff=37,
@@ -104,6 +120,24 @@ def t5(width: int) -> T5EncoderModel:
         decoder_start_token_id=0,
     )
     return drawn(T5EncoderModel(config))
+
+
+def gemma_tokenizer() -> GemmaTokenizer:
+    """Load the tokenizer of every Gemma here; it pads on the left, until a pipeline says right."""
+    tokenizer: GemmaTokenizer = GemmaTokenizer.from_pretrained(TOKENIZERS / "gemma")
+    return tokenizer
+
+
+def llama_tokenizer() -> LlamaTokenizer:
+    """Load the tokenizer of every Llama here."""
+    tokenizer: LlamaTokenizer = LlamaTokenizer.from_pretrained(TOKENIZERS / "llama")
+    return tokenizer
+
+
+def qwen2_tokenizer() -> Qwen2Tokenizer:
+    """Load the tokenizer of every chat model here; it has a chat template."""
+    tokenizer: Qwen2Tokenizer = Qwen2Tokenizer.from_pretrained(TOKENIZERS / "qwen2")
+    return tokenizer
 
 
 def kl_vae(**config: Any) -> AutoencoderKL:
@@ -126,3 +160,21 @@ def flow_vae() -> AutoencoderKL:
     return kl_vae(
         use_quant_conv=False, use_post_quant_conv=False, shift_factor=0.06, scaling_factor=1.5
     )
+
+
+def flux2_vae() -> AutoencoderKLFlux2:
+    """Draw the VAE of FLUX.2 and ERNIE-Image: 2x2 latents are normed by statistics of its own."""
+    vae = AutoencoderKLFlux2(
+        sample_size=64,
+        block_out_channels=(4, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=1,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+    nn.init.normal_(vae.bn.running_mean, std=0.1)
+    nn.init.uniform_(vae.bn.running_var, 0.5, 1.5)
+    return drawn(vae, last="decoder.conv_out", gain=0.5)

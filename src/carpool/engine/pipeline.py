@@ -6,13 +6,13 @@ The only module beside `intercept.py` that knows diffusers. The pipeline's code 
 import copy
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, WanPipeline
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import nn
@@ -20,14 +20,19 @@ from torch import nn
 from carpool import shapes
 from carpool.config import EngineSettings
 from carpool.engine.device import Device
+from carpool.engine.dmd import DMDScheduler
 from carpool.engine.tasks import tasks_of
 from carpool.errors import LoadFailed
+from carpool.lora import parse_lora
 from carpool.parameters import Card, Task
 from carpool.types import Job
 
 CARD_FILE = "carpool.json"
 """Optional, beside a local model's `model_index.json`: its public id, values for what requests
 leave out, and its largest picture: {"id": ..., "defaults": {...}, "max_pixels": ...}."""
+
+
+EMBEDDED = {"shapes": shapes.MODEL_DIR, "shapes-video": shapes.VIDEO_MODEL_DIR}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class Loaded:
     card: Card
     device: Device
     originals: Mapping[str, tuple[DiffusionPipeline, type]]  # by task; see `_pinned` for the class
+    lora: Mapping[str, str | Path] = field(default_factory=dict)  # adapters to begin with, by name
 
     @property
     def parameters(self) -> int:
@@ -47,7 +53,7 @@ class Loaded:
 
 
 def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loaded:
-    """Load a pipeline: "shapes", a hub id, a local folder, or one that is there already.
+    """Load a pipeline: an embedded one, a hub id, a local folder, or one that is there already.
 
     Only safetensors weights are read, and no code from the checkpoint is run.
 
@@ -63,12 +69,7 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
         source, extra = _source(model)
         name = str(extra.get("id", model))
         try:
-            pipe = DiffusionPipeline.from_pretrained(
-                source,
-                dtype=device.dtype,
-                revision=settings.revision,
-                use_safetensors=True,
-            )
+            pipe = _from_pretrained(source, settings.revision, device.dtype)
         except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
             raise LoadFailed(f"cannot load {model!s}: {error}") from error
         pipe.to(device.torch)
@@ -85,7 +86,17 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
         describe(pipe, name, extra, settings, tuple(task for task, _ in tasks.values())),
         device,
         {name: (one, _pinned(one)) for name, (_, one) in tasks.items()},
+        {**extra.get("lora", {}), **parse_lora(settings.lora)},
     )
+
+
+def _from_pretrained(source: str, revision: str | None, dtype: torch.dtype) -> DiffusionPipeline:
+    """The pipeline of a folder or hub id, in its own class or the one that stands in for it."""
+    given = {"revision": revision, "dtype": dtype, "use_safetensors": True}
+    config = DiffusionPipeline.load_config(source, revision=revision)
+    if config.get("_class_name") == "WanDMDPipeline":  # FastWan: not in diffusers
+        return WanPipeline.from_pretrained(source, scheduler=DMDScheduler(), **given)
+    return DiffusionPipeline.from_pretrained(source, **given)
 
 
 def view(loaded: Loaded, task: str) -> Any:
@@ -121,6 +132,8 @@ def call(mine: Any, job: Job, card: Card) -> Any:
     names = {parameter.name for parameter in card.task(job.task).parameters}
     if "generator" in names:
         arguments["generator"] = torch.Generator().manual_seed(job.seed)
+        if isinstance(getattr(mine, "scheduler", None), DMDScheduler):
+            mine.scheduler.generator = arguments["generator"]
     if "output_type" in names and arguments.get("output_type") != "latent":
         arguments["output_type"] = "pt"  # never PIL here: that would wait for the device
     return mine(**arguments)
@@ -192,6 +205,9 @@ def describe(
 ) -> Card:
     """What clients may know of a pipeline; `extra` is what its card file says."""
     defaults = extra.get("defaults", {})
+    if isinstance(getattr(pipe, "scheduler", None), DMDScheduler):
+        steps = len(pipe.scheduler.config.levels)
+        defaults = {"num_inference_steps": steps, "guidance_scale": 1.0, **defaults}
     return Card(
         id=name,
         tasks=tasks,
@@ -205,16 +221,18 @@ def describe(
 
 def _source(model: str | Path) -> tuple[str, dict[str, Any]]:
     """Where `from_pretrained` finds the model, and what its card file says."""
-    folder = shapes.MODEL_DIR if str(model) == "shapes" else Path(model).expanduser()
+    folder = EMBEDDED.get(str(model)) or Path(model).expanduser()
     if (folder / "model_index.json").is_file():
         card = folder / CARD_FILE
         extra = json.loads(card.read_text()) if card.is_file() else {}
-        return str(folder), {"id": folder.resolve().name, **extra}  # never a path to clients
+        lora = {name: folder / path for name, path in extra.get("lora", {}).items()}
+        extra = {"id": folder.resolve().name, **extra, "lora": lora}  # never a path to clients
+        return str(folder), extra
     text = str(model)
     if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
         raise LoadFailed(
-            f"no model at {text!r}: give 'shapes', a hub id like 'org/name', or a folder that "
-            "holds a model_index.json"
+            f"no model at {text!r}: give {' or '.join(map(repr, EMBEDDED))}, a hub id like "
+            "'org/name', or a folder that holds a model_index.json"
         )
     return text, {}
 

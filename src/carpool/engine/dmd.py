@@ -1,0 +1,95 @@
+"""The few-step sampler of models distilled by distribution matching, such as FastWan.
+
+At each of a few fixed noise levels the model's velocity gives a whole clean sample, and fresh noise
+takes it to the next level; there is no solver in between. Diffusers has no such scheduler for Wan.
+
+Source: Yin et al., "Improved Distribution Matching Distillation for Fast Image Synthesis"
+(NeurIPS 2024), section 4.4; the levels are those that FastWan2.2-TI2V-5B-FullAttn was trained on.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from diffusers.utils import BaseOutput
+from torch import Tensor
+
+LEVELS = (1000, 757, 522)
+
+
+@dataclass
+class DMDOutput(BaseOutput):  # type: ignore[misc]
+    prev_sample: Tensor
+
+
+class DMDScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
+    """Samples at fixed noise levels, with fresh noise in between.
+
+    Args:
+        levels: timesteps, 0-1000, falling; also the most steps there are.
+        num_train_timesteps: the timestep of pure noise.
+    """
+
+    order = 1
+    config_name = "scheduler_config.json"
+
+    @register_to_config
+    def __init__(self, levels: tuple[int, ...] = LEVELS, num_train_timesteps: int = 1000) -> None:
+        self.generator = torch.Generator()  # of the request: pipelines pass none to `step`
+        self.timesteps = torch.tensor(levels)
+        self._step_index: int | None = None
+
+    @property
+    def step_index(self) -> int | None:
+        return self._step_index
+
+    def set_timesteps(self, num_inference_steps: int, device: Any = None, **_: Any) -> None:
+        """Take the first levels.
+
+        Raises:
+            ValueError: there are fewer than the steps asked for.
+        """
+        levels = self.config.levels
+        if num_inference_steps > len(levels):
+            raise ValueError(
+                f"num_inference_steps={num_inference_steps}: the model was distilled to "
+                f"{len(levels)} steps, and has no more"
+            )
+        self.timesteps = torch.tensor(levels[:num_inference_steps], device=device)
+        self._step_index = None
+
+    def set_begin_index(self, begin_index: int = 0) -> None:
+        self._step_index = begin_index
+
+    def scale_model_input(self, sample: Tensor, timestep: Any = None) -> Tensor:
+        return sample
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: Any,
+        sample: Tensor,
+        return_dict: bool = True,
+        **_: Any,
+    ) -> DMDOutput | tuple[Tensor]:
+        """Go from one level to the next.
+
+        Args:
+            model_output: velocity, noise minus clean sample, like `sample`.
+            timestep: not read; steps follow each other.
+            sample: (rows, C, F, h, w), noisy.
+        """
+        done = self._step_index or 0
+        clean = sample.float() - self._sigma(done) * model_output.float()
+        self._step_index = done + 1
+        if done + 1 < len(self.timesteps):
+            noise = torch.randn(clean.shape, generator=self.generator).to(clean.device)
+            sigma = self._sigma(done + 1)
+            clean = (1 - sigma) * clean + sigma * noise
+        after = clean.to(sample.dtype)
+        return DMDOutput(prev_sample=after) if return_dict else (after,)
+
+    def _sigma(self, index: int) -> float:
+        return float(self.config.levels[index]) / float(self.config.num_train_timesteps)
