@@ -39,6 +39,7 @@ class DMDScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
     def __init__(self, levels: tuple[int, ...] = LEVELS, num_train_timesteps: int = 1000) -> None:
         self.generator = torch.Generator()  # of the request: pipelines pass none to `step`
         self.timesteps = torch.tensor(levels)
+        self.sigmas = torch.zeros(1)  # the share of noise at each step, and 0 after the last
         self._step_index: int | None = None
 
     @property
@@ -58,6 +59,8 @@ class DMDScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
                 f"{len(levels)} steps, and has no more"
             )
         self.timesteps = torch.tensor(levels[:num_inference_steps], device=device)
+        shares = torch.tensor([*levels[:num_inference_steps], 0], dtype=torch.float32)
+        self.sigmas = shares / self.config.num_train_timesteps
         self._step_index = None
 
     def set_begin_index(self, begin_index: int = 0) -> None:
@@ -82,14 +85,10 @@ class DMDScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
             sample: (rows, C, F, h, w), noisy.
         """
         done = self._step_index or 0
-        clean = sample.float() - self._sigma(done) * model_output.float()
+        clean = sample.float() - self.sigmas[done] * model_output.float()
         self._step_index = done + 1
-        if done + 1 < len(self.timesteps):
+        if sigma := float(self.sigmas[done + 1]):
             noise = torch.randn(clean.shape, generator=self.generator).to(clean.device)
-            sigma = self._sigma(done + 1)
             clean = (1 - sigma) * clean + sigma * noise
         after = clean.to(sample.dtype)
         return DMDOutput(prev_sample=after) if return_dict else (after,)
-
-    def _sigma(self, index: int) -> float:
-        return float(self.config.levels[index]) / float(self.config.num_train_timesteps)
