@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Small models spin when they get more than one thread: see docs/experiments.md.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-.PHONY: serve test demo bench lint types shapes docs lock
+.PHONY: serve test test-models demo bench lint types shapes shapes-video docs lock
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -18,6 +18,14 @@ serve: .venv/ready  ## serve the embedded model on http://127.0.0.1:8000
 
 test: .venv/ready  ## all tests: no network, no GPU
 	$(ONE_THREAD) $(BIN)/python -m pytest
+
+# torchvision's wheels want a CUDA build of torch; the tests only need its Python part.
+build/torchvision: .venv/ready
+	$(BIN)/pip install --quiet --no-deps --target $@ torchvision==0.28.0
+
+test-models: .venv/ready build/torchvision  ## every model and task against plain diffusers
+	$(ONE_THREAD) CARPOOL_WRITE_PROOF=1 $(BIN)/python -m pytest -m "slow or not slow" \
+	  tests/test_matrix.py tests/test_outsiders.py tests/test_traps_*.py
 
 demo: .venv/ready  ## 24 clients at once; writes demo.png
 	$(BIN)/python examples/demo.py
@@ -35,8 +43,12 @@ types: .venv/ready
 shapes: .venv/ready  ## train the embedded model again (two hours on two cores; wants g++)
 	$(BIN)/python -m carpool.shapes.train
 
-docs: .venv/ready  ## write docs/reference.md
+shapes-video: .venv/ready  ## train the embedded video model again (1.5 hours on two cores; wants g++)
+	$(ONE_THREAD) $(BIN)/python -m carpool.shapes.video.train
+
+docs: .venv/ready  ## write docs/reference.md and docs/models.md
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_models.py
 
 lock:  ## choose the newest versions that pyproject.toml allows, and write requirements.lock
 	rm -rf build/lock && $(PYTHON) -m venv build/lock

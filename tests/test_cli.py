@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import carpool
 from carpool import cli
@@ -259,3 +261,36 @@ def test_an_interrupt_ends_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("carpool.api.load", interrupt)
 
     assert run("generate", "a").status == 130
+
+
+# Pictures in, videos out
+
+
+def test_a_picture_and_a_mask_go_in_and_what_is_not_masked_stays(run: Run, tmp_path: Path) -> None:
+    Image.new("RGB", SIZE, "blue").save(tmp_path / "before.png")
+    Image.new("L", SIZE, 0).save(tmp_path / "nothing.png")
+
+    def drawn(prompt: str, *flags: str) -> "np.ndarray[Any, Any]":
+        given = ["--image", "before.png", "-o", "after.png", *FLAGS, *flags]
+        assert run("generate", prompt, *given).status == 0
+        return np.asarray(Image.open(tmp_path / "after.png")).astype(int)
+
+    cat, dog = (drawn(prompt, "--mask", "nothing.png") for prompt in ("a cat", "a dog"))
+
+    assert abs(cat - dog).max() <= 1
+    assert abs(cat - drawn("a cat", "-p", "strength=0.5")).max() > 20
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["-o", "out.mp4"], "the model makes pictures: use .png"),
+        (["--image", "missing.png"], "missing.png: not a picture that can be read"),
+        (["-o", "out.gif"], "the name must end in one of .png, .jpg, .jpeg, .webp, .mp4"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(run: Run, flags: list[str], says: str) -> None:
+    ended = run("generate", "a cat", *FLAGS, *flags)
+
+    assert ended.status in (1, 2)
+    assert says in ended.err

@@ -2,14 +2,25 @@
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from carpool.media import Format, encode, encode_image, read_settings
+from carpool.errors import InvalidValue
+from carpool.media import (
+    Format,
+    encode,
+    encode_image,
+    encode_video,
+    read_picture,
+    read_settings,
+)
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 values = st.recursive(plain, lambda inner: st.lists(inner, max_size=3), max_leaves=5)
@@ -145,3 +156,42 @@ def test_a_picture_with_three_bands_is_the_same_either_way(format_: Format) -> N
     assert encode_image(image, format_, 80) == encode(
         noise(), 32, 16, format=format_, compression=80
     )
+
+
+def test_a_video_plays_as_it_was_drawn_and_says_how_it_was_made() -> None:
+    frames = [Image.new("RGB", (48, 33), colour) for colour in ("red", "lime", "blue")]
+
+    mp4 = encode_video(frames, 12, {"prompt": "a red circle", "seed": 7})
+
+    with av.open(io.BytesIO(mp4)) as container:
+        [stream] = container.streams
+        shown = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+        assert stream.average_rate == 12
+        assert json.loads(container.metadata["comment"]) == {"prompt": "a red circle", "seed": 7}
+    assert len(shown) == 3
+    for picture, drawn in zip(shown, frames, strict=True):
+        assert picture.shape == (32, 48, 3)
+        assert abs(picture.mean(axis=(0, 1)) - np.asarray(drawn).mean(axis=(0, 1))).max() < 12
+
+
+def test_a_picture_is_read_upright_and_in_the_mode_that_pipelines_want(tmp_path: Path) -> None:
+    turned = Image.new("RGBA", (40, 20), "red")
+    exif = turned.getexif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    turned.save(tmp_path / "turned.png", exif=exif)
+
+    picture = read_picture(tmp_path / "turned.png")
+    mask = read_picture(tmp_path / "turned.png", is_mask=True)
+
+    assert (picture.size, picture.mode) == ((20, 40), "RGB")
+    assert (mask.size, mask.mode) == ((20, 40), "L")
+
+
+@pytest.mark.parametrize("content", [b"", b"no picture", None])
+def test_what_is_no_picture_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "file.png"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(InvalidValue, match=r"file\.png: not a picture that can be read"):
+        read_picture(path)

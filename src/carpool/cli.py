@@ -74,9 +74,8 @@ def serve(model: str, **flags: Any) -> None:
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    default=Path("out.png"),
-    show_default=True,
-    help=".png, .jpg or .webp; several pictures get -1, -2, ...",
+    help=".png, .jpg or .webp, .mp4 for videos; several get -1, -2, ...  "
+    "[default: out.png or out.mp4]",
 )
 @click.option("--model", default="shapes", show_default=True, help="as for serve")
 @click.option("--steps", type=int, help="denoising steps")
@@ -87,6 +86,15 @@ def serve(model: str, **flags: Any) -> None:
 )
 @click.option("--guidance", type=float, help="guidance scale")
 @click.option("--negative-prompt", help="what not to draw")
+@click.option(
+    "--image",
+    "images",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="a picture to start from, or to refer to; repeatable where the model takes several",
+)
+@click.option("--mask", type=click.Path(path_type=Path), help="white where to draw anew")
+@click.option("--fps", type=float, default=16, show_default=True, help="frames a second of videos")
 @click.option(
     "-p",
     "--parameter",
@@ -99,8 +107,11 @@ def serve(model: str, **flags: Any) -> None:
 def generate(
     prompts: tuple[str, ...],
     prompts_file: Iterable[str] | None,
-    output: Path,
+    output: Path | None,
     model: str,
+    images: tuple[Path, ...],
+    mask: Path | None,
+    fps: float,
     size: str | None,
     seed: int | None,
     n: int,
@@ -111,18 +122,15 @@ def generate(
     negative_prompt: str | None,
     **flags: Any,
 ) -> None:
-    """Draw PROMPTS, all of them together, and write the pictures."""
+    """Draw PROMPTS, all of them together, and write the pictures or videos."""
     try:
         everything = [*prompts, *(line.strip() for line in prompts_file or () if line.strip())]
     except UnicodeDecodeError as error:
         raise click.UsageError(f"--prompts-file: not UTF-8: {error}") from None
     if not everything:
         raise click.UsageError("give a prompt, or --prompts-file")
-    if output.suffix.lower() not in _FORMATS:
-        known = ", ".join(_FORMATS)
-        raise click.UsageError(f"--output {output}: the name must end in one of {known}")
-    if not output.parent.is_dir():  # said now, not after the work
-        raise click.UsageError(f"--output {output}: there is no folder {output.parent}")
+    if output is not None:
+        _check_output(output)  # said now, not after the work
     parameters = (
         dict(_pairs(parameter))
         | _sides(size)
@@ -138,26 +146,45 @@ def generate(
     )
     settings = _settings(flags).engine()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    from carpool.media import encode_image
+    from carpool.media import encode_image, encode_video, read_picture
 
+    pictures: dict[str, Any] = {}
+    if images:
+        read = [read_picture(path) for path in images]
+        pictures["image"] = read[0] if len(read) == 1 else read
+    if mask is not None:
+        pictures["mask_image"] = read_picture(mask, is_mask=True)
     with carpool.load(model, **dataclasses.asdict(settings)) as engine:
+        output = _output_for(engine.card.task_for(pictures).name, output)
         outputs = engine.generate(
-            everything, n=n, seed=seed, progress=sys.stderr.isatty(), **parameters
+            everything, n=n, seed=seed, progress=sys.stderr.isatty(), **parameters, **pictures
         )
     for i, one in enumerate(outputs):
         path = output
         if len(outputs) > 1:
             path = output.with_stem(f"{output.stem}-{i + 1}")
         prompt = everything[i // n]
-        image = one.images[0]
+        made = one.frames[0] if one.frames is not None else one.images
         made_with = {"model": model, "prompt": prompt, "seed": one.seed, **parameters}
-        made_with |= {"width": image.width, "height": image.height}
-        path.write_bytes(encode_image(image, _FORMATS[path.suffix.lower()], 95, made_with))
+        made_with |= {"width": made[0].width, "height": made[0].height}
+        if one.frames is not None:
+            path.write_bytes(encode_video(made, fps, made_with))
+        else:
+            path.write_bytes(encode_image(made[0], _FORMATS[path.suffix.lower()], 95, made_with))
         if as_json:
             line = {"path": str(path), **made_with, "timings": dataclasses.asdict(one.timings)}
             click.echo(json.dumps(line))
         else:
             click.echo(str(path))
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def models(as_json: bool) -> None:
+    """List the models that are proven, and what fuses of each. Others run too."""
+    from carpool.models import rows, table
+
+    click.echo(json.dumps(rows(), indent=1) if as_json else "\n".join(table()))
 
 
 _NOT_PARAMETERS = {
@@ -174,6 +201,26 @@ _FORMATS: dict[str, Literal["png", "jpeg", "webp"]] = {
     ".jpeg": "jpeg",
     ".webp": "webp",
 }
+
+
+def _check_output(output: Path) -> None:
+    known = (*_FORMATS, ".mp4")
+    if output.suffix.lower() not in known:
+        rule = f"the name must end in one of {', '.join(known)}"
+        raise click.UsageError(f"--output {output}: {rule}")
+    if not output.parent.is_dir():
+        raise click.UsageError(f"--output {output}: there is no folder {output.parent}")
+
+
+def _output_for(task: str, output: Path | None) -> Path:
+    """The file to write: what was asked for, if it can hold what the model makes."""
+    is_video = task.endswith("video")
+    if output is None:
+        return Path("out.mp4" if is_video else "out.png")
+    if (output.suffix.lower() == ".mp4") is not is_video:
+        made, rule = ("videos", ".mp4") if is_video else ("pictures", ", ".join(_FORMATS))
+        raise click.UsageError(f"--output {output}: the model makes {made}: use {rule}")
+    return output
 
 
 def _settings(flags: dict[str, Any]) -> ServeSettings:

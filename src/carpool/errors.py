@@ -19,6 +19,8 @@
     OutOfMemory              503  out_of_memory      did not fit even alone
     DeadlineExceeded         504  deadline_exceeded
     LoadFailed                    the model cannot be served at all
+    LoraRejected                  an adapter cannot be registered
+    LibraryMissing                an optional library is not installed
     SettingRejected               a flag or an environment variable is wrong
 
 The HTTP layer reads `status`, `code`, `param` and `retry_after_s`; it adds nothing of its own.
@@ -180,6 +182,14 @@ class DeadlineExceeded(CarpoolError):
 
 class LoadFailed(CarpoolError):
     """The model cannot be loaded, or cannot be served as it is."""
+
+
+class LoraRejected(CarpoolError):
+    """An adapter cannot be registered under this name for this model."""
+
+
+class LibraryMissing(CarpoolError):
+    """What was asked for needs an optional library that is not installed."""
 
 
 class SettingRejected(CarpoolError):

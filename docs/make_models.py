@@ -1,0 +1,69 @@
+"""Write `docs/models.md` from the registry of models and what `make test-models` measured.
+
+usage: make docs    (a test fails when the page is behind the code)
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from carpool.models import proof, rows, short
+
+PAGE = Path(__file__).parent / "models.md"
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join(
+        [
+            "# Models",
+            "",
+            "Made by `make docs` from `src/carpool/models.py` and the results of "
+            "`make test-models`; do not edit. `carpool models` prints the same.",
+            "",
+            "Each row was proven on tiny random checkpoints of the same pipeline classes, in "
+            "float32 on a CPU: requests with different steps, guidance, seeds, prompts and arrival "
+            "times rode together, one was cancelled and one failed, and each got what plain "
+            "diffusers gives it alone, to 2e-5 (pictures) or 1e-4 (video, sound). The real weights "
+            "were not at hand. Any other diffusers pipeline runs too; what has no table runs "
+            "alone.",
+            "",
+            "| family | examples on the hub | tasks | fuses | alone | sizes | LoRA | limits |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+            *map(_row, rows()),
+            "",
+            "## What was measured",
+            "",
+            "Requests per forward, mean over a run in which requests join and leave; more of them "
+            "at equal steps ride closer together.",
+            "",
+            "| row of the matrix | pipeline | requests per forward | largest difference |",
+            "| --- | --- | --- | --- |",
+            *_measured(),
+            "",
+        ]
+    )
+
+
+def _row(row: dict[str, Any]) -> str:
+    cells = (
+        row["family"],
+        "<br>".join(f"`{hub}`" for hub in row["hub_ids"]),
+        ", ".join(row["tasks"]) or "-",
+        ", ".join(map(short, row["fuses"])) or "-",
+        ", ".join(map(short, row["alone"])) or "-",
+        ("mixed" if row["mixed_sizes"] else "equal") if row["tasks"] else "-",
+        "yes" if row["lora"] else "no",
+        row["limits"],
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _measured() -> Iterator[str]:
+    for name, one in sorted(proof().items()):
+        widths = ", ".join(f"{short(m)} {n}" for m, n in one["requests_per_forward"].items())
+        yield f"| {name} | {one['pipeline']} | {widths} | {one['largest_difference']:.0e} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
