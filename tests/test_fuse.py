@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from carpool.engine.fuse import Fuser, split
+from carpool.engine.fuse import Fuser
 from carpool.engine.specs import Spec
+from carpool.engine.split import split
 from fakes import SPEC, WIDTH, Cache, Fake, Half, X, call_on, masked_arguments, randn, run
 
 pytestmark = pytest.mark.usefixtures("fake_specs")

@@ -27,7 +27,13 @@ LEAVES = {"media", "jobs", "metrics", "workload"}  # these import from the first
 DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may import it
     "greenlet": ("engine/fiber.py",),
     "torch": ("engine/", "shapes/"),
-    "diffusers": ("engine/pipeline.py", "engine/tasks.py", "engine/dmd.py", "engine/intercept.py", "shapes/"),
+    "diffusers": (
+        "engine/pipeline.py",
+        "engine/tasks.py",
+        "engine/dmd.py",
+        "engine/intercept.py",
+        "shapes/",
+    ),
     "transformers": ("engine/", "shapes/"),
     "PIL": ("media.py", "shapes/"),
     "av": ("media.py",),

@@ -163,9 +163,9 @@ def test_a_video_plays_as_it_was_drawn_and_says_how_it_was_made() -> None:
 
     mp4 = encode_video(frames, 12, {"prompt": "a red circle", "seed": 7})
 
-    with av.open(io.BytesIO(mp4)) as container:
-        [stream] = container.streams
-        shown = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+    with av.open(io.BytesIO(mp4), "r") as container:
+        [stream] = container.streams.video
+        shown = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
         assert stream.average_rate == 12
         assert json.loads(container.metadata["comment"]) == {"prompt": "a red circle", "seed": 7}
     assert len(shown) == 3

@@ -1,8 +1,10 @@
 """The embedded model through the engine: everybody gets their own picture, and it is right."""
 
 import itertools
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
@@ -10,7 +12,7 @@ from PIL import Image
 
 import carpool
 from carpool.shapes import MODEL_DIR
-from carpool.shapes.draw import PALETTE, SHAPES, Item, Scene, caption
+from carpool.shapes.draw import PALETTE, SHAPES, Item, Scene, caption, draw
 from carpool.shapes.judge import shows
 
 SIZE = {"width": 64, "height": 64, "max_sequence_length": 16}
@@ -98,3 +100,40 @@ def test_the_prompt_decides_the_picture_and_the_seed_its_place() -> None:
     assert gap(red, again) < 2e-5
     assert gap(red, blue) > 0.2
     assert gap(red, other) > 0.2
+
+
+def test_changing_and_filling_pictures_ride_along_and_come_out_right() -> None:
+    mask = Image.new("L", (64, 64), 0)
+    mask.paste(255, (8, 8, 56, 56))
+    hidden = ~np.asarray(mask).astype(bool)
+    rows = list(zip(PALETTE, SHAPES * 2, strict=False))
+    before = [Scene("white" if c != "white" else "black", (Item(c, s),)) for c, s in rows]
+    after = [
+        Scene(scene.background, (Item(colour, shape),))
+        for scene, colour, shape in zip(
+            before, ("blue", "purple", "orange", "red"), ("star", "ring", "circle", "square"),
+            strict=False,
+        )
+    ]  # fmt: skip
+    sources = [draw(scene, random.Random(i)) for i, scene in enumerate(before)]
+    asked = [
+        carpool.Request(
+            caption(scene), seed=i, num_inference_steps=16, image=sources[i],
+            **({"mask_image": mask, "strength": 1.0} if is_masked else {"strength": 0.8}),
+        )
+        for i, scene in enumerate(after)
+        for is_masked in (False, True)
+    ]  # fmt: skip
+    asked.append(carpool.Request("a red circle on a blue background", num_inference_steps=12))
+
+    with carpool.load("shapes") as engine:
+        outputs = engine.generate(asked)
+        widths = [f["requests"] for f in engine.statistics()["forwards"]
+                  if f["component"] == "transformer"]  # fmt: skip
+
+    pictures = [output.images[0] for output in outputs]
+    assert [shows(p, str(r.prompt)) for p, r in zip(pictures, asked, strict=True)] == [True] * 9
+    for i, source in enumerate(sources[:4]):  # what was not to be changed is as it was
+        change = np.abs(np.asarray(pictures[2 * i + 1]).astype(int) - np.asarray(source))
+        assert change[hidden].mean() < 6
+    assert max(widths) >= 8

@@ -1,15 +1,16 @@
 """The differential matrix: for each family and task, requests that differ in all that may."""
 
-from matrix import ernie, flux2, glm, hunyuan, sana, stable, wan, zimage
+from matrix import control, ernie, flux2, glm, hunyuan, ltx2, qwen, sana, stable, wan, zimage
 from matrix.case import Case
 
 CASES: list[Case] = [
     *stable.CASES,
     *flux2.CASES,
+    *qwen.CASES,
     *sana.CASES,
     *zimage.CASES,
     *wan.CASES,
     *hunyuan.CASES,
+    *ltx2.CASES,
     *ernie.CASES,
-    *glm.CASES,
-]
+    *glm.CASES, *control.CASES]

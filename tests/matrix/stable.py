@@ -13,9 +13,7 @@ from matrix.case import Case
 CAT, LONG = "a photo of a cat", "an astronaut riding a horse on the moon in the rain"
 
 _RANDOM = np.random.RandomState(0)
-PICTURES = [
-    Image.fromarray(_RANDOM.randint(0, 256, (64, 64, 3), dtype=np.uint8)) for _ in range(4)
-]
+PICTURES = [Image.fromarray(_RANDOM.randint(0, 256, (64, 64, 3), dtype=np.uint8)) for _ in range(4)]
 MASKS = [
     Image.fromarray(np.kron(_RANDOM.randint(0, 2, (4, 4)), np.full((16, 16), 255)).astype(np.uint8))
     for _ in range(4)
@@ -26,14 +24,14 @@ GUIDED = (
     {
         "prompt": CAT,
         "seed": 1,
-        "num_inference_steps": 4,
+        "num_inference_steps": 5,
         "guidance_scale": 7.5,
         "negative_prompt": "blurry",
     },
     {
         "prompt": LONG,
         "seed": 2,
-        "num_inference_steps": 6,
+        "num_inference_steps": 5,
         "guidance_scale": 3.0,
         "negative_prompt": "a red balloon, bad quality",
     },
@@ -41,8 +39,8 @@ GUIDED = (
     {"prompt": "a dog", "seed": 4, "num_inference_steps": 2},
 )
 EMBEDDED = (  # of FLUX: its guidance is an argument of the model
-    {"prompt": CAT, "seed": 1, "num_inference_steps": 4, "guidance_scale": 3.5},
-    {"prompt": LONG, "seed": 2, "num_inference_steps": 6, "guidance_scale": 1.5},
+    {"prompt": CAT, "seed": 1, "num_inference_steps": 5, "guidance_scale": 3.5},
+    {"prompt": LONG, "seed": 2, "num_inference_steps": 5, "guidance_scale": 1.5},
     {"prompt": "", "seed": 3, "num_inference_steps": 3},
     {
         "prompt": "a dog",
@@ -55,12 +53,16 @@ EMBEDDED = (  # of FLUX: its guidance is an argument of the model
 
 
 def from_pictures(requests: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-    """Each request starts from a picture of its own, more or less far into its steps."""
-    strengths = (0.9, 0.7, 0.5, 1.0)
+    """Each request starts from a picture of its own, and makes as many steps as before."""
+    strengths = (0.625, 0.5, 0.75, 1.0)
     return tuple(
-        {**one, "image": picture, "strength": strength, "num_inference_steps": round(steps)}
+        {
+            **one,
+            "image": picture,
+            "strength": strength,
+            "num_inference_steps": int(one["num_inference_steps"] / strength),
+        }
         for one, picture, strength in zip(requests, PICTURES, strengths, strict=True)
-        for steps in [one["num_inference_steps"] / strength]
     )
 
 
@@ -84,28 +86,27 @@ def _ancestral(pipe: DiffusionPipeline) -> DiffusionPipeline:
     return pipe
 
 
-_DECODES = {"vae.decode": 1.5}
-_ENCODES = {"vae.encode": 1.5}
 _FLUX = {
-    "text_encoder.forward": 2.0,
-    "text_encoder_2.forward": 2.0,
-    "transformer.forward": 2.0,
-    **_DECODES,
+    "text_encoder.forward": 2.2,
+    "text_encoder_2.forward": 2.2,
+    "transformer.forward": 1.8,
+    "vae.decode": 1.2,
 }
 _SD3 = {
-    "text_encoder.forward": 2.0,
-    "text_encoder_2.forward": 2.0,
-    "text_encoder_3.forward": 2.0,
-    "transformer.forward": 2.0,
-    **_DECODES,
+    "text_encoder.forward": 2.5,
+    "text_encoder_2.forward": 2.5,
+    "text_encoder_3.forward": 2.5,
+    "transformer.forward": 1.7,
+    "vae.decode": 1.2,
 }
 _SDXL = {
-    "text_encoder.forward": 2.0,
-    "text_encoder_2.forward": 2.0,
-    "unet.forward": 2.0,
-    **_DECODES,
+    "text_encoder.forward": 3.0,
+    "text_encoder_2.forward": 3.0,
+    "unet.forward": 2.4,
+    "vae.decode": 1.8,
 }
-_SD15 = {"text_encoder.forward": 2.0, "unet.forward": 2.0, **_DECODES}
+_SD15 = {"text_encoder.forward": 2.5, "unet.forward": 2.6, "vae.decode": 1.8}
+_ENCODES = {"vae.encode": 1.8}
 _SHOWS = ("prompt", "seed", "guidance_scale")
 
 CASES = [
@@ -156,12 +157,11 @@ CASES = [
     ),
     Case(
         name="sd3-inpaint",
-        family="sd3",
+        family="sd3_inpaint",
         task="inpainting",
         requests=inpainting(GUIDED),
         matters=(*_SHOWS, "negative_prompt", "image", "strength", "mask_image"),
         fuses={**_SD3, **_ENCODES},
-        adapt=to("StableDiffusion3InpaintPipeline"),
     ),
     Case(
         name="sdxl-t2i",

@@ -1,4 +1,4 @@
-"""Which calls may share a forward, and how they do: describe, stack, run, split.
+"""Which calls may share a forward, and how they do: describe, stack, run.
 
 `Fuser.describe` gives a call's fuse key and rows. Calls with equal keys can be handed to
 `Fuser.run`, which makes one forward of them and gives each its own part of the answer. What
@@ -30,6 +30,7 @@ from carpool.engine.specs import (
     Spec,
     State,
 )
+from carpool.engine.split import cut, own_lengths, split
 
 MAX_STACKS = 32  # kept at once: about ten companies of three constants each
 
@@ -54,6 +55,8 @@ class Fuser:
         if target.spec is None:
             return _Alone(call), 1
         arguments = call.arguments()
+        if any(arguments.get(name) is None for name in target.spec.needs):
+            return _Alone(call), 1
         try:
             rows = len(arguments[target.spec.rows])
             parts = [
@@ -98,8 +101,8 @@ class Fuser:
         if len(calls) == 1:
             return [answer]
         parts = split(answer, rows, spec)
-        lengths = _lengths(spec, everyone)
-        return [_cut(part, spec, length) for part, length in zip(parts, lengths, strict=True)]
+        lengths = own_lengths(spec, everyone)
+        return [cut(part, spec, length) for part, length in zip(parts, lengths, strict=True)]
 
     def _part(
         self, rule: Rule | None, value: Any, rows: int, arguments: Mapping[str, Any]
@@ -227,38 +230,6 @@ class _Forget:
         self._stacks.pop(self._ids, None)
 
 
-def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
-    """Give each call its part of a fused answer.
-
-    Args:
-        value: a tensor with sum(rows) entries on axis 0, or tuples, lists, model outputs and
-            latent distributions of such; anything else that sums the batch up (a key-value
-            cache) is read by nobody and becomes None.
-        rows: of each call, in the order in which they were stacked.
-
-    Raises:
-        ValueError: a tensor does not have one entry a row.
-    """
-    total = sum(rows)
-    if isinstance(value, Tensor):
-        if not value.ndim or value.shape[0] != total:
-            raise ValueError(f"output of shape {tuple(value.shape)} has not {total} rows")
-        return list(torch.split(value, list(rows)))
-    if isinstance(value, list) and spec.returns_list:
-        ends = [sum(rows[: i + 1]) for i in range(len(rows))]
-        return [value[end - n : end] for end, n in zip(ends, rows, strict=True)]
-    if isinstance(value, Mapping):  # transformers' and diffusers' outputs are ordered dicts
-        fields = {name: split(entry, rows, spec) for name, entry in value.items()}
-        return [type(value)(**{n: f[i] for n, f in fields.items()}) for i in range(len(rows))]
-    if isinstance(value, (tuple, list)):
-        columns = [split(entry, rows, spec) for entry in value]
-        return [type(value)(column[i] for column in columns) for i in range(len(rows))]
-    if isinstance(getattr(value, "parameters", None), Tensor):  # DiagonalGaussianDistribution
-        parts = split(value.parameters, rows, spec)
-        return [type(value)(part, deterministic=value.deterministic) for part in parts]
-    return [None] * len(rows)
-
-
 def _name(entry: tuple[str, Hashable]) -> str:
     return entry[0]
 
@@ -331,28 +302,6 @@ def _padded(values: Sequence[Tensor], axis: int) -> list[Tensor]:
     longest = max(value.shape[axis] for value in values)
     after = [0, 0] * (values[0].ndim - 1 - axis)  # `pad` counts axes from the last
     return [pad(value, [*after, 0, longest - value.shape[axis]]) for value in values]
-
-
-def _lengths(spec: Spec, everyone: Sequence[Mapping[str, Any]]) -> list[int | None]:
-    """Of each call, the padded argument's own length, where the output carries it."""
-    for name, rule in spec.rules.items():
-        if isinstance(rule, Pad) and rule.cut and everyone[0].get(name) is not None:
-            return [arguments[name].shape[rule.axis] for arguments in everyone]
-    return [None] * len(everyone)
-
-
-def _cut(answer: Any, spec: Spec, length: int | None) -> Any:
-    """Take the padding off the output fields that carry the padded axis."""
-    if length is None or not isinstance(answer, Mapping):
-        return answer
-    fields = {f for rule in spec.rules.values() if isinstance(rule, Pad) for f in rule.cut}
-    return type(answer)(**{n: _shorten(v, length) if n in fields else v for n, v in answer.items()})
-
-
-def _shorten(value: Any, length: int) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_shorten(entry, length) for entry in value)
-    return value[:, :length]
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -10,6 +10,26 @@ SPECS: dict[tuple[str, str], Spec] = {
         rules={"z": STACK, "generator": UNUSED},  # Stable Diffusion 1.5 passes one
         casts=True,
     ),
+    ("AutoencoderKLFlux2", "encode"): Spec(rows="x", rules={"x": STACK}),
+    ("AutoencoderKLFlux2", "decode"): Spec(rows="z", rules={"z": STACK}, peak=72_000),
+    # like Wan's
+    ("AutoencoderKLQwenImage", "encode"): Spec(rows="x", rules={"x": STACK}),
+    ("AutoencoderKLQwenImage", "decode"): Spec(rows="z", rules={"z": STACK}, peak=117_000),
     ("AutoencoderDC", "encode"): Spec(rows="x", rules={"x": STACK}),
     ("AutoencoderDC", "decode"): Spec(rows="z", rules={"z": STACK}),
+    ("AutoencoderKLHunyuanVideo", "encode"): Spec(rows="x", rules={"x": STACK}),
+    ("AutoencoderKLHunyuanVideo", "decode"): Spec(rows="z", rules={"z": STACK}, peak=79_000),
+    ("AutoencoderKLLTX2Video", "encode"): Spec(rows="x", rules={"x": STACK}),
+    ("AutoencoderKLLTX2Video", "decode"): Spec(
+        rows="z",
+        rules={"z": STACK, "temb": STACK},  # temb: (rows,), or None
+        peak=332_000,
+    ),
+    ("AutoencoderKLLTX2Audio", "decode"): Spec(rows="z", rules={"z": STACK}),
+    ("LTX2Vocoder", "forward"): Spec(rows="hidden_states", rules={"hidden_states": STACK}),
+    # keeps the last frames of each convolution on itself, but only during a call
+    ("AutoencoderKLWan", "encode"): Spec(rows="x", rules={"x": STACK}),
+    ("AutoencoderKLWan", "decode"): Spec(
+        rows="z", rules={"z": STACK}, peak=47_700
+    ),  # Wan 2.2 5B; 2.1: a third
 }

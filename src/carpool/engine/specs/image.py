@@ -1,8 +1,42 @@
 """Denoisers of image models."""
 
-from carpool.engine.specs.rules import SCALAR, SHARE, STACK, STACKS, Pad, Spec
+from collections.abc import Hashable
+from typing import Any
+
+from carpool.engine.specs.rules import LIST, SCALAR, SHARE, STACK, STACKS, Pad, Spec, State
+
+_OF_ONE_REQUEST = State(key=lambda _: None)
+
+
+def _reads_no_cache(caches: Any) -> Hashable | None:
+    """GLM-Image's caches of pictures to edit are only read and written in calls with the prompt."""
+    modes = {layer.mode for layer in caches.caches}
+    return None if modes & {"read", "write"} else "not read"
+
+
+_QWEN_TEXT = Pad(mask="encoder_hidden_states_mask", makes_mask=True)
 
 SPECS: dict[tuple[str, str], Spec] = {
+    ("ControlNetModel", "forward"): Spec(
+        rows="sample",
+        rules={
+            "sample": STACK,  # (rows, 4, H / 8, W / 8)
+            "timestep": SCALAR,  # 0-d, or a number
+            "encoder_hidden_states": STACK,  # (rows, 77, 768 or 2048)
+            "controlnet_cond": STACK,  # (rows, 3, H, W)
+            "timestep_cond": STACK,
+            "added_cond_kwargs": {"text_embeds": STACK, "time_ids": STACK},  # SDXL; else None
+        },
+    ),
+    ("ErnieImageTransformer2DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, 128, H / 16, W / 16)
+            "timestep": STACK,  # (rows,), 0-1000
+            "text_bth": Pad(mask="text_lens"),  # (rows, text tokens, 2560)
+            "text_lens": STACK,  # (rows,): the rest is masked, and places the picture
+        },
+    ),
     ("FluxTransformer2DModel", "forward"): Spec(
         rows="hidden_states",
         rules={
@@ -13,6 +47,60 @@ SPECS: dict[tuple[str, str], Spec] = {
             "encoder_hidden_states": STACK,  # (rows, text tokens, 4096): no mask, never padded
             "txt_ids": SHARE,  # (text tokens, 3)
             "img_ids": SHARE,  # (image tokens, 3): equal token counts may differ in geometry
+            "controlnet_block_samples": STACKS,  # each (rows, image tokens, 3072)
+            "controlnet_single_block_samples": STACKS,
+        },
+    ),
+    ("FluxControlNetModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, image tokens, 64)
+            "controlnet_cond": STACK,  # (rows, image tokens, 64), or (rows, 3, H, W)
+            "controlnet_mode": STACK,  # (rows, 1), only of a union of several
+            "timestep": STACK,  # (rows,), 0-1
+            "guidance": STACK,  # (rows,) or None
+            "pooled_projections": STACK,  # (rows, 768)
+            "encoder_hidden_states": STACK,  # (rows, text tokens, 4096)
+            "txt_ids": SHARE,  # (text tokens, 3)
+            "img_ids": SHARE,  # (image tokens, 3)
+        },
+    ),
+    ("Flux2Transformer2DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, image tokens, 128), of reference images too
+            "timestep": STACK,  # (rows,), 0-1
+            "guidance": STACK,  # (rows,), or None for models without guidance embedding
+            "encoder_hidden_states": STACK,  # (rows, text tokens, 15360): no mask, never padded
+            "txt_ids": SHARE,  # (rows, text tokens, 4), of which row 0 is read
+            "img_ids": SHARE,  # (rows, image tokens, 4), of which row 0 is read
+            "kv_cache_mode": _OF_ONE_REQUEST,  # with references: keys and values of their tokens
+        },
+    ),
+    ("GlmImageTransformer2DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, 16, H / 8, W / 8)
+            "timestep": STACK,  # (rows,), 0-1000
+            # (rows, text tokens, 1472): what the prompt quotes. Never padded: no mask is passed,
+            # and the model's own, zeros and ones added to the scores, hides nothing
+            "encoder_hidden_states": STACK,
+            "prior_token_id": STACK,  # (rows, image tokens)
+            "prior_token_drop": STACK,  # (rows, image tokens): without the prompt, true
+            "target_size": STACK,  # (rows, 2)
+            "crop_coords": STACK,  # (rows, 2)
+            "kv_caches": State(_reads_no_cache),
+        },
+    ),
+    ("QwenImageTransformer2DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, image tokens, 64), of reference images too
+            "timestep": STACK,  # (rows,), 0-1
+            "encoder_hidden_states": _QWEN_TEXT,  # (rows, text tokens, 3584)
+            "encoder_hidden_states_mask": _QWEN_TEXT,  # (rows, text tokens), or None: all ones
+            "additional_t_cond": STACK,  # (rows,), of layered models
+            # img_shapes, a flag: [[(frames, height, width), ...]], of which the first entry is read
         },
     ),
     ("SD3Transformer2DModel", "forward"): Spec(
@@ -42,7 +130,22 @@ SPECS: dict[tuple[str, str], Spec] = {
             "timestep": SCALAR,  # 0-d, or a number
             "encoder_hidden_states": STACK,  # (rows, 77, 768 or 2048)
             "timestep_cond": STACK,  # (rows, D) or None
-            "added_cond_kwargs": {"text_embeds": STACK, "time_ids": STACK},  # SDXL; else None
+            "added_cond_kwargs": {  # SDXL; else None
+                "text_embeds": STACK,  # (rows, 1280)
+                "time_ids": STACK,  # (rows, 6)
+                "image_embeds": STACKS,  # of each IP-adapter (rows, pictures, 1024)
+            },
+            "down_block_additional_residuals": STACKS,  # of a ControlNet, one a layer
+            "mid_block_additional_residual": STACK,
         },
+    ),
+    ("ZImageTransformer2DModel", "forward"): Spec(
+        rows="x",
+        rules={
+            "x": LIST,  # each (16, 1, H / 8, W / 8): sizes may differ
+            "t": STACK,  # (rows,), 0-1
+            "cap_feats": LIST,  # each (text tokens, 2560): padded and masked inside
+        },
+        returns_list=True,
     ),
 }

@@ -1,8 +1,18 @@
 """Encoders of text, and of pictures that are read like text."""
 
-from carpool.engine.specs.rules import STACK, Pad, Spec
+from dataclasses import replace
+
+from carpool.engine.specs.rules import CONCAT, STACK, Pad, Spec
 
 _TEXT = Spec(rows="input_ids", rules={"input_ids": STACK, "attention_mask": STACK})
+
+_T5 = Spec(
+    rows="input_ids",
+    rules={
+        "input_ids": Pad(mask="attention_mask", cut=("last_hidden_state", "hidden_states")),
+        "attention_mask": Pad(mask="attention_mask"),
+    },
+)
 
 _DECODER = Spec(  # language models read as encoders: later tokens do not show in earlier ones
     rows="input_ids",
@@ -15,17 +25,46 @@ _DECODER = Spec(  # language models read as encoders: later tokens do not show i
     adds={"use_cache": False},
 )
 
+_UNREAD = {"use_cache": False, "logits_to_keep": 1}
+# padded to a fixed length, and read all the same: never padded more
+_FLUX2 = replace(_TEXT, adds=_UNREAD)
+
+_GEMMA3 = replace(_DECODER, adds={"use_cache": False, "logits_to_keep": 1})
+
+_LLAVA = replace(
+    _GEMMA3,
+    rules={
+        **_GEMMA3.rules,
+        "position_ids": Pad(mask="attention_mask"),
+        "pixel_values": CONCAT,  # (pictures, 3, 336, 336)
+    },
+    unread=("image_hidden_states",),
+)
+
+_PICTURES = Spec(rows="pixel_values", rules={"pixel_values": STACK})
+
 SPECS: dict[tuple[str, str], Spec] = {
     ("CLIPTextModel", "forward"): _TEXT,
     ("CLIPTextModelWithProjection", "forward"): _TEXT,
-    ("T5EncoderModel", "forward"): Spec(
-        rows="input_ids",
-        rules={
-            "input_ids": Pad(mask="attention_mask", cut=("last_hidden_state", "hidden_states")),
-            "attention_mask": Pad(mask="attention_mask"),
-        },
-    ),
+    ("T5EncoderModel", "forward"): _T5,
+    ("UMT5EncoderModel", "forward"): _T5,  # Wan, Helios
+    ("CLIPVisionModel", "forward"): _PICTURES,
+    ("CLIPVisionModelWithProjection", "forward"): _PICTURES,  # of IP-adapters
     ("Gemma2Model", "forward"): _DECODER,  # SANA
+    ("Gemma3ForConditionalGeneration", "forward"): _GEMMA3,  # LTX-2: never a picture
+    ("LlamaModel", "forward"): _DECODER,  # HunyuanVideo
+    ("LlavaForConditionalGeneration", "forward"): _LLAVA,  # HunyuanVideo I2V
     ("Mistral3Model", "forward"): _DECODER,  # ERNIE-Image: no mask, and never a picture
     ("Qwen3Model", "forward"): _DECODER,  # Z-Image
+    ("Mistral3ForConditionalGeneration", "forward"): _FLUX2,  # never a picture
+    ("Qwen2_5_VLForConditionalGeneration", "forward"): Spec(  # Qwen-Image
+        rows="input_ids",
+        rules={
+            **_DECODER.rules,
+            "pixel_values": CONCAT,  # (patches of all pictures of all rows, 1176)
+            "image_grid_thw": CONCAT,  # (pictures of all rows, 3)
+        },
+        adds=_UNREAD,
+    ),
+    ("Qwen3ForCausalLM", "forward"): _FLUX2,  # Klein
 }

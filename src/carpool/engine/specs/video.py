@@ -1,5 +1,56 @@
 """Denoisers of video models."""
 
-from carpool.engine.specs.rules import Spec
+from carpool.engine.specs.rules import CONCAT, STACK, UNUSED, Pad, Spec
 
-SPECS: dict[tuple[str, str], Spec] = {}
+SPECS: dict[tuple[str, str], Spec] = {
+    ("HunyuanVideoTransformer3DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, 16 or 33, frames, H / 8, W / 8)
+            "timestep": STACK,  # (rows,), 0-1000
+            "encoder_hidden_states": Pad(mask="encoder_attention_mask"),  # (rows, tokens, 4096)
+            "encoder_attention_mask": Pad(mask="encoder_attention_mask"),  # only its sum is read
+            "pooled_projections": STACK,  # (rows, 768)
+            "guidance": STACK,  # (rows,), or None for models without guidance embedding
+        },
+    ),
+    ("LTX2VideoTransformer3DModel", "forward"): Spec(  # gives video and audio
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, video tokens, 128)
+            "audio_hidden_states": STACK,  # (rows, audio tokens, 128)
+            "encoder_hidden_states": STACK,  # (rows, text tokens, 3840)
+            "audio_encoder_hidden_states": STACK,  # (rows, text tokens, 3840)
+            "timestep": STACK,  # (rows,), 0-1000; image-to-video: (rows, video tokens)
+            "audio_timestep": STACK,  # (rows,), or None: as `timestep`
+            "sigma": STACK,  # (rows,), 0-1000
+            "audio_sigma": STACK,  # (rows,), or None: as `sigma`
+            "encoder_attention_mask": STACK,  # (rows, text tokens)
+            "audio_encoder_attention_mask": STACK,  # (rows, text tokens)
+            "video_coords": STACK,  # (rows, 3, video tokens, 2): sizes may differ
+            "audio_coords": STACK,  # (rows, 1, audio tokens, 2)
+            "num_frames": UNUSED,  # where there are coordinates
+            "height": UNUSED,
+            "width": UNUSED,
+            "fps": UNUSED,
+            "audio_num_frames": UNUSED,
+        },
+        needs=("video_coords", "audio_coords"),
+    ),
+    ("LTX2TextConnectors", "forward"): Spec(  # its registers make it depend on the padding
+        rows="text_encoder_hidden_states",
+        rules={
+            "text_encoder_hidden_states": STACK,  # (rows, text tokens, 3840 * 49)
+            "attention_mask": STACK,  # (rows, text tokens)
+        },
+    ),
+    ("WanTransformer3DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, 16, 36 or 48, frames, H / 8, W / 8)
+            "timestep": STACK,  # (rows,), 0-1000; Wan 2.2 5B: (rows, video tokens)
+            "encoder_hidden_states": STACK,  # (rows, text tokens, 4096): no mask, never padded
+            "encoder_hidden_states_image": CONCAT,  # (rows, or 2 rows with a last picture, 257, D)
+        },
+    ),
+}

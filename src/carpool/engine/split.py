@@ -1,0 +1,64 @@
+"""Give each call its own part of the answer of a fused forward."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carpool.engine.specs import Pad, Spec
+
+
+def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
+    """Give each call its part of a fused answer.
+
+    Args:
+        value: a tensor with sum(rows) entries on axis 0, or tuples, lists, model outputs and
+            latent distributions of such; anything else that sums the batch up (a key-value
+            cache) is read by nobody and becomes None.
+        rows: of each call, in the order in which they were stacked.
+
+    Raises:
+        ValueError: a tensor does not have one entry a row.
+    """
+    total = sum(rows)
+    if isinstance(value, Tensor):
+        if not value.ndim or value.shape[0] != total:
+            raise ValueError(f"output of shape {tuple(value.shape)} has not {total} rows")
+        return list(torch.split(value, list(rows)))
+    if isinstance(value, list) and spec.returns_list:
+        ends = [sum(rows[: i + 1]) for i in range(len(rows))]
+        return [value[end - n : end] for end, n in zip(ends, rows, strict=True)]
+    if isinstance(value, Mapping):  # transformers' and diffusers' outputs are ordered dicts
+        read = {name: entry for name, entry in value.items() if name not in spec.unread}
+        fields = {name: split(entry, rows, spec) for name, entry in read.items()}
+        return [type(value)(**{n: f[i] for n, f in fields.items()}) for i in range(len(rows))]
+    if isinstance(value, (tuple, list)):
+        columns = [split(entry, rows, spec) for entry in value]
+        return [type(value)(column[i] for column in columns) for i in range(len(rows))]
+    if isinstance(getattr(value, "parameters", None), Tensor):  # DiagonalGaussianDistribution
+        parts = split(value.parameters, rows, spec)
+        return [type(value)(part, deterministic=value.deterministic) for part in parts]
+    return [None] * len(rows)
+
+
+def own_lengths(spec: Spec, everyone: Sequence[Mapping[str, Any]]) -> list[int | None]:
+    """Of each call, the padded argument's own length, where the output carries it."""
+    for name, rule in spec.rules.items():
+        if isinstance(rule, Pad) and rule.cut and everyone[0].get(name) is not None:
+            return [arguments[name].shape[rule.axis] for arguments in everyone]
+    return [None] * len(everyone)
+
+
+def cut(answer: Any, spec: Spec, length: int | None) -> Any:
+    """Take the padding off the output fields that carry the padded axis."""
+    if length is None or not isinstance(answer, Mapping):
+        return answer
+    fields = {f for rule in spec.rules.values() if isinstance(rule, Pad) for f in rule.cut}
+    return type(answer)(**{n: _shorten(v, length) if n in fields else v for n, v in answer.items()})
+
+
+def _shorten(value: Any, length: int) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_shorten(entry, length) for entry in value)
+    return value[:, :length]

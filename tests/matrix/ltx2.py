@@ -1,0 +1,93 @@
+"""LTX-2."""
+
+from typing import Any
+
+import numpy as np
+from diffusers import DiffusionPipeline
+from PIL import Image
+
+from matrix.case import VIDEO, Case
+
+CAT, LONG = "a photo of a cat", "an astronaut riding a horse on the moon in the rain"
+_pixels = np.random.RandomState(0).randint(0, 255, (4, 32, 64, 3), np.uint8)
+IMAGES = [Image.fromarray(pixels) for pixels in _pixels]
+
+
+def image_to_video(pipe: DiffusionPipeline) -> DiffusionPipeline:
+    from diffusers import LTX2ImageToVideoPipeline
+
+    return LTX2ImageToVideoPipeline(
+        **{name: part for name, part in pipe.components.items() if part is not None}
+    )
+
+
+UNGUIDED = {  # one call a step, of one row
+    "guidance_scale": 1.0,
+    "audio_guidance_scale": 1.0,
+    "stg_scale": 0.0,
+    "audio_stg_scale": 0.0,
+    "modality_scale": 1.0,
+    "audio_modality_scale": 1.0,
+    "guidance_rescale": 0.0,
+    "audio_guidance_rescale": 0.0,
+}
+REQUESTS: tuple[dict[str, Any], ...] = (
+    {
+        "prompt": CAT,
+        "negative_prompt": "blurry",
+        "seed": 1,
+        "num_inference_steps": 4,
+        "guidance_scale": 3.0,
+        "stg_scale": 4.0,
+        "modality_scale": 3.0,
+        "audio_guidance_scale": 7.0,
+    },
+    {
+        "prompt": LONG,
+        "negative_prompt": "a red balloon",
+        "seed": 2,
+        "num_inference_steps": 5,
+        "guidance_scale": 5.0,
+        "stg_scale": 0.3,
+        "modality_scale": 1.5,
+        "audio_guidance_scale": 2.0,
+    },
+    {"prompt": "", "seed": 3, "num_inference_steps": 3, **UNGUIDED},
+    {"prompt": "the moon", "seed": 4, "num_inference_steps": 2},
+)
+MATTERS = (
+    *("prompt", "negative_prompt", "seed"),
+    *("guidance_scale", "stg_scale", "modality_scale", "audio_guidance_scale"),
+)
+FUSES = {
+    "text_encoder.forward": 2.0,
+    "connectors.forward": 1.5,
+    "transformer.forward": 1.5,
+    "vae.decode": 1.2,
+    "audio_vae.decode": 1.2,
+    "vocoder.forward": 1.2,
+}
+CASES = [
+    Case(
+        name="ltx2-t2v",
+        family="ltx2",
+        task="text-to-video",
+        requests=REQUESTS,
+        matters=MATTERS,
+        fuses=FUSES,
+        tolerance=VIDEO,
+    ),
+    Case(
+        name="ltx2-i2v",
+        family="ltx2",
+        task="image-to-video",
+        adapt=image_to_video,
+        common={"image_crf": 0},  # no re-compression: that takes PyAV
+        requests=tuple(
+            one | {"image": image} for one, image in zip(REQUESTS, IMAGES, strict=True)
+        ),
+        matters=(*MATTERS, "image"),
+        fuses={**FUSES, "vae.encode": 1.5},
+        tolerance=VIDEO,
+    ),
+]
