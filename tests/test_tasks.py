@@ -3,10 +3,14 @@
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from diffusers import FluxImg2ImgPipeline, FluxInpaintPipeline
+from diffusers.pipelines.ltx2.pipeline_output import LTX2PipelineOutput
 from PIL import Image
 
+from carpool.engine.pipeline import finish
+from carpool.types import Job
 from support import CLOSE, driving, gap, plain, solo
 from tiny import ARGUMENTS
 
@@ -49,3 +53,33 @@ def test_drawing_changing_and_filling_ride_in_one_forward() -> None:
         "image-to-image",
         "inpaint",
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [("pil", None), ("np", (1, 3, 8, 10, 3)), ("pt", (1, 3, 3, 8, 10))],
+)
+def test_videos_come_in_the_type_asked_for_and_sound_beside_them_as_it_is(
+    kind: str, shape: tuple[int, ...] | None
+) -> None:
+    frames, sound = torch.rand(1, 3, 3, 8, 10), torch.rand(1, 2, 99)
+    output = LTX2PipelineOutput(frames=frames, audio=sound)
+    job = Job(request_id="a", seed=0, arguments={"output_type": kind})
+
+    fields = finish(output, job, lambda tensor: tensor)
+
+    assert fields["audio"] is sound
+    if shape is None:
+        [video] = fields["frames"]
+        assert [image.size for image in video] == [(10, 8)] * 3
+    else:
+        assert fields["frames"].shape == shape
+
+
+def test_layers_come_as_a_list_of_pictures_for_each_request() -> None:
+    layers = [torch.rand(3, 4, 8, 10)]
+    job = Job(request_id="a", seed=0, arguments={})
+
+    [pictures] = finish({"images": layers}, job, lambda tensor: tensor)["images"]
+
+    assert [(one.size, one.mode) for one in pictures] == [((10, 8), "RGBA")] * 3

@@ -155,7 +155,7 @@ def generate(
     if mask is not None:
         pictures["mask_image"] = read_picture(mask, is_mask=True)
     with carpool.load(model, **dataclasses.asdict(settings)) as engine:
-        output = _output_for(engine.card.task_for(pictures).name, output)
+        output = _output_for(engine.card.task_for(pictures).makes, output)
         outputs = engine.generate(
             everything, n=n, seed=seed, progress=sys.stderr.isatty(), **parameters, **pictures
         )
@@ -212,14 +212,16 @@ def _check_output(output: Path) -> None:
         raise click.UsageError(f"--output {output}: there is no folder {output.parent}")
 
 
-def _output_for(task: str, output: Path | None) -> Path:
+def _output_for(makes: str, output: Path | None) -> Path:
     """The file to write: what was asked for, if it can hold what the model makes."""
-    is_video = task.endswith("video")
+    endings = {"videos": (".mp4",), "pictures": tuple(_FORMATS)}.get(makes)
+    if endings is None:
+        raise click.UsageError(f"the model makes {makes}, which only the Python API gives")
     if output is None:
-        return Path("out.mp4" if is_video else "out.png")
-    if (output.suffix.lower() == ".mp4") is not is_video:
-        made, rule = ("videos", ".mp4") if is_video else ("pictures", ", ".join(_FORMATS))
-        raise click.UsageError(f"--output {output}: the model makes {made}: use {rule}")
+        return Path(f"out{endings[0]}")
+    if output.suffix.lower() not in endings:
+        rule = f"use {', '.join(endings)}"
+        raise click.UsageError(f"--output {output}: the model makes {makes}: {rule}")
     return output
 
 

@@ -18,13 +18,14 @@ from carpool.errors import (
     UnsupportedParameter,
     nearest,
 )
+from carpool.lora import check_lora, refuse_scale
 from carpool.pictures import NAMES as PICTURE_NAMES
 from carpool.pictures import check_pictures
 from carpool.types import MAX_SEED, Job, Request, new_seed
 
 ParameterKind = Literal["int", "float", "bool", "str", "numbers", "other"]
 
-OURS = ("n", "seed", "timeout_s")
+OURS = ("n", "seed", "timeout_s", "lora")
 INSTEAD = {
     "generator": "pass seed, every request gets a generator of its own",
     "num_images_per_prompt": "pass n",
@@ -56,6 +57,11 @@ class Task:
     max_images: int = 1  # reference images of a request
     image_mode: str = "RGB"  # of PIL images
 
+    @property
+    def makes(self) -> Literal["pictures", "videos", "sound"]:
+        kinds: dict[str, Literal["videos", "sound"]] = {"video": "videos", "audio": "sound"}
+        return kinds.get(self.name.rpartition("-")[2], "pictures")
+
     def takes(self, name: str) -> bool:
         return any(parameter.name == name for parameter in self.parameters)
 
@@ -71,6 +77,7 @@ class Card:
     default_size_px: tuple[int, int] | None  # width, height
     max_pixels: int
     max_steps: int
+    lora: tuple[str, ...] = ()  # adapters that a request may name
 
     @property
     def pipeline(self) -> str:
@@ -115,6 +122,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
     given = dict(request.parameters)
     if request.prompt is not None:
         given["prompt"] = request.prompt
+    riding = check_lora(given.pop("lora", None), card.lora)
     task = card.task_for(name for name, value in given.items() if value is not None)
     known = {parameter.name: parameter for parameter in task.parameters}
     arguments = {name: value for name, value in card.defaults.items() if name in known}
@@ -125,6 +133,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
             continue  # as if it had not been said
         if name not in known:
             raise _unknown(card, task, name)
+        refuse_scale(name, value)
         arguments[name] = _value(known[name], value, from_json)
     _check_rules(card, arguments)
     check_pictures(
@@ -147,6 +156,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
         arguments=arguments,
         timeout_s=None if request.timeout_s is None else check_timeout(request.timeout_s),
         task=task.name,
+        lora=riding,
     )
 
 

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers import DiffusionPipeline, WanPipeline
 from diffusers.image_processor import VaeImageProcessor
@@ -145,23 +146,30 @@ def finish(
     """The fields of a pipeline's output, on the host, in the type that was asked for.
 
     Args:
-        output: of `call`: `images` (1, C, H, W) or `frames` (1, F, C, H, W), values 0-1.
+        output: of `call`: `images` (1, C, H, W) or a list of (layers, C, H, W), or `frames`
+            (1, F, C, H, W), values 0-1; anything else, such as sound, stays a tensor.
         job: its `output_type`: "pil" (the default), "np", "pt" or "latent".
         to_host: copies a tensor from the device; may wait for it.
     """
     kind = job.arguments.get("output_type", "pil")
     fields = dict(output.items()) if isinstance(output, Mapping) else {"images": output}
     return {
-        name: _convert(to_host(value), kind) if isinstance(value, torch.Tensor) else value
+        name: _convert(value, kind if name in ("images", "frames") else "pt", to_host)
         for name, value in fields.items()
     }
 
 
-def _convert(value: torch.Tensor, kind: str) -> Any:
+def _convert(value: Any, kind: str, to_host: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_convert(entry, kind, to_host) for entry in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = to_host(value)
     if kind in ("pt", "latent"):
         return value
     if value.ndim == 5:  # videos: one entry for each
-        return [_convert(frames, kind) for frames in value]
+        videos = [_convert(frames, kind, to_host) for frames in value]
+        return np.stack(videos) if kind == "np" else videos
     array = VaeImageProcessor.pt_to_numpy(value)
     return VaeImageProcessor.numpy_to_pil(array) if kind == "pil" else array
 

@@ -71,6 +71,12 @@ def make_jobs(served: Served, body: schema.ImageRequest) -> list[Job]:
         if parameters.pop(name, None) is not None:
             raise UnsupportedParameter(f"{name} is not supported: leave it out", param=name)
     parameters |= _size(body.size, parameters)
+    if (makes := served.card.tasks[0].makes) != "pictures":
+        raise UnsupportedParameter(
+            f"{served.id} makes {makes}, and this endpoint answers with pictures: use "
+            "`carpool generate` or the Python API",
+            param="model",
+        )
     n = check_n(1 if body.n is None else body.n, served.max_n)
     return [
         check(
@@ -113,6 +119,7 @@ def _answer(
     for job, one in zip(jobs, done, strict=True):
         picture = one.pictures[0]
         settings = {"model": served.id, "seed": job.seed, **job.arguments}
+        settings |= {"lora": job.lora} if job.lora else {}
         settings |= {"width": picture.width, "height": picture.height}
         encoded = media.encode(
             picture.rgb,
@@ -164,4 +171,5 @@ def model_entry(served: Served, created: int) -> schema.Model:
             and parameter.name in served.card.names()
             and parameter.name != "output_type"  # output_format instead
         ],
+        lora=list(served.card.lora),
     )
