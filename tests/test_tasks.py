@@ -10,6 +10,10 @@ from diffusers.pipelines.ltx2.pipeline_output import LTX2PipelineOutput
 from PIL import Image
 
 from carpool.engine.pipeline import finish
+from carpool.errors import UnsupportedParameter
+from carpool.parameters import Card, Parameter, Task
+from carpool.server.images import Served, make_jobs
+from carpool.server.schema import ImageRequest
 from carpool.types import Job
 from support import CLOSE, driving, gap, plain, solo
 from tiny import ARGUMENTS
@@ -83,3 +87,11 @@ def test_layers_come_as_a_list_of_pictures_for_each_request() -> None:
     [pictures] = finish({"images": layers}, job, lambda tensor: tensor)["images"]
 
     assert [(one.size, one.mode) for one in pictures] == [((10, 8), "RGBA")] * 3
+
+
+def test_the_image_endpoint_refuses_a_model_that_makes_videos() -> None:
+    task = Task("text-to-video", "WanPipeline", (Parameter("prompt", "str"),))
+    card = Card("wan", (task,), {}, 16, None, 1 << 20, 100)
+
+    with pytest.raises(UnsupportedParameter, match="wan makes videos, and this endpoint answers"):
+        make_jobs(Served("wan", card, 10), ImageRequest.model_validate({"prompt": "a cat"}))

@@ -1,6 +1,19 @@
 """The differential matrix: for each family and task, requests that differ in all that may."""
 
-from matrix import control, ernie, flux2, glm, hunyuan, ltx2, qwen, sana, stable, wan, zimage
+from matrix import (
+    control,
+    ernie,
+    flux2,
+    glm,
+    helios,
+    hunyuan,
+    ltx2,
+    qwen,
+    sana,
+    stable,
+    wan,
+    zimage,
+)
 from matrix.case import Case
 
 CASES: list[Case] = [
@@ -12,5 +25,8 @@ CASES: list[Case] = [
     *wan.CASES,
     *hunyuan.CASES,
     *ltx2.CASES,
+    *helios.CASES,
     *ernie.CASES,
-    *glm.CASES, *control.CASES]
+    *glm.CASES,
+    *control.CASES,
+]

@@ -4,18 +4,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from matrix.case import Case
+from matrix.stable import PICTURES
 
 _RANDOM = np.random.RandomState(0)
-PICTURES = [Image.fromarray(_RANDOM.randint(0, 256, (64, 64, 3), dtype=np.uint8)) for _ in range(3)]
 PLANS = [torch.from_numpy(_RANDOM.randint(0, 128, (1, 16))) for _ in range(4)]
 """Of pictures of 64x64 pixels, each token standing for 16x16."""
 
 
-def _edits(*pictures: int) -> dict[str, Any]:
-    """The arguments of an edit of `PICTURES`, with what the language model would say of them.
+def edit_of(*pictures: int) -> dict[str, Any]:
+    """Arguments for an edit of some of `PICTURES`, with what the language model would say of them.
 
     It cannot be asked: what its encoder of pictures gives, the pipeline flattens, and the next
     step of that encoder does not take it flat (diffusers 0.42 with transformers 5).
@@ -91,7 +90,7 @@ CASES = [
                 "num_inference_steps": 4,
                 "guidance_scale": 1.5,
                 "prior_token_ids": PLANS[0],
-                **_edits(0),
+                **edit_of(0),
             },
             {
                 "prompt": "write 'astronaut' in the sky",
@@ -99,7 +98,7 @@ CASES = [
                 "num_inference_steps": 6,
                 "guidance_scale": 3.0,
                 "prior_token_ids": PLANS[1],
-                **_edits(1, 2),
+                **edit_of(1, 2),
             },
             {
                 "prompt": "a dog",
@@ -107,7 +106,7 @@ CASES = [
                 "num_inference_steps": 3,
                 "guidance_scale": 1.0,
                 "prior_token_ids": PLANS[2],
-                **_edits(2),
+                **edit_of(2),
             },
             {
                 "prompt": "a horse",  # from scratch, beside them

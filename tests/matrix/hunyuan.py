@@ -2,14 +2,8 @@
 
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
 from matrix.case import VIDEO, Case
-
-CAT, LONG = "a photo of a cat", "an astronaut riding a horse on the moon in the rain"
-_pixels = np.random.RandomState(0).randint(0, 255, (4, 32, 48, 3), np.uint8)
-IMAGES = [Image.fromarray(pixels) for pixels in _pixels]
+from matrix.wan import CAT, LONG, with_images
 
 REQUESTS: tuple[dict[str, Any], ...] = (
     {
@@ -34,7 +28,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
 MATTERS = ("prompt", "negative_prompt", "seed", "guidance_scale", "true_cfg_scale")
 _I2V: dict[str, Any] = {
     "task": "image-to-video",
-    "requests": tuple(one | {"image": image} for one, image in zip(REQUESTS, IMAGES, strict=True)),
+    "requests": with_images(*REQUESTS),
     "fuses": {
         "text_encoder.forward": 3.0,
         "text_encoder_2.forward": 3.0,

@@ -1,5 +1,7 @@
 """Wan 2.1 and 2.2."""
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,15 +11,23 @@ from PIL import Image
 from matrix.case import VIDEO, Case
 
 CAT, LONG = "a photo of a cat", "an astronaut riding a horse on the moon in the rain"
-_pixels = np.random.RandomState(0).randint(0, 255, (4, 32, 48, 3), np.uint8)
-IMAGES = [Image.fromarray(pixels) for pixels in _pixels]
+_patches = np.random.RandomState(0).randint(0, 255, (4, 2, 3, 3), np.uint8)
+IMAGES = [Image.fromarray(one.repeat(16, 0).repeat(16, 1)) for one in _patches]  # 48 x 32
+
+
+def without_ftfy(pipe: DiffusionPipeline) -> DiffusionPipeline:
+    """Some pipelines call ftfy even where it is not installed: here it leaves prompts alone."""
+    module: Any = sys.modules[type(pipe).__module__]
+    if not hasattr(module, "ftfy"):
+        module.ftfy = SimpleNamespace(fix_text=str)
+    return pipe
 
 
 def image_to_video(pipe: DiffusionPipeline) -> DiffusionPipeline:
     from diffusers import WanImageToVideoPipeline
 
     parts = {name: part for name, part in pipe.components.items() if part is not None}
-    return WanImageToVideoPipeline(**parts, expand_timesteps=True)
+    return without_ftfy(WanImageToVideoPipeline(**parts, expand_timesteps=True))
 
 
 FIRST: dict[str, Any] = {
@@ -39,7 +49,7 @@ FOURTH: dict[str, Any] = {"prompt": "the moon", "seed": 4, "num_inference_steps"
 MATTERS = ("prompt", "negative_prompt", "seed", "guidance_scale")
 
 
-def _with_images(*requests: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+def with_images(*requests: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     return tuple(one | {"image": image} for one, image in zip(requests, IMAGES, strict=True))
 
 
@@ -86,7 +96,7 @@ CASES = [
         family="wan22_ti2v_5b",
         task="image-to-video",
         adapt=image_to_video,
-        requests=_with_images(FIRST, SECOND, THIRD, FOURTH),
+        requests=with_images(FIRST, SECOND, THIRD, FOURTH),
         matters=(*MATTERS, "image"),
         fuses={
             "text_encoder.forward": 2.5,
@@ -99,8 +109,9 @@ CASES = [
     Case(
         name="wan21-i2v",
         family="wan21_i2v",
+        adapt=without_ftfy,
         task="image-to-video",
-        requests=_with_images(FIRST, SECOND, THIRD, FOURTH),
+        requests=with_images(FIRST, SECOND, THIRD, FOURTH),
         matters=(*MATTERS, "image"),
         fuses={
             "text_encoder.forward": 2.5,
@@ -114,8 +125,9 @@ CASES = [
     Case(
         name="wan22-i2v-a14b",
         family="wan22_i2v_a14b",
+        adapt=without_ftfy,
         task="image-to-video",
-        requests=_with_images(
+        requests=with_images(
             FIRST | {"guidance_scale_2": 3.0},
             SECOND | {"guidance_scale_2": 6.0},
             THIRD | {"last_image": IMAGES[0]},

@@ -1,5 +1,6 @@
 """What rides on the families of `stable`: ControlNets, IP-adapters, and a width that one needs."""
 
+import math
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from diffusers import (
 from torch import Tensor
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModelWithProjection
 
-from tiny.parts import CLIP_WIDTH, drawn
+from tiny.parts import CLIP_WIDTH, drawn, sharpened
 from tiny.stable import ARGUMENTS as STABLE
 from tiny.stable import flux, sd3, sdxl
 
@@ -53,7 +54,7 @@ def flux_control() -> FluxControlNetPipeline:
     net = FluxControlNetModel.from_config(
         {**pipe.transformer.config, "num_layers": 2, "num_single_layers": 1, "num_mode": 3}
     )
-    return FluxControlNetPipeline(**pipe.components, controlnet=drawn(net))
+    return FluxControlNetPipeline(**pipe.components, controlnet=sharpened(drawn(net)))
 
 
 def sdxl_adapter() -> StableDiffusionXLPipeline:
@@ -85,7 +86,7 @@ def adapter(unet: UNet2DConditionModel) -> dict[str, dict[str, Tensor]]:
     random = torch.Generator().manual_seed(0)
 
     def matrix(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=random) * columns**-0.5
+        return torch.randn(rows, columns, generator=random) / math.sqrt(columns)
 
     width = unet.config.cross_attention_dim
     attentions = [name for name in unet.attn_processors if ".attn2." in name]
@@ -114,6 +115,6 @@ FAMILIES = {
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "sd3_inpaint": STABLE["sd3"],
     "sdxl_control": STABLE["sdxl"],
-    "flux_control": STABLE["flux"],
+    "flux_control": {**STABLE["flux"], "max_sequence_length": 24},
     "sdxl_adapter": STABLE["sdxl"],
 }

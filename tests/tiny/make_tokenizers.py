@@ -30,7 +30,16 @@ CHAT_TOKENS = [
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
     *("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
 ]
-CHAT_WORDS = ["system", "user", "assistant", "Describe", "the", "image", "by", "detailing", "the", "color", "shape", "size", "texture", "quantity", "text", "spatial", "relationships", "of", "the", "objects", "and", "background", "key", "features", "of", "the", "input", "then", "explain", "how", "the", "user's", "instruction", "should", "alter", "or", "modify", "Generate", "a", "new", "that", "meets", "requirements", "while", "maintaining", "consistency", "with", "original", "where", "appropriate", "You", "are", "an", "AI", "reasons", "about", "descriptions", "give", "structured", "responses", "focusing", "on", "object", "attribution", "actions", "without", "speculation", "make", "to", "bigger", "Picture", "(", "),", "'s"]
+CHAT_WORDS = [  # of what pipelines lay around a prompt
+    *("system", "user", "assistant", "Describe", "the", "image", "by", "detailing", "color"),
+    *("shape", "size", "texture", "quantity", "text", "spatial", "relationships", "of", "objects"),
+    *("and", "background", "key", "features", "input", "then", "explain", "how", "user's"),
+    *("instruction", "should", "alter", "or", "modify", "Generate", "a", "new", "that", "meets"),
+    *("requirements", "while", "maintaining", "consistency", "with", "original", "where"),
+    *("appropriate", "You", "are", "an", "AI", "reasons", "about", "descriptions", "give"),
+    *("structured", "responses", "focusing", "on", "object", "attribution", "actions", "without"),
+    *("speculation", "make", "to", "bigger", "Picture", "(", "),", "'s"),
+]
 CHAT_TEMPLATE = """\
 {% for message in messages %}<|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}\

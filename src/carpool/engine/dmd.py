@@ -35,7 +35,7 @@ class DMDScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
     order = 1
     config_name = "scheduler_config.json"
 
-    @register_to_config
+    @register_to_config  # type: ignore[untyped-decorator]
     def __init__(self, levels: tuple[int, ...] = LEVELS, num_train_timesteps: int = 1000) -> None:
         self.generator = torch.Generator()  # of the request: pipelines pass none to `step`
         self.timesteps = torch.tensor(levels)

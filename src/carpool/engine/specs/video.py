@@ -1,8 +1,23 @@
 """Denoisers of video models."""
 
-from carpool.engine.specs.rules import CONCAT, STACK, UNUSED, Pad, Spec
+from carpool.engine.specs.rules import CONCAT, SHARE, STACK, UNUSED, Pad, Spec
 
 SPECS: dict[tuple[str, str], Spec] = {
+    ("HeliosTransformer3DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, 16, frames, h, w): h, w of the pyramid's stage
+            "timestep": STACK,  # (rows,), 0-1000
+            "encoder_hidden_states": STACK,  # (rows, text tokens, 4096): no mask, never padded
+            "indices_hidden_states": SHARE,  # (1, frames), whatever the rows
+            "indices_latents_history_short": SHARE,  # (1, 2)
+            "indices_latents_history_mid": SHARE,  # (1, 2)
+            "indices_latents_history_long": SHARE,  # (1, 16)
+            "latents_history_short": STACK,  # (rows, 16, 2, H / 8, W / 8)
+            "latents_history_mid": STACK,  # (rows, 16, 2, H / 8, W / 8)
+            "latents_history_long": STACK,  # (rows, 16, 16, H / 8, W / 8)
+        },
+    ),
     ("HunyuanVideoTransformer3DModel", "forward"): Spec(
         rows="hidden_states",
         rules={
