@@ -20,7 +20,7 @@ test: .venv/ready  ## all tests: no network, no GPU
 	$(ONE_THREAD) $(BIN)/python -m pytest
 
 # torchvision's wheels want a CUDA build of torch; the tests only need its Python part.
-build/torchvision: .venv/ready
+build/torchvision: | .venv/ready
 	$(BIN)/pip install --quiet --no-deps --target $@ torchvision==0.28.0
 
 test-models: .venv/ready build/torchvision  ## every model and task against plain diffusers

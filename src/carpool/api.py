@@ -22,6 +22,7 @@ from carpool.engine import pipeline
 from carpool.engine.loop import Engine as Loop
 from carpool.engine.rider import Outcome
 from carpool.errors import CarpoolError, InvalidValue, Overloaded
+from carpool.lora import check_name
 from carpool.parameters import Card, check, check_n, seeds
 from carpool.types import Event, Job, Request, Timings, new_request_id
 
@@ -127,15 +128,15 @@ class Handle:
 class Engine:
     """A loaded model that runs many requests at once, on a thread of its own."""
 
-    def __init__(self, loaded: pipeline.Loaded, loop: Loop) -> None:
-        self._loaded, self._loop = loaded, loop
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
         self._thread = threading.Thread(target=loop.run, name="carpool-engine", daemon=True)
         self._thread.start()
 
     @property
     def card(self) -> Card:
         """What the model takes: its parameters, sizes and defaults."""
-        return self._loaded.card
+        return self._loop.loaded.card
 
     def submit(self, request: Request | str, **parameters: Any) -> Handle:
         """Start a request and return at once.
@@ -231,6 +232,18 @@ class Engine:
         self._loop.submit(job, handle)
         return handle
 
+    def add_lora(self, name: str, path: str | Path) -> None:
+        """Register an adapter while requests run; from then on they may say `lora=[{"id": name}]`.
+
+        Args:
+            name: how requests will name it; letters, digits, '.', '_' and '-'.
+            path: of a .safetensors file in any layout that diffusers reads, or its folder.
+
+        Raises:
+            LoraRejected: the name is taken, or the file is no LoRA for this model.
+        """
+        self._loop.add_lora(name, path)
+
     def statistics(self) -> dict[str, Any]:
         """What is going on, and which forwards were run: see `carpool.engine.loop`."""
         return self._loop.statistics()
@@ -247,21 +260,29 @@ class Engine:
         self.close()
 
 
-def load(model: "str | Path | DiffusionPipeline" = "shapes", **settings: Any) -> Engine:
+def load(
+    model: "str | Path | DiffusionPipeline" = "shapes",
+    *,
+    lora: Mapping[str, str | Path] | Sequence[str] = (),
+    **settings: Any,
+) -> Engine:
     """Load a model and start an engine for it.
 
     Args:
         model: "shapes" (embedded), a hub id, a local folder in diffusers layout, or a pipeline.
+        lora: adapters to register, as paths by name, or as `NAME=PATH`; see `Engine.add_lora`.
         settings: those of `carpool.config.EngineSettings`, such as `device`, `dtype`,
             `max_batch_size`, `max_running`.
 
     Raises:
         LoadFailed: the model is not to be had, or cannot be served as it is.
+        LoraRejected: an adapter is not.
         SettingRejected: a setting is unknown or impossible.
     """
-    chosen = engine_settings(settings)
-    loaded = pipeline.load(model, chosen)
-    return Engine(loaded, Loop(loaded, chosen))
+    if isinstance(lora, Mapping):
+        lora = [f"{check_name(name)}={path}" for name, path in lora.items()]
+    chosen = engine_settings({**settings, "lora": tuple(lora)})
+    return Engine(Loop(pipeline.load(model, chosen), chosen))
 
 
 def _merged(request: Any, parameters: Mapping[str, Any]) -> Request:

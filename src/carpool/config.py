@@ -16,6 +16,7 @@ from carpool.errors import SettingRejected, nearest
 ENV_PREFIX = "CARPOOL_"
 
 BatchingMode = Literal["continuous", "off"]
+LoraBatching = Literal["mixed", "grouped"]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -49,6 +50,10 @@ class EngineSettings:
     )
     batching_mode: BatchingMode = _setting(
         "continuous", "continuous fuses calls at every step; off runs one request at a time"
+    )
+    lora: tuple[str, ...] = _setting((), "NAME=PATH of an adapter (.safetensors); repeatable")
+    lora_batching: LoraBatching = _setting(
+        "mixed", "mixed: requests with different adapters share forwards; grouped: they do not"
     )
     max_batch_size: int = _setting(8, "widest fused forward", unit="rows", least=1)
     max_decode_size: int = _setting(4, "widest fused VAE decode", unit="rows", least=1)

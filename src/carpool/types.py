@@ -67,6 +67,7 @@ class Job:
     arguments: Mapping[str, Any] = field(hash=False)  # of the pipeline's `__call__`
     timeout_s: float | None = None
     task: str = "text-to-image"  # which of the model's pipelines is called
+    lora: tuple[tuple[str, float], ...] = ()  # adapters with their scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class Forward:
     rows: int
     requests: int
     duration_s: float  # on CUDA: until the kernels were launched, not until they ended
+    adapters: int = 0  # different ones that its requests ride with
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,11 +42,11 @@ class Worker:
         began_s = time.monotonic()
         try:
             loaded = pipeline.load(first.model, first.settings)
+            engine = Engine(loaded, first.settings)
         except CarpoolError as error:
             self.say(frames.CannotLoad(str(error)))
             self._next()  # the front hangs up once it has read this
             return
-        engine = Engine(loaded, first.settings)
         meter = pipeline.Meter(loaded)
 
         def run() -> None:
@@ -55,7 +55,7 @@ class Worker:
                 self._connection.shutdown(socket.SHUT_RDWR)
 
         threading.Thread(target=run, name="carpool-engine", daemon=True).start()
-        self.say(frames.Ready(loaded.card, pipeline.versions(), time.monotonic() - began_s))
+        self.say(frames.Ready(engine.loaded.card, pipeline.versions(), time.monotonic() - began_s))
         while (frame := self._next()) is not None:
             match frame:
                 case frames.Submit(job):

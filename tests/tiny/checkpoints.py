@@ -16,11 +16,39 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import nn
 
-from tiny import control, ernie, flux2, glm, helios, hunyuan, ltx2, qwen, sana, stable, wan, zimage
+from tiny import (
+    control,
+    ernie,
+    flux2,
+    glm,
+    helios,
+    hunyuan,
+    ltx2,
+    outsiders,
+    qwen,
+    sana,
+    stable,
+    wan,
+    zimage,
+)
 
 VERSION = 2  # raise it when any weight or config changes: it names the cache folder
 
-_MODULES = [stable, sana, zimage, wan, ernie, flux2, glm, hunyuan, ltx2, qwen, control, helios]
+_MODULES = [
+    stable,
+    sana,
+    zimage,
+    wan,
+    ernie,
+    flux2,
+    glm,
+    hunyuan,
+    ltx2,
+    qwen,
+    control,
+    helios,
+    outsiders,
+]
 FAMILIES: dict[str, Callable[[], DiffusionPipeline]] = {
     name: build for module in _MODULES for name, build in module.FAMILIES.items()
 }

@@ -129,6 +129,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "num_inference_steps": 3,
         "max_sequence_length": 24,
         "use_resolution_binning": False,
+        "clean_caption": False,
         "output_type": "pt",
     },
     "ltx": {

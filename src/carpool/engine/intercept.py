@@ -18,6 +18,7 @@ from torch import nn
 
 from carpool.engine.fiber import in_fiber, park
 from carpool.engine.specs import SPECS, Spec
+from carpool.lora import Riding
 from carpool.types import Phase
 
 _ABSENT = object()
@@ -44,6 +45,7 @@ class Call:
     target: Target
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    lora: Riding = ()  # of its request
 
     def arguments(self) -> dict[str, Any]:
         """All arguments by name."""

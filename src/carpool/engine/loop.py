@@ -11,7 +11,9 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from carpool.engine.fiber import Raised, Returned
 from carpool.engine.fuse import Fuser, decode_bytes
 from carpool.engine.intercept import Call, Interception
 from carpool.engine.line import Line
+from carpool.engine.lora import Adapters
 from carpool.engine.rider import Listener, Outcome, Rider
 from carpool.errors import Cancelled, CarpoolError, InvalidValue, OutOfMemory, PipelineFailed
 from carpool.schedule.policy import POLICIES, Policy
@@ -53,6 +56,9 @@ class Engine:
         self._riders: dict[int, Rider] = {}  # in flight, by number
         self._fuser, self._widths = Fuser(), Widths()
         self._interception = Interception(loaded.pipe.components)
+        self._adapters = Adapters(loaded.pipe, loaded.device.torch)
+        for name, path in loaded.lora.items():
+            self.add_lora(name, path)
         self._finisher = ThreadPoolExecutor(1, "carpool-finish")
         self._finish: Finish = finish or self._finisher.submit
         self._calls = self._steps = 0
@@ -70,6 +76,12 @@ class Engine:
     def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
         """End a request, waiting or running, before its next forward."""
         self._line.cancel(request_id, error)
+
+    def add_lora(self, name: str, path: str | Path) -> None:
+        """Register an adapter while requests run; see `Adapters.add` for what it raises."""
+        self._adapters.add(name, path)
+        card = replace(self.loaded.card, lora=self._adapters.names)
+        self.loaded = replace(self.loaded, card=card)
 
     def close(self) -> None:
         """End every request and let `run` return."""
@@ -120,6 +132,7 @@ class Engine:
         self._line.close()  # if it was a crash, nobody may join a line that never moves again
         self._end_all(Cancelled("the engine was closed"))
         self._interception.remove()
+        self._adapters.remove()
         self._finisher.shutdown()
 
     def step(self) -> bool:
@@ -130,6 +143,7 @@ class Engine:
         chosen = self._policy([self._parked(rider) for rider in self._riders.values()])
         if chosen:
             riders = [self._riders[call.request] for call in chosen]
+            riders.sort(key=lambda rider: rider.job.lora)  # who rides with the same, side by side
             answers = self._forward([_ready(rider) for rider in riders])
             self._end_unwanted()  # whoever was given up meanwhile does not go on
             for rider, answer in zip(riders, answers, strict=True):
@@ -156,13 +170,20 @@ class Engine:
 
     def _run(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
         began_s = self._clock()
-        answers = self._fuser.run(calls, rows)
+        with self._adapters.riding(calls, rows):
+            answers = self._fuser.run(calls, rows)
         self.loaded.device.launched()
         target, duration_s = calls[0].target, self._clock() - began_s
         self._tally[target.component, target.method, len(calls), sum(rows)] += 1
         self._on_forward(
             Forward(
-                target.component, target.method, target.phase, sum(rows), len(calls), duration_s
+                target.component,
+                target.method,
+                target.phase,
+                sum(rows),
+                len(calls),
+                duration_s,
+                adapters=len({name for call in calls for name, _ in call.lora}),
             )
         )
         return answers
@@ -194,7 +215,7 @@ class Engine:
         else:
             now_s = self._clock()
             self._calls += 1
-            if rider.park(self._described(state), self._calls, now_s):
+            if rider.park(self._described(state, rider.job), self._calls, now_s):
                 self._tell_step(rider, now_s)
 
     def _tell_step(self, rider: Rider, now_s: float) -> None:
@@ -202,13 +223,18 @@ class Engine:
         event = Event("step", rider.job.request_id, now_s, rider.step, rider.steps)
         rider.listener.event(event)
 
-    def _described(self, call: Call) -> Ready:
+    def _described(self, call: Call, job: Job) -> Ready:
         target = call.target
         name = type(target.module).__name__
         if target.spec is None and name not in self._classes_alone:
             self._classes_alone.add(name)
             log.warning("%s (%s) has no fusing spec: its calls run alone", name, target.component)
-        return Ready(call, *self._fuser.describe(call))
+        if job.lora:
+            call = replace(call, lora=job.lora)
+        key, rows = self._fuser.describe(call)
+        if self.settings.lora_batching == "grouped":
+            key = key, job.lora
+        return Ready(call, key, rows)
 
     def _parked(self, rider: Rider) -> Parked:
         ready = _ready(rider)

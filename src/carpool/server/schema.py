@@ -43,6 +43,7 @@ class ImageRequest(BaseModel):
     guidance_scale: Any = _ours("number", "how closely to follow the prompt")
     true_cfg_scale: Any = _ours("number", "classifier-free guidance of distilled models")
     negative_prompt: Any = _ours("string", "what not to draw")
+    lora: Any = _ours("array", 'adapters of `GET /v1/models`: [{"id": NAME, "scale": 1.0}, ...]')
     response_format: Literal["b64_json"] | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = "png"
     output_compression: int | None = Field(None, ge=0, le=100, description="of JPEG and WebP")
@@ -60,6 +61,7 @@ OPENAI_FIELDS = frozenset(ImageRequest.model_fields) - {
     "guidance_scale",
     "true_cfg_scale",
     "negative_prompt",
+    "lora",
 }
 """Fields that are not handed on to the pipeline under their own name."""
 
@@ -110,6 +112,7 @@ class Model(BaseModel):
     default_size: str | None
     size_multiple_px: int
     parameters: list[dict[str, Any]]
+    lora: list[str]  # adapters that a request may name
 
 
 class Models(BaseModel):

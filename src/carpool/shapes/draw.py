@@ -9,7 +9,7 @@ Only Pillow is needed here. Nothing knows about tensors or training.
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
@@ -29,7 +29,7 @@ PALETTE: dict[str, tuple[int, int, int]] = {
 }
 SHAPES = ("circle", "square", "triangle", "star", "ring", "cross")
 
-_OVERSAMPLING = 4
+OVERSAMPLING = 4
 _RING_WALL = 0.40  # of the radius
 _ARM = 0.34  # half width of the cross's arms, of the radius
 _STAR_WAIST = 0.42  # inner radius, of the outer one
@@ -138,35 +138,52 @@ def paint(
 ) -> None:
     """Draw one shape so that it fills a box (left, top, right, bottom)."""
     left, top, right, bottom = box
-    cx, cy, rx, ry = (left + right) / 2, (top + bottom) / 2, (right - left) / 2, (bottom - top) / 2
     if shape == "circle":
         canvas.ellipse(box, fill=fill)  # type: ignore[arg-type]
     elif shape == "square":
         canvas.rectangle(box, fill=fill)  # type: ignore[arg-type]
-    elif shape == "triangle":
-        canvas.polygon([(cx, top), (left, bottom), (right, bottom)], fill=fill)  # type: ignore[arg-type]
     elif shape == "ring":
-        width = max(1, round(_RING_WALL * (rx + ry) / 2))
+        width = max(1, round(_RING_WALL * (right - left + bottom - top) / 4))
         canvas.ellipse(box, outline=fill, width=width)  # type: ignore[arg-type]
-    elif shape == "cross":
-        canvas.rectangle((left, cy - _ARM * ry, right, cy + _ARM * ry), fill=fill)  # type: ignore[arg-type]
-        canvas.rectangle((cx - _ARM * rx, top, cx + _ARM * rx, bottom), fill=fill)  # type: ignore[arg-type]
     else:
-        assert shape == "star", shape
-        corners = []
-        for i in range(10):
-            radius, angle = (_STAR_WAIST if i % 2 else 1.0), i * math.pi / 5
-            x = radius * math.sin(angle) / math.sin(0.4 * math.pi)  # -1 to 1
-            y = 1 - radius * math.cos(angle)  # 0 to 1 + cos(36 degrees)
-            corners.append((cx + rx * x, top + 2 * ry * y / (1 + math.cos(math.pi / 5))))
-        canvas.polygon(corners, fill=fill)  # type: ignore[arg-type]
+        canvas.polygon(corners(shape, box), fill=fill)  # type: ignore[arg-type]
 
 
-def draw(scene: Scene, rng: random.Random, spread: float = 1.0) -> Image.Image:
+def corners(shape: str, box: tuple[float, float, float, float]) -> list[tuple[float, float]]:
+    """The corners of a triangle, star or cross that fills a box, in order."""
+    left, top, right, bottom = box
+    cx, cy, rx, ry = (left + right) / 2, (top + bottom) / 2, (right - left) / 2, (bottom - top) / 2
+    if shape == "triangle":
+        return [(cx, top), (left, bottom), (right, bottom)]
+    if shape == "cross":
+        a = _ARM
+        quarter = [(-a, -1.0), (a, -1.0), (a, -a)]  # and that turned by 90 degrees, three times
+        turns = [(1, 0, 0, 1), (0, -1, 1, 0), (-1, 0, 0, -1), (0, 1, -1, 0)]
+        return [
+            (cx + rx * (i * x + j * y), cy + ry * (k * x + m * y))
+            for i, j, k, m in turns
+            for x, y in quarter
+        ]
+    assert shape == "star", shape
+    found = []
+    for i in range(10):
+        radius, angle = (_STAR_WAIST if i % 2 else 1.0), i * math.pi / 5
+        x = radius * math.sin(angle) / math.sin(0.4 * math.pi)  # -1 to 1
+        y = 1 - radius * math.cos(angle)  # 0 to 1 + cos(36 degrees)
+        found.append((cx + rx * x, top + 2 * ry * y / (1 + math.cos(math.pi / 5))))
+    return found
+
+
+Pen = Callable[[ImageDraw.ImageDraw, str, tuple[float, float, float, float], object], None]
+"""Draws one shape into a box, as `paint` does."""
+
+
+def draw(scene: Scene, rng: random.Random, spread: float = 1.0, *, pen: Pen = paint) -> Image.Image:
     """Draw a scene, with sizes and places by chance.
 
     Args:
         spread: how much sizes and places vary, of what fits the picture.
+        pen: draws each shape, on a canvas of `OVERSAMPLING` times the size.
 
     Returns:
         An anti-aliased RGB picture, `SIZE_PX` square.
@@ -177,7 +194,7 @@ def draw(scene: Scene, rng: random.Random, spread: float = 1.0) -> Image.Image:
 
     used = {item.colour for item in scene.items}
     background = scene.background or rng.choice([c for c in PALETTE if c not in used])
-    size = SIZE_PX * _OVERSAMPLING
+    size = SIZE_PX * OVERSAMPLING
     picture = Image.new("RGB", (size, size), PALETTE[background])
     canvas = ImageDraw.Draw(picture)
     alone = len(scene.items) == 1
@@ -186,9 +203,9 @@ def draw(scene: Scene, rng: random.Random, spread: float = 1.0) -> Image.Image:
         cx = about(middle, 8) if alone else about(middle, 3)
         cy = about(32, 8) if alone else about(32, 10)
         sides = (cx - r, cy - r, cx + r, cy + r)
-        left, top, right, bottom = (side * _OVERSAMPLING for side in sides)
-        paint(canvas, item.shape, (left, top, right, bottom), PALETTE[item.colour])
-    return picture.reduce(_OVERSAMPLING)
+        left, top, right, bottom = (side * OVERSAMPLING for side in sides)
+        pen(canvas, item.shape, (left, top, right, bottom), PALETTE[item.colour])
+    return picture.reduce(OVERSAMPLING)
 
 
 def sample(rng: random.Random, alone: float = 0.4) -> tuple[Scene, str]:

@@ -92,14 +92,22 @@ def shows(image: Image.Image, wanted: Scene | str) -> bool:
 
 def _scene(rgb: Pixels) -> Scene:
     background = _background(rgb)
-    away = np.linalg.norm(rgb - _COLOURS[_NAMES.index(background)], axis=-1)
-    parts = [part for part in _parts(away > FOREGROUND_DISTANCE) if part.sum() >= SPECK_PX]
-    if not 1 <= len(parts) <= 2:
-        raise _Refused(f"has {len(parts)} shapes, not one or two")
-    parts.sort(key=_middle)
-    if len(parts) == 2 and _middle(parts[1]) - _middle(parts[0]) < MIN_APART_PX:
+    found = _parts(rgb, background)
+    if not 1 <= len(found) <= 2:
+        raise _Refused(f"has {len(found)} shapes, not one or two")
+    found.sort(key=_middle)
+    if len(found) == 2 and _middle(found[1]) - _middle(found[0]) < MIN_APART_PX:
         raise _Refused("has two shapes, but not side by side")
-    return Scene(background, tuple(_item(rgb, part, background) for part in parts))
+    return Scene(background, tuple(_item(rgb, part, background) for part in found))
+
+
+def shapes_of(image: Image.Image) -> list[Mask]:
+    """Find the pixels of each shape; none where the background cannot be told."""
+    rgb = np.asarray(image.convert("RGB"), dtype=np.float64)
+    try:
+        return _parts(rgb, _background(rgb))
+    except _Refused:
+        return []
 
 
 def _background(rgb: Pixels) -> str:
@@ -114,7 +122,7 @@ def _background(rgb: Pixels) -> str:
 
 def _item(rgb: Pixels, part: Mask, background: str) -> Item:
     """Name the colour and the shape of one connected part."""
-    inside = _eroded(part)
+    inside = inner(part)
     name, share = _colour(rgb[inside if inside.sum() >= SPECK_PX else part])
     if share < MIN_UNIFORM:
         raise _Refused(f"has a shape that is {name} on only {share:.0%} of its inside")
@@ -184,7 +192,7 @@ def _middle(part: Mask) -> float:
     return float(np.nonzero(part)[1].mean())
 
 
-def _eroded(part: Mask) -> Mask:
+def inner(part: Mask) -> Mask:
     """Take away pixels with a neighbour, one of eight, outside the part."""
     padded = np.pad(part, 1)
     height, width = part.shape
@@ -195,10 +203,12 @@ def _eroded(part: Mask) -> Mask:
     return inside
 
 
-def _parts(mask: Mask) -> list[Mask]:
-    """Split a mask into its connected parts, corners touching included."""
+def _parts(rgb: Pixels, background: str) -> list[Mask]:
+    """Split what is not background into connected parts, corners touching included."""
+    away = np.linalg.norm(rgb - _COLOURS[_NAMES.index(background)], axis=-1)
+    mask = away > FOREGROUND_DISTANCE
     left = {(int(row), int(column)) for row, column in np.argwhere(mask)}
-    parts = []
+    found = []
     while left:
         reached = [left.pop()]
         for row, column in reached:  # grows while it is walked
@@ -207,5 +217,6 @@ def _parts(mask: Mask) -> list[Mask]:
             reached += around
         part = np.zeros_like(mask)
         part[tuple(np.array(reached).T)] = True
-        parts.append(part)
-    return parts
+        if part.sum() >= SPECK_PX:
+            found.append(part)
+    return found

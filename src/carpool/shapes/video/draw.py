@@ -18,6 +18,8 @@ from carpool.shapes.draw import PALETTE, paint
 
 SIZE_PX = 48
 FRAMES = 9
+COLOURS = ("red", "green", "blue", "yellow", "purple", "orange")
+BACKGROUNDS = ("black", "white", "blue")
 SHAPES = ("circle", "square", "triangle", "cross")
 DIRECTIONS: dict[str, tuple[int, int]] = {  # to the right, downwards
     "right": (1, 0),
@@ -27,7 +29,7 @@ DIRECTIONS: dict[str, tuple[int, int]] = {  # to the right, downwards
 }
 
 _OVERSAMPLING = 4
-_HELD_OUT_PERCENT = 15
+_HELD_OUT_PERCENT = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +74,10 @@ def parse(text: str) -> Clip:
     subject, _, background = " ".join(words).partition(" on ")
     match subject.split():
         case [colour, shape, "moving", direction] if (
-            colour in PALETTE
+            colour in COLOURS
             and shape in SHAPES
             and direction in DIRECTIONS
-            and background in ("", *PALETTE)
+            and background in ("", *BACKGROUNDS)
         ):
             return Clip(colour, shape, direction, background or None)
     raise ValueError(
@@ -86,7 +88,7 @@ def parse(text: str) -> Clip:
 
 def clips() -> Iterator[Clip]:
     """List every clip, in a fixed order."""
-    for parts in product(PALETTE, SHAPES, DIRECTIONS, PALETTE):
+    for parts in product(COLOURS, SHAPES, DIRECTIONS, BACKGROUNDS):
         if parts[0] != parts[-1]:
             yield Clip(*parts)
 
@@ -115,10 +117,10 @@ def draw(clip: Clip, rng: random.Random) -> list[Image.Image]:
         middle of the video at an even pace, some 22 pixels in all, and never touches the
         border.
     """
-    background = clip.background or rng.choice([c for c in PALETTE if c != clip.colour])
+    background = clip.background or rng.choice([c for c in BACKGROUNDS if c != clip.colour])
     right, down = DIRECTIONS[clip.direction]
-    r = rng.uniform(8.5, 10.0)
-    way, late, aside = rng.uniform(20, 24), rng.uniform(-1, 1), rng.uniform(-4, 4)
+    r, way = rng.uniform(9.5, 10.5), rng.uniform(21, 23)
+    late, aside = rng.uniform(-0.5, 0.5), rng.uniform(-2, 2)
     size = SIZE_PX * _OVERSAMPLING
     frames = []
     for frame in range(FRAMES):
@@ -138,9 +140,9 @@ def sample(rng: random.Random) -> tuple[Clip, str]:
     The caption may leave the background out; the clip still names it.
     """
     while True:
-        colour, background = rng.sample(list(PALETTE), 2)
-        clip = Clip(colour, rng.choice(SHAPES), rng.choice(list(DIRECTIONS)), background)
-        if not is_held_out(clip):
+        choices = (COLOURS, SHAPES, tuple(DIRECTIONS), BACKGROUNDS)
+        clip = Clip(*(rng.choice(parts) for parts in choices))
+        if clip.colour != clip.background and not is_held_out(clip):
             break
     wording = Wording(
         articles=rng.random() > 0.08,

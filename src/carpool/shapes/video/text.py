@@ -15,12 +15,20 @@ from transformers import UMT5Config, UMT5EncoderModel
 
 from carpool.shapes.draw import PALETTE
 from carpool.shapes.text import Log
-from carpool.shapes.video.draw import DIRECTIONS, SHAPES, Clip, parse, sample
+from carpool.shapes.video.draw import (
+    BACKGROUNDS,
+    COLOURS,
+    DIRECTIONS,
+    SHAPES,
+    Clip,
+    parse,
+    sample,
+)
 
 LENGTH = 16  # tokens of a caption, padding included; the longest needs 10
 WIDTH = 96
 WORDS = ("a", "an", "moving", "on", "background", *PALETTE, *SHAPES, *DIRECTIONS)
-ANSWERS = (tuple(PALETTE), SHAPES, tuple(DIRECTIONS), (*PALETTE, None))  # as in a `Clip`
+ANSWERS = (COLOURS, SHAPES, tuple(DIRECTIONS), (*BACKGROUNDS, None))  # as in a `Clip`
 
 
 def build_tokenizer() -> T5Tokenizer:
@@ -100,7 +108,7 @@ def train_text(steps: int, seed: int, log: Log, rows: int = 128) -> Encoder:
             [nn.functional.cross_entropy(out, wanted[:, i]) for i, out in enumerate(named)]
         ).sum()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()

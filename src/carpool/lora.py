@@ -1,0 +1,112 @@
+"""Adapters (LoRA) as requests and settings name them: names, scales, and the rules for both.
+
+A request says `lora=[{"id": NAME, "scale": 0.8}, ...]`. Names are given by whoever starts the
+engine; a request never says where weights lie. No torch: the front process checks with this too.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from carpool.errors import (
+    InvalidValue,
+    LoraRejected,
+    SettingRejected,
+    UnsupportedParameter,
+    nearest,
+)
+
+MAX_SCALE = 10.0
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+ATTENTION = ("joint_attention_kwargs", "cross_attention_kwargs", "attention_kwargs")
+
+_ENTRY = '{"id": NAME, "scale": NUMBER}'
+
+Riding = tuple[tuple[str, float], ...]
+"""Adapters of one request with their scales, in the order in which it names them."""
+
+
+def check_lora(given: Any, known: Sequence[str]) -> Riding:
+    """Check what a request says of adapters; those with scale 0 are as if not said.
+
+    Args:
+        given: `[{"id": NAME, "scale": NUMBER}, ...]`, scale 1 where left out; or None.
+        known: names of the registered adapters.
+
+    Raises:
+        InvalidValue: names what was seen, the rule, and the nearest adapter there is.
+    """
+    if given is None:
+        return ()
+    if not isinstance(given, (list, tuple)):
+        raise _wrong(f"a {type(given).__name__}: must be a list of entries {_ENTRY}")
+    chosen: dict[str, float] = {}
+    for entry in given:
+        if not isinstance(entry, Mapping) or not {"id"} <= entry.keys() <= {"id", "scale"}:
+            raise _wrong(f"an entry {_cut(entry)}: must be {_ENTRY}; scale is 1 where left out")
+        name, scale = entry["id"], entry.get("scale", 1.0)
+        if not isinstance(name, str) or name not in known:
+            raise _wrong(f"no adapter {_cut(name)}{_hint(name, known)}")
+        if name in chosen:
+            raise _wrong(f"{name!r} twice: name each adapter once, with its whole scale")
+        is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+        if not is_number or not -MAX_SCALE <= scale <= MAX_SCALE:
+            rule = f"must be a number from -{MAX_SCALE:g} to {MAX_SCALE:g}"
+            raise _wrong(f"scale {_cut(scale)} of {name!r}: {rule}")
+        chosen[name] = float(scale)
+    return tuple((name, scale) for name, scale in chosen.items() if scale)
+
+
+def refuse_scale(name: str, value: Any) -> None:
+    """Refuse the scale by which diffusers turns all adapters of a pipeline at once."""
+    if name in ATTENTION and isinstance(value, Mapping) and "scale" in value:
+        raise UnsupportedParameter(
+            f"{name} has a scale, which is one for all adapters: use lora, a list of {_ENTRY}",
+            param=name,
+        )
+
+
+def check_name(name: Any, taken: Sequence[str] = ()) -> str:
+    """Check the name under which an adapter is to be registered.
+
+    Raises:
+        LoraRejected: it breaks the rule, or there is an adapter of this name.
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise LoraRejected(
+            f"adapter name {_cut(name)}: must be 1 to 64 letters, digits, '.', '_' or '-', the "
+            "first one a letter or digit"
+        )
+    if name in taken:
+        raise LoraRejected(f"there is an adapter {name!r} already: choose another name")
+    return name
+
+
+def parse_lora(entries: Sequence[str]) -> dict[str, str]:
+    """Paths by name, from the setting's entries, each `NAME=PATH`.
+
+    Raises:
+        SettingRejected, LoraRejected: an entry without a path, or a name that breaks the rule.
+    """
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, equals, path = entry.partition("=")
+        if not (equals and path):
+            raise SettingRejected(f"lora={entry!r}: write NAME=PATH, as style=./style.safetensors")
+        found[check_name(name, list(found))] = path
+    return found
+
+
+def _wrong(what: str) -> InvalidValue:
+    return InvalidValue(f"lora has {what}", param="lora")
+
+
+def _hint(name: Any, known: Sequence[str]) -> str:
+    if not known:
+        return ": none is registered; the server's --lora NAME=PATH does that"
+    return f"{nearest(str(name), known)} (there are: {', '.join(sorted(known))})"
+
+
+def _cut(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
