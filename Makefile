@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Small models spin when they get more than one thread: see docs/experiments.md.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-.PHONY: serve test test-models demo bench lint types shapes shapes-video docs lock
+.PHONY: serve test test-models demo bench bench-lora lint types shapes shapes-lora shapes-video docs lock
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -33,6 +33,9 @@ demo: .venv/ready  ## 24 clients at once; writes demo.png
 bench: .venv/ready  ## the engine against plain diffusers; prints the table of docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python benchmarks/cpu.py --output docs/benchmarks.md
 
+bench-lora: .venv/ready  ## adapters by row, against PEFT's mixed batch
+	$(ONE_THREAD) $(BIN)/python benchmarks/lora.py
+
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,6 +45,9 @@ types: .venv/ready
 
 shapes: .venv/ready  ## train the embedded model again (two hours on two cores; wants g++)
 	$(BIN)/python -m carpool.shapes.train
+
+shapes-lora: .venv/ready  ## train the adapter `outlined` again (an hour on one core)
+	$(ONE_THREAD) $(BIN)/python -m carpool.shapes.train_lora
 
 shapes-video: .venv/ready  ## train the embedded video model again (1.5 hours on two cores; wants g++)
 	$(ONE_THREAD) $(BIN)/python -m carpool.shapes.video.train

@@ -95,10 +95,10 @@ def peft_rows(model: Any, names: Sequence[str]) -> Iterator[None]:
     def tell(_: Any, args: Any, kwargs: Any) -> Any:
         return args, {**kwargs, "adapter_names": rows}
 
+    layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
     hooks = [
         layer.register_forward_pre_hook(tell, with_kwargs=True)
-        for layer in model.modules()
-        if isinstance(layer, LoraLayer)
+        for layer in layers
     ]
     try:
         yield
@@ -153,13 +153,15 @@ def ways(
 
 
 def table(name: str, plain: Any, peft: Any, given: dict[str, Tensor], turns: int) -> str:
-    todo, times, answers = ways(plain, peft, given), {}, {}  # the first turn warms up
+    todo = ways(plain, peft, given)
+    times: dict[str, list[float]] = {way: [] for way in todo}
+    answers: dict[str, Tensor] = {}
     for turn in range(turns + 1):
         for way, (_, run) in todo.items():
             began_s = time.perf_counter()
             answers[way] = run()
-            if turn:
-                times.setdefault(way, []).append(time.perf_counter() - began_s)
+            if turn:  # the first warms up
+                times[way].append(time.perf_counter() - began_s)
     lines = [f"| {name} | ms | of the first |", "| --- | ---: | ---: |"]
     for way, (same, _) in todo.items():
         if same:

@@ -164,7 +164,7 @@ def test_held_out_combinations_are_never_trained_on() -> None:
 
     assert not any(is_held_out(sample(rng)[0]) for _ in range(500))
     assert all(is_held_out(parse(text)) for text in prompts(HELD_OUT))
-    assert len(set(prompts(HELD_OUT))) == HELD_OUT >= 100
+    assert len(set(prompts(HELD_OUT))) == HELD_OUT >= 50
     assert len(list(clips())) == (6 * 3 - 1) * 4 * 4  # blue on blue is none
 
 

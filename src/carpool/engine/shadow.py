@@ -99,7 +99,8 @@ class Shadows:
         if not isinstance(layer, LoraLayer) or layer.lora_variant or layer.lora_embedding_A:
             kind, rule = type(layer).__name__, "only plain LoRA is served, not of embeddings"
             raise LoraRejected(f"{where} has a {kind}: {rule}")
-        down, up = layer.lora_A[_INSIDE], layer.lora_B[_INSIDE]
+        down: Any = layer.lora_A[_INSIDE]
+        up: Any = layer.lora_B[_INSIDE]
         real: Any = getattr(self._pipe, component).get_submodule(path)
         sizes = tuple(down.weight.shape[1:]), up.weight.shape[0]
         if sizes != _sizes(real):

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from carpool.shapes.draw import OVERSAMPLING, Item, Scene, corners, parse
 from carpool.shapes.judge import Mask, inner, shapes_of, why_not
 
-WALL_PX = 2.75
+WALL_PX = 3.75
 MIN_HOLLOW = 0.12  # share of a shape that is enclosed by its wall; filled ones have no hole,
 MIN_ROUND_HOLLOW = 0.42  # but for rings, whose share is 0.36
 ROUND = (0.70, 0.87)  # shares of its box that a circle takes: pi / 4; square 1, the others 0.6

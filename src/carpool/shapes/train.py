@@ -40,8 +40,14 @@ BUILD = Path("build/shapes")
 DOCS = Path("docs")
 SERVING = {
     "id": "shapes",
-    "defaults": {"height": SIZE_PX, "width": SIZE_PX, "max_sequence_length": LENGTH},
+    "defaults": {
+        "height": SIZE_PX,
+        "width": SIZE_PX,
+        "max_sequence_length": LENGTH,
+        "guidance_scale": 2.0,
+    },
     "max_pixels": (4 * SIZE_PX) ** 2,  # it draws well at its own size only
+    "lora": {"outlined": "../lora/outlined.safetensors"},  # made by train_lora
 }
 
 

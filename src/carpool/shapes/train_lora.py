@@ -35,8 +35,8 @@ LAYERS = (  # attention and feed-forward; the last two are those of FLUX's singl
 ENCODER_STEPS, ENCODER_ROWS = 600, 16
 SCENES, SPREAD, ALONE = 6000, 0.15, 0.85
 ROWS, PEAK, DROPOUT = 48, 2e-3, 0.1
-STEPS, GUIDED_FROM, WARMUP, AVERAGE = 1400, 800, 50, 0.99
-JUDGE_EVERY = 200
+STEPS, GUIDED_FROM, WARMUP, AVERAGE = 2200, 1000, 50, 0.995
+JUDGE_EVERY = 400
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ DIRECTIONS: dict[str, tuple[int, int]] = {  # to the right, downwards
 }
 
 _OVERSAMPLING = 4
-_HELD_OUT_PERCENT = 40
+_HELD_OUT_PERCENT = 20
 
 
 @dataclass(frozen=True, slots=True)

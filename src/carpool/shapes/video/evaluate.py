@@ -12,24 +12,25 @@ from carpool.shapes.text import Log
 from carpool.shapes.video.draw import FRAMES, SIZE_PX, prompts
 from carpool.shapes.video.judge import why_not
 
-HELD_OUT = 100  # prompts
+HELD_OUT, SEEDS = 50, 2  # prompts, and videos of each
 BATCH_ROWS = 24
 Video = list[Image.Image]
 
 
 def evaluate(folder: Path, log: Log) -> float:
-    """Judge videos of the held-out prompts, and log how many are right.
+    """Judge videos of the held-out prompts, `SEEDS` of each, and log how many are right.
 
-    Seeds are 0, 1, 2 ... in the order of the prompts. The settings are those of
+    Seeds are 0, 1, 2 ... in the order of the videos. The settings are those of
     `carpool.json`; others are judged for comparison.
 
     Returns:
         The share of videos that are right by default, in all that their prompts say.
     """
     pipeline = load(folder)
-    captions = prompts(HELD_OUT)
+    captions = prompts(HELD_OUT) * SEEDS
     wrong = reasons(videos(pipeline, folder, captions), captions)
-    log(f"{HELD_OUT} held-out prompts, default settings: {wrong.count('') / HELD_OUT:.1%} right")
+    share = wrong.count("") / len(wrong)
+    log(f"{len(wrong)} videos of {HELD_OUT} held-out prompts, default settings: {share:.1%} right")
     for at, reason in enumerate(wrong):
         if reason:
             log(f"  wrong, seed {at}: {captions[at]!r}: {reason}")
@@ -38,8 +39,8 @@ def evaluate(folder: Path, log: Log) -> float:
     for settings in others:
         found = reasons(videos(pipeline, folder, captions, **settings), captions)
         (name, value), *_ = settings.items()
-        log(f"the same with {name} {value}: {found.count('') / HELD_OUT:.1%} right")
-    return wrong.count("") / HELD_OUT
+        log(f"the same with {name} {value}: {found.count('') / len(found):.1%} right")
+    return share
 
 
 def load(folder: Path) -> DiffusionPipeline:

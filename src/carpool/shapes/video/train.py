@@ -26,14 +26,15 @@ from carpool.shapes.video.draw import FRAMES, SIZE_PX, prompts
 from carpool.shapes.video.evaluate import HELD_OUT, evaluate, load, reasons, sheet, videos
 from carpool.shapes.video.flow import Flow, Plan, Pool, make_pool
 from carpool.shapes.video.text import LENGTH, Encoder, train_text
-from carpool.shapes.video.vae import build_vae, train_vae
+from carpool.shapes.video.vae import build_vae, polish_vae, train_vae
 
 SEED = 0
 THREADS = 1
 TEXT_STEPS = 400
 STILL_STEPS, VAE_STEPS = 400, 1500
 CLIPS = 6_000
-PLAN = Plan(steps=3_000)
+POLISH_STEPS = 1200  # of the decoder alone
+PLAN = Plan(steps=5_000)
 SAVE_EVERY, JUDGE_EVERY = 250, 500  # steps of the transformer
 
 BUILD = Path("build/shapes-video")
@@ -114,8 +115,8 @@ def train(log: Journal, *, to_the_end: bool = True) -> None:
     encoder.eval().requires_grad_(False)
 
     def trained_vae() -> tuple[dict[str, Any], dict[str, Any]]:
-        trained = train_vae(STILL_STEPS, VAE_STEPS, SEED, log)
-        return trained.state_dict(), dict(trained.config)
+        vae = polish_vae(train_vae(STILL_STEPS, VAE_STEPS, SEED, log), POLISH_STEPS, SEED, log)
+        return vae.state_dict(), dict(vae.config)
 
     weights, config = kept("vae.pt", trained_vae)
     vae = build_vae().eval().requires_grad_(False)

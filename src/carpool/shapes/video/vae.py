@@ -107,7 +107,7 @@ def polish_vae(vae: AutoencoderKLWan, steps: int, seed: int, log: Log) -> Autoen
         error = vae.decode(latents).sample - real
         loss = _distance(error, real)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step(min(1.0, step / 30, 1.2 * (1 - (step - 1) / steps)))
         if step % 50 == 0 or step == steps:
             log(f"decoder step {step} loss {loss.item():.4f} L1 {error.abs().mean().item():.4f}")
