@@ -3,6 +3,7 @@
 import json
 import re
 
+import diffusers
 import pytest
 from click.testing import CliRunner
 from make_models import PAGE, page
@@ -41,6 +42,13 @@ def test_the_denoiser_of_a_proven_model_fuses_or_its_limits_say_why_not(model: M
     assert fuses or "runs alone" in model.limits
     assert row["tasks"]
     assert row["pipelines"]
+
+
+@pytest.mark.parametrize("model", PROVEN, ids=lambda model: model.name)
+def test_a_model_takes_adapters_where_diffusers_loads_them_for_its_pipeline(model: Model) -> None:
+    classes = {getattr(diffusers, proof()[case]["pipeline"]) for case in model.cases}
+
+    assert {hasattr(one, "load_lora_weights") for one in classes} == {model.lora}
 
 
 def test_a_model_without_proof_says_why() -> None:

@@ -82,7 +82,7 @@ CASES = [
     Case(
         name="glm-edit",
         family="glm",
-        task="image-edit",
+        task="edit",
         requests=(
             {
                 "prompt": "make the 'cat' blue",

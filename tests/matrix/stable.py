@@ -131,7 +131,7 @@ CASES = [
     Case(
         name="flux-inpaint",
         family="flux",
-        task="inpainting",
+        task="inpaint",
         requests=inpainting(EMBEDDED),
         matters=(*_SHOWS, "image", "strength", "mask_image"),
         fuses={**_FLUX, **_ENCODES},
@@ -158,7 +158,7 @@ CASES = [
     Case(
         name="sd3-inpaint",
         family="sd3_inpaint",
-        task="inpainting",
+        task="inpaint",
         requests=inpainting(GUIDED),
         matters=(*_SHOWS, "negative_prompt", "image", "strength", "mask_image"),
         fuses={**_SD3, **_ENCODES},
@@ -194,7 +194,7 @@ CASES = [
     Case(
         name="sdxl-inpaint",
         family="sdxl",
-        task="inpainting",
+        task="inpaint",
         requests=inpainting(GUIDED),
         matters=(*_SHOWS, "negative_prompt", "image", "strength", "mask_image"),
         fuses={**_SDXL, **_ENCODES},
@@ -221,7 +221,7 @@ CASES = [
     Case(
         name="sd15-inpaint",
         family="sd15",
-        task="inpainting",
+        task="inpaint",
         requests=inpainting(GUIDED),
         matters=(*_SHOWS, "negative_prompt", "image", "strength", "mask_image"),
         fuses={**_SD15, **_ENCODES},

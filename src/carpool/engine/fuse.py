@@ -82,6 +82,8 @@ class Fuser:
         spec = target.spec
         if spec is None:
             [_] = calls  # such calls never share a key
+            if first.seed is not None:
+                torch.manual_seed(first.seed)
             return [target.original(*first.args, **first.kwargs)]
         if len(calls) == 1 and not spec.casts:
             return [target.original(*first.args, **{**spec.adds, **first.kwargs})]

@@ -46,6 +46,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     lora: Riding = ()  # of its request
+    seed: int | None = None  # of its request, where it draws from torch's own random numbers
 
     def arguments(self) -> dict[str, Any]:
         """All arguments by name."""

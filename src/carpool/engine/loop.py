@@ -226,7 +226,9 @@ class Engine:
     def _described(self, call: Call, job: Job) -> Ready:
         target = call.target
         name = type(target.module).__name__
-        if target.spec is None and name not in self._classes_alone:
+        if target.method == "generate":  # takes no generator: pipelines seed all of torch for it
+            call = replace(call, seed=job.seed)
+        elif target.spec is None and name not in self._classes_alone:
             self._classes_alone.add(name)
             log.warning("%s (%s) has no fusing spec: its calls run alone", name, target.component)
         if job.lora:
