@@ -27,8 +27,9 @@ test-models: .venv/ready build/torchvision  ## every model and task against plai
 	$(ONE_THREAD) CARPOOL_WRITE_PROOF=1 $(BIN)/python -m pytest -m "slow or not slow" \
 	  tests/test_matrix.py tests/test_outsiders.py tests/test_traps_*.py
 
-demo: .venv/ready  ## 24 clients at once; writes demo.png
+demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo-video.mp4
 	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo_video.py
 
 bench: .venv/ready  ## the engine against plain diffusers; prints the table of docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python benchmarks/cpu.py --output docs/benchmarks.md

@@ -96,10 +96,7 @@ def peft_rows(model: Any, names: Sequence[str]) -> Iterator[None]:
         return args, {**kwargs, "adapter_names": rows}
 
     layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
-    hooks = [
-        layer.register_forward_pre_hook(tell, with_kwargs=True)
-        for layer in layers
-    ]
+    hooks = [layer.register_forward_pre_hook(tell, with_kwargs=True) for layer in layers]
     try:
         yield
     finally:

@@ -2,8 +2,9 @@
 
 usage: make demo        (or: python examples/demo.py [--output demo.png] [--url URL])
 
-Every request has its own prompt, steps, guidance and seed. Writes a contact sheet and prints how
-many requests shared each forward of the transformer, and whether every picture shows its prompt.
+Every request has its own prompt, steps, guidance and seed, and a quarter of them the adapter
+`outlined`. Writes a contact sheet and prints how many requests shared each forward of the
+transformer, and whether every picture shows its prompt, in the style that was asked for.
 """
 
 import argparse
@@ -20,13 +21,14 @@ import textwrap
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from openai import AsyncOpenAI
 from PIL import Image, ImageDraw, ImageFont
 
 from carpool.shapes.judge import shows
+from carpool.shapes.outlined import why_not_outlined
 
 PROMPTS = """
 a red circle on a blue background
@@ -66,11 +68,16 @@ class Ride:
     steps: int
     guidance: float
     seed: int
+    is_outlined: bool
     image: Image.Image | None = None
 
     @property
     def is_right(self) -> bool:
-        return self.image is not None and shows(self.image, self.prompt)
+        if self.image is None:
+            return False
+        if self.is_outlined:
+            return not why_not_outlined(self.image, self.prompt)
+        return shows(self.image, self.prompt)
 
 
 @contextlib.contextmanager
@@ -100,12 +107,13 @@ async def ride_all(url: str, rides: list[Ride]) -> list[Ride]:
                 "num_inference_steps": ride.steps,
                 "guidance_scale": ride.guidance,
                 "seed": ride.seed,
+                "lora": [{"id": "outlined"}] if ride.is_outlined else [],
             },
         )
         assert answer.data is not None
         assert answer.data[0].b64_json is not None
         png = base64.b64decode(answer.data[0].b64_json)
-        return Ride(ride.prompt, ride.steps, ride.guidance, ride.seed, Image.open(io.BytesIO(png)))
+        return replace(ride, image=Image.open(io.BytesIO(png)))
 
     return list(await asyncio.gather(*map(one, rides)))
 
@@ -113,7 +121,7 @@ async def ride_all(url: str, rides: list[Ride]) -> list[Ride]:
 def sheet(rides: list[Ride], columns: int = 6, side_px: int = 128) -> Image.Image:
     """A contact sheet with captions; wrong pictures have a red frame."""
     font = ImageFont.load_default(11)
-    cell_w, cell_h = side_px + 16, side_px + 92
+    cell_w, cell_h = side_px + 16, side_px + 106
     rows = -(-len(rides) // columns)
     page = Image.new("RGB", (columns * cell_w, rows * cell_h), "white")
     draw = ImageDraw.Draw(page)
@@ -125,6 +133,7 @@ def sheet(rides: list[Ride], columns: int = 6, side_px: int = 128) -> Image.Imag
         draw.rectangle([x - 1, y - 1, x + side_px, y + side_px], outline=frame, width=1)
         caption = "\n".join(textwrap.wrap(ride.prompt, 23))
         caption += f"\n{ride.steps} steps, seed {ride.seed}\nguidance {ride.guidance:g}"
+        caption += "\nadapter: outlined" if ride.is_outlined else ""
         draw.multiline_text((x, y + side_px + 4), caption, fill="#333333", font=font, spacing=1)
     return page
 
@@ -142,7 +151,13 @@ def main() -> None:
     options = parser.parse_args()
     dice = random.Random(7)
     rides = [
-        Ride(prompt, dice.randrange(12, 41), dice.choice([1.5, 2, 2.5, 3, 3.5]), FIRST_SEED + i)
+        Ride(
+            prompt,
+            steps=dice.randrange(12, 41),
+            guidance=dice.choice([1.5, 2, 2.5, 3, 3.5]),
+            seed=FIRST_SEED + i,
+            is_outlined=i < 12 and i % 2 == 1,
+        )
         for i, prompt in enumerate(PROMPTS)
     ]
     with contextlib.ExitStack() as stack:

@@ -5,9 +5,11 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from diffusers import DiffusionPipeline
 from PIL import Image, ImageDraw, ImageFilter
 
+import carpool
 from carpool.shapes import VIDEO_MODEL_DIR
 from carpool.shapes.draw import PALETTE
 from carpool.shapes.video.draw import (
@@ -192,3 +194,25 @@ def test_held_out_prompts_become_what_they_say() -> None:
     found = reasons(videos(load(VIDEO_MODEL_DIR), VIDEO_MODEL_DIR, captions), captions)
 
     assert found.count("") >= 6, found
+
+
+def test_clips_of_all_lengths_of_steps_ride_together_and_come_out_as_if_alone() -> None:
+    asked = [
+        carpool.Request(text, seed=seed, num_inference_steps=8 + seed, guidance_scale=2.5 + seed)
+        for seed, text in enumerate(prompts(4, held_out=False))
+    ]
+    pipe = load(VIDEO_MODEL_DIR)
+    defaults = json.loads((VIDEO_MODEL_DIR / "carpool.json").read_text())["defaults"]
+
+    with carpool.load("shapes-video") as engine:
+        together = engine.generate(asked, output_type="pt")
+        forwards = engine.statistics()["forwards"]
+
+    for request, output in zip(asked, together, strict=True):
+        chance = torch.Generator().manual_seed(request.seed or 0)
+        given = {**defaults, **request.parameters, "output_type": "pt", "generator": chance}
+        alone = pipe(request.prompt, **given).frames
+        assert (output.frames - alone).abs().max() <= 1e-4
+        frames = (output.frames[0].permute(0, 2, 3, 1) * 255).round().byte().numpy()
+        assert why_not(frames, request.prompt) == ""
+    assert max(f["requests"] for f in forwards if f["component"] == "transformer") == 4

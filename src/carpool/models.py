@@ -208,7 +208,12 @@ MODELS = (
         "equal numbers of video and audio tokens",
         mixed_sizes=True,
     ),
-    Model("Helios Base", ("BestWishYsh/Helios-Base",), ("helios-base-t2v", "helios-base-i2v"), VIDEO_GEOMETRY),
+    Model(
+        "Helios Base",
+        ("BestWishYsh/Helios-Base",),
+        ("helios-base-t2v", "helios-base-i2v"),
+        VIDEO_GEOMETRY,
+    ),
     Model(
         "Helios Mid",
         ("BestWishYsh/Helios-Mid",),
