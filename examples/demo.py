@@ -107,7 +107,7 @@ async def ride_all(url: str, rides: list[Ride]) -> list[Ride]:
                 "num_inference_steps": ride.steps,
                 "guidance_scale": ride.guidance,
                 "seed": ride.seed,
-                "lora": [{"id": "outlined"}] if ride.is_outlined else [],
+                "lora": [{"id": "outlined", "scale": 0.9}] if ride.is_outlined else [],
             },
         )
         assert answer.data is not None

@@ -14,6 +14,7 @@ import carpool
 from carpool.shapes import MODEL_DIR
 from carpool.shapes.draw import PALETTE, SHAPES, Item, Scene, caption, draw
 from carpool.shapes.judge import shows
+from carpool.shapes.outlined import is_outlined, why_not_outlined
 
 SIZE = {"width": 64, "height": 64, "max_sequence_length": 16}
 
@@ -137,3 +138,26 @@ def test_changing_and_filling_pictures_ride_along_and_come_out_right() -> None:
         change = np.abs(np.asarray(pictures[2 * i + 1]).astype(int) - np.asarray(source))
         assert change[hidden].mean() < 6
     assert max(widths) >= 8
+
+
+def test_the_picture_shows_who_rode_with_the_adapter_and_who_did_not() -> None:
+    grounds = itertools.cycle(("black", "white", "yellow"))
+    scenes = [
+        Scene(next(grounds), (Item(colour, shape),))
+        for colour, shape in zip(("red", "blue", "purple", "green") * 3, SHAPES * 2, strict=True)
+    ]
+    asked = [
+        carpool.Request(caption(scene), seed=i, lora=[{"id": "outlined", "scale": 0.9}] * (i % 2))
+        for i, scene in enumerate(scenes)
+    ]
+
+    with carpool.load("shapes", max_batch_size=12) as engine:
+        outputs = engine.generate(asked, num_inference_steps=16)
+        forwards = engine.statistics()["forwards"]
+
+    drawn = [output.images[0] for output in outputs]
+    assert [is_outlined(picture) for picture in drawn[1::2]] == [True] * 6
+    right = [why_not_outlined(p, s) == "" for p, s in zip(drawn[1::2], scenes[1::2], strict=True)]
+    assert sum(right) >= 5
+    assert [shows(p, s) for p, s in zip(drawn[::2], scenes[::2], strict=True)] == [True] * 6
+    assert max(f["requests"] for f in forwards if f["component"] == "transformer") == 12

@@ -34,7 +34,7 @@ TEXT_STEPS = 400
 STILL_STEPS, VAE_STEPS = 400, 1500
 CLIPS = 6_000
 POLISH_STEPS = 1200  # of the decoder alone
-PLAN = Plan(steps=5_000)
+PLAN = Plan(steps=3_000)
 SAVE_EVERY, JUDGE_EVERY = 250, 500  # steps of the transformer
 
 BUILD = Path("build/shapes-video")
