@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Small models spin when they get more than one thread: see docs/experiments.md.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-.PHONY: serve test test-models demo bench bench-lora lint types shapes shapes-lora shapes-video docs lock
+.PHONY: serve test test-models demo bench bench-gpu bench-lora lint types shapes shapes-lora shapes-video docs lock
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -25,7 +25,7 @@ build/torchvision: | .venv/ready
 
 test-models: .venv/ready build/torchvision  ## every model and task against plain diffusers
 	$(ONE_THREAD) CARPOOL_WRITE_PROOF=1 $(BIN)/python -m pytest -m "slow or not slow" \
-	  tests/test_matrix.py tests/test_outsiders.py tests/test_traps_*.py
+	  tests/test_matrix.py tests/test_outsiders.py tests/test_traps_*.py tests/test_bench_http.py tests/test_benchmark_gpu.py
 
 demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo-video.mp4
 	$(BIN)/python examples/demo.py
@@ -33,6 +33,9 @@ demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo
 
 bench: .venv/ready  ## the engine against plain diffusers; prints the table of docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python benchmarks/cpu.py --output docs/benchmarks.md
+
+bench-gpu: .venv/ready  ## real-size models on a CUDA device: docs/benchmarks-gpu.md
+	$(BIN)/python -m benchmarks.gpu --output docs/benchmarks-gpu.md
 
 bench-lora: .venv/ready  ## adapters by row, against PEFT's mixed batch
 	$(ONE_THREAD) $(BIN)/python benchmarks/lora.py

@@ -15,12 +15,13 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import nn
 
-from carpool.config import EngineSettings
+from carpool.config import BatchingMode, EngineSettings
 from carpool.engine import pipeline
 from carpool.engine.loop import Engine
 from carpool.engine.rider import Outcome
 from carpool.parameters import check
-from carpool.types import Event, Forward, Request
+from carpool.schedule.modes import together
+from carpool.types import Admission, Choice, Event, Forward, Parked, Request, Waiting
 from tiny import ARGUMENTS, checkpoint
 
 CLOSE = 2e-5  # the most that riding together may change a pixel, values 0-1, float32
@@ -82,6 +83,23 @@ class Recorder:
         return max(event.step for event in self.events)
 
 
+class InLine:
+    """Calls in the order in which they parked, each with all others of its key: fuses most.
+
+    So that tests of the engine do not depend on what the scheduler thinks is worth it.
+    """
+
+    def __init__(self, max_running: int) -> None:
+        self._max_running = max_running
+
+    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+        free = self._max_running - aboard
+        return Admission(tuple(one.request for one in waiting[: max(0, free)]))
+
+    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+        return together(parked)
+
+
 class Drive:
     """An engine on the test's own thread."""
 
@@ -125,6 +143,7 @@ def driving(
     model: str | Path | DiffusionPipeline,
     *,
     clock: VirtualClock | None = None,
+    mode: BatchingMode | None = None,
     **settings: Any,
 ) -> Iterator[Drive]:
     """Drive an engine by hand; afterwards modules and thread are as they were.
@@ -132,10 +151,12 @@ def driving(
     Args:
         model: a family, whose pipeline all tests of the process share, or one of the test's own.
         clock: the engine's; without one, time stands still.
+        mode: of batching; without one, all that may fuse does: see `InLine`.
         settings: of `EngineSettings`.
     """
     pipe = served(model) if isinstance(model, str) else model  # a folder is loaded anew
-    chosen = EngineSettings(**{"device": "cpu", **settings})
+    modes = {} if mode is None else {"batching_mode": mode}
+    chosen = EngineSettings(**{"device": "cpu", **modes, **settings})
     forwards: list[Forward] = []
     engine = Engine(
         pipeline.load(pipe, chosen),
@@ -143,6 +164,7 @@ def driving(
         clock=clock or VirtualClock(),
         finish=lambda work: work(),
         on_forward=forwards.append,
+        policy=InLine(chosen.max_running) if mode is None else None,
     )
     grads = torch.is_grad_enabled()
     engine.enter()

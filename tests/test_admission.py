@@ -1,4 +1,4 @@
-"""Batching config, costs and signatures: one example for each rule, one property for each promise."""
+"""Batching config, costs, signatures: one example for each rule, one property for each promise."""
 
 import json
 from collections.abc import Sequence
@@ -168,7 +168,7 @@ def test_a_file_is_read_once_and_named_in_its_errors(tmp_path: Path) -> None:
         with pytest.raises(SettingRejected, match=says) as refused:
             load_rules(file)
         assert str(refused.value).startswith(f"batching config {file}")
-    with pytest.raises(SettingRejected, match="cannot be read: .*No such file"):
+    with pytest.raises(SettingRejected, match=r"cannot be read: .*No such file"):
         load_rules(tmp_path / "absent.json")
 
 
@@ -323,9 +323,9 @@ def test_left_out_is_the_same_as_said_with_the_default() -> None:
 
 def test_lists_and_mappings_are_compared_by_content_and_objects_by_identity() -> None:
     latents, others = object(), object()
-    plain = {"sigmas": [1.0, [0.5]], "attention_kwargs": {"a": 1, "b": {"c": 2}}}
+    plain: dict[str, Any] = {"sigmas": [1.0, [0.5]], "attention_kwargs": {"a": 1, "b": {"c": 2}}}
 
-    again = {"sigmas": (1.0, (0.5,)), "attention_kwargs": {"b": {"c": 2}, "a": 1}}
+    again: dict[str, Any] = {"sigmas": (1.0, (0.5,)), "attention_kwargs": {"b": {"c": 2}, "a": 1}}
     assert difference(job(1, **plain), job(2, **again)) is None
     assert difference(job(1, x=latents), job(2, x=latents)) is None
     assert difference(job(1, x=latents), job(2, x=others)) == "extra.diffusers_kwargs:x"

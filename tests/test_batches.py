@@ -1,4 +1,4 @@
-"""Batches of modes `dynamic` and `request`: one example for each rule, a property for each promise."""
+"""Batches of `dynamic` and `request`: one example for each rule, a property for each promise."""
 
 import dataclasses
 from collections import Counter
@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.schedule.admission import Caps
-from carpool.schedule.batches import Batch, Waiting, fill, wait_until, wave, wave_deadline
+from carpool.schedule.batches import Batch, fill, wait_until, wave, wave_deadline
+from carpool.types import Waiting
 
-LARGE = Waiting({"width": 1024}, arrived_s=1.0)
-SMALL = Waiting({"width": 512}, arrived_s=1.0)
-PAINTED = Waiting({"image": 0}, arrived_s=1.0)
+LARGE = Waiting(1, signature={"width": 1024}, arrived_s=1.0)
+SMALL = Waiting(1, signature={"width": 512}, arrived_s=1.0)
+PAINTED = Waiting(1, signature={"image": 0}, arrived_s=1.0)
 
 
 def many(waiting: Waiting, n: int) -> Waiting:
@@ -109,6 +110,7 @@ def test_an_open_batch_leaves_when_its_head_is_old_enough_and_a_closed_one_at_on
 
 WAITING = st.builds(
     Waiting,
+    request=st.just(1),
     signature=st.sampled_from([LARGE.signature, SMALL.signature, PAINTED.signature]),
     arrived_s=st.just(0.0),
     outputs=st.integers(1, 5),

@@ -206,7 +206,7 @@ def test_a_wrong_flag_of_serve_ends_with_2(run: Run, flag: str) -> None:
         ("CARPOOL_MAX_QUEU", "4", "did you mean 'CARPOOL_MAX_QUEUE'"),
         ("CARPOOL_MAX_QUEUE", "four", "must be a whole number"),
         ("CARPOOL_MAX_RUNNING", "0", "must be at least 1"),
-        ("CARPOOL_BATCHING_MODE", "on", "must be one of continuous, off"),
+        ("CARPOOL_BATCHING_MODE", "on", "must be one of continuous, dynamic, request, off"),
     ],
 )
 @pytest.mark.parametrize("command", [["serve"], ["generate", "a"]], ids=["serve", "generate"])

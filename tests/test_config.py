@@ -42,7 +42,12 @@ def test_every_setting_says_what_it_is() -> None:
         ({"max_batch_size": None}, "max_batch_size=None: must be a whole number"),
         ({"max_queue": -1}, "max_queue=-1: must be at least 0"),
         ({"threads": 0}, "threads=0: must be at least 1"),
-        ({"batching_mode": "dynamic"}, "batching_mode='dynamic': must be one of continuous, off"),
+        (
+            {"batching_mode": "static"},
+            "batching_mode='static': must be one of continuous, dynamic, request, off",
+        ),
+        ({"admit_late": 1}, "admit_late=1: must be true or false"),
+        ({"min_gain": True}, "min_gain=True: must be a number"),
         ({"dtype": "float8"}, "dtype='float8': must be one of auto, float32, bfloat16, float16"),
         ({"device": 0}, "device=0: must be text"),
         ({"revision": 5}, "revision=5: must be text"),

@@ -145,7 +145,7 @@ def test_off_runs_one_call_at_a_time_in_order_of_submission(family: str) -> None
     arguments = {**ARGUMENTS[family], "num_inference_steps": 2}
     ended: list[str] = []
 
-    with driving(family, batching_mode="off") as drive:
+    with driving(family, mode="off") as drive:
         heard = [drive.submit(prompt, **arguments, seed=5) for prompt in prompts]
         while drive.engine.step():
             ended = [p for p, h in zip(prompts, heard, strict=True) if h.is_done]

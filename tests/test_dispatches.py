@@ -1,4 +1,4 @@
-"""The lines of `--enable-batching-metrics`: their form, and that their figures are what they say."""
+"""The lines of `--enable-batching-metrics`: their form, and that their figures are true."""
 
 import re
 

@@ -52,7 +52,7 @@ settings = st.builds(
     dtype=st.sampled_from(["auto", "float32", "bfloat16", "float16"]),
     revision=st.none() | texts,
     threads=st.none() | sides,
-    batching_mode=st.sampled_from(["continuous", "off"]),
+    batching_mode=st.sampled_from(["continuous", "dynamic", "request", "off"]),
     max_batch_size=sides,
     max_queue=st.integers(0, 1 << 20),
 )

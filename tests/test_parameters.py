@@ -192,8 +192,10 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
     ],
 )
 def test_what_is_ours_to_set_is_not_taken(name: str, says: str) -> None:
+    said: dict[str, Any] = {name: None}
+
     with pytest.raises(UnsupportedParameter) as raised:
-        check(CARD, Request("a cat", **{name: None}))
+        check(CARD, Request("a cat", **said))
 
     refused = raised.value
 

@@ -1,179 +1,158 @@
-"""Policies: one example for each rule, one property for each promise."""
+"""Scheduling modes as the engine asks them: examples of rules, properties of promises."""
 
-import dataclasses
-import random
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.schedule.policy import POLICIES, Policy, continuous, off
-from carpool.types import Parked
+from carpool.config import EngineSettings
+from carpool.errors import SettingRejected
+from carpool.schedule.cost import Costs
+from carpool.schedule.dispatches import Dispatches
+from carpool.schedule.modes import Dynamic, Off, Waves
+from carpool.schedule.policy import Policy, build, weights
+from carpool.schedule.rules import Caps, Server
+from carpool.types import Kind, Parked, Waiting
 
-CAPS = {"a": 4, "b": 8, "c": 1}
+KIND = Kind("transformer.forward", 100)
+MODES: dict[str, Callable[[], Policy]] = {
+    "off": Off,
+    "dynamic": lambda: Dynamic(4, 0.005),
+    "request": lambda: Waves(4, 0.02),
+    "continuous": lambda: built(batching_mode="continuous"),
+}
+
+
+def built(**settings: object) -> Policy:
+    chosen = EngineSettings(**settings)  # type: ignore[arg-type]
+    server = Server("model", None, False)
+    return build(chosen, Costs(), server, Dispatches(), lambda line: None)
+
+
+def parked(order: int, *, key: str = "a", rows: int = 1, cap: int = 4) -> Parked:
+    return Parked(order, order, key, rows, cap, kind=KIND, left_s=1.0, whole_s=1.0)
+
+
+def waiting(number: int, *, width: int = 64, at_s: float = 0.0) -> Waiting:
+    return Waiting(number, at_s, 1.0, 1.0, signature={"width": width}, wave=width)
 
 
 def lines(max_calls: int = 12) -> st.SearchStrategy[list[Parked]]:
     """Parked calls of different requests, in any order; the cap belongs to the key."""
-    call = st.tuples(st.sampled_from(sorted(CAPS)), st.integers(1, 6), st.integers(0, 50))
-
-    def build(calls: list[tuple[str, int, int]]) -> list[Parked]:
-        return [
-            Parked(order=order, request=i, key=key, rows=rows, max_rows=CAPS[key])
-            for i, (key, rows, order) in enumerate(calls)
-        ]
-
-    return st.lists(call, max_size=max_calls, unique_by=lambda call: call[2]).map(build)
+    caps = {"a": 4, "b": 8, "c": 1}
+    call = st.tuples(st.sampled_from(sorted(caps)), st.integers(1, 6), st.integers(0, 50))
+    return st.lists(call, max_size=max_calls, unique_by=lambda call: call[2]).map(
+        lambda calls: [parked(o, key=k, rows=r, cap=caps[k]) for k, r, o in calls]
+    )
 
 
-@pytest.fixture(params=POLICIES)
-def policy(request: pytest.FixtureRequest) -> Policy:
-    return POLICIES[request.param]
-
-
-def waiting(order: int, *, request: int = 0, key: str = "a", rows: int = 1, cap: int = 4) -> Parked:
-    return Parked(order=order, request=request or order, key=key, rows=rows, max_rows=cap)
-
-
-def orders(chosen: Sequence[Parked]) -> list[int]:
-    return [call.order for call in chosen]
-
-
-def test_nothing_parked_is_nothing_chosen(policy: Policy) -> None:
-    assert policy([]) == []
-
-
-def test_off_runs_the_request_that_was_admitted_first() -> None:
-    early = waiting(9, request=1)
-    late = waiting(2, request=5)
-
-    assert off([late, early]) == [early]
-
-
-def test_continuous_runs_the_call_that_waits_longest() -> None:
-    early = waiting(9, request=1)
-    late = waiting(2, request=5, key="b")
-
-    assert continuous([early, late]) == [late]
-
-
-def test_calls_of_the_same_key_join() -> None:
-    calls = [waiting(1), waiting(2, key="b"), waiting(3), waiting(4)]
-
-    assert orders(continuous(calls)) == [1, 3, 4]
-
-
-def test_a_forward_is_no_wider_than_its_cap() -> None:
-    calls = [waiting(i, rows=2, cap=5) for i in range(4)]
-
-    assert orders(continuous(calls)) == [0, 1]
-
-
-def test_a_call_wider_than_its_cap_runs_alone() -> None:
-    calls = [waiting(1, rows=6), waiting(2), waiting(3)]
-
-    assert orders(continuous(calls)) == [1]
-
-
-def test_a_narrow_call_does_not_jump_a_wide_one_of_its_key() -> None:
-    calls = [waiting(1, rows=2), waiting(2, rows=3), waiting(3, rows=1)]
-
-    assert orders(continuous(calls)) == [1]
-
-
-def test_a_forward_stacks_its_calls_by_request_so_that_stacks_can_be_kept() -> None:
-    calls = [waiting(1, request=3), waiting(2, request=1), waiting(3, request=2)]
-
-    assert [call.request for call in continuous(calls)] == [1, 2, 3]
-
-
-@given(lines())
+@pytest.mark.parametrize("mode", MODES)
+@given(line=lines())
 def test_a_forward_is_of_one_key_and_within_its_cap_unless_one_call_is_wider(
-    parked: list[Parked],
+    mode: str, line: list[Parked]
 ) -> None:
-    for policy in POLICIES.values():
-        chosen = policy(parked)
+    chosen = MODES[mode]().choose(line, 0.0, 0.0).calls
 
-        assert len({call.key for call in chosen}) <= 1
-        assert len(chosen) <= 1 or sum(call.rows for call in chosen) <= chosen[0].max_rows
-
-
-@given(lines())
-def test_some_call_is_chosen_whenever_any_is_parked(parked: list[Parked]) -> None:
-    for policy in POLICIES.values():
-        chosen = policy(parked)
-
-        assert bool(chosen) == bool(parked)
-        assert len(set(orders(chosen))) == len(chosen)
-        assert set(chosen) <= set(parked)
+    assert bool(chosen) == bool(line)
+    assert len({call.key for call in chosen}) <= 1
+    assert len(chosen) <= 1 or sum(call.rows for call in chosen) <= chosen[0].max_rows
+    assert len({call.order for call in chosen}) == len(chosen)
 
 
-@given(lines(), st.randoms())
+@pytest.mark.parametrize("mode", MODES)
+@given(line=lines(), rng=st.randoms())
 def test_the_order_in_which_calls_are_given_does_not_matter(
-    parked: list[Parked], rng: random.Random
+    mode: str, line: list[Parked], rng: object
 ) -> None:
-    shuffled = rng.sample(parked, len(parked))
+    shuffled = rng.sample(line, len(line))  # type: ignore[attr-defined]
 
-    for policy in POLICIES.values():
-        assert policy(shuffled) == policy(parked)
-
-
-@given(lines())
-def test_nobody_overtakes_within_a_key(parked: list[Parked]) -> None:
-    chosen = continuous(parked)
-
-    left_behind = [call for call in parked if call not in chosen]
-    for call in chosen:
-        assert not [
-            other for other in left_behind if other.key == call.key and other.order < call.order
-        ]
+    assert MODES[mode]().choose(shuffled, 0.0, 0.0) == MODES[mode]().choose(line, 0.0, 0.0)
 
 
-@given(lines())
-def test_a_forward_is_filled_as_far_as_the_line_allows(parked: list[Parked]) -> None:
-    chosen = continuous(parked)
-
-    rest = [c for c in parked if chosen and c.key == chosen[0].key and c not in chosen]
-    if rest:
-        following = min(rest, key=lambda call: call.order)
-        assert sum(call.rows for call in chosen) + following.rows > chosen[0].max_rows
+@pytest.mark.parametrize("mode", ["off", "dynamic", "request"])
+def test_nobody_comes_aboard_while_a_batch_runs(mode: str) -> None:
+    assert MODES[mode]().admit([waiting(1)], 1, 9.0).requests == ()
 
 
-@given(lines(max_calls=8), st.integers(1, 60))
-def test_nobody_waits_for_more_forwards_than_calls_stood_in_line_before(
-    parked: list[Parked], forwards: int
-) -> None:
-    """Requests rejoin the end of the line after each forward, so no call starves."""
-    line, next_order = list(parked), 1000
-    ahead = {call: sum(other.order < call.order for other in line) for call in line}
-    passed_over = dict.fromkeys(line, 0)
-    for _ in range(forwards if line else 0):
-        chosen = continuous(line)
-        line = [call for call in line if call not in chosen]
-        for call in line:
-            passed_over[call] += 1
-            assert passed_over[call] <= ahead[call]
-        for call in chosen:
-            again = dataclasses.replace(call, order=(next_order := next_order + 1))
-            ahead[again] = len(line)
-            passed_over[again] = 0
-            line.append(again)
+def test_off_takes_one_request_at_a_time() -> None:
+    assert Off().admit([waiting(3), waiting(4)], 0, 0.0).requests == (3,)
 
 
-@given(lines(max_calls=6), st.data())
-def test_off_finishes_a_request_before_it_turns_to_a_later_one(
-    parked: list[Parked], data: st.DataObject
-) -> None:
-    line, ended, next_order = list(parked), list[int](), 1000
-    left = {call.request: data.draw(st.integers(1, 4)) for call in line}
-    while line:
-        [chosen] = off(line)
-        line.remove(chosen)
-        left[chosen.request] -= 1
-        if left[chosen.request]:
-            line.append(dataclasses.replace(chosen, order=(next_order := next_order + 1)))
-        else:
-            ended.append(chosen.request)
+def test_a_dynamic_batch_takes_whoever_is_compatible_from_the_whole_line() -> None:
+    line = [waiting(1), waiting(2, width=128), waiting(3), waiting(4)]
 
-    assert ended == sorted(ended)
+    assert Dynamic(8).admit(line, 0, 0.0).requests == (1, 3, 4)
+
+
+def test_a_dynamic_batch_that_is_not_full_waits_until_its_head_is_old_enough() -> None:
+    policy, line = Dynamic(4, 0.005), [waiting(1, at_s=1.0), waiting(2, at_s=1.004)]
+
+    early = policy.admit(line, 0, 1.004)
+    assert not early.requests
+    assert early.wake_s == pytest.approx(1.005)
+    assert policy.admit(line, 0, 1.005).requests == (1, 2)
+    assert policy.dispatches.summary()["dispatches"] == 1
+
+
+def test_a_full_dynamic_batch_leaves_at_once_and_says_so() -> None:
+    said: list[str] = []
+    policy = Dynamic(2, 1.0, say=said.append)
+
+    assert policy.admit([waiting(n) for n in (1, 2, 3)], 0, 0.0).requests == (1, 2)
+    assert said == [
+        "Dynamic batch dispatch: size=2/2, user_max=2, queue_wait=0.00ms, stop_reason=max_size"
+    ]
+
+
+def test_rules_cap_a_dynamic_batch() -> None:
+    policy = Dynamic(8, caps=lambda head: Caps(2, None))
+
+    assert policy.admit([waiting(n) for n in (1, 2, 3)], 0, 0.0).requests == (1, 2)
+
+
+def test_a_wave_is_blocked_by_the_first_that_differs() -> None:
+    line = [waiting(1), waiting(2), waiting(3, width=128), waiting(4)]
+
+    assert Waves(4, 0.02).admit(line, 0, 0.0).requests == (1, 2)
+
+
+def test_a_wave_waits_for_others_from_when_the_device_is_free() -> None:
+    policy, line = Waves(4, 0.02), [waiting(1, at_s=0.0)]
+
+    assert policy.admit(line, 1, 5.0).requests == ()
+    first = policy.admit(line, 0, 6.0)
+    assert not first.requests
+    assert first.wake_s == pytest.approx(6.004)  # a fifth of the wait
+    assert policy.admit(line, 0, 6.004).requests == (1,)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.sampled_from(sorted(MODES)))
+def test_everybody_in_line_comes_aboard_once(widths: list[int], mode: str) -> None:
+    policy, line = MODES[mode](), [waiting(n, width=w) for n, w in enumerate(widths, 1)]
+    boarded: list[int] = []
+    for turn in range(3 * len(widths)):
+        taken = policy.admit(line, 0, 100.0 + turn).requests
+        boarded += taken
+        line = [one for one in line if one.request not in taken]
+
+    assert sorted(boarded) == list(range(1, len(widths) + 1))
+
+
+def test_settings_choose_the_mode_and_its_numbers() -> None:
+    dynamic = built(batching_mode="dynamic", batching_max_size=3, batching_delay_ms=5.0)
+    waves = built(batching_mode="request", max_num_seqs=2, request_batch_max_wait_ms=20.0)
+
+    assert isinstance(dynamic, Dynamic)
+    assert (dynamic.max_size, dynamic.delay_s) == (3, 0.005)
+    assert isinstance(waves, Waves)
+    assert (waves.max_num_seqs, waves.wait_s) == (2, 0.02)
+    assert isinstance(built(batching_mode="off"), Off)
+
+
+def test_weights_of_tenants_are_read_and_wrong_ones_named() -> None:
+    assert weights([]) is None
+    assert weights(["a=2", "*=0.5"]) == {"a": 2.0, "*": 0.5}
+    for wrong in ("a", "a=", "=1", "a=0", "a=-1", "a=inf", "a=nan"):
+        with pytest.raises(SettingRejected, match="write TENANT=WEIGHT"):
+            weights([wrong])

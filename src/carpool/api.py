@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from carpool.config import engine_settings
 from carpool.engine import pipeline
+from carpool.engine.learned import Table
 from carpool.engine.loop import Engine as Loop
 from carpool.engine.rider import Outcome
 from carpool.errors import CarpoolError, InvalidValue, Overloaded
@@ -282,7 +283,8 @@ def load(
     if isinstance(lora, Mapping):
         lora = [f"{check_name(name)}={path}" for name, path in lora.items()]
     chosen = engine_settings({**settings, "lora": tuple(lora)})
-    return Engine(Loop(pipeline.load(model, chosen), chosen))
+    loaded = pipeline.load(model, chosen)
+    return Engine(Loop(loaded, chosen, table=Table(loaded, chosen)))
 
 
 def _merged(request: Any, parameters: Mapping[str, Any]) -> Request:
@@ -301,6 +303,7 @@ def _merged(request: Any, parameters: Mapping[str, Any]) -> Request:
         seed=seed if request.seed is None else request.seed,
         timeout_s=timeout_s if request.timeout_s is None else request.timeout_s,
         request_id=request.request_id,
+        tenant=request.tenant,
         **{**common, **request.parameters},
     )
 
@@ -312,6 +315,7 @@ def _repeated(request: Request, n: int) -> Iterator[Request]:
             seed=seed,
             timeout_s=request.timeout_s,
             request_id=request.request_id if i == 0 else new_request_id(),
+            tenant=request.tenant,
             **request.parameters,
         )
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import click
 
 import carpool
+from carpool.cli_bench import bench
 from carpool.config import ENV_PREFIX, EngineSettings, ServeSettings, base_type
 from carpool.errors import CarpoolError, SettingRejected
 
@@ -31,10 +32,11 @@ def settings_options(cls: type[EngineSettings]) -> Callable[[Command], Command]:
         hints = get_type_hints(cls)
         for field in reversed(dataclasses.fields(cls)):
             hint, rule = hints[field.name], field.metadata
-            is_choice = get_origin(hint) is Literal
+            is_choice, is_flag = get_origin(hint) is Literal, hint is bool
             default = "" if field.default in (None, ()) else f"  [default: {field.default}]"
+            flag = field.name.replace("_", "-")
             command = click.option(
-                f"--{field.name.replace('_', '-')}",
+                f"--{flag}/--no-{flag}" if is_flag else f"--{flag}",
                 type=click.Choice(get_args(hint)) if is_choice else base_type(hint),
                 multiple=get_origin(hint) is tuple,
                 default=None,
@@ -52,19 +54,36 @@ def cli() -> None:
     """Serve diffusion models whose requests share every denoising step."""
 
 
+cli.add_command(bench)
+
+
 @cli.command()
-@click.argument("model", default="shapes")
+@click.argument("model", required=False)
+@click.option("--model-path", help="MODEL, as a flag")
+@click.option(
+    "--deploy-config", type=click.Path(path_type=Path), help="YAML of stages with engine_args"
+)
 @settings_options(ServeSettings)
-def serve(model: str, **flags: Any) -> None:
+def serve(
+    model: str | None, model_path: str | None, deploy_config: Path | None, **flags: Any
+) -> None:
     """Serve MODEL over HTTP, with OpenAI's image API.
 
     MODEL is 'shapes' (embedded; the default), a hub id like 'org/name', or a folder in diffusers
     layout. Every flag can be given as an environment variable, such as CARPOOL_MAX_QUEUE.
     """
+    if model and model_path and model != model_path:
+        raise click.UsageError(f"MODEL is {model!r} and --model-path {model_path!r}: say one")
+    deploy = _deploy(deploy_config)
+    said = {name for name, value in flags.items() if value not in (None, ())}
+    said |= {name.removeprefix(ENV_PREFIX).lower() for name in os.environ}
+    flags |= {name: value for name, value in deploy.items() if name not in said}
+    chosen = model or model_path or flags.pop("model", None) or "shapes"
+    flags.pop("model", None)
     settings = _settings(flags)
     from carpool.server.run import serve as run
 
-    sys.exit(run(model, settings))
+    sys.exit(run(chosen, settings))
 
 
 @cli.command()
@@ -223,6 +242,21 @@ def _output_for(makes: str, output: Path | None) -> Path:
         rule = f"use {', '.join(endings)}"
         raise click.UsageError(f"--output {output}: the model makes {makes}: {rule}")
     return output
+
+
+def _deploy(file: Path | None) -> dict[str, Any]:
+    """What a deploy file sets, its model among it; names on standard error what it has in vain."""
+    if file is None:
+        return {}
+    from carpool.schedule.deploy import load_deploy
+
+    try:
+        deploy = load_deploy(file)
+    except CarpoolError as error:
+        raise click.UsageError(str(error)) from error
+    for key in deploy.unused:
+        click.echo(f"carpool: {file}: {key} has no use here, and is passed over", err=True)
+    return dict(deploy.settings)
 
 
 def _settings(flags: dict[str, Any]) -> ServeSettings:

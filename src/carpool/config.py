@@ -15,7 +15,7 @@ from carpool.errors import SettingRejected, nearest
 
 ENV_PREFIX = "CARPOOL_"
 
-BatchingMode = Literal["continuous", "off"]
+BatchingMode = Literal["continuous", "dynamic", "request", "off"]
 LoraBatching = Literal["mixed", "grouped"]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -24,8 +24,8 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 def _setting(
     default: Any,
     help_: str,
-    *,
     unit: str = "",
+    *,
     least: float | None = None,
     most: float | None = None,
 ) -> Any:
@@ -33,7 +33,13 @@ def _setting(
     return dataclasses.field(default=default, metadata=rule)
 
 
-_KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "text"}
+_KINDS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+}
+_BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,31 @@ class EngineSettings:
         least=1,
     )
     batching_mode: BatchingMode = _setting(
-        "continuous", "continuous fuses calls at every step; off runs one request at a time"
+        "continuous",
+        "continuous fuses calls at every step, as wide as pays; dynamic and request batch whole "
+        "requests at admission, as SGLang-Diffusion and vLLM-Omni do; off runs one at a time",
+    )
+    min_gain: float = _setting(
+        0.05, "continuous: least gain in speed for one more row; a long line lowers it", least=0
+    )
+    cost_table: str | None = _setting(
+        None, "file of what forwards take, as learned; default: one in the user's cache folder"
+    )
+    fair_share: tuple[str, ...] = _setting(
+        (), "continuous: TENANT=WEIGHT, '*' for all others; repeatable; none: no shares"
+    )
+    admit_late: bool = _setting(
+        False, "take requests whose deadline_s cannot be met, with a warning in the log"
+    )
+    batching_max_size: int = _setting(1, "dynamic: largest batch; 1 is off", "outputs", least=1)
+    batching_delay_ms: float = _setting(
+        0.0, "dynamic: how old the first request may become while its batch fills", "ms", least=0
+    )
+    batching_config: str | None = _setting(None, "dynamic: JSON file of rules that cap batches")
+    enable_batching_metrics: bool = _setting(False, "dynamic: log a line for every batch")
+    max_num_seqs: int = _setting(1, "request: largest wave", "requests", least=1)
+    request_batch_max_wait_ms: float = _setting(
+        0.0, "request: longest wait for a wave to fill", "ms", least=0
     )
     lora: tuple[str, ...] = _setting((), "NAME=PATH of an adapter (.safetensors); repeatable")
     lora_batching: LoraBatching = _setting(
@@ -131,8 +161,10 @@ def base_type(hint: Any) -> type:
 def _parse(variable: str, text: str, hint: Any) -> Any:
     kind = base_type(hint)
     try:
+        if kind is bool:
+            return _BOOLEANS[text.lower()]
         return tuple(text.split(",")) if get_origin(hint) is tuple else kind(text)
-    except ValueError:
+    except (ValueError, KeyError):
         raise SettingRejected(f"{variable}={text!r}: must be {_KINDS[kind]}") from None
 
 
@@ -148,7 +180,7 @@ def _check(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> None:
         return
     kind = base_type(hint)
     fits = isinstance(value, (int, float) if kind is float else kind)
-    if not fits or isinstance(value, bool):
+    if not fits or isinstance(value, bool) is not (kind is bool):
         raise SettingRejected(f"{name}={value!r}: must be {_KINDS[kind]}")
     if rule["least"] is not None and not value >= rule["least"]:
         raise SettingRejected(f"{name}={value!r}: must be at least {rule['least']}")

@@ -131,6 +131,12 @@ class Overloaded(CarpoolError):
     should_retry = True
 
 
+class TooLate(Rejected):
+    """A deadline that cannot be met, by what forwards have taken so far."""
+
+    code = "deadline_too_near"
+
+
 class Cancelled(CarpoolError):
     """The caller gave the request up."""
 

@@ -25,7 +25,8 @@ from carpool.types import MAX_SEED, Job, Request, new_seed
 
 ParameterKind = Literal["int", "float", "bool", "str", "numbers", "other"]
 
-OURS = ("n", "seed", "timeout_s", "lora")
+OURS = ("n", "seed", "timeout_s", "lora", "deadline_s", "priority")
+MOST_PRIORITY = 10
 INSTEAD = {
     "generator": "pass seed, every request gets a generator of its own",
     "num_images_per_prompt": "pass n",
@@ -123,6 +124,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
     if request.prompt is not None:
         given["prompt"] = request.prompt
     riding = check_lora(given.pop("lora", None), card.lora)
+    deadline_s, priority = given.pop("deadline_s", None), given.pop("priority", None)
     task = card.task_for(name for name, value in given.items() if value is not None)
     known = {parameter.name: parameter for parameter in task.parameters}
     arguments = {name: value for name, value in card.defaults.items() if name in known}
@@ -135,6 +137,8 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
             raise _unknown(card, task, name)
         refuse_scale(name, value)
         arguments[name] = _value(known[name], value, from_json)
+    if "negative_prompt" in known and "negative_prompt_embeds" in arguments:
+        arguments.setdefault("negative_prompt", None)  # SANA's own is "", and refused beside them
     _check_rules(card, arguments)
     check_pictures(
         arguments,
@@ -157,6 +161,9 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
         timeout_s=None if request.timeout_s is None else check_timeout(request.timeout_s),
         task=task.name,
         lora=riding,
+        deadline_s=None if deadline_s is None else check_timeout(deadline_s, "deadline_s"),
+        priority=0 if priority is None else check_priority(priority),
+        tenant=request.tenant,
     )
 
 
@@ -192,11 +199,18 @@ def seeds(seed: Any, n: int) -> list[int]:
     return [(first + i) % (MAX_SEED + 1) for i in range(n)]
 
 
-def check_timeout(timeout_s: Any) -> float:
+def check_timeout(timeout_s: Any, name: str = "timeout_s") -> float:
     if not _is_number(timeout_s) or not 0 < timeout_s < math.inf:
         rule = "must be a number of seconds above 0"
-        raise InvalidValue(f"timeout_s={_show(timeout_s)}: {rule}", param="timeout_s")
+        raise InvalidValue(f"{name}={_show(timeout_s)}: {rule}", param=name)
     return float(timeout_s)
+
+
+def check_priority(priority: Any) -> int:
+    if not _is_int(priority) or not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+        rule = f"must be a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}"
+        raise InvalidValue(f"priority={_show(priority)}: {rule}", param="priority")
+    return int(priority)
 
 
 def _value(parameter: Parameter, value: Any, from_json: bool) -> Any:

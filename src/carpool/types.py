@@ -7,6 +7,7 @@ import random
 import uuid
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal
 
 Clock = Callable[[], float]
@@ -40,6 +41,7 @@ class Request:
     seed: int | None  # None: one is drawn at submission, and reported
     timeout_s: float | None  # from submission to result; None: no limit
     request_id: str
+    tenant: str  # whose share of the device it uses, where shares are fair
     parameters: Mapping[str, Any] = field(hash=False)
 
     def __init__(
@@ -49,12 +51,14 @@ class Request:
         seed: int | None = None,
         timeout_s: float | None = None,
         request_id: str | None = None,
+        tenant: str = "",
         **parameters: Any,
     ) -> None:
         object.__setattr__(self, "prompt", prompt)
         object.__setattr__(self, "seed", seed)
         object.__setattr__(self, "timeout_s", timeout_s)
         object.__setattr__(self, "request_id", request_id or new_request_id())
+        object.__setattr__(self, "tenant", tenant)
         object.__setattr__(self, "parameters", parameters)
 
 
@@ -68,6 +72,9 @@ class Job:
     timeout_s: float | None = None
     task: str = "text-to-image"  # which of the model's pipelines is called
     lora: tuple[tuple[str, float], ...] = ()  # adapters with their scales
+    deadline_s: float | None = None  # wished for, from submission; `timeout_s` ends it, this not
+    priority: int = 0  # -10 to 10; higher goes first
+    tenant: str = ""  # whose share of the device it uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,38 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """Calls that cost the same: a method, and the sizes of one row."""
+
+    name: str  # "transformer.forward"
+    size: int  # numbers in the tensors of one row
+    detail: str = ""  # what else tells it from others: shapes
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.detail or self.size}"
+
+
+NO_KIND = Kind("", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One request that is not aboard yet, as much of it as a policy may see."""
+
+    request: int  # place in the line of all requests
+    arrived_s: float = 0.0
+    left_s: float = 0.0  # predicted work, alone on the device
+    whole_s: float = 0.0  # the same, from its beginning
+    deadline_s: float = inf  # on the clock of `arrived_s`
+    priority: int = 0  # -10 to 10; higher goes first
+    tenant: str = ""
+    outputs: int = 1
+    cost: float = 0.0  # towards a batch's `max_cost`
+    signature: Mapping[str, Hashable] = field(default_factory=dict, hash=False)  # `dynamic`
+    wave: Hashable = None  # what must be equal to share a wave: mode `request`
+
+
+@dataclass(frozen=True, slots=True)
 class Parked:
     """One call waiting to be run, as much of it as a policy may see."""
 
@@ -91,6 +130,30 @@ class Parked:
     rows: int = 1  # batch rows it adds; 2 when the pipeline batches its guidance
     max_rows: int = 1  # widest forward its key may have just now
     phase: Phase = "denoise"
+    kind: Kind = NO_KIND  # what its forward costs
+    arrived_s: float = 0.0  # its request
+    left_s: float = 0.0  # predicted work of its request from here on, alone on the device
+    whole_s: float = 0.0  # the same, from its beginning
+    deadline_s: float = inf
+    priority: int = 0
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Who comes aboard now."""
+
+    requests: tuple[int, ...]
+    wake_s: float = inf  # when to ask again, if nothing happens before
+    stop_reason: str = ""  # of a batch that is formed here: why it is not larger
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who shares the next forward; its leader first. Empty only if nobody is parked."""
+
+    calls: tuple[Parked, ...]
+    why: str = ""  # it is not wider: "cap", "knee", "untried", "nobody", "differs:ARGUMENT"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,12 +37,13 @@ class Worker:
             return
         # Torch and diffusers take seconds to import; the front sees the process start meanwhile.
         from carpool.engine import pipeline
+        from carpool.engine.learned import Table
         from carpool.engine.loop import Engine
 
         began_s = time.monotonic()
         try:
             loaded = pipeline.load(first.model, first.settings)
-            engine = Engine(loaded, first.settings)
+            engine = Engine(loaded, first.settings, table=Table(loaded, first.settings))
         except CarpoolError as error:
             self.say(frames.CannotLoad(str(error)))
             self._next()  # the front hangs up once it has read this

@@ -1,7 +1,9 @@
 """The device an engine runs on: number type, threads, memory, and how far to run ahead."""
 
 import os
+import resource
 from collections import deque
+from typing import Any
 
 import torch
 
@@ -49,7 +51,8 @@ class Device:
         a tiny model 70 times slower. So a small model gets one.
         """
         if self.is_cuda:
-            torch.cuda.set_device(self.torch)
+            if self.torch.index is not None:  # torch refuses a device without a number
+                torch.cuda.set_device(self.torch)
         elif self._threads or "OMP_NUM_THREADS" not in os.environ:
             small = parameters < SMALL_MODEL_PARAMETERS
             torch.set_num_threads(self._threads or (1 if small else len(os.sched_getaffinity(0))))
@@ -66,6 +69,19 @@ class Device:
         self._ahead.append(event)
         if len(self._ahead) > 1:
             self._ahead.popleft().synchronize()
+
+    def peak_bytes(self) -> int:
+        """The most memory that was in use at once, of this process on this device."""
+        if self.is_cuda:
+            return torch.cuda.max_memory_allocated(self.torch)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    @property
+    def memory_gib(self) -> float | None:
+        """All of the device's memory; None on a CPU, whose memory is everybody's."""
+        if not self.is_cuda:
+            return None
+        return torch.cuda.get_device_properties(self.torch).total_memory / 2**30
 
     def mark(self) -> torch.cuda.Event | None:
         """This moment in the device's queue of work; None where there is no such queue."""
@@ -89,3 +105,40 @@ class Device:
         """Give cached memory back to the device."""
         if self.is_cuda:
             torch.cuda.empty_cache()
+
+
+class Stopwatch:
+    """What forwards take on the device: on CUDA by events, which are read once they are over."""
+
+    def __init__(self, device: Device) -> None:
+        self._is_cuda = device.is_cuda
+        self._began: torch.cuda.Event | None = None
+        self._running: deque[tuple[Any, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._over: list[tuple[Any, float]] = []
+
+    def start(self) -> None:
+        if self._is_cuda:
+            self._began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._began.record()
+
+    def stop(self, note: Any, host_s: float) -> None:
+        """Note that a forward was launched.
+
+        Args:
+            note: comes back with its seconds.
+            host_s: what it took on the host, which is all of it on a CPU.
+        """
+        if self._began is None:
+            self._over.append((note, host_s))
+            return
+        ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        ended.record()
+        self._running.append((note, self._began, ended))
+        while self._running and self._running[0][2].query():  # type: ignore[no-untyped-call]
+            note, began, ended = self._running.popleft()
+            self._over.append((note, began.elapsed_time(ended) / 1000))
+
+    def read(self) -> list[tuple[Any, float]]:
+        """Notes and seconds of the forwards that are over, each once."""
+        over, self._over = self._over, []
+        return over

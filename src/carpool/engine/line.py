@@ -6,7 +6,7 @@ which of those it has it should give up, and sleeps here while there is nothing 
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import inf
 
 from carpool.engine.rider import Listener, Rider
@@ -26,6 +26,7 @@ class Line:
         self._pace = _Pace()
         self.admitted = 0  # requests ever put into the line
         self.is_closed = False
+        self._version = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -56,13 +57,32 @@ class Line:
             rider = Rider(job, listener, self.admitted, now_s)
             listener.event(Event("queued", job.request_id, now_s))
             self._waiting.append(rider)
+            self._version += 1
             self._next_due_s = min(self._next_due_s, rider.due_s)
             self._changed.notify()
 
-    def take(self) -> Rider | None:
-        """The request that waits longest, if any."""
+    def waiting(self, since: int) -> tuple[int, list[Rider] | None]:
+        """The line, those who wait longest first, and its version; None if it is that of `since`.
+
+        Versions count up with every change.
+        """
         with self._changed:
-            return self._waiting.popleft() if self._waiting else None
+            return self._version, None if since == self._version else list(self._waiting)
+
+    def take(self, numbers: Collection[int]) -> list[Rider]:
+        """Take requests out, in the order of the line."""
+        with self._changed:
+            taken = [rider for rider in self._waiting if rider.number in numbers]
+            self._waiting = deque(r for r in self._waiting if r.number not in numbers)
+            self._version += 1
+        return taken
+
+    def take_all(self) -> list[Rider]:
+        """Take out whoever is left."""
+        with self._changed:
+            taken, self._waiting = list(self._waiting), deque()
+            self._version += 1
+        return taken
 
     def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
         """Give a request up, waiting or running. Ids that are not known do nothing."""
@@ -88,6 +108,7 @@ class Line:
                 else:
                     unwanted.append((rider, error))
             self._waiting = deque(rider for rider in wanted if rider.fiber is None)
+            self._version += 1
             self._next_due_s = min((rider.due_s for rider in wanted), default=inf)
         return unwanted
 
@@ -95,10 +116,18 @@ class Line:
         """Note that a request ended, for the next retry hint."""
         self._pace.ended(self._clock())
 
-    def wait(self) -> None:
-        """Sleep until there is something to take, to give up, or the line is closed."""
+    def wait(self, since: int, wake_s: float) -> None:
+        """Sleep until the line is no longer that of version `since`, or a moment has come.
+
+        Args:
+            wake_s: on the line's clock; a deadline in the line wakes, too.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._cancelled or self.is_closed)
+            left_s = min(wake_s, self._next_due_s) - self._clock()
+            self._changed.wait_for(
+                lambda: self._version != since or self._cancelled or self.is_closed,
+                None if left_s == inf else max(0.0, left_s),
+            )
 
     def close(self) -> None:
         with self._changed:

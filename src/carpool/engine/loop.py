@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,32 @@ import torch
 
 from carpool.config import EngineSettings
 from carpool.engine import pipeline
+from carpool.engine.device import Stopwatch
 from carpool.engine.execute import Failure, Ready, Widths, execute
 from carpool.engine.fiber import Raised, Returned
+from carpool.engine.forecast import Forecast
 from carpool.engine.fuse import Fuser, decode_bytes
 from carpool.engine.intercept import Call, Interception
+from carpool.engine.learned import Table
 from carpool.engine.line import Line
 from carpool.engine.lora import Adapters
 from carpool.engine.rider import Listener, Outcome, Rider
-from carpool.errors import Cancelled, CarpoolError, InvalidValue, OutOfMemory, PipelineFailed
-from carpool.schedule.policy import POLICIES, Policy
-from carpool.types import Clock, Event, Forward, Job, Parked
+from carpool.errors import (
+    Cancelled,
+    CarpoolError,
+    InvalidValue,
+    OutOfMemory,
+    PipelineFailed,
+    TooLate,
+)
+from carpool.schedule.cost import Costs
+from carpool.schedule.dispatches import Dispatches
+from carpool.schedule.policy import Policy, build
+from carpool.types import NO_KIND, Clock, Event, Forward, Job, Parked, Waiting
 
 log = logging.getLogger("carpool")
+
+KEEP_EVERY_S = 30.0
 
 Finish = Callable[[Callable[[], None]], object]
 """Runs work off the loop, in the order given: `executor.submit`, or a test's own."""
@@ -48,11 +63,21 @@ class Engine:
         clock: Clock = time.monotonic,
         finish: Finish | None = None,
         on_forward: Callable[[Forward], None] = lambda forward: None,
+        table: Table | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.loaded, self.settings = loaded, settings
         self._clock, self._on_forward = clock, on_forward
-        self._policy: Policy = POLICIES[settings.batching_mode]
+        self._table, self._kept_s = table, clock()
+        self.costs = table.costs if table else Costs()
+        self._forecast = Forecast(loaded.card, self.costs, loaded.vae_scale_px)
+        self._dispatches = Dispatches()
+        say = partial(log.info, "%s") if settings.enable_batching_metrics else ignore
+        self._policy = policy or build(settings, self.costs, loaded.server, self._dispatches, say)
+        self._watch, self._kind = Stopwatch(loaded.device), NO_KIND
         self._line = Line(settings.max_queue, clock)
+        self._waiting: list[Waiting] = []  # of the line, as of its `_version`
+        self._version, self._waiting_s, self._wake_s = -1, 0.0, inf
         self._riders: dict[int, Rider] = {}  # in flight, by number
         self._fuser, self._widths = Fuser(), Widths()
         self._interception = Interception(loaded.pipe.components)
@@ -63,6 +88,7 @@ class Engine:
         self._finish: Finish = finish or self._finisher.submit
         self._calls = self._steps = 0
         self._tally: Counter[tuple[str, str, int, int]] = Counter()
+        self._narrow: Counter[tuple[str, str]] = Counter()  # why forwards were not wider
         self._times = {"forward_s": 0.0, "fiber_s": 0.0, "turn_s": 0.0}
         self._classes_alone: set[str] = set()
 
@@ -70,6 +96,8 @@ class Engine:
 
     def submit(self, job: Job, listener: Listener) -> None:
         """Put a checked request into the line; see `Line.put` for what it raises."""
+        if job.deadline_s is not None:
+            self._refuse_late(job, job.deadline_s)
         free_places = max(0, self.settings.max_running - len(self._riders))
         self._line.put(job, listener, free_places=free_places)
 
@@ -102,6 +130,13 @@ class Engine:
                 {"component": c, "method": m, "requests": requests, "rows": rows, "count": count}
                 for (c, m, requests, rows), count in sorted(self._tally.copy().items())
             ],
+            "not_wider": [
+                {"component": component, "why": why, "count": count}
+                for (component, why), count in sorted(self._narrow.copy().items())
+            ],
+            "waiting_work_s": self._waiting_s,
+            "batches": self._dispatches.summary(),
+            "memory": {"peak_bytes": self.loaded.device.peak_bytes()},
             **self._times,
         }
 
@@ -109,11 +144,12 @@ class Engine:
 
     def run(self) -> None:
         """Step until closed, sleeping while there is nothing to do."""
-        self.enter()
         try:
+            self.enter()
             while not self._line.is_closed:
                 if not self.step():
-                    self._line.wait()
+                    self._keep()
+                    self._line.wait(self._version, self._wake_s)
         except Exception as error:  # a defect of ours: nobody may wait for ever because of it
             log.exception("the engine's loop failed")
             self._line.close()
@@ -133,6 +169,7 @@ class Engine:
         self._end_all(Cancelled("the engine was closed"))
         self._interception.remove()
         self._adapters.remove()
+        self._keep(at_most_every_s=0.0)
         self._finisher.shutdown()
 
     def step(self) -> bool:
@@ -140,20 +177,50 @@ class Engine:
         began_s = self._clock()
         self._end_unwanted()
         self._admit()
-        chosen = self._policy([self._parked(rider) for rider in self._riders.values()])
-        if chosen:
-            riders = [self._riders[call.request] for call in chosen]
-            riders.sort(key=lambda rider: rider.job.lora)  # who rides with the same, side by side
+        parked = [self._parked(rider) for rider in self._riders.values()]
+        choice = self._policy.choose(parked, self._waiting_s, began_s)
+        if choice.calls:
+            self._kind = choice.calls[0].kind
+            self._narrow[self._kind.name, choice.why] += 1
+            riders = [self._riders[call.request] for call in choice.calls]
+            # who rides with the same adapter, side by side; else a stable order: stacks are reused
+            riders.sort(key=lambda rider: (rider.job.lora, rider.number))
             answers = self._forward([_ready(rider) for rider in riders])
             self._end_unwanted()  # whoever was given up meanwhile does not go on
             for rider, answer in zip(riders, answers, strict=True):
                 if rider.number in self._riders:
                     self._resume(rider, answer)
         self._times["turn_s"] += self._clock() - began_s
-        return bool(chosen)
+        return bool(choice.calls)
+
+    def _keep(self, at_most_every_s: float = KEEP_EVERY_S) -> None:
+        """Write down what was learned."""
+        if self._table is not None and self._clock() - self._kept_s >= at_most_every_s:
+            self._table.keep()
+            self._kept_s = self._clock()
 
     def _admit(self) -> None:
-        while len(self._riders) < self.settings.max_running and (rider := self._line.take()):
+        self._wake_s = inf
+        while True:
+            self._look()
+            admission = self._policy.admit(self._waiting, len(self._riders), self._clock())
+            if not admission.requests:
+                self._wake_s = admission.wake_s
+                return
+            self._board(self._line.take(set(admission.requests)))
+
+    def _look(self) -> None:
+        """See who waits, if that has changed."""
+        self._version, line = self._line.waiting(since=self._version)
+        if line is None:
+            return
+        for rider in line:
+            rider.waiting = rider.waiting or self._forecast.waiting(rider)
+        self._waiting = [rider.waiting for rider in line if rider.waiting is not None]
+        self._waiting_s = sum(one.left_s for one in self._waiting)
+
+    def _board(self, riders: Sequence[Rider]) -> None:
+        for rider in riders:
             now_s = self._clock()
             self._riders[rider.number] = rider
             rider.listener.event(Event("started", rider.job.request_id, now_s))
@@ -169,11 +236,13 @@ class Engine:
         return answers
 
     def _run(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
+        self._watch.start()
         began_s = self._clock()
         with self._adapters.riding(calls, rows):
             answers = self._fuser.run(calls, rows)
         self.loaded.device.launched()
         target, duration_s = calls[0].target, self._clock() - began_s
+        self._learn(rows, duration_s)
         self._tally[target.component, target.method, len(calls), sum(rows)] += 1
         self._on_forward(
             Forward(
@@ -188,6 +257,13 @@ class Engine:
         )
         return answers
 
+    def _learn(self, rows: Sequence[int], duration_s: float) -> None:
+        """Note what a forward took; on CUDA, what those took that are over by now."""
+        self._watch.stop((self._kind, sum(rows)), duration_s)
+        for (kind, width), seconds in self._watch.read():
+            if seconds > 0:
+                self.costs.learn(kind, width, seconds)
+
     def _resume(self, rider: Rider, answer: Any) -> None:
         assert rider.fiber is not None
         rider.ready = None
@@ -196,6 +272,21 @@ class Engine:
         else:
             state = self._in_fiber(partial(rider.fiber.resume, answer))
         self._settle(rider, state)
+
+    def _refuse_late(self, job: Job, deadline_s: float) -> None:
+        """Refuse a request that cannot be done in time, by what forwards have taken so far.
+
+        That is what it takes alone, after those aboard whose deadlines are earlier.
+        """
+        now_s = self._clock()
+        before = [rider.parked for rider in list(self._riders.values())]
+        ahead_s = sum(one.left_s for one in before if one and one.deadline_s <= now_s + deadline_s)
+        needed_s = self._forecast.whole_s(job) + ahead_s
+        if self._forecast.is_informed and needed_s > deadline_s:
+            late = f"deadline_s={deadline_s:g} cannot be met: it would take {needed_s:.3g} s"
+            if not self.settings.admit_late:
+                raise TooLate(f"{late}; ask for fewer steps or a smaller size", param="deadline_s")
+            log.warning("request %s: %s", job.request_id, late)
 
     def _in_fiber(self, go: Callable[[], Any]) -> Any:
         """Run pipeline code until it parks or ends, and count the time as the pipeline's."""
@@ -245,14 +336,14 @@ class Engine:
         if row_bytes := decode_bytes(ready.call):
             most = max(1, min(most, int(self.settings.max_decode_gib * 2**30 // row_bytes)))
         cap = self._widths.cap(ready.key, most)
-        return Parked(rider.order, rider.number, ready.key, ready.rows, cap, phase)
+        return self._forecast.parked(rider, ready, cap)
 
     def _end_unwanted(self) -> None:
         for rider, error in self._line.unwanted(self._riders.values()):
             self._end(rider, None, error)
 
     def _end_all(self, error: CarpoolError) -> None:
-        while rider := self._line.take():
+        for rider in self._line.take_all():
             self._end(rider, None, error)
         for rider in list(self._riders.values()):
             self._end(rider, None, error)
@@ -278,6 +369,10 @@ class Engine:
             )
 
         self._finish(tell)
+
+
+def ignore(line: str) -> None:
+    """For lines that nobody asked for."""
 
 
 def _ready(rider: Rider) -> Ready:

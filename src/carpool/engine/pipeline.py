@@ -26,6 +26,7 @@ from carpool.engine.tasks import tasks_of
 from carpool.errors import LoadFailed
 from carpool.lora import parse_lora
 from carpool.parameters import Card, Task
+from carpool.schedule.rules import Server
 from carpool.types import Job
 
 CARD_FILE = "carpool.json"
@@ -45,6 +46,22 @@ class Loaded:
     device: Device
     originals: Mapping[str, tuple[DiffusionPipeline, type]]  # by task; see `_pinned` for the class
     lora: Mapping[str, str | Path] = field(default_factory=dict)  # adapters to begin with, by name
+    source: str = ""  # the model as it was asked for
+
+    @property
+    def vae_scale_px(self) -> int:
+        """Pixels along a side that one latent place stands for."""
+        names = ("vae_scale_factor_spatial", "vae_scale_factor")
+        found = (getattr(self.pipe, name, None) for name in names)
+        return int(next((factor for factor in found if factor), 8))
+
+    @property
+    def server(self) -> Server:
+        """What rules of batching configs may ask."""
+        modules = [m for m in self.pipe.components.values() if isinstance(m, nn.Module)]
+        parts = (part for module in modules for part in module.modules())
+        is_offloaded = any(hasattr(part, "_diffusers_hook") for part in parts)
+        return Server(self.source, self.device.memory_gib, is_offloaded)
 
     @property
     def parameters(self) -> int:
@@ -88,6 +105,7 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
         device,
         {name: (one, _pinned(one)) for name, (_, one) in tasks.items()},
         {**extra.get("lora", {}), **parse_lora(settings.lora)},
+        source=name if isinstance(model, DiffusionPipeline) else str(model),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from carpool.engine.execute import Ready
 from carpool.engine.fiber import Fiber
-from carpool.types import Event, Job, Phase, Timings
+from carpool.types import Event, Job, Parked, Phase, Timings, Waiting
 
 log = logging.getLogger("carpool")
 
@@ -43,15 +43,17 @@ class Rider:
     submitted_s: float
     view: Any = None  # its private copy of the pipeline, once admitted
     fiber: Fiber | None = None
+    waiting: Waiting | None = None  # as a policy saw it in the line
     ready: Ready | None = None  # the call it is parked on
+    parked: Parked | None = None  # the same, as a policy sees it
     order: int = 0  # that call's place in the line of calls
     started_s: float = inf
     phase: Phase = "encode"
     step: int = 0
     steps: int = 0
+    denoiser_calls: int = 0
     _spent: dict[Phase, float] = field(default_factory=dict)
     _phase_since_s: float = 0.0
-    _denoiser_calls: int = 0
 
     @property
     def due_s(self) -> float:
@@ -87,7 +89,7 @@ class Rider:
         scheduler: Any = getattr(self.view, "scheduler", None)
         timesteps = getattr(scheduler, "timesteps", None)
         self.steps = len(timesteps) if timesteps is not None else 0
-        calls, self._denoiser_calls = self._denoiser_calls, self._denoiser_calls + 1
+        calls, self.denoiser_calls = self.denoiser_calls, self.denoiser_calls + 1
         if hasattr(scheduler, "step_index"):
             return int(scheduler.step_index or 0)  # None before its first step
         return min(calls, self.steps)
@@ -107,6 +109,6 @@ class Rider:
         except RuntimeError:  # its own fault and loss, but nobody else's
             log.exception("request %s could not be unwound", self.job.request_id)
         self._turn_to(self.phase, now_s)
-        self.ready = self.view = self.fiber = None
+        self.ready = self.parked = self.view = self.fiber = None
         spent = {f"{phase}_s": seconds for phase, seconds in self._spent.items()}
         return Timings(queue_s=self.started_s - self.submitted_s, total_s=total_s, **spent)

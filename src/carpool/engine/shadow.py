@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft.tuners.lora import LoraLayer
-from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
@@ -63,6 +61,8 @@ class Shadows:
         Raises:
             LoraRejected: it is no LoRA for this pipeline, or not one that can be trusted.
         """
+        from peft.tuners.tuners_utils import BaseTunerLayer  # nobody else needs it
+
         file = _file(path)
         _check_weights(file)
         pipe = type(self._pipe).__name__
@@ -93,8 +93,10 @@ class Shadows:
         _check_complete(parts, found[0] if isinstance(found, tuple) else found, pipe)
         return parts
 
-    def _part(self, component: str, path: str, layer: BaseTunerLayer) -> Part:
+    def _part(self, component: str, path: str, layer: Any) -> Part:
         """Take out what was put into one layer, and see that it fits the real one."""
+        from peft.tuners.lora import LoraLayer
+
         where = f"{component}.{path}"
         if not isinstance(layer, LoraLayer) or layer.lora_variant or layer.lora_embedding_A:
             kind, rule = type(layer).__name__, "only plain LoRA is served, not of embeddings"

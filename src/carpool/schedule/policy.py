@@ -1,60 +1,101 @@
-"""What to run now: pure functions from the calls that are parked to those that share a forward.
+"""Scheduling modes: what the engine and the simulator ask, and which mode answers.
 
-A policy sees `Parked` records only: no tensors, no clock, no state of its own. It may return
-calls of one key at a time, and must return some whenever any are parked.
+A policy has no tensors, no clock and no I/O. It is asked at every turn who comes aboard and who
+shares the next forward, and remembers between turns only what its own docstring says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
-from carpool.config import BatchingMode
-from carpool.types import Parked
+from carpool.config import EngineSettings
+from carpool.errors import SettingRejected
+from carpool.schedule.continuous import Continuous
+from carpool.schedule.cost import Costs
+from carpool.schedule.dispatches import Dispatches
+from carpool.schedule.modes import Dynamic, Off, Waves
+from carpool.schedule.rules import Caps, Server, caps, load_rules
+from carpool.types import Admission, Choice, Parked, Waiting
 
 
 class Policy(Protocol):
-    def __call__(self, parked: Sequence[Parked]) -> list[Parked]:
-        """Choose the calls of the next forward.
+    """A scheduling mode."""
+
+    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+        """Choose who comes aboard.
+
+        Args:
+            waiting: the whole line, those who wait longest first.
+            aboard: how many are.
+            now_s: engine clock.
+        """
+        ...
+
+    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+        """Choose the calls of the next forward: of one key, and some whenever any are parked.
 
         Args:
             parked: calls waiting, in any order; no two with the same `order`.
-
-        Returns:
-            Calls of one key, in the order in which they are stacked. Empty only if `parked` is.
+            waiting_s: predicted work of requests that are not aboard yet.
+            now_s: engine clock.
         """
         ...
 
 
-def off(parked: Sequence[Parked]) -> list[Parked]:
-    """Choose one call of the request that was admitted first: no fusing, first come first served.
+def build(
+    settings: EngineSettings,
+    costs: Costs,
+    server: Server,
+    dispatches: Dispatches,
+    say: Callable[[str], None],
+) -> Policy:
+    """The policy of the settings' mode.
 
-    The reference: what it gives is what plain diffusers gives, one request after another.
+    Raises:
+        SettingRejected: a batching config, or a tenant's weight, that breaks a rule.
     """
-    return [min(parked, key=lambda call: (call.request, call.order))] if parked else []
+    match settings.batching_mode:
+        case "off":
+            return Off()
+        case "dynamic":
+            most, delay_s = settings.batching_max_size, settings.batching_delay_ms / 1000
+            return Dynamic(most, delay_s, _caps(settings, server), dispatches, say)
+        case "request":
+            return Waves(settings.max_num_seqs, settings.request_batch_max_wait_ms / 1000)
+        case "continuous":
+            return Continuous(
+                costs, settings.max_running, settings.min_gain, weights(settings.fair_share)
+            )
 
 
-def continuous(parked: Sequence[Parked]) -> list[Parked]:
-    """Choose the call that waits longest, then fill its forward with others of its key.
+def _caps(settings: EngineSettings, server: Server) -> Callable[[Waiting], Caps] | None:
+    if settings.batching_config is None:
+        return None
+    rules = load_rules(Path(settings.batching_config))
 
-    The line is that of calls, not of requests: a request joins its end again after every forward.
-    So no call is passed over more often than there were calls in line before it, and a newcomer's
-    text encoding is never held up by somebody else's whole denoising.
+    def of(head: Waiting) -> Caps:
+        width, height = head.signature.get("width"), head.signature.get("height")
+        size = (width, height) if isinstance(width, int) and isinstance(height, int) else None
+        return caps(rules, server, size, settings.batching_max_size)
 
-    A call wider than its key's cap runs alone. Nobody overtakes within a key: the first call that
-    does not fit closes the forward, so that a narrow call never keeps jumping a wide one.
+    return of
 
-    Source: iteration-level scheduling and selective batching, Yu et al., Orca, OSDI 2022.
+
+def weights(entries: Sequence[str]) -> Mapping[str, float] | None:
+    """Tenants' weights from the setting's entries, each `TENANT=WEIGHT`; None without any.
+
+    Raises:
+        SettingRejected: an entry that is none, or whose weight is not above 0.
     """
-    line = sorted(parked, key=lambda call: call.order)
-    chosen: list[Parked] = []
-    rows = 0
-    for call in line:
-        if chosen and call.key != chosen[0].key:
-            continue
-        if chosen and rows + call.rows > chosen[0].max_rows:
-            break
-        chosen.append(call)
-        rows += call.rows
-    return sorted(chosen, key=lambda call: call.request)  # a stable order keeps stacks reusable
-
-
-POLICIES: dict[BatchingMode, Policy] = {"continuous": continuous, "off": off}
+    found: dict[str, float] = {}
+    for entry in entries:
+        tenant, _, weight = entry.rpartition("=")
+        try:
+            found[tenant] = float(weight)
+        except ValueError:
+            found[tenant] = 0.0
+        if not tenant or not 0 < found[tenant] < float("inf"):
+            raise SettingRejected(
+                f"fair_share={entry!r}: write TENANT=WEIGHT, as team-a=2; '*' is everybody else"
+            )
+    return found or None

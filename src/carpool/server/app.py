@@ -59,20 +59,24 @@ def create_app(supervisor: Supervisor, settings: ServeSettings) -> FastAPI:
 
     def authorised(
         credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
-    ) -> None:
+    ) -> str:
+        """The client's key as `key-1`, `key-2`, ...; nothing where none is needed."""
         if not settings.api_key:
-            return
+            return ""
         given = credentials.credentials.encode("latin-1") if credentials else b""
         # every key is compared, so that the time taken says nothing about them
-        known = sum(hmac.compare_digest(given, key.encode()) for key in settings.api_key)
-        if not given or not known:
+        known = [hmac.compare_digest(given, key.encode()) for key in settings.api_key]
+        if not given or not any(known):
             raise InvalidAPIKey("the API key is missing or wrong: send 'authorization: Bearer KEY'")
+        return f"key-{known.index(True) + 1}"
 
     api = APIRouter(prefix="/v1", dependencies=[Depends(authorised)], responses=ERRORS)
 
     @api.post("/images/generations")
-    async def create_images(body: schema.ImageRequest, request: Request) -> schema.ImagesResponse:
-        return await _unless_gone(request, generate(supervisor, served(), body))
+    async def create_images(
+        body: schema.ImageRequest, request: Request, key: Annotated[str, Depends(authorised)]
+    ) -> schema.ImagesResponse:
+        return await _unless_gone(request, generate(supervisor, served(), body, key=key))
 
     @api.get("/models")
     async def list_models() -> schema.Models:

@@ -35,10 +35,14 @@ class Served:
 
 
 async def generate(
-    supervisor: Supervisor, served: Served, body: schema.ImageRequest
+    supervisor: Supervisor, served: Served, body: schema.ImageRequest, *, key: str = ""
 ) -> schema.ImagesResponse:
-    """Run one HTTP request: n jobs side by side. If one fails, the others are given up."""
-    jobs = make_jobs(served, body)
+    """Run one HTTP request: n jobs side by side. If one fails, the others are given up.
+
+    Args:
+        key: names the client's API key; a tenant where the body names no user.
+    """
+    jobs = make_jobs(served, body, tenant=body.safety_identifier or body.user or key)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(supervisor.submit(job)) for job in jobs]
@@ -48,7 +52,7 @@ async def generate(
     return await asyncio.to_thread(_answer, served, body, jobs, done)
 
 
-def make_jobs(served: Served, body: schema.ImageRequest) -> list[Job]:
+def make_jobs(served: Served, body: schema.ImageRequest, *, tenant: str = "") -> list[Job]:
     """Check a body and turn it into one job an image.
 
     Raises:
@@ -64,7 +68,7 @@ def make_jobs(served: Served, body: schema.ImageRequest) -> list[Job]:
             param="output_compression",
         )
     parameters = body.model_dump(exclude=set(schema.OPENAI_FIELDS))
-    if own := parameters.keys() & {"self", "request_id"}:  # `Request` would take them as its own
+    if own := parameters.keys() & {"self", "request_id", "tenant"}:  # `Request`'s own arguments
         name = min(own)
         raise UnknownParameter(f"{served.card.pipeline} has no parameter {name!r}", param=name)
     for name in schema.NULL_FIELDS:
@@ -81,7 +85,9 @@ def make_jobs(served: Served, body: schema.ImageRequest) -> list[Job]:
     return [
         check(
             served.card,
-            Request(body.prompt, seed=seed, timeout_s=body.timeout_s, **parameters),
+            Request(
+                body.prompt, seed=seed, timeout_s=body.timeout_s, tenant=tenant, **parameters
+            ),
             from_json=True,
         )
         for seed in seeds(body.seed, n)

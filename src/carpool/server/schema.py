@@ -39,6 +39,8 @@ class ImageRequest(BaseModel):
     size: str | None = Field(None, description="WIDTHxHEIGHT in pixels, or auto")
     seed: Any = _ours("integer", "0 to 2**63 - 1; drawn and reported when absent")
     timeout_s: Any = _ours("number", "give up when it is not done in so many seconds")
+    deadline_s: Any = _ours("number", "wished for in so many seconds; refused if it cannot be")
+    priority: Any = _ours("integer", "-10 to 10; higher goes first")
     num_inference_steps: Any = _ours("integer", "denoising steps")
     guidance_scale: Any = _ours("number", "how closely to follow the prompt")
     true_cfg_scale: Any = _ours("number", "classifier-free guidance of distilled models")
@@ -62,6 +64,8 @@ OPENAI_FIELDS = frozenset(ImageRequest.model_fields) - {
     "true_cfg_scale",
     "negative_prompt",
     "lora",
+    "deadline_s",
+    "priority",
 }
 """Fields that are not handed on to the pipeline under their own name."""
 

@@ -1,0 +1,1 @@
+"""What Carpool gains and costs, measured. Every file here that has a usage line is a program."""

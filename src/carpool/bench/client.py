@@ -1,0 +1,145 @@
+"""Ask an OpenAI-compatible server for a picture or a video. The only module that imports httpx2.
+
+One question is one `Client.ask`: it returns when the whole answer is here, or raises `Failed`.
+Nothing is asked twice: an overloaded server's refusals are part of what is measured.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, Self, get_args
+
+from carpool.errors import CarpoolError, LibraryMissing
+
+try:
+    import httpx2
+except ImportError as error:
+    message = "the load client needs httpx2: pip install 'carpool[bench]'"
+    raise LibraryMissing(message) from error
+
+Task = Literal["text-to-image", "text-to-video"]
+TASKS: tuple[Task, ...] = get_args(Task)
+
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+
+
+class Failed(Exception):
+    """A request without its picture or video; requests that fail alike have the same `reason`."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason, self.message = reason, message
+
+
+class Client:
+    """Asks one server; use it as `async with Client(...) as client`.
+
+    Args:
+        url: of the server, with or without its `/v1`.
+        api_key: sent as a bearer token.
+        timeout_s: how long one answer may take.
+
+    Raises:
+        CarpoolError: the URL is none.
+    """
+
+    def __init__(self, url: str, task: Task, *, api_key: str, timeout_s: float) -> None:
+        try:
+            base = httpx2.URL(url.rstrip("/").removesuffix("/v1"))
+        except httpx2.InvalidURL as error:
+            raise CarpoolError(f"{url!r} is no URL: {error}") from None
+        if base.scheme not in ("http", "https") or not base.host:
+            raise CarpoolError(f"{url!r} is no URL of a server: write http://HOST:PORT")
+        self._ask = self._picture if task == "text-to-image" else self._video
+        self._timeout_s = timeout_s
+        self._http = httpx2.AsyncClient(
+            base_url=base,
+            headers={"authorization": f"Bearer {api_key}"},
+            timeout=None,  # `ask` has one over everything
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+            trust_env=base.host not in _LOOPBACK,  # proxies
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Wait for the picture or video; gives the server's JSON about it.
+
+        Raises:
+            Failed: it did not come.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._ask(body)
+        except TimeoutError:
+            rule = f"no answer within {self._timeout_s:g} s (--timeout)"
+            raise Failed("timeout", rule) from None
+        except httpx2.RequestError as error:
+            reason = f"connection: {type(error).__name__}"
+            raise Failed(reason, str(error) or repr(error)) from None
+
+    async def statistics(self) -> dict[str, Any]:
+        """What the server tells at `/stats`; empty where it tells nothing."""
+        try:
+            async with asyncio.timeout(10):
+                answer = await self._http.get("/stats")
+            found = answer.json() if answer.is_success else {}
+        except (httpx2.RequestError, TimeoutError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    async def _picture(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        found = _told(await self._http.post("/v1/images/generations", json=body))
+        pictures = found.get("data")
+        if not pictures or not all(one.get("b64_json") or one.get("url") for one in pictures):
+            raise Failed("no picture", "the answer holds no picture")
+        return found
+
+    async def _video(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Create a job, look until it is done, fetch the file: as OpenAI's client, in a form.
+
+        The server's hint when to look again is not followed: it would blur the latency. Looking
+        every 2 % of the time waited so far makes that at most so much too long.
+        """
+        began_s = asyncio.get_running_loop().time()
+        form = {name: (None, _as_field(value)) for name, value in body.items()}
+        job = _told(await self._http.post("/v1/videos", files=form))
+        if "id" not in job:
+            raise Failed("no video", "the answer names no job")
+        while job.get("status") in ("queued", "in_progress"):
+            waited_s = asyncio.get_running_loop().time() - began_s
+            await asyncio.sleep(min(max(0.02 * waited_s, 0.02), 2.0))
+            job = _told(await self._http.get(f"/v1/videos/{job['id']}"))
+        if job.get("status") != "completed":
+            error = job.get("error") or {}
+            code = error.get("code") or job.get("status")
+            raise Failed(f"video failed: {code}", str(error.get("message") or job))
+        content = await self._http.get(f"/v1/videos/{job['id']}/content")
+        if content.is_error:
+            _told(content)
+        if not content.content:
+            raise Failed("no video", "the answer holds no video")
+        return job
+
+
+def _told(answer: httpx2.Response) -> dict[str, Any]:
+    """The JSON object of an answer."""
+    try:
+        found = answer.json()
+    except ValueError:
+        found = None
+    if answer.is_success and isinstance(found, dict):
+        return found
+    error = found.get("error") if isinstance(found, dict) else None
+    if not isinstance(error, dict):  # not OpenAI's shape: say what there is
+        error = {"code": answer.reason_phrase, "message": answer.text[:200]}
+    code = error.get("code") or error.get("type") or answer.reason_phrase
+    raise Failed(f"{answer.status_code} {code}", str(error.get("message", "")))
+
+
+def _as_field(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

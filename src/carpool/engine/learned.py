@@ -1,0 +1,61 @@
+"""What forwards take, kept between runs: one file a model, revision, device, type and versions."""
+
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+from carpool.config import EngineSettings
+from carpool.engine.pipeline import Loaded, versions
+from carpool.schedule.cost import Costs
+
+log = logging.getLogger("carpool")
+
+
+class Table:
+    """The costs of one model on one device, and the file that they are kept in."""
+
+    def __init__(self, loaded: Loaded, settings: EngineSettings) -> None:
+        device = loaded.device
+        self._identity = {
+            "model": loaded.source,
+            "revision": settings.revision,
+            "device": torch.cuda.get_device_name(device.torch) if device.is_cuda else "cpu",
+            "threads": None if device.is_cuda else os.environ.get("OMP_NUM_THREADS"),
+            "dtype": str(device.dtype),
+            **versions(),
+        }
+        self.path = Path(settings.cost_table) if settings.cost_table else self._default()
+        self.costs = self._read()
+
+    def _default(self) -> Path:
+        """A file of the user's cache folder, as the XDG base directory specification has it."""
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        digest = hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()
+        return cache / "carpool" / f"costs-{digest[:16]}.json"
+
+    def _read(self) -> Costs:
+        try:
+            data = json.loads(self.path.read_text())
+            if data["identity"] == self._identity:
+                return Costs.from_json(data["costs"])
+            log.info("%s was measured with something else: it begins anew", self.path)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s cannot be read, and begins anew: %s", self.path, error)
+        return Costs()
+
+    def keep(self) -> None:
+        """Write the file, so that it is either the old one or the new one."""
+        data = {"identity": self._identity, "costs": self.costs.to_json()}
+        fresh = self.path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_text(json.dumps(data, indent=1) + "\n")
+            os.replace(fresh, self.path)
+        except OSError as error:
+            log.warning("what was learned is not kept: %s", error)

@@ -1,0 +1,227 @@
+"""The `continuous` mode: calls of all requests share forwards, as wide as is worth it.
+
+Two questions at every forward: whose call leads it, and how many others of its key ride along.
+
+*Order.* Requests have ranks: predicted work left, plus `AGEING` times their arrival, so that the
+shorter goes first unless the longer came long before. A request whose deadline presses goes before
+all others, the one with the least slack first. Encoding and decoding go between denoising
+forwards, one at a time, so that newcomers join within one forward and nobody's denoising waits for
+more than that. A call that `MAX_PASSED` forwards of later requests have passed over leads next.
+
+*Width.* With n requests' worth of work in the house, of which w ride together in t(w) seconds a
+step, the work is done in rounds of w, and the mean request is done after (n + w) / 2 of them times
+t(w) / w. The width that makes this least is taken: w = 1 when rows gain nothing and few wait, the
+widest that gains anything when the line is long.
+
+Sources: iteration-level scheduling, Yu et al., Orca, OSDI 2022; ageing, Silberschatz, Operating
+System Concepts, 2018; the mean of rounds is our own: ARCHITECTURE.md.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from carpool.schedule.cost import Costs
+from carpool.types import Admission, Choice, Parked, Waiting
+
+AGEING = 3.0  # seconds of work that a second of waiting is worth
+MAX_PASSED = 64  # forwards of later requests that a parked call lets pass
+PRESSING = 2.0  # times the work left: a deadline nearer than this presses
+LONG_LINE = 20  # requests: with so many, rows that gain less than `min_gain` are worth it, too
+REMEMBERED = 400  # arrivals
+BUSY = 0.97
+PRIORITY = 4.0  # requests' work that one step of priority is worth
+
+
+@dataclass(slots=True)
+class Continuous:
+    """The policy, with the little it remembers between forwards."""
+
+    costs: Costs
+    max_running: int = 32
+    min_gain: float = 0.05
+    fair_share: Mapping[str, float] | None = None  # weights of tenants; None: not fair
+    _passed: dict[int, int] = field(default_factory=dict)  # by order of the parked call
+    _spent_s: float = 0.0  # on encoding and decoding since the last denoising forward
+    _served_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by tenant
+    _came: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _last: int = 0  # request that came last
+
+    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+        """Choose who comes aboard: whoever there is a place for, in the order of their ranks."""
+        if waiting and waiting[-1].request > self._last:
+            new = [one for one in waiting[-REMEMBERED:] if one.request > self._last]
+            self._came.extend((one.arrived_s, one.whole_s) for one in new)
+            self._last = waiting[-1].request
+        free = self.max_running - aboard
+        if free <= 0 or not waiting:
+            return Admission(())
+        if any(one.priority or one.deadline_s < inf for one in waiting) or self.fair_share:
+            rank = {one.request: self._rank(one, now_s) for one in waiting}
+            waiting = sorted(waiting, key=lambda one: rank[one.request])
+        return Admission(tuple(one.request for one in waiting[:free]))
+
+    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+        """Choose the calls of the next forward.
+
+        Args:
+            parked: calls waiting, in any order; no two with the same `order`.
+            waiting_s: predicted work of requests that are not aboard yet.
+            now_s: on the clock of `arrived_s` and `deadline_s`.
+        """
+        if not parked:
+            return Choice(())
+        groups: dict[str, list[Parked]] = {"decode": [], "encode": [], "denoise": []}
+        for call in parked:
+            groups[call.phase].append(call)
+        if denoise := groups["denoise"]:
+            choice = self._fill(self._leader(denoise, now_s), denoise, parked, waiting_s, now_s)
+            for sides in (groups["decode"], groups["encode"]):
+                if sides and self._is_their_turn(sides, choice, now_s):
+                    choice = self._beside(sides, parked, waiting_s, now_s)
+                    break
+        else:
+            choice = self._beside(groups["decode"] or groups["encode"], parked, waiting_s, now_s)
+        self._note(choice, parked)
+        return choice
+
+    def _beside(
+        self, sides: Sequence[Parked], parked: Sequence[Parked], waiting_s: float, now_s: float
+    ) -> Choice:
+        return self._fill(min(sides, key=lambda call: call.order), sides, parked, waiting_s, now_s)
+
+    def _is_their_turn(self, sides: Sequence[Parked], denoise: Choice, now_s: float) -> bool:
+        """Whether a decode or encode runs before the next denoising forward.
+
+        One that would not ride in it, because it is full, waits for others to be encoded with.
+        """
+        first, leader = min(sides, key=lambda call: call.order), denoise.calls[0]
+        if first.phase == "encode" and denoise.why in ("knee", "cap", "untried"):
+            same = sum(call.rows for call in sides if call.key == first.key)
+            is_first = self._rank(first, now_s) < self._rank(leader, now_s)
+            is_late = self._passed.get(first.order, 0) >= MAX_PASSED
+            if not (is_first or is_late or same >= first.max_rows):
+                return False
+        if not self._spent_s:
+            return True
+        one_s = self.costs.seconds(leader.kind, leader.rows)
+        return self._spent_s + self.costs.seconds(first.kind, first.rows) <= one_s
+
+    def _leader(self, calls: Sequence[Parked], now_s: float) -> Parked:
+        late = [call for call in calls if self._passed.get(call.order, 0) >= MAX_PASSED]
+        if late:
+            return min(late, key=lambda call: call.order)
+        return min(calls, key=lambda call: self._rank(call, now_s))
+
+    def _rank(self, one: Parked | Waiting, now_s: float) -> tuple[float, ...]:
+        """Who goes first: small ones; ties by place in the line, never by chance."""
+        slack_s = one.deadline_s - now_s - one.left_s
+        pressing = slack_s if slack_s < PRESSING * one.left_s else inf
+        share = 0.0
+        if self.fair_share is not None:
+            share = self._served_s[one.tenant] / self._weight(one.tenant)
+        favour = one.priority * PRIORITY * one.whole_s
+        return (pressing, share, one.left_s + AGEING * one.arrived_s - favour, one.request)
+
+    def _weight(self, tenant: str) -> float:
+        assert self.fair_share is not None
+        return self.fair_share.get(tenant, self.fair_share.get("*", 1.0))
+
+    def _fill(
+        self,
+        leader: Parked,
+        among: Sequence[Parked],
+        parked: Sequence[Parked],
+        waiting_s: float,
+        now_s: float,
+    ) -> Choice:
+        """Choose who rides with the leader, and say why nobody more does."""
+        same = [call for call in among if call.key == leader.key and call is not leader]
+        if not same:
+            return Choice((leader,), why=_why_alone(leader, parked))
+        same.sort(key=lambda call: self._rank(call, now_s))
+        line = [leader, *same]
+        mean_s = sum(call.left_s for call in line) / len(line)
+        all_s = sum(call.left_s for call in parked) + waiting_s
+        backlog = all_s / mean_s if mean_s else float(len(parked))
+        width, why = self.width(line, backlog / (1 - self.load(leader, now_s)))
+        return Choice(tuple(line[:width]), why)
+
+    def width(self, line: Sequence[Parked], backlog: float) -> tuple[int, str]:
+        """How many of a line of calls of one key to run together, and what stops the next.
+
+        Args:
+            line: calls in the order in which they are taken.
+            backlog: work in the house, in requests like these.
+        """
+        curve = self.costs.curve(line[0].kind)
+        most, tried = line[0].max_rows, curve.widest()
+        best, best_s, rows, why = 1, inf, 0, "nobody"
+        rate = 0.0  # calls a second
+        for n, call in enumerate(line, 1):
+            before, rows = rows, rows + call.rows
+            if n > 1 and rows > most:
+                why = "cap"
+                break
+            if n > 1 and rows > max(tried, 2 * line[0].rows):
+                why = "untried"
+                break
+            seconds = curve.seconds(rows)
+            gain = n / seconds / rate - 1 if rate else inf
+            rate = n / seconds
+            if backlog < LONG_LINE and gain <= self.min_gain * (rows - before):
+                why = "knee"
+                break
+            mean_s = seconds / n * (max(backlog, n) + n)
+            if mean_s < best_s:
+                best, best_s = n, mean_s
+        if best < n and why == "nobody":
+            why = "knee"
+        return best, why
+
+    def load(self, call: Parked, now_s: float) -> float:
+        """The share of its time that the device needs for what comes, if it ran as wide as pays.
+
+        Estimated from the last arrivals; at most `BUSY`.
+        """
+        if len(self._came) < 2:
+            return 0.0
+        work_s = sum(whole_s for _, whole_s in self._came) - self._came[0][1]
+        over_s = now_s - self._came[0][0]
+        curve = self.costs.curve(call.kind)
+        best = max(n / curve.seconds(n) for n in range(1, call.max_rows + 1)) * curve.seconds(1)
+        return min(BUSY, work_s / over_s / best) if over_s > 0 else BUSY
+
+    def _note(self, choice: Choice, parked: Sequence[Parked]) -> None:
+        leader = choice.calls[0]
+        chosen = {call.order for call in choice.calls}
+        for call in parked:
+            if call.order in chosen:
+                self._passed.pop(call.order, None)
+            elif call.request < leader.request or leader.phase == "denoise" != call.phase:
+                self._passed[call.order] = self._passed.get(call.order, 0) + 1
+        seconds = self.costs.seconds(leader.kind, sum(call.rows for call in choice.calls))
+        self._spent_s = 0.0 if leader.phase == "denoise" else self._spent_s + seconds
+        if self.fair_share is not None:
+            for call in choice.calls:
+                self._served_s[call.tenant] += seconds / len(choice.calls)
+
+
+def _why_alone(leader: Parked, parked: Sequence[Parked]) -> str:
+    others = [call for call in parked if call.kind.name == leader.kind.name and call is not leader]
+    return f"differs:{differs(leader.key, others[0].key)}" if others else "nobody"
+
+
+def differs(left: Hashable, right: Hashable) -> str:
+    """The first argument that keeps two calls of a method from sharing a forward."""
+    if not (isinstance(left, tuple) and isinstance(right, tuple)):
+        return "alone"
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            if isinstance(a, tuple) and isinstance(b, tuple):
+                if a and b and isinstance(a[0], str) and a[0] == b[0]:
+                    return a[0]
+                return differs(a, b)
+            return str(a)
+    return "arguments"

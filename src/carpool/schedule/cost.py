@@ -1,0 +1,172 @@
+"""What a forward costs, learned from forwards: seconds by rows, one curve a kind of call.
+
+A curve begins with nothing. Widths that were run often enough have the median of their last
+seconds, made monotone; between two of them seconds go in a line; beyond the widest they go on as
+between the last two, or, after a single one, as if half of a row were free. So a width that
+nobody has tried yet looks a little better than it is likely to be, and is tried.
+"""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from carpool.types import Kind
+
+KEPT = 15  # of the last seconds of one width
+TRUSTED = 3  # so many give a median that one outlier does not move
+STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # widths that are tried, in rows
+UNKNOWN_SLOPE = 0.5  # of the first row's seconds, for each row more
+
+
+class Curve:
+    """Seconds of a forward by its rows, for one kind of call."""
+
+    def __init__(self, measured: Mapping[int, float] | None = None) -> None:
+        """Begin with nothing, or with seconds by rows that somebody measured."""
+        self._seen: dict[int, deque[float]] = {
+            rows: deque([seconds] * TRUSTED, KEPT) for rows, seconds in (measured or {}).items()
+        }
+        self._table: list[float] | None = None  # seconds by rows, up to a little beyond
+        self._speedups: dict[int, float] = {}  # by the most rows
+        self._widest = 0  # 0: not known
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._seen
+
+    @property
+    def measured(self) -> dict[int, float]:
+        """Seconds by rows, of widths that were run often enough; monotone."""
+        trusted = {n: seen for n, seen in sorted(self._seen.items()) if len(seen) >= TRUSTED}
+        medians = [statistics.median(seen) for seen in trusted.values()]
+        return dict(
+            zip(trusted, monotone(medians, [len(s) for s in trusted.values()]), strict=True)
+        )
+
+    def learn(self, rows: int, seconds: float) -> None:
+        seen = self._seen.setdefault(rows, deque(maxlen=KEPT))
+        if len(seen) < TRUSTED or len(seen) < KEPT or seconds != seen[-1]:
+            seen.append(seconds)
+            self._table = None
+            self._speedups.clear()
+            self._widest = 0
+
+    def seconds(self, rows: int) -> float:
+        """How long a forward of so many rows is likely to take."""
+        table = self._table
+        if table is None:
+            table = self._table = self._tabulate()
+        if rows < len(table):
+            return table[rows]
+        slope = table[-1] - table[-2]
+        return table[-1] + (rows - len(table) + 1) * slope
+
+    def speedup(self, most: int) -> float:
+        """How many times as fast calls of one row are done at the best width of at most so many."""
+        known = self._speedups.get(most)
+        if known is None:
+            alone_s = self.seconds(1)
+            known = max(n * alone_s / self.seconds(n) for n in range(1, most + 1))
+            self._speedups[most] = known
+        return known
+
+    def widest(self) -> int:
+        """The widest forward that is worth trying: one step beyond what was measured."""
+        if not self._widest:
+            known = max((n for n, seen in self._seen.items() if len(seen) >= TRUSTED), default=0)
+            self._widest = next((step for step in STEPS if step > known), known + 16)
+        return self._widest
+
+    def _tabulate(self) -> list[float]:
+        points = self.measured
+        if not points and self._seen:  # only a few runs yet: better than nothing
+            rows = min(self._seen)
+            points = {rows: min(self._seen[rows])}
+        if not points:
+            return [0.0, 1.0, 1.0 + UNKNOWN_SLOPE]
+        known = list(points.items())
+        first_rows, first = known[0]
+        if len(known) == 1:
+            per_row = first * UNKNOWN_SLOPE / (1 + UNKNOWN_SLOPE * (first_rows - 1))
+        else:
+            last_rows, last = known[-1]
+            before_rows, before = known[-2]
+            per_row = (last - before) / (last_rows - before_rows)
+        table = [0.0] + [first] * first_rows  # a narrower one does not take longer
+        for (left, low), (right, high) in pairwise(known):
+            table += [low + (high - low) * i / (right - left) for i in range(1, right - left + 1)]
+        return [*table, table[-1] + per_row]
+
+
+class Costs:
+    """The curves of a model, by kind."""
+
+    def __init__(self, curves: Mapping[Kind, Curve] | None = None) -> None:
+        self._curves = dict(curves or {})
+        self._guesses: dict[Kind, Curve] = {}  # of kinds that were never run
+
+    def learn(self, kind: Kind, rows: int, seconds: float) -> None:
+        self._guesses.clear()
+        self._curves.setdefault(kind, Curve()).learn(rows, seconds)
+
+    def curve(self, kind: Kind) -> Curve:
+        """The kind's own curve, or that of the nearest kind, scaled by size."""
+        known = self._curves.get(kind)
+        if known is not None:
+            return known
+        if kind not in self._guesses:
+            self._guesses[kind] = self._guess(kind)
+        return self._guesses[kind]
+
+    def _guess(self, kind: Kind) -> Curve:
+        near = self._nearest(kind)
+        if near is None:
+            return Curve()
+        ratio = kind.size / near.size if near.size else 1.0
+        return Curve({n: s * ratio for n, s in self._curves[near].measured.items()})
+
+    def seconds(self, kind: Kind, rows: int) -> float:
+        return self.curve(kind).seconds(rows)
+
+    def _nearest(self, kind: Kind) -> Kind | None:
+        same = [k for k, c in self._curves.items() if k.name == kind.name and not c.is_empty]
+        return min(same, key=lambda k: abs(math.log((k.size + 1) / (kind.size + 1))), default=None)
+
+    def __iter__(self) -> Iterator[tuple[Kind, Curve]]:
+        return iter(self._curves.items())
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """All that was learned, as plain data."""
+        return [
+            {"name": k.name, "size": k.size, "detail": k.detail, "seconds": c.measured}
+            for k, c in self._curves.items()
+            if c.measured
+        ]
+
+    @classmethod
+    def from_json(cls, data: list[dict[str, Any]]) -> "Costs":
+        return cls(
+            {
+                Kind(one["name"], one["size"], one.get("detail", "")): Curve(
+                    {int(rows): float(seconds) for rows, seconds in one["seconds"].items()}
+                )
+                for one in data
+            }
+        )
+
+
+def monotone(values: list[float], weights: list[int]) -> list[float]:
+    """The nearest values that never fall, by pooling neighbours that do.
+
+    Source: pool adjacent violators, Ayer et al., Annals of Mathematical Statistics 26, 1955.
+    """
+    pools: list[tuple[float, int, int]] = []  # mean, weight, how many
+    for value, weight in zip(values, weights, strict=True):
+        pools.append((value, weight, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (a, m, i), (b, n, j) = pools[-2:]
+            pools[-2:] = [((a * m + b * n) / (m + n), m + n, i + j)]
+    return [mean for mean, _, count in pools for _ in range(count)]

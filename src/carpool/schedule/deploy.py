@@ -1,0 +1,217 @@
+"""Settings from a deploy file, as vLLM-Omni's users write it: YAML with an entry for each stage.
+
+    stage_args:
+      - stage_id: 0
+        stage_type: diffusion
+        engine_args: {max_num_seqs: 4, request_batch_max_wait_ms: 20}
+
+and the flat form of its newer versions:
+
+    stages:
+      - stage_id: 0
+        max_num_seqs: 4
+
+Carpool runs the whole pipeline in one engine, so one stage is read. What is known there and has no
+use here is named in `Deploy.unused`, for a warning; what nobody knows is an error. This is the only
+module that imports yaml.
+
+Source: vLLM-Omni 0.30, deploy configuration.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from carpool.errors import SettingRejected, nearest
+
+FORMS = ("stages", "stage_args")
+DTYPES = {
+    **{name: name for name in ("auto", "float32", "bfloat16", "float16")},
+    "half": "float16",
+    "float": "float32",
+}
+USED = (
+    "model",
+    "revision",
+    "dtype",
+    "max_num_seqs",
+    "request_batch_max_wait_ms",
+    "step_execution",
+)
+INSIDE = ("engine_args", "engine_extras")  # of a stage: more of its keys
+
+_PIPELINE_WIDE = """
+    trust_remote_code distributed_executor_backend quantization enable_prefix_caching
+    enable_chunked_prefill data_parallel_size pipeline_parallel_size model_runner
+"""
+_ABOVE = """
+    async_chunk session_mode active_stream_window duplex_session connectors edges platforms
+    pipeline custom_voice_dir runtime
+"""
+_IN_STAGE = """
+    stage_id stage_type runtime env devices num_replicas num_gpus async_chunk model_stage
+    model_arch model_class_name execution_type input_sources engine_input_source
+    engine_output_type final_output final_output_type is_comprehension hf_config_name
+    input_connectors output_connectors default_sampling_params custom_process_input_func
+    worker_type worker_cls worker_extension_cls scheduler_cls engine_backend
+    diffusion_model_runner_cls custom_pipeline_args additional_config model_config
+    parallel_config tensor_parallel_size ulysses_degree ring_degree cfg_parallel_size use_hsdp
+    gpu_memory_utilization kv_cache_memory_bytes enforce_eager async_scheduling
+    max_num_batched_tokens max_model_len attention_backend moe_backend linear_backend
+    diffusion_attention_backend diffusion_attention_config diffusion_kv_mode streaming_output
+    cache_backend cache_config enable_prompt_embed_cache enable_sleep_mode enable_cpu_offload
+    enable_layerwise_offload vae_use_slicing vae_use_tiling quantization_config boundary_ratio
+    flow_shift lora_path lora_scale max_cpu_loras numa_bind numa_bind_nodes numa_bind_cpus
+"""
+UNUSED_ABOVE = {*_ABOVE.split(), *_PIPELINE_WIDE.split()}
+UNUSED_IN_STAGE = {*_IN_STAGE.split(), *_PIPELINE_WIDE.split()}
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """What a deploy file asks for."""
+
+    settings: dict[str, Any]  # by Carpool's names
+    unused: tuple[str, ...]  # places of what is known there and has no use here
+
+
+def load_deploy(path: Path) -> Deploy:
+    """Read a deploy file.
+
+    `max_num_seqs` and `request_batch_max_wait_ms` ask for mode `request`. With
+    `step_execution: true` the mode is `continuous`, and `max_num_seqs` its `max_running`.
+
+    Raises:
+        SettingRejected: it cannot be read or breaks a rule; names the key, and the nearest right
+            one where the key is unknown.
+    """
+    source = f"deploy config {path}"
+    try:
+        data = yaml.safe_load(path.read_bytes())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingRejected(f"{source} cannot be read: {error}") from error
+    return parse_deploy(data, source)
+
+
+def parse_deploy(data: Any, source: str) -> Deploy:
+    """Settings from decoded YAML; `source` opens every message.
+
+    Raises:
+        SettingRejected: as `load_deploy`.
+    """
+    above = _mapping(data, source)
+    if "base_config" in above:
+        raise SettingRejected(
+            f"{source}: base_config is not followed: write what it says into this file",
+            param="base_config",
+        )
+    known = {"dtype", *FORMS, *UNUSED_ABOVE}
+    for key in above:
+        if key not in known:
+            is_of_stage = key in USED or key in UNUSED_IN_STAGE
+            hint = ": it belongs into an entry of stages" if is_of_stage else nearest(key, known)
+            raise _unknown(source, key, hint)
+    unused = [key for key in above if key in UNUSED_ABOVE]
+    given = {"dtype": above["dtype"]} if "dtype" in above else {}
+    place, stage = _stage(above, source, unused)
+    given |= _flat(stage, f"{source}: {place}")
+    unused += [f"{place}.{key}" for key in given if key not in USED]
+    settings = {key: _checked(key, given[key], source) for key in USED if key in given}
+    return _by_mode(settings, unused, place)
+
+
+def _stage(above: dict[str, Any], source: str, unused: list[str]) -> tuple[str, dict[str, Any]]:
+    """The stage that is read, and its place; the others become unused."""
+    forms = [form for form in FORMS if form in above]
+    if len(forms) != 1:
+        seen = "both stages and stage_args" if forms else "neither stages nor stage_args"
+        raise SettingRejected(f"{source} has {seen}: write stages, a list with one entry")
+    stages = above[forms[0]]
+    if not isinstance(stages, list) or not stages:
+        raise SettingRejected(f"{source}: {forms[0]} must be a list with one entry at least")
+    entries = {
+        f"{forms[0]}[{i}]": _mapping(stage, f"{source}: {forms[0]}[{i}]")
+        for i, stage in enumerate(stages)
+    }
+    fitting = {
+        key: stage
+        for key, stage in entries.items()
+        if stage.get("stage_type", "diffusion") == "diffusion"
+    }
+    if len(fitting) != 1:
+        raise SettingRejected(
+            f"{source}: {len(fitting)} of the {len(entries)} entries of {forms[0]} can be the "
+            "diffusion stage, must be one: give each its stage_type, or leave the others out",
+            param="stage_type",
+        )
+    unused += [key for key in entries if key not in fitting]
+    return fitting.popitem()
+
+
+def _flat(stage: dict[str, Any], where: str) -> dict[str, Any]:
+    """A stage's keys, those of its `engine_args` and `engine_extras` among them."""
+    known = {*USED, *INSIDE, *UNUSED_IN_STAGE}
+    flat: dict[str, Any] = {}
+    inner = {key: _mapping(stage[key], f"{where}.{key}") for key in INSIDE if key in stage}
+    outer = {key: value for key, value in stage.items() if key not in INSIDE}
+    for said in (outer, *inner.values()):
+        for key, value in said.items():
+            if key not in known:
+                raise _unknown(where, key, nearest(key, known))
+            if key in flat and flat[key] != value:
+                raise SettingRejected(
+                    f"{where}: {key} is {flat[key]!r} and {value!r}: say it once", param=key
+                )
+            flat[key] = value
+    return {key: value for key, value in flat.items() if key not in ("stage_id", "stage_type")}
+
+
+def _checked(key: str, value: Any, source: str) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    match key:
+        case "dtype":
+            fits, rule = isinstance(value, str) and value in DTYPES, f"one of {', '.join(DTYPES)}"
+        case "max_num_seqs":
+            fits = is_number and isinstance(value, int) and value >= 1
+            rule = "a whole number of at least 1"
+        case "request_batch_max_wait_ms":
+            fits, rule = is_number and 0 <= value < math.inf, "a number of milliseconds, at least 0"
+        case "step_execution":
+            fits, rule = isinstance(value, bool), "true or false"
+        case _:
+            fits, rule = isinstance(value, str) and value != "", "text, not empty"
+    if not fits:
+        raise SettingRejected(f"{source}: {key} {value!r}: must be {rule}", param=key)
+    return DTYPES[value] if key == "dtype" else value
+
+
+def _by_mode(settings: dict[str, Any], unused: list[str], place: str) -> Deploy:
+    """Settings of the mode that the file asks for, under Carpool's names."""
+    by_steps = settings.pop("step_execution", False)
+    if by_steps:
+        settings["batching_mode"] = "continuous"
+        if "max_num_seqs" in settings:
+            settings["max_running"] = settings.pop("max_num_seqs")
+        if settings.pop("request_batch_max_wait_ms", None) is not None:
+            unused.append(f"{place}.request_batch_max_wait_ms")
+    elif settings.keys() & {"max_num_seqs", "request_batch_max_wait_ms"}:
+        settings["batching_mode"] = "request"
+    return Deploy(settings, tuple(unused))
+
+
+def _mapping(data: Any, where: str) -> dict[str, Any]:
+    """A mapping with text for keys, without what is null: that is as if left out."""
+    if not isinstance(data, Mapping):
+        raise SettingRejected(f"{where} is {data!r:.60}: must be a mapping")
+    for key in data:
+        if not isinstance(key, str):
+            raise SettingRejected(f"{where}: key {key!r}: must be text")
+    return {key: value for key, value in data.items() if value is not None}
+
+
+def _unknown(where: str, key: str, hint: str) -> SettingRejected:
+    return SettingRejected(f"{where}: unknown key {key!r}{hint}", param=key)

@@ -1,0 +1,231 @@
+"""Caps from a batching-config file, as SGLang-Diffusion's users write them.
+
+Rules only tighten: every rule that matches applies, and the smallest cap wins.
+
+    {"schema_version": 1, "rules": [
+        {"model_contains": "Qwen-Image", "resolution": "1024x1024", "max_batch_size": 2}]}
+
+The bare list of rules is read too, and the mapping `{"MODEL|WIDTHxHEIGHT": {...a rule...}}`.
+
+Source: SGLang-Diffusion 0.5.23, batching config of schema version 1.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from carpool.errors import SettingRejected, nearest
+
+Resolution = tuple[int, int]
+"""Width and height, pixels."""
+
+_LARGEST = 1e300  # of numbers; what JSON writes as Infinity is above it
+_SWITCHES = {
+    **dict.fromkeys(("1", "true", "yes", "y", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "n", "off"), False),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One cap, and the servers and requests that it is for; None matches any."""
+
+    max_batch_size: int  # outputs
+    max_cost: float | None = None  # sum over the batch, as `admission.cost` counts
+    model: str | None = None  # the server's model, as it was named at the start
+    model_contains: str | None = None  # a part of that name; case matters
+    resolution: Resolution | None = None  # of the batch's head
+    device_memory_gb_min: float | None = None  # GiB in all, this much included
+    device_memory_gb_max: float | None = None  # likewise
+    offload: bool | None = None  # are weights kept off the device?
+
+    def matches(self, server: "Server", resolution: Resolution | None) -> bool:
+        """Whether the rule is for this server and a head of this size.
+
+        Bounds on a memory that cannot be read do not keep a rule from applying.
+        """
+        gib = server.device_memory_gib
+        low, high = self.device_memory_gb_min, self.device_memory_gb_max
+        return (
+            self.model in (None, server.model)
+            and (self.model_contains or "") in server.model
+            and self.resolution in (None, resolution)
+            and (gib is None or low is None or low <= gib)
+            and (gib is None or high is None or gib <= high)
+            and self.offload in (None, server.is_offloaded)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What rules may ask of the server they are loaded by."""
+
+    model: str
+    device_memory_gib: float | None  # None: it cannot be read
+    is_offloaded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """How large a batch may become. A lone request may be larger."""
+
+    outputs: int
+    cost: float | None = None  # None: no rule says
+
+
+def caps(
+    rules: Sequence[Rule], server: Server, resolution: Resolution | None, user_max: int
+) -> Caps:
+    """The smallest caps of all rules that match.
+
+    Args:
+        rules: from `load_rules`, in any order.
+        server: this one.
+        resolution: of the batch's head; where it is not known, only rules for any size match.
+        user_max: `--batching-max-size`, outputs. No rule can raise it.
+    """
+    matching = [rule for rule in rules if rule.matches(server, resolution)]
+    costs = [rule.max_cost for rule in matching if rule.max_cost is not None]
+    return Caps(
+        outputs=min([user_max, *(rule.max_batch_size for rule in matching)]),
+        cost=min(costs, default=None),
+    )
+
+
+def load_rules(path: Path) -> tuple[Rule, ...]:
+    """Read a batching config.
+
+    Raises:
+        SettingRejected: it cannot be read or breaks a rule; names the key, and the nearest right
+            one where the key is unknown.
+    """
+    source = f"batching config {path}"
+    try:
+        data = json.loads(path.read_bytes(), object_pairs_hook=_without_twins)
+    except (OSError, ValueError) as error:
+        raise SettingRejected(f"{source} cannot be read: {error}") from error
+    return parse_rules(data, source)
+
+
+def parse_rules(data: Any, source: str) -> tuple[Rule, ...]:
+    """Rules from decoded JSON, in one of the three forms; `source` opens every message.
+
+    Raises:
+        SettingRejected: as `load_rules`.
+    """
+    if isinstance(data, dict):
+        version = data.get("schema_version")
+        if version is not None and (isinstance(version, bool) or version != 1):
+            raise _wrong(source, "schema_version", f"{version!r}: must be 1")
+        entries = _listed(data, source) if "rules" in data else _keyed(data, source)
+    elif isinstance(data, list):
+        entries = [(f"{source}: rule {number}", rule) for number, rule in enumerate(data, start=1)]
+    else:
+        raise SettingRejected(
+            f"{source} is {_kind(data)}: must be {{'schema_version': 1, 'rules': [...]}}, a list "
+            "of rules, or a mapping from 'MODEL|WIDTHxHEIGHT' to rules"
+        )
+    if not entries:
+        raise SettingRejected(f"{source} has no rules: leave it out, or write one")
+    return tuple(_rule(given, where) for where, given in entries)
+
+
+def _listed(data: dict[str, Any], source: str) -> list[tuple[str, Any]]:
+    known = ("schema_version", "rules")
+    for key in data:
+        if key not in known:
+            raise _wrong(source, key, f"is not a key of a batching config{nearest(key, known)}")
+    if not isinstance(data["rules"], list):
+        raise _wrong(source, "rules", f"is {_kind(data['rules'])}: must be a list of rules")
+    return [(f"{source}: rule {i}", rule) for i, rule in enumerate(data["rules"], start=1)]
+
+
+def _keyed(data: dict[str, Any], source: str) -> list[tuple[str, Any]]:
+    entries: list[tuple[str, Any]] = []
+    for key, given in data.items():
+        if key == "schema_version":
+            continue
+        if not isinstance(given, dict):
+            hint = nearest(key, ("schema_version", "rules"))
+            raise _wrong(source, key, f"is {_kind(given)}: must be an object, a rule{hint}")
+        model, _, size = key.partition("|")
+        filled = {name: value for name, value in (("model", model), ("resolution", size)) if value}
+        entries.append((f"{source}: rule {key!r}", filled | given))
+    return entries
+
+
+def _rule(given: Any, where: str) -> Rule:
+    known = [*(field.name for field in fields(Rule)), "calibration"]
+    if not isinstance(given, dict):
+        raise SettingRejected(f"{where} is {_kind(given)}: must be an object")
+    for key in given:
+        if key not in known:
+            raise _wrong(where, key, f"is not a key of a rule{nearest(key, known)}")
+    said = {key: value for key, value in given.items() if value is not None}
+    said.pop("calibration", None)  # where the numbers come from: for people
+    if "max_batch_size" not in said:
+        raise _wrong(where, "max_batch_size", "is missing: every rule needs one")
+    if "model" not in said and "model_contains" not in said:
+        raise _wrong(where, "model", "is missing: a rule needs it or model_contains")
+    if "model" in said and "model_contains" in said:
+        raise _wrong(where, "model_contains", "beside model: a rule takes one of them")
+    checked = {key: _value(key, value, where) for key, value in said.items()}
+    low, high = checked.get("device_memory_gb_min"), checked.get("device_memory_gb_max")
+    if low is not None and high is not None and low > high:
+        rule = f"{low:g}: must be at most device_memory_gb_max, {high:g}"
+        raise _wrong(where, "device_memory_gb_min", rule)
+    return Rule(**checked)
+
+
+def _value(key: str, value: Any, where: str) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    match key:
+        case "model" | "model_contains":
+            if isinstance(value, str) and value:
+                return value
+            rule = "text, not empty"
+        case "resolution":
+            if value == "*":
+                return None
+            if isinstance(value, str) and (size := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", value)):
+                return int(size[1]), int(size[2])
+            rule = "WIDTHxHEIGHT, such as 1024x768, or *"
+        case "offload":
+            switch = _SWITCHES.get(str(value).strip().lower())
+            if switch is not None:
+                return switch
+            rule = "true or false"
+        case "max_batch_size":
+            if is_number and isinstance(value, int) and value >= 1:
+                return value
+            rule = "a whole number of at least 1"
+        case "max_cost":
+            if is_number and 0 < value < _LARGEST:
+                return float(value)
+            rule = "a number above 0"
+        case _:
+            if is_number and 0 <= value < _LARGEST:
+                return float(value)
+            rule = "a number of GiB of at least 0"
+    raise _wrong(where, key, f"{value!r}: must be {rule}")
+
+
+def _wrong(where: str, key: str, what: str) -> SettingRejected:
+    return SettingRejected(f"{where}: {key} {what}", param=key)
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "a truth value"}
+    return "null" if value is None else kinds.get(type(value), "a number")
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} stands twice in one object")
+        found[key] = value
+    return found

@@ -1,0 +1,250 @@
+"""The scheduler without a model: the production policies under a virtual clock.
+
+A simulated request goes through its calls as a real one does: text encoders, denoiser step by step,
+decoder. A forward takes what the cost table says. Nothing else is modelled: no Python, no noise.
+"""
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Protocol
+
+from carpool.schedule.cost import Costs
+from carpool.types import Admission, Choice, Kind, Parked, Phase, Waiting
+
+
+class Policy(Protocol):
+    """A scheduling mode, as the engine and the simulator ask it."""
+
+    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission: ...
+
+    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Equal calls of one request, one after the other."""
+
+    kind: Kind
+    phase: Phase
+    key: Hashable
+    call_s: float  # one call, alone on the device
+    rows: int = 1
+    count: int = 1
+
+
+@dataclass(slots=True)
+class Ride:
+    """A simulated request, from its arrival to its end."""
+
+    waiting: Waiting
+    stages: tuple[Stage, ...]
+    label: str = ""  # its class, for the report
+    ended_s: float = inf
+    at: int = 0  # stage
+    done: int = 0  # calls of the stage
+    left_s: float = 0.0
+
+    @property
+    def latency_s(self) -> float:
+        return self.ended_s - self.waiting.arrived_s
+
+    @property
+    def solo_s(self) -> float:
+        return self.waiting.whole_s
+
+    def arrive(self, now_s: float) -> None:
+        """Move the arrival, and the deadline with it."""
+        late_s = now_s - self.waiting.arrived_s
+        deadline_s = self.waiting.deadline_s + late_s
+        self.waiting = replace(self.waiting, arrived_s=now_s, deadline_s=deadline_s)
+
+
+@dataclass(slots=True)
+class Result:
+    """What a simulation came to."""
+
+    rides: list[Ride]  # in the order of their arrivals
+    ended_s: float = 0.0
+    forwards: int = 0  # of denoising
+    rows: int = 0  # of those forwards
+    batches: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # if asked for
+
+
+@dataclass(slots=True)
+class Worker:
+    """One device with its policy and its line."""
+
+    policy: Policy
+    costs: Costs
+    max_rows: Mapping[Phase, int]
+    is_traced: bool = False
+    line: list[Ride] = field(default_factory=list)
+    waiting: list[Waiting] = field(default_factory=list)  # of the line
+    waiting_s: float = 0.0  # its work
+    aboard: dict[int, Ride] = field(default_factory=dict)
+    parked: dict[int, Parked] = field(default_factory=dict)
+    orders: int = 0
+    result: Result = field(default_factory=lambda: Result([]))
+
+    @property
+    def work_s(self) -> float:
+        """Predicted work, waiting and aboard."""
+        return self.waiting_s + sum(ride.left_s for ride in self.aboard.values())
+
+    def put(self, ride: Ride) -> None:
+        self.line.append(ride)
+        self.waiting.append(ride.waiting)
+        self.waiting_s += ride.solo_s
+
+    def turn(self, now_s: float) -> tuple[float, float]:
+        """Make one turn. Gives its seconds, or 0 and when to ask again."""
+        wake_s = inf
+        if self.line:
+            admission = self.policy.admit(self.waiting, len(self.aboard), now_s)
+            wake_s = admission.wake_s
+            for request in sorted(admission.requests):
+                self._board(request)
+        choice = self.policy.choose(list(self.parked.values()), self.waiting_s, now_s)
+        if not choice.calls:
+            return 0.0, wake_s
+        leader, rows = choice.calls[0], sum(call.rows for call in choice.calls)
+        seconds = self.costs.seconds(leader.kind, rows)
+        if leader.phase == "denoise":
+            self.result.forwards += 1
+            self.result.rows += rows
+        if self.is_traced:
+            names = tuple(sorted(call.request for call in choice.calls))
+            self.result.batches.append((leader.phase, names))
+        for call in sorted(choice.calls, key=lambda call: call.request):
+            self._advance(self.aboard[call.request], now_s + seconds)
+        return seconds, inf
+
+    def _board(self, request: int) -> None:
+        place = 0
+        if self.waiting[0].request != request:  # the line is in the order of numbers
+            place = bisect_left(self.waiting, request, key=lambda waiting: waiting.request)
+        ride = self.line.pop(place)
+        del self.waiting[place]
+        self.waiting_s -= ride.solo_s
+        ride.left_s = ride.solo_s
+        self.aboard[request] = ride
+        self._park(ride)
+
+    def _advance(self, ride: Ride, now_s: float) -> None:
+        stage = ride.stages[ride.at]
+        ride.left_s -= stage.call_s
+        ride.done += 1
+        if ride.done == stage.count:
+            ride.at, ride.done = ride.at + 1, 0
+        if ride.at < len(ride.stages):
+            self._park(ride)
+        else:
+            ride.ended_s = now_s
+            self.result.rides.append(ride)
+            del self.aboard[ride.waiting.request], self.parked[ride.waiting.request]
+
+    def _park(self, ride: Ride) -> None:
+        stage, waiting = ride.stages[ride.at], ride.waiting
+        self.orders += 1
+        self.parked[waiting.request] = Parked(
+            self.orders,
+            waiting.request,
+            stage.key,
+            stage.rows,
+            self.max_rows[stage.phase],
+            stage.phase,
+            stage.kind,
+            waiting.arrived_s,
+            ride.left_s,
+            waiting.whole_s,
+            waiting.deadline_s,
+            waiting.priority,
+            waiting.tenant,
+        )
+
+
+Route = Callable[[Ride, Sequence[Worker]], int]
+"""Which worker gets a request: its place among them."""
+
+
+def simulate(
+    rides: Iterable[Ride], workers: Sequence[Worker], route: Route, *, clients: int | None = None
+) -> Result:
+    """Let requests arrive and give the whole story.
+
+    Args:
+        rides: in the order of their arrivals, numbered upwards; may be a generator.
+        workers: one or several devices, each with a policy of its own.
+        clients: who ask again as soon as they are answered, one request at a time; the arrivals
+            of the rides are then those moments. None: requests come when they say.
+    """
+    coming = iter(rides)
+    ride = next(coming, None)
+    asking = [0.0] * (clients or 0)  # when a client asks next; a heap
+    free: list[tuple[float, int]] = [(0.0, n) for n in range(len(workers))]  # idle or busy until
+    asleep: dict[int, float] = {}  # workers without work, and when they want to be asked again
+
+    def due_s() -> float:
+        if ride is None:
+            return inf
+        if clients is None:
+            return ride.waiting.arrived_s
+        return asking[0] if asking else inf
+
+    now_s = 0.0
+    while True:
+        next_turn = free[0][0] if free else inf
+        now_s = max(now_s, min(next_turn, due_s(), min(asleep.values(), default=inf)))
+        if now_s == inf:
+            break
+        while ride is not None and due_s() <= now_s:
+            if clients is not None:
+                ride.arrive(heapq.heappop(asking))
+            number = route(ride, workers)
+            workers[number].put(ride)
+            if asleep.pop(number, None) is not None:
+                heapq.heappush(free, (now_s, number))
+            ride = next(coming, None)
+        for number in [n for n, wake_s in asleep.items() if wake_s <= now_s]:
+            del asleep[number]
+            heapq.heappush(free, (now_s, number))
+        if free and free[0][0] <= now_s:
+            _, number = heapq.heappop(free)
+            ended = workers[number].result.rides
+            before = len(ended)
+            seconds, wake_s = workers[number].turn(now_s)
+            if seconds:
+                heapq.heappush(free, (now_s + seconds, number))
+            else:
+                asleep[number] = wake_s
+            if clients is not None:
+                for one in ended[before:]:
+                    heapq.heappush(asking, one.ended_s)
+    results = [worker.result for worker in workers]
+    everybody = sorted(
+        (one for result in results for one in result.rides), key=lambda one: one.waiting.request
+    )
+    return Result(
+        everybody,
+        max((one.ended_s for one in everybody), default=0.0),
+        sum(result.forwards for result in results),
+        sum(result.rows for result in results),
+        [batch for result in results for batch in result.batches],
+    )
+
+
+def least_work(ride: Ride, workers: Sequence[Worker]) -> int:
+    """The worker with the least predicted work; of equals the first."""
+    work = [worker.work_s for worker in workers]
+    return work.index(min(work))
+
+
+def in_turn(ride: Ride, workers: Sequence[Worker]) -> int:
+    """One worker after the other, whatever they have to do."""
+    return ride.waiting.request % len(workers)
+
+
+ROUTES: dict[str, Route] = {"least-work": least_work, "in-turn": in_turn}

@@ -1,0 +1,176 @@
+"""Cost tables that come with the simulator: seconds of a forward by rows.
+
+Each is one denoiser at one size: measured points, what rows gain where the device saturates, or
+the longer of copying weights and computing. Encoding and decoding take what their FLOPs say.
+Assumed, not measured: half of an encoding is fixed and half goes with the rows, as prompts are
+short; decoding is all by rows, as pictures are not.
+
+Sources: Qwen-Image at 512 px on H200, seconds a step: measured, SGLang issue 22183. The others:
+FLOPs counted with PyTorch's FlopCounterMode over the published configs, 790 TFLOP/s and 4.3 TB/s
+as measured on one H200, 7 us of eager dispatch for each operation, and for the 24 GB card
+165 TFLOP/s and weights over PCIe at 25 GB/s, copied while computing. They are estimates.
+"""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from carpool.errors import InvalidValue
+from carpool.schedule.cost import Costs, Curve
+from carpool.types import Kind, Phase
+
+WIDEST: Mapping[Phase, int] = {
+    "encode": 16,
+    "denoise": 16,
+    "decode": 4,
+}  # rows of a forward, by phase
+ENCODE_FIXED = 0.5  # of an encoding's seconds do not grow with its rows
+
+
+_kind = cache(Kind)  # always the same object: found faster
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What the stages of one model cost at one size."""
+
+    name: str
+    steps: int  # usual
+    denoise_s: Mapping[int, float]  # a denoising step, by requests that share it
+    encode_s: float
+    decode_s: float
+    is_streamed: bool = False  # weights do not fit, and are copied for every forward
+
+    @property
+    def model(self) -> str:
+        return self.name.partition("-")[0]
+
+    @property
+    def side_px(self) -> int:
+        """Of a square picture; 0 where nobody knows."""
+        return next((int(word) for word in self.name.split("-") if word.isdecimal()), 0)
+
+    def kind(self, phase: Phase) -> Kind:
+        return _kind(phase, 0 if phase == "encode" else self.side_px**2, self.name)
+
+    def costs(self) -> dict[Kind, Curve]:
+        widest = WIDEST["encode"]
+        encoded_s = self.encode_s * (ENCODE_FIXED + (1 - ENCODE_FIXED) * widest)
+        return {
+            self.kind("encode"): Curve({1: self.encode_s, widest: encoded_s}),
+            self.kind("denoise"): Curve(self.denoise_s),
+            self.kind("decode"): Curve({n: n * self.decode_s for n in (1, WIDEST["decode"])}),
+        }
+
+
+def _saturating(first_s: float, gains: Mapping[int, float]) -> dict[int, float]:
+    """Seconds by rows, from the seconds of one and what rows gain together."""
+    return {1: first_s, **{rows: rows * first_s / gain for rows, gain in gains.items()}}
+
+
+def _streamed(copy_s: float, row_s: float) -> dict[int, float]:
+    """Seconds by rows where weights are copied while rows are computed."""
+    return {rows: max(copy_s, rows * row_s) for rows in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)}
+
+
+TABLES = {
+    table.name: table
+    for table in (
+        Table(
+            "flux-512", 28, _saturating(0.0433, {2: 1.12, 4: 1.19, 8: 1.24, 16: 1.24}), 0.009, 0.004
+        ),
+        Table(
+            "flux-1024", 28, _saturating(0.129, {2: 1.03, 4: 1.05, 8: 1.07, 16: 1.08}), 0.009, 0.018
+        ),
+        Table(
+            "qwen-512",
+            50,
+            {1: 0.167, 2: 0.183, 3: 0.186, 4: 0.240, 8: 0.425, 16: 0.832},
+            0.020,
+            0.005,
+        ),
+        Table("qwen-1024", 50, {1: 0.243, 2: 0.474, 3: 0.711, 16: 3.75}, 0.020, 0.020),
+        Table(
+            "zimage-turbo-512",
+            8,
+            _saturating(0.0274, {2: 1.08, 4: 1.16, 8: 1.21, 16: 1.24}),
+            0.010,
+            0.004,
+        ),
+        Table(
+            "zimage-turbo-1024",
+            8,
+            _saturating(0.0926, {2: 1.01, 4: 1.04, 8: 1.04, 16: 1.04}),
+            0.010,
+            0.018,
+        ),
+        Table(
+            "sana-512", 20, _saturating(0.0107, {2: 2.0, 4: 3.54, 8: 3.76, 16: 3.9}), 0.004, 0.004
+        ),
+        Table("sana-1024", 20, _saturating(0.0107, {2: 1.12, 4: 1.18, 8: 1.25}), 0.004, 0.015),
+        Table("flux-512-streamed", 28, _streamed(0.952, 0.130), 0.4, 0.03, is_streamed=True),
+        Table("qwen-512-streamed", 50, _streamed(3.27, 0.202), 0.6, 0.03, is_streamed=True),
+    )
+}
+
+
+def table(name: str) -> Table:
+    """A built-in table.
+
+    Raises:
+        InvalidValue: there is none of this name.
+    """
+    if name not in TABLES:
+        raise InvalidValue(f"table {name!r}: must be of {', '.join(TABLES)}")
+    return TABLES[name]
+
+
+def siblings(table: Table) -> list[Table]:
+    """The table and those of the same model at other sizes, its own first."""
+    others = [
+        one
+        for one in TABLES.values()
+        if one.model == table.model and one.is_streamed == table.is_streamed and one != table
+    ]
+    return [table, *others]
+
+
+def learned(costs: Costs, *, steps: int) -> dict[str, Table]:
+    """Tables of what an engine learned from its own forwards: one for each size of its denoiser.
+
+    What encodes and decodes is taken at the middle of the sizes that were seen.
+
+    Args:
+        steps: usual ones; an engine does not know.
+
+    Raises:
+        InvalidValue: nothing was learned about denoising.
+    """
+    sides: dict[str, dict[str, list[float]]] = {"encode": {}, "decode": {}}
+    denoisers: dict[Kind, Curve] = {}
+    for kind, curve in costs:
+        component, _, method = kind.name.partition(".")
+        phase = phase_of(component, method)
+        if phase == "denoise":
+            denoisers[kind] = curve
+        else:
+            sides[phase].setdefault(kind.name, []).append(curve.seconds(1))
+    if not denoisers:
+        raise InvalidValue("the costs have no denoiser: let the server draw something first")
+    encode_s, decode_s = (
+        sum(map(statistics.median, sides[phase].values())) for phase in ("encode", "decode")
+    )
+    return {
+        str(kind): Table(str(kind), steps, curve.measured, encode_s, decode_s)
+        for kind, curve in denoisers.items()
+    }
+
+
+def phase_of(component: str, method: str) -> Phase:
+    """What a method of this component does for a request, by diffusers' naming habits."""
+    if method == "decode" or component in ("vocoder", "safety_checker"):
+        return "decode"
+    if method in ("encode", "generate") or "encoder" in component or component == "connectors":
+        return "encode"
+    return "denoise"
