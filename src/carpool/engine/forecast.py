@@ -102,8 +102,10 @@ class Forecast:
 
     def _note_step(self, rider: Rider, kind: Kind, rows: int) -> None:
         self._last_step_call = self._step_calls[_size(rider.job)] = kind, rows
-        if rider.step:
-            self._calls_a_step += 0.1 * (rider.denoiser_calls / rider.step - self._calls_a_step)
+        if rider.step > rider.counted_step:  # it parked for the first time in this step
+            calls = (rider.denoiser_calls - 1) / rider.step
+            self._calls_a_step += 0.5 * (calls - self._calls_a_step)
+            rider.counted_step = rider.step
 
 
 def _size(job: Job) -> Hashable:

@@ -266,7 +266,7 @@ class Engine:
 
     def _resume(self, rider: Rider, answer: Any) -> None:
         assert rider.fiber is not None
-        rider.ready = None
+        rider.ready = rider.parked = None
         if isinstance(answer, Failure):
             state = self._in_fiber(partial(rider.fiber.fail, answer.error))
         else:
@@ -336,7 +336,9 @@ class Engine:
         if row_bytes := decode_bytes(ready.call):
             most = max(1, min(most, int(self.settings.max_decode_gib * 2**30 // row_bytes)))
         cap = self._widths.cap(ready.key, most)
-        return self._forecast.parked(rider, ready, cap)
+        if rider.parked is None or rider.parked.max_rows != cap:
+            rider.parked = self._forecast.parked(rider, ready, cap)
+        return rider.parked
 
     def _end_unwanted(self) -> None:
         for rider, error in self._line.unwanted(self._riders.values()):

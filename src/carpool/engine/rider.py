@@ -52,6 +52,7 @@ class Rider:
     step: int = 0
     steps: int = 0
     denoiser_calls: int = 0
+    counted_step: int = 0  # the last of which it was counted how many calls it took
     _spent: dict[Phase, float] = field(default_factory=dict)
     _phase_since_s: float = 0.0
 

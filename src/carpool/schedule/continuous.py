@@ -156,7 +156,7 @@ class Continuous:
             backlog: work in the house, in requests like these.
         """
         curve = self.costs.curve(line[0].kind)
-        most, tried = line[0].max_rows, curve.widest()
+        most = line[0].max_rows
         best, best_s, rows, why = 1, inf, 0, "nobody"
         rate = 0.0  # calls a second
         for n, call in enumerate(line, 1):
@@ -164,7 +164,7 @@ class Continuous:
             if n > 1 and rows > most:
                 why = "cap"
                 break
-            if n > 1 and rows > max(tried, 2 * line[0].rows):
+            if n > 1 and not curve.may_try(rows, call.rows):
                 why = "untried"
                 break
             seconds = curve.seconds(rows)

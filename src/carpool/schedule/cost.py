@@ -31,7 +31,7 @@ class Curve:
         }
         self._table: list[float] | None = None  # seconds by rows, up to a little beyond
         self._speedups: dict[int, float] = {}  # by the most rows
-        self._widest = 0  # 0: not known
+        self._widest = self._known = 0  # 0: not known
 
     @property
     def is_empty(self) -> bool:
@@ -52,7 +52,7 @@ class Curve:
             seen.append(seconds)
             self._table = None
             self._speedups.clear()
-            self._widest = 0
+            self._widest = self._known = 0
 
     def seconds(self, rows: int) -> float:
         """How long a forward of so many rows is likely to take."""
@@ -76,9 +76,17 @@ class Curve:
     def widest(self) -> int:
         """The widest forward that is worth trying: one step beyond what was measured."""
         if not self._widest:
-            known = max((n for n, seen in self._seen.items() if len(seen) >= TRUSTED), default=0)
-            self._widest = next((step for step in STEPS if step > known), known + 16)
+            self._known = max((n for n, s in self._seen.items() if len(s) >= TRUSTED), default=0)
+            self._widest = next((s for s in STEPS if s > self._known), self._known + 16)
         return self._widest
+
+    def may_try(self, rows: int, more: int) -> bool:
+        """Whether a forward of so many rows is no wider than is worth trying.
+
+        Args:
+            more: of them, those that the last call adds: they are a step, too.
+        """
+        return rows <= max(self.widest(), self._known + more if self._known else 0)
 
     def _tabulate(self) -> list[float]:
         points = self.measured

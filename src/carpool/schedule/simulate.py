@@ -99,8 +99,8 @@ class Worker:
         self.waiting.append(ride.waiting)
         self.waiting_s += ride.solo_s
 
-    def turn(self, now_s: float) -> tuple[float, float]:
-        """Make one turn. Gives its seconds, or 0 and when to ask again."""
+    def turn(self, now_s: float) -> tuple[bool, float]:
+        """Make one turn. Says whether something ran, and when to ask again."""
         wake_s = inf
         if self.line:
             admission = self.policy.admit(self.waiting, len(self.aboard), now_s)
@@ -109,9 +109,9 @@ class Worker:
                 self._board(request)
         choice = self.policy.choose(list(self.parked.values()), self.waiting_s, now_s)
         if not choice.calls:
-            return 0.0, wake_s
+            return False, wake_s
         leader, rows = choice.calls[0], sum(call.rows for call in choice.calls)
-        seconds = self.costs.seconds(leader.kind, rows)
+        ends_s = now_s + self.costs.seconds(leader.kind, rows)
         if leader.phase == "denoise":
             self.result.forwards += 1
             self.result.rows += rows
@@ -119,8 +119,8 @@ class Worker:
             names = tuple(sorted(call.request for call in choice.calls))
             self.result.batches.append((leader.phase, names))
         for call in sorted(choice.calls, key=lambda call: call.request):
-            self._advance(self.aboard[call.request], now_s + seconds)
-        return seconds, inf
+            self._advance(self.aboard[call.request], ends_s)
+        return True, ends_s
 
     def _board(self, request: int) -> None:
         place = 0
@@ -215,11 +215,11 @@ def simulate(
             _, number = heapq.heappop(free)
             ended = workers[number].result.rides
             before = len(ended)
-            seconds, wake_s = workers[number].turn(now_s)
-            if seconds:
-                heapq.heappush(free, (now_s + seconds, number))
+            has_run, next_s = workers[number].turn(now_s)
+            if has_run:
+                heapq.heappush(free, (next_s, number))
             else:
-                asleep[number] = wake_s
+                asleep[number] = next_s
             if clients is not None:
                 for one in ended[before:]:
                     heapq.heappush(asking, one.ended_s)

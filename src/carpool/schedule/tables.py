@@ -52,7 +52,9 @@ class Table:
         return next((int(word) for word in self.name.split("-") if word.isdecimal()), 0)
 
     def kind(self, phase: Phase) -> Kind:
-        return _kind(phase, 0 if phase == "encode" else self.side_px**2, self.name)
+        if phase == "encode":  # sizes share it
+            return _kind(phase, 0, self.model)
+        return _kind(phase, self.side_px**2, self.name)
 
     def costs(self) -> dict[Kind, Curve]:
         widest = WIDEST["encode"]
