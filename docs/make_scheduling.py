@@ -1,0 +1,175 @@
+"""Play every mode on every built-in table and mix, write `docs/scheduling.md`, hold the promise up.
+
+usage: make simulate    (exits with 1 if the promise is broken, and says where)
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+from carpool.bench.plot import draw_points
+from carpool.config import BatchingMode
+from carpool.schedule.findings import (
+    GOODPUT_LOAD,
+    LEAST_GOODPUT,
+    MOST_MEAN,
+    MOST_P99,
+    Point,
+    Verdict,
+    comparison,
+    verdicts,
+)
+from carpool.schedule.study import MIXES, Comparison, Model, compare, mix, play
+from carpool.schedule.tables import TABLES, Table, siblings
+from carpool.workload import bursts, generators, plan
+
+PAGE = Path(__file__).parent / "scheduling.md"
+LOADS = (0.1, 0.3, 0.6, 0.9, 1.2, 2.0, 3.0)
+SEEDS = (0, 1)
+COUNT = 1000
+FUSING_PAYS = ("flux-512-streamed", "qwen-512-streamed", "sana-512")
+DRAWN = ("uniform", "steps")
+
+KNOWN: dict[tuple[str, str], str] = {}
+"""Where the promise cannot be kept, and why: by table and mix."""
+
+INTRODUCTION = """\
+# Scheduling
+
+Made by `make simulate`; do not edit. The modes are the very functions that serve; only the device
+is simulated: a forward takes what a cost table says, and nothing else takes any time. The tables
+are in `src/carpool/schedule/tables.py`, with their sources; most are estimates.
+
+| mode | what it does |
+| --- | --- |
+| `off` | one request after the other |
+| `dynamic` | batches of at most 8 at admission, of requests equal but for prompt and seed, 5 ms of delay |
+| `request` | waves of at most 8 at admission, of equal neighbours in line, 20 ms of wait |
+| `continuous` | any calls share any forward, as wide as is worth it, chosen anew at every forward |
+
+`uniform` is the model's usual number of steps; `steps` mixes 8, 20 and 50 of them with three
+guidance values; `sizes` mixes 512 and 1024 px; in `tenants` every tenth request has priority 5.
+Load 1 is what the device can do if every denoising step is as wide as is fastest. Arrivals are
+random (Poisson), {count} requests for each of {seeds} seeds. *In time* is within 5 times the
+request's latency alone. One table by hand: `carpool simulate --table sana-512 --mix steps --compare
+off,dynamic,request,continuous --output plot.png`.
+
+## The promise
+
+At every load `continuous` has a mean latency at most {mean:g} times and a p99 at most {p99:g} times
+the best of the other three. At load {load:g} on {tables}, mix `steps`, it serves at least
+{goodput:g} times as many requests in time as `dynamic` and as `request`.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=COUNT, help="requests for each seed")
+    parser.add_argument("--output", type=Path, default=PAGE)
+    arguments = parser.parse_args()
+    began_s = time.process_time()
+    points: list[Point] = []
+    for table, name in studies():
+        tables = siblings(table)
+        wanted = Comparison(
+            name, mix(name, tables), get_args(BatchingMode), LOADS, SEEDS, arguments.count
+        )
+        found = list(compare(Model(tables), wanted))
+        points += found
+        for verdict in verdicts(found, FUSING_PAYS):
+            print(verdict, flush=True)
+    took_s = time.process_time() - began_s
+    pictures = draw(points, arguments.output.parent)
+    found = verdicts(points, FUSING_PAYS)
+    text = "\n".join(page(points, found, pictures, arguments.count, took_s, speed()))
+    arguments.output.write_text(text + "\n", encoding="utf-8")
+    unknown = [one for one in found if one.broken and (one.table, one.mix) not in KNOWN]
+    for verdict in unknown:
+        print(f"broken: {verdict}", file=sys.stderr)
+    sys.exit(bool(unknown))
+
+
+def studies() -> Iterator[tuple[Table, str]]:
+    """Every table with every mix; a pair of sizes once, under the smaller."""
+    for table in TABLES.values():
+        for name in MIXES:
+            if name != "sizes" or (len(siblings(table)) > 1 and table.side_px == 512):
+                yield table, name
+
+
+def speed() -> float:
+    """Seconds of one core for 20,000 requests of 28 steps."""
+    model = Model([TABLES["flux-512"]])
+    when, what = generators(0)
+    asked = mix("uniform", model.tables)
+    times = bursts(GOODPUT_LOAD * model.capacity_qps(asked), when, size=1)
+    arrivals = plan(times, asked, what, count=20_000)
+    began_s = time.process_time()
+    play(model, arrivals, "continuous")
+    return time.process_time() - began_s
+
+
+def draw(points: Sequence[Point], folder: Path) -> dict[str, str]:
+    """A picture for each mix of `DRAWN`, a row for each table; their names by mix."""
+    pictures = {}
+    for name in DRAWN:
+        rows = [
+            (table, [point for point in points if (point.table, point.mix) == (table, name)])
+            for table in TABLES
+        ]
+        pictures[name] = f"scheduling-{name}.png"
+        draw_points(rows, folder / pictures[name])
+    return pictures
+
+
+def page(
+    points: Sequence[Point],
+    found: Sequence[Verdict],
+    pictures: dict[str, str],
+    count: int,
+    took_s: float,
+    speed_s: float,
+) -> Iterator[str]:
+    """The whole page, by lines."""
+    yield INTRODUCTION.format(
+        count=f"{count:,}",
+        seeds=len(SEEDS),
+        mean=MOST_MEAN,
+        p99=MOST_P99,
+        load=GOODPUT_LOAD,
+        goodput=LEAST_GOODPUT,
+        tables=", ".join(f"`{name}`" for name in FUSING_PAYS),
+    )
+    kept = sum(not one.broken for one in found)
+    yield f"Kept at {kept} of {len(found)} points. The table has the worst of each table and mix"
+    yield "over all loads, as multiples of the best of the others; goodput where it is promised."
+    yield ""
+    yield "| table | mix | mean | p99 | goodput | broken at |"
+    yield "| --- | --- | ---: | ---: | ---: | --- |"
+    groups: dict[tuple[str, str], list[Verdict]] = {}
+    for one in found:
+        groups.setdefault((one.table, one.mix), []).append(one)
+    for (table, name), ones in groups.items():
+        promised = [f"{one.goodput:.2f}" for one in ones if one.must_fuse]
+        broken = "; ".join(f"load {o.load:g}: {', '.join(o.broken)}" for o in ones if o.broken)
+        worst_mean, worst_p99 = max(one.mean for one in ones), max(one.p99 for one in ones)
+        cells = [table, name, f"{worst_mean:.3f}", f"{worst_p99:.3f}", "".join(promised), broken]
+        yield f"| {' | '.join(cells)} |"
+    for (table, name), why in KNOWN.items():
+        yield f"\n`{table}`, `{name}`: {why}"
+    yield "\n## Pictures"
+    for name, picture in pictures.items():
+        yield f"\n![Latency and requests in time over load, mix {name}]({picture})"
+    yield "\n## Numbers"
+    yield f"\nThe study took {took_s:.0f} s of one core; 20,000 requests of 28 steps on `flux-512`"
+    yield f"in `continuous` at load {GOODPUT_LOAD:g} take {speed_s:.1f} s."
+    for table, name in groups:
+        yield f"\n### {table}, {name}\n"
+        yield comparison([p for p in points if (p.table, p.mix) == (table, name)])
+
+
+if __name__ == "__main__":
+    main()
