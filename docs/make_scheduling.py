@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
+import click
+
 from carpool.bench.plot import draw_points
 from carpool.config import BatchingMode
 from carpool.schedule.findings import (
@@ -29,7 +31,7 @@ from carpool.workload import bursts, generators, plan
 PAGE = Path(__file__).parent / "scheduling.md"
 LOADS = (0.1, 0.3, 0.6, 0.9, 1.2, 2.0, 3.0)
 SEEDS = (0, 1)
-COUNT = 1000
+COUNT = 600
 FUSING_PAYS = ("flux-512-streamed", "qwen-512-streamed", "sana-512")
 DRAWN = ("uniform", "steps")
 
@@ -46,8 +48,8 @@ are in `src/carpool/schedule/tables.py`, with their sources; most are estimates.
 | mode | what it does |
 | --- | --- |
 | `off` | one request after the other |
-| `dynamic` | batches of at most 8 at admission, of requests equal but for prompt and seed, 5 ms of delay |
-| `request` | waves of at most 8 at admission, of equal neighbours in line, 20 ms of wait |
+| `dynamic` | batches of 8 at admission, of requests equal but for prompt and seed, 5 ms of delay |
+| `request` | waves of 8 at admission, of equal neighbours in line, 20 ms of wait |
 | `continuous` | any calls share any forward, as wide as is worth it, chosen anew at every forward |
 
 `uniform` is the model's usual number of steps; `steps` mixes 8, 20 and 50 of them with three
@@ -60,8 +62,8 @@ off,dynamic,request,continuous --output plot.png`.
 ## The promise
 
 At every load `continuous` has a mean latency at most {mean:g} times and a p99 at most {p99:g} times
-the best of the other three. At load {load:g} on {tables}, mix `steps`, it serves at least
-{goodput:g} times as many requests in time as `dynamic` and as `request`.
+the best of the other three. At load {load:g} of mix `steps` it serves at least {goodput:g} times
+as many requests in time as `dynamic` and as `request`, on {tables}.
 """
 
 
@@ -77,10 +79,10 @@ def main() -> None:
         wanted = Comparison(
             name, mix(name, tables), get_args(BatchingMode), LOADS, SEEDS, arguments.count
         )
-        found = list(compare(Model(tables), wanted))
-        points += found
-        for verdict in verdicts(found, FUSING_PAYS):
-            print(verdict, flush=True)
+        more = list(compare(Model(tables), wanted))
+        points += more
+        for verdict in verdicts(more, FUSING_PAYS):
+            click.echo(verdict)
     took_s = time.process_time() - began_s
     pictures = draw(points, arguments.output.parent)
     found = verdicts(points, FUSING_PAYS)
@@ -88,7 +90,7 @@ def main() -> None:
     arguments.output.write_text(text + "\n", encoding="utf-8")
     unknown = [one for one in found if one.broken and (one.table, one.mix) not in KNOWN]
     for verdict in unknown:
-        print(f"broken: {verdict}", file=sys.stderr)
+        click.echo(f"broken: {verdict}", err=True)
     sys.exit(bool(unknown))
 
 

@@ -1,7 +1,9 @@
 """What all tests share: one thread, no network, the same examples at every run."""
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -16,6 +18,15 @@ torchvision_cpu.install()
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def nothing_learned_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines begin without costs, and leave none in the user's cache folder."""
+    if "carpool.engine.learned" in sys.modules:
+        from carpool.engine.learned import Table
+
+        monkeypatch.setattr(Table, "_default", lambda self: tmp_path / "costs.json")
 
 
 @pytest.fixture(scope="module")

@@ -182,6 +182,7 @@ def starting(*flags: str, model: str = MODEL) -> Iterator[Server]:
     environ |= {MARK: mark, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        environ |= {"CARPOOL_COST_TABLE": str(folder / "costs.json")}
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-m", "carpool.cli", "serve", model, "--port", "0", *flags],

@@ -50,6 +50,7 @@ def test_a_broken_table_begins_anew(tmp_path: Path, content: str) -> None:
 def test_a_table_lies_in_the_cache_folder_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.undo()  # the tests' own place
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     table().keep()

@@ -65,7 +65,8 @@ def test_48_requests_at_once_each_get_their_own_right_picture_as_if_alone() -> N
     assert not any(shows(pictures[i], str(asked[i - 1].prompt)) for i in range(48))
     denoise = [f for f in forwards if f["component"] == "transformer"]
     mean = sum(f["requests"] * f["count"] for f in denoise) / sum(f["count"] for f in denoise)
-    assert mean > 6
+    assert max(f["requests"] for f in denoise) == 8  # the default's widest
+    assert mean > 4  # it begins at one, and learns
 
 
 def to_picture(tensor: torch.Tensor) -> Image.Image:
