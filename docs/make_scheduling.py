@@ -54,7 +54,8 @@ are in `src/carpool/schedule/tables.py`, with their sources; most are estimates.
 
 `uniform` is the model's usual number of steps; `steps` mixes 8, 20 and 50 of them with three
 guidance values; `sizes` mixes 512 and 1024 px; in `tenants` every tenth request has priority 5.
-Load 1 is what the device can do if every denoising step is as wide as is fastest. Arrivals are
+Load 1 is what the device can do if every denoising step is as wide as is fastest; none is wider
+than 8 requests, in any mode. Arrivals are
 random (Poisson), {count} requests for each of {seeds} seeds. *In time* is within 5 times the
 request's latency alone. One table by hand: `carpool simulate --table sana-512 --mix steps --compare
 off,dynamic,request,continuous --output plot.png`.

@@ -103,10 +103,39 @@ def test_nobody_parked_is_no_forward() -> None:
 
 
 def test_the_shorter_request_leads_unless_the_longer_came_long_before() -> None:
-    long = step(1, 1, LARGE)
+    long = step(1, 1)
 
-    assert chosen(Continuous(SLOW), long, step(2, 2, arrived_s=1.0)) == [2]
-    assert chosen(Continuous(SLOW), long, step(2, 2, arrived_s=9.0)) == [1]
+    assert chosen(Continuous(SLOW), long, step(2, 2, left=1, arrived_s=0.5)) == [2]
+    assert chosen(Continuous(SLOW), long, step(2, 2, left=1, arrived_s=2.0)) == [1]
+
+
+def test_of_two_sizes_the_one_whose_requests_end_at_the_higher_rate_leads() -> None:
+    large, small = step(1, 1, LARGE), [step(n, n, arrived_s=1.0) for n in (2, 3)]
+
+    assert chosen(Continuous(FREE), large, *small) == [2, 3]
+    assert chosen(Continuous(FREE), large, *(replace(c, arrived_s=90.0) for c in small)) == [1]
+
+
+def test_who_began_together_goes_on_and_nobody_of_much_work_comes_between() -> None:
+    policy = Continuous(SLOW)
+    assert chosen(policy, step(1, 1, LARGE)) == [1]
+    begun = step(2, 1, LARGE, left=3)
+
+    assert chosen(policy, begun, step(3, 2, LARGE, left=2, arrived_s=-9.0)) == [1]
+    assert chosen(policy, begun, step(3, 2, left=4, arrived_s=-9.0)) == [2]
+
+
+def test_who_makes_a_forward_much_slower_does_not_join_it_while_another_size_waits() -> None:
+    some = Costs({SMALL: Curve({1: 1.0, 2: 1.7}), LARGE: Curve({1: 4.0})})
+    others = [step(n, n, arrived_s=1.0) for n in range(2, 9)]
+
+    def joined(*waiting: Parked) -> list[int]:
+        policy = Continuous(some)
+        policy.choose([step(1, 1)], 0.0, 0.0)
+        return chosen(policy, step(10, 1, left=3), *waiting)
+
+    assert len(joined(*others)) == 2
+    assert joined(*others, step(20, 20, LARGE, arrived_s=9.0)) == [1]
 
 
 def test_a_deadline_that_presses_goes_first_the_one_with_the_least_slack_before_others() -> None:
@@ -342,3 +371,13 @@ def test_tenants_with_full_lines_are_served_by_their_weights(kinds: tuple[Kind, 
         for call in choice.calls:
             served_s[call.tenant] += SLOW.seconds(call.kind, 1)
     assert served_s["a"] / served_s["b"] == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_tenant_who_was_away_has_saved_nothing_up() -> None:
+    policy = Continuous(SLOW, fair_share={})
+    always_full(policy, {("a", SMALL): 5}, turns=500)
+
+    choices = always_full(policy, {("a", SMALL): 5, ("b", SMALL): 5}, turns=100)
+
+    served = Counter(call.tenant for choice in choices for call in choice.calls)
+    assert served["a"] == pytest.approx(served["b"], rel=0.1)

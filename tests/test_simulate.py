@@ -140,7 +140,7 @@ def test_sizes_have_kinds_and_keys_of_their_own_but_share_encoders() -> None:
 def test_capacity_is_the_rate_at_the_best_width_over_the_whole_mix() -> None:
     many = Mix([Setting({"num_inference_steps": 1}), Setting({"num_inference_steps": 3}, weight=3)])
 
-    assert Model([FREE]).capacity_qps(Mix([Setting()])) == pytest.approx(1 / (1 + 4 / 16))
+    assert Model([FREE]).capacity_qps(Mix([Setting()])) == pytest.approx(1 / (1 + 4 / 8))
     assert Model([SLOW]).capacity_qps(many) == pytest.approx(1 / (1 + 2.5))
 
 

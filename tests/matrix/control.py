@@ -48,6 +48,7 @@ CASES = [
     ),
     Case(
         name="flux-controlnet",
+        is_fast=True,
         family="flux_control",
         task="controlnet",
         common={"controlnet_conditioning_scale": 0.7},

@@ -114,6 +114,7 @@ CASES = [
     ),
     Case(
         name="flux2-klein-kv-edit",
+        is_fast=True,
         family="flux2_klein_kv",
         task="edit",
         requests=_with_images(PLAIN, IMAGES),

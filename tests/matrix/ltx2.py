@@ -65,6 +65,7 @@ FUSES = {
 CASES = [
     Case(
         name="ltx2-t2v",
+        is_fast=True,
         family="ltx2",
         task="text-to-video",
         requests=REQUESTS,

@@ -108,6 +108,7 @@ CASES = [
     ),
     Case(
         name="wan21-i2v",
+        is_fast=True,
         family="wan21_i2v",
         adapt=without_ftfy,
         task="image-to-video",

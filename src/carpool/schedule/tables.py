@@ -20,11 +20,7 @@ from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs, Curve
 from carpool.types import Kind, Phase
 
-WIDEST: Mapping[Phase, int] = {
-    "encode": 16,
-    "denoise": 16,
-    "decode": 4,
-}  # rows of a forward, by phase
+WIDEST: Mapping[Phase, int] = {"encode": 8, "denoise": 8, "decode": 4}  # rows; as the server's
 ENCODE_FIXED = 0.5  # of an encoding's seconds do not grow with its rows
 
 

@@ -85,9 +85,7 @@ def make_jobs(served: Served, body: schema.ImageRequest, *, tenant: str = "") ->
     return [
         check(
             served.card,
-            Request(
-                body.prompt, seed=seed, timeout_s=body.timeout_s, tenant=tenant, **parameters
-            ),
+            Request(body.prompt, seed=seed, timeout_s=body.timeout_s, tenant=tenant, **parameters),
             from_json=True,
         )
         for seed in seeds(body.seed, n)
