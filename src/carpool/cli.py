@@ -16,6 +16,7 @@ import click
 
 import carpool
 from carpool.cli_bench import bench
+from carpool.cli_simulate import simulate
 from carpool.config import ENV_PREFIX, EngineSettings, ServeSettings, base_type
 from carpool.errors import CarpoolError, SettingRejected
 
@@ -55,6 +56,7 @@ def cli() -> None:
 
 
 cli.add_command(bench)
+cli.add_command(simulate)
 
 
 @cli.command()

@@ -196,7 +196,7 @@ def _compare(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
         route=ROUTES[said.route],
     )
     capacity_qps = model.capacity_qps(mix) * said.workers
-    title = f"{model.tables[0].name}, mix {said.mix}: load 1 is {capacity_qps:.3g} req/s"
+    title = f"{model.tables[0].name}, {said.mix}: load 1 is {capacity_qps:.3g} req/s"
     points: list[Point] = list(compare(model, wanted))
     if said.output is not None:
         from carpool.bench.plot import draw_points

@@ -9,7 +9,7 @@ from carpool.schedule.findings import Point as Simulated
 
 try:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, NullLocator
+    from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 except ImportError as error:
     message = "the picture of a sweep needs matplotlib: pip install 'carpool[bench]'"
     raise LibraryMissing(message) from error
@@ -71,8 +71,8 @@ def draw_points(rows: Sequence[tuple[str, Sequence[Simulated]]], path: Path) -> 
             axes.xaxis.set_major_formatter("{x:g}")
             if scale == "log":
                 axes.yaxis.set_major_formatter("{x:g}")
-                axes.yaxis.set_minor_formatter("{x:g}")
+                axes.yaxis.set_minor_formatter(NullFormatter())
             axes.grid(visible=True, which="both", alpha=0.25)
-        panels[0].set_title(f"{title}\n{_SIMULATED[0][0]}", loc="left")
+        panels[0].set_ylabel(title)
         panels[-1].legend()
     figure.savefig(path, dpi=90)

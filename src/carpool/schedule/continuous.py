@@ -3,15 +3,19 @@
 Two questions at every forward: whose call leads it, and how many others of its key ride along.
 
 *Order.* Requests have ranks: predicted work left, plus `AGEING` times their arrival, so that the
-shorter goes first unless the longer came long before. A request whose deadline presses goes before
-all others, the one with the least slack first. Encoding and decoding go between denoising
-forwards, one at a time, so that newcomers join within one forward and nobody's denoising waits for
-more than that. A call that `MAX_PASSED` forwards of later requests have passed over leads next.
+shorter goes first unless the longer came long before. Between keys, whose calls cannot ride
+together, those lead whose requests would end at the highest rate. Who began together goes on
+together until all are done, unless somebody much shorter, or of higher priority, comes; while
+another key waits, only who makes the forwards little slower may join. A request whose deadline
+presses goes before all others, the one with the least slack first. Encoding and decoding go
+between denoising forwards: one of them, or as many as take no longer than the forward itself. A call that `MAX_PASSED` forwards of
+later requests have passed over leads next.
 
 *Width.* With n requests' worth of work in the house, of which w ride together in t(w) seconds a
 step, the work is done in rounds of w, and the mean request is done after (n + w) / 2 of them times
 t(w) / w. The width that makes this least is taken: w = 1 when rows gain nothing and few wait, the
-widest that gains anything when the line is long.
+widest that gains anything when the line is long. The house holds those who are in it and those who
+are likely to come before it is empty, by the arrivals so far.
 
 Sources: iteration-level scheduling, Yu et al., Orca, OSDI 2022; ageing, Silberschatz, Operating
 System Concepts, 2018; the mean of rounds is our own: ARCHITECTURE.md.
@@ -19,18 +23,22 @@ System Concepts, 2018; the mean of rounds is our own: ARCHITECTURE.md.
 
 from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from carpool.schedule.cost import Costs
 from carpool.types import Admission, Choice, Parked, Waiting
 
 AGEING = 3.0  # seconds of work that a second of waiting is worth
+GROUP_AGEING = 0.2  # the same, between requests that cannot ride together
+JOINING = 0.5  # of its own time: what a row may add to a forward that others wait for
+SHORTER = 0.5  # who has less than this part of their work left may interrupt others
 MAX_PASSED = 64  # forwards of later requests that a parked call lets pass
 PRESSING = 2.0  # times the work left: a deadline nearer than this presses
 LONG_LINE = 20  # requests: with so many, rows that gain less than `min_gain` are worth it, too
 REMEMBERED = 400  # arrivals
 BUSY = 0.97
+COMING = 2.0  # times as many as came so far: more are not counted on
 PRIORITY = 4.0  # requests' work that one step of priority is worth
 
 
@@ -46,13 +54,18 @@ class Continuous:
     _spent_s: float = 0.0  # on encoding and decoding since the last denoising forward
     _served_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by tenant
     _came: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _came_s: float = 0.0  # work of all that came
+    _present: set[str] = field(default_factory=set)  # tenants with parked calls
+    _begun: set[int] = field(default_factory=set)  # requests of the group under way
     _last: int = 0  # request that came last
 
     def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
         """Choose who comes aboard: whoever there is a place for, in the order of their ranks."""
         if waiting and waiting[-1].request > self._last:
             new = [one for one in waiting[-REMEMBERED:] if one.request > self._last]
-            self._came.extend((one.arrived_s, one.whole_s) for one in new)
+            for one in new:
+                self._came_s += one.whole_s
+                self._came.append((one.arrived_s, self._came_s))
             self._last = waiting[-1].request
         free = self.max_running - aboard
         if free <= 0 or not waiting:
@@ -72,14 +85,19 @@ class Continuous:
         """
         if not parked:
             return Choice(())
+        if self.fair_share is not None:
+            self._level({call.tenant for call in parked})
         groups: dict[str, list[Parked]] = {"decode": [], "encode": [], "denoise": []}
         for call in parked:
             groups[call.phase].append(call)
         if denoise := groups["denoise"]:
-            choice = self._fill(self._leader(denoise, now_s), denoise, parked, waiting_s, now_s)
+            choice = self._fill(self._line(denoise, now_s), parked, waiting_s, now_s)
             for sides in (groups["decode"], groups["encode"]):
-                if sides and self._is_their_turn(sides, choice, now_s):
-                    choice = self._beside(sides, parked, waiting_s, now_s)
+                if not sides:
+                    continue
+                beside = self._beside(sides, parked, waiting_s, now_s)
+                if self._is_their_turn(beside, sides, choice, now_s):
+                    choice = beside
                     break
         else:
             choice = self._beside(groups["decode"] or groups["encode"], parked, waiting_s, now_s)
@@ -89,14 +107,19 @@ class Continuous:
     def _beside(
         self, sides: Sequence[Parked], parked: Sequence[Parked], waiting_s: float, now_s: float
     ) -> Choice:
-        return self._fill(min(sides, key=lambda call: call.order), sides, parked, waiting_s, now_s)
+        first = min(sides, key=lambda call: call.order)
+        others = [call for call in sides if call.key == first.key and call is not first]
+        others.sort(key=lambda call: self._rank(call, now_s))
+        return self._fill([first, *others], parked, waiting_s, now_s)
 
-    def _is_their_turn(self, sides: Sequence[Parked], denoise: Choice, now_s: float) -> bool:
+    def _is_their_turn(
+        self, beside: Choice, sides: Sequence[Parked], denoise: Choice, now_s: float
+    ) -> bool:
         """Whether a decode or encode runs before the next denoising forward.
 
         One that would not ride in it, because it is full, waits for others to be encoded with.
         """
-        first, leader = min(sides, key=lambda call: call.order), denoise.calls[0]
+        first, leader = beside.calls[0], denoise.calls[0]
         if first.phase == "encode" and denoise.why in ("knee", "cap", "untried"):
             same = sum(call.rows for call in sides if call.key == first.key)
             is_first = self._rank(first, now_s) < self._rank(leader, now_s)
@@ -105,16 +128,78 @@ class Continuous:
                 return False
         if not self._spent_s:
             return True
-        one_s = self.costs.seconds(leader.kind, leader.rows)
-        return self._spent_s + self.costs.seconds(first.kind, first.rows) <= one_s
+        one_s = self.costs.seconds(leader.kind, sum(call.rows for call in denoise.calls))
+        rows = sum(call.rows for call in beside.calls)
+        return self._spent_s + self.costs.seconds(first.kind, rows) <= one_s
 
-    def _leader(self, calls: Sequence[Parked], now_s: float) -> Parked:
+    def _line(self, calls: Sequence[Parked], now_s: float) -> list[Parked]:
+        """Who leads, and all that may ride along, in the order in which they are taken."""
+        ranks = {call.order: self._rank(call, now_s) for call in calls}
+        line = sorted(calls, key=lambda call: ranks[call.order])
         late = [call for call in calls if self._passed.get(call.order, 0) >= MAX_PASSED]
         if late:
-            return min(late, key=lambda call: call.order)
-        return min(calls, key=lambda call: self._rank(call, now_s))
+            leader = min(late, key=lambda call: call.order)
+        else:
+            leader, begun = line[0], [call for call in line if call.request in self._begun]
+            presses = ranks[leader.order][0] < inf
+            if begun and not presses and not _may_interrupt(leader, begun[0]):
+                return self._joined(begun, line)
+            if not presses:
+                leader = self._cheapest(line, now_s)
+        self._begun = set()
+        return [leader, *(c for c in line if c.key == leader.key and c is not leader)]
 
-    def _rank(self, one: Parked | Waiting, now_s: float) -> tuple[float, ...]:
+    def _joined(self, begun: Sequence[Parked], line: Sequence[Parked]) -> list[Parked]:
+        """The group under way, and who may join it.
+
+        While others wait whose calls cannot ride along, only those who make it little slower.
+        """
+        key, joined = begun[0].key, list(begun)
+        more = [call for call in line if call.key == key and call.request not in self._begun]
+        is_alone = len(begun) + len(more) == len(line)
+        curve, rows = self.costs.curve(begun[0].kind), sum(call.rows for call in begun)
+        for call in more:
+            slower_s = curve.seconds(rows + call.rows) - curve.seconds(rows)
+            if not is_alone and slower_s > JOINING * curve.seconds(call.rows):
+                break
+            joined.append(call)
+            rows += call.rows
+        return joined
+
+    def _cheapest(self, line: Sequence[Parked], now_s: float) -> Parked:
+        """The first of the key whose requests end at the highest rate, if all ran now."""
+        groups: dict[Hashable, list[Parked]] = {}
+        for call in line:
+            groups.setdefault(call.key, []).append(call)
+        if len(groups) == 1:
+            return line[0]
+
+        def price(group: Sequence[Parked]) -> tuple[float, ...]:
+            curve = self.costs.curve(group[0].kind)
+            most = min(len(group), max(1, group[0].max_rows // group[0].rows))
+            riders = group[:most]
+            alone_s = curve.seconds(group[0].rows)
+            gain = most * alone_s / curve.seconds(sum(call.rows for call in riders))
+            mean_s = sum(call.left_s for call in riders) / most
+            one = replace(group[0], left_s=mean_s / gain)
+            return self._rank(one, now_s, GROUP_AGEING)
+
+        return min(groups.values(), key=price)[0]
+
+    def _level(self, present: set[str]) -> None:
+        """Let a tenant who was away begin where the others are: nobody saves time up.
+
+        Source: start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996.
+        """
+        stayed = [self._served_s[name] / self._weight(name) for name in present & self._present]
+        for tenant in present - self._present if stayed else ():
+            least_s = min(stayed) * self._weight(tenant)
+            self._served_s[tenant] = max(self._served_s[tenant], least_s)
+        self._present = present
+
+    def _rank(
+        self, one: Parked | Waiting, now_s: float, ageing: float = AGEING
+    ) -> tuple[float, ...]:
         """Who goes first: small ones; ties by place in the line, never by chance."""
         slack_s = one.deadline_s - now_s - one.left_s
         pressing = slack_s if slack_s < PRESSING * one.left_s else inf
@@ -122,30 +207,25 @@ class Continuous:
         if self.fair_share is not None:
             share = self._served_s[one.tenant] / self._weight(one.tenant)
         favour = one.priority * PRIORITY * one.whole_s
-        return (pressing, share, one.left_s + AGEING * one.arrived_s - favour, one.request)
+        return (pressing, share, one.left_s + ageing * one.arrived_s - favour, one.request)
 
     def _weight(self, tenant: str) -> float:
         assert self.fair_share is not None
         return self.fair_share.get(tenant, self.fair_share.get("*", 1.0))
 
     def _fill(
-        self,
-        leader: Parked,
-        among: Sequence[Parked],
-        parked: Sequence[Parked],
-        waiting_s: float,
-        now_s: float,
+        self, line: Sequence[Parked], parked: Sequence[Parked], waiting_s: float, now_s: float
     ) -> Choice:
-        """Choose who rides with the leader, and say why nobody more does."""
-        same = [call for call in among if call.key == leader.key and call is not leader]
-        if not same:
+        """Choose who of a line rides with its leader, and say why nobody more does."""
+        leader = line[0]
+        if len(line) == 1:
             return Choice((leader,), why=_why_alone(leader, parked))
-        same.sort(key=lambda call: self._rank(call, now_s))
-        line = [leader, *same]
-        mean_s = sum(call.left_s for call in line) / len(line)
-        all_s = sum(call.left_s for call in parked) + waiting_s
+        mean_s = sum([call.left_s for call in line]) / len(line)
+        all_s = sum([call.left_s for call in parked]) + waiting_s
         backlog = all_s / mean_s if mean_s else float(len(parked))
-        width, why = self.width(line, backlog / (1 - self.load(leader, now_s)))
+        coming = backlog / (1 - self.load(leader, now_s)) - backlog
+        seen = COMING * len(self._came)
+        width, why = self.width(line, backlog + min(coming, seen))
         return Choice(tuple(line[:width]), why)
 
     def width(self, line: Sequence[Parked], backlog: float) -> tuple[int, str]:
@@ -173,7 +253,7 @@ class Continuous:
             if backlog < LONG_LINE and gain <= self.min_gain * (rows - before):
                 why = "knee"
                 break
-            mean_s = seconds / n * (max(backlog, n) + n)
+            mean_s = seconds / n * ((backlog if backlog > n else n) + n)
             if mean_s < best_s:
                 best, best_s = n, mean_s
         if best < n and why == "nobody":
@@ -187,25 +267,32 @@ class Continuous:
         """
         if len(self._came) < 2:
             return 0.0
-        work_s = sum(whole_s for _, whole_s in self._came) - self._came[0][1]
-        over_s = now_s - self._came[0][0]
-        curve = self.costs.curve(call.kind)
-        best = max(n / curve.seconds(n) for n in range(1, call.max_rows + 1)) * curve.seconds(1)
+        began_s, before_s = self._came[0]
+        work_s, over_s = self._came_s - before_s, now_s - began_s
+        best = self.costs.curve(call.kind).speedup(call.max_rows)
         return min(BUSY, work_s / over_s / best) if over_s > 0 else BUSY
 
     def _note(self, choice: Choice, parked: Sequence[Parked]) -> None:
         leader = choice.calls[0]
-        chosen = {call.order for call in choice.calls}
+        chosen, is_denoise = {call.order for call in choice.calls}, leader.phase == "denoise"
+        passed: dict[int, int] = {}  # a new one: it forgets calls that were cancelled
         for call in parked:
-            if call.order in chosen:
-                self._passed.pop(call.order, None)
-            elif call.request < leader.request or leader.phase == "denoise" != call.phase:
-                self._passed[call.order] = self._passed.get(call.order, 0) + 1
+            if call.order not in chosen:
+                is_beside = is_denoise and call.phase != "denoise"
+                is_passed = call.request < leader.request or is_beside
+                passed[call.order] = self._passed.get(call.order, 0) + is_passed
+        self._passed = passed
+        if leader.phase == "denoise" and not self._begun:
+            self._begun = {call.request for call in choice.calls}
         seconds = self.costs.seconds(leader.kind, sum(call.rows for call in choice.calls))
         self._spent_s = 0.0 if leader.phase == "denoise" else self._spent_s + seconds
         if self.fair_share is not None:
             for call in choice.calls:
                 self._served_s[call.tenant] += seconds / len(choice.calls)
+
+
+def _may_interrupt(one: Parked, begun: Parked) -> bool:
+    return one.priority > begun.priority or one.left_s < SHORTER * begun.left_s
 
 
 def _why_alone(leader: Parked, parked: Sequence[Parked]) -> str:
