@@ -29,6 +29,15 @@ def nothing_learned_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(Table, "_default", lambda self: tmp_path / "costs.json")
 
 
+@pytest.fixture
+def fusing_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forwards are believed to take no longer for more rows, whatever a busy machine shows."""
+    from carpool.schedule.cost import Costs, Curve
+
+    flat = Curve({1: 1.0, 1024: 1.0})
+    monkeypatch.setattr(Costs, "curve", lambda self, kind: flat)
+
+
 @pytest.fixture(scope="module")
 def fake_specs() -> Iterator[None]:
     """`fakes.Fake` and `fakes.Half` have tables, as the model classes in `specs.py` have."""

@@ -16,6 +16,7 @@ from carpool.shapes.draw import PALETTE, SHAPES, Item, Scene, caption, draw
 from carpool.shapes.judge import shows
 from carpool.shapes.outlined import is_outlined, why_not_outlined
 
+pytestmark = pytest.mark.usefixtures("fusing_is_free")
 SIZE = {"width": 64, "height": 64, "max_sequence_length": 16}
 
 
@@ -66,7 +67,7 @@ def test_48_requests_at_once_each_get_their_own_right_picture_as_if_alone() -> N
     denoise = [f for f in forwards if f["component"] == "transformer"]
     mean = sum(f["requests"] * f["count"] for f in denoise) / sum(f["count"] for f in denoise)
     assert max(f["requests"] for f in denoise) == 8  # the default's widest
-    assert mean > 4  # it begins at one, and learns
+    assert mean > 6
 
 
 def to_picture(tensor: torch.Tensor) -> Image.Image:

@@ -196,6 +196,7 @@ def test_held_out_prompts_become_what_they_say() -> None:
     assert found.count("") >= 6, found
 
 
+@pytest.mark.usefixtures("fusing_is_free")
 def test_clips_of_all_lengths_of_steps_ride_together_and_come_out_as_if_alone() -> None:
     asked = [
         carpool.Request(text, seed=seed, num_inference_steps=8 + seed, guidance_scale=2.5 + seed)

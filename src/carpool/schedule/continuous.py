@@ -8,8 +8,8 @@ together, those lead whose requests would end at the highest rate. Who began tog
 together until all are done, unless somebody much shorter, or of higher priority, comes; while
 another key waits, only who makes the forwards little slower may join. A request whose deadline
 presses goes before all others, the one with the least slack first. Encoding and decoding go
-between denoising forwards: one of them, or as many as take no longer than the forward itself. A call that `MAX_PASSED` forwards of
-later requests have passed over leads next.
+between denoising forwards: one of them, or as many as take no longer than the forward itself. A
+call that `MAX_PASSED` forwards of later requests have passed over leads next.
 
 *Width.* With n requests' worth of work in the house, of which w ride together in t(w) seconds a
 step, the work is done in rounds of w, and the mean request is done after (n + w) / 2 of them times
