@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ import torch
 
 from carpool.config import EngineSettings
 from carpool.engine import pipeline
-from carpool.engine.device import Stopwatch
-from carpool.engine.execute import Failure, Ready, Widths, execute
+from carpool.engine.desk import Desk
+from carpool.engine.execute import Failure, Ready, execute
 from carpool.engine.fiber import Raised, Returned
-from carpool.engine.forecast import Forecast
-from carpool.engine.fuse import Fuser, decode_bytes
+from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
 from carpool.engine.learned import Table
 from carpool.engine.line import Line
@@ -37,16 +35,11 @@ from carpool.errors import (
     InvalidValue,
     OutOfMemory,
     PipelineFailed,
-    TooLate,
 )
-from carpool.schedule.cost import Costs
-from carpool.schedule.dispatches import Dispatches
-from carpool.schedule.policy import Policy, build
-from carpool.types import NO_KIND, Clock, Event, Forward, Job, Parked, Waiting
+from carpool.schedule.policy import Policy
+from carpool.types import Clock, Event, Forward, Job
 
 log = logging.getLogger("carpool")
-
-KEEP_EVERY_S = 30.0
 
 Finish = Callable[[Callable[[], None]], object]
 """Runs work off the loop, in the order given: `executor.submit`, or a test's own."""
@@ -68,18 +61,10 @@ class Engine:
     ) -> None:
         self.loaded, self.settings = loaded, settings
         self._clock, self._on_forward = clock, on_forward
-        self._table, self._kept_s = table, clock()
-        self.costs = table.costs if table else Costs()
-        self._forecast = Forecast(loaded.card, self.costs, loaded.vae_scale_px)
-        self._dispatches = Dispatches()
-        say = partial(log.info, "%s") if settings.enable_batching_metrics else ignore
-        self._policy = policy or build(settings, self.costs, loaded.server, self._dispatches, say)
-        self._watch, self._kind = Stopwatch(loaded.device), NO_KIND
         self._line = Line(settings.max_queue, clock)
-        self._waiting: list[Waiting] = []  # of the line, as of its `_version`
-        self._version, self._waiting_s, self._wake_s = -1, 0.0, inf
+        self._desk = Desk(loaded, settings, self._line, clock, table, policy)
         self._riders: dict[int, Rider] = {}  # in flight, by number
-        self._fuser, self._widths = Fuser(), Widths()
+        self._fuser = Fuser()
         self._interception = Interception(loaded.pipe.components)
         self._adapters = Adapters(loaded.pipe, loaded.device.torch)
         for name, path in loaded.lora.items():
@@ -88,7 +73,6 @@ class Engine:
         self._finish: Finish = finish or self._finisher.submit
         self._calls = self._steps = 0
         self._tally: Counter[tuple[str, str, int, int]] = Counter()
-        self._narrow: Counter[tuple[str, str]] = Counter()  # why forwards were not wider
         self._times = {"forward_s": 0.0, "fiber_s": 0.0, "turn_s": 0.0}
         self._classes_alone: set[str] = set()
 
@@ -96,8 +80,7 @@ class Engine:
 
     def submit(self, job: Job, listener: Listener) -> None:
         """Put a checked request into the line; see `Line.put` for what it raises."""
-        if job.deadline_s is not None:
-            self._refuse_late(job, job.deadline_s)
+        self._desk.refuse_late(job, list(self._riders.values()))
         free_places = max(0, self.settings.max_running - len(self._riders))
         self._line.put(job, listener, free_places=free_places)
 
@@ -130,12 +113,7 @@ class Engine:
                 {"component": c, "method": m, "requests": requests, "rows": rows, "count": count}
                 for (c, m, requests, rows), count in sorted(self._tally.copy().items())
             ],
-            "not_wider": [
-                {"component": component, "why": why, "count": count}
-                for (component, why), count in sorted(self._narrow.copy().items())
-            ],
-            "waiting_work_s": self._waiting_s,
-            "batches": self._dispatches.summary(),
+            **self._desk.statistics(),
             "memory": {"peak_bytes": self.loaded.device.peak_bytes()},
             **self._times,
         }
@@ -148,8 +126,7 @@ class Engine:
             self.enter()
             while not self._line.is_closed:
                 if not self.step():
-                    self._keep()
-                    self._line.wait(self._version, self._wake_s)
+                    self._desk.wait()
         except Exception as error:  # a defect of ours: nobody may wait for ever because of it
             log.exception("the engine's loop failed")
             self._line.close()
@@ -169,7 +146,7 @@ class Engine:
         self._end_all(Cancelled("the engine was closed"))
         self._interception.remove()
         self._adapters.remove()
-        self._keep(at_most_every_s=0.0)
+        self._desk.keep()
         self._finisher.shutdown()
 
     def step(self) -> bool:
@@ -177,47 +154,18 @@ class Engine:
         began_s = self._clock()
         self._end_unwanted()
         self._admit()
-        parked = [self._parked(rider) for rider in self._riders.values()]
-        choice = self._policy.choose(parked, self._waiting_s, began_s)
-        if choice.calls:
-            self._kind = choice.calls[0].kind
-            self._narrow[self._kind.name, choice.why] += 1
-            riders = [self._riders[call.request] for call in choice.calls]
-            # who rides with the same adapter, side by side; else a stable order: stacks are reused
-            riders.sort(key=lambda rider: (rider.job.lora, rider.number))
+        if riders := self._desk.chosen(self._riders.values()):
             answers = self._forward([_ready(rider) for rider in riders])
             self._end_unwanted()  # whoever was given up meanwhile does not go on
             for rider, answer in zip(riders, answers, strict=True):
                 if rider.number in self._riders:
                     self._resume(rider, answer)
         self._times["turn_s"] += self._clock() - began_s
-        return bool(choice.calls)
-
-    def _keep(self, at_most_every_s: float = KEEP_EVERY_S) -> None:
-        """Write down what was learned."""
-        if self._table is not None and self._clock() - self._kept_s >= at_most_every_s:
-            self._table.keep()
-            self._kept_s = self._clock()
+        return bool(riders)
 
     def _admit(self) -> None:
-        self._wake_s = inf
-        while True:
-            self._look()
-            admission = self._policy.admit(self._waiting, len(self._riders), self._clock())
-            if not admission.requests:
-                self._wake_s = admission.wake_s
-                return
-            self._board(self._line.take(set(admission.requests)))
-
-    def _look(self) -> None:
-        """See who waits, if that has changed."""
-        self._version, line = self._line.waiting(since=self._version)
-        if line is None:
-            return
-        for rider in line:
-            rider.waiting = rider.waiting or self._forecast.waiting(rider)
-        self._waiting = [rider.waiting for rider in line if rider.waiting is not None]
-        self._waiting_s = sum(one.left_s for one in self._waiting)
+        while riders := self._desk.admitted(len(self._riders)):
+            self._board(riders)
 
     def _board(self, riders: Sequence[Rider]) -> None:
         for rider in riders:
@@ -231,18 +179,18 @@ class Engine:
     def _forward(self, ready: Sequence[Ready]) -> list[Any]:
         """Run calls of one key; gives answers or `Failure`s."""
         began_s = self._clock()
-        answers = execute(ready, self._run, self._widths, self.loaded.device.free)
+        answers = execute(ready, self._run, self._desk.widths, self.loaded.device.free)
         self._times["forward_s"] += self._clock() - began_s
         return answers
 
     def _run(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
-        self._watch.start()
+        self._desk.began()
         began_s = self._clock()
         with self._adapters.riding(calls, rows):
             answers = self._fuser.run(calls, rows)
         self.loaded.device.launched()
         target, duration_s = calls[0].target, self._clock() - began_s
-        self._learn(rows, duration_s)
+        self._desk.ended(rows, duration_s)
         self._tally[target.component, target.method, len(calls), sum(rows)] += 1
         self._on_forward(
             Forward(
@@ -257,13 +205,6 @@ class Engine:
         )
         return answers
 
-    def _learn(self, rows: Sequence[int], duration_s: float) -> None:
-        """Note what a forward took; on CUDA, what those took that are over by now."""
-        self._watch.stop((self._kind, sum(rows)), duration_s)
-        for (kind, width), seconds in self._watch.read():
-            if seconds > 0:
-                self.costs.learn(kind, width, seconds)
-
     def _resume(self, rider: Rider, answer: Any) -> None:
         assert rider.fiber is not None
         rider.ready = rider.parked = None
@@ -272,21 +213,6 @@ class Engine:
         else:
             state = self._in_fiber(partial(rider.fiber.resume, answer))
         self._settle(rider, state)
-
-    def _refuse_late(self, job: Job, deadline_s: float) -> None:
-        """Refuse a request that cannot be done in time, by what forwards have taken so far.
-
-        That is what it takes alone, after those aboard whose deadlines are earlier.
-        """
-        now_s = self._clock()
-        before = [rider.parked for rider in list(self._riders.values())]
-        ahead_s = sum(one.left_s for one in before if one and one.deadline_s <= now_s + deadline_s)
-        needed_s = self._forecast.whole_s(job) + ahead_s
-        if self._forecast.is_informed and needed_s > deadline_s:
-            late = f"deadline_s={deadline_s:g} cannot be met: it would take {needed_s:.3g} s"
-            if not self.settings.admit_late:
-                raise TooLate(f"{late}; ask for fewer steps or a smaller size", param="deadline_s")
-            log.warning("request %s: %s", job.request_id, late)
 
     def _in_fiber(self, go: Callable[[], Any]) -> Any:
         """Run pipeline code until it parks or ends, and count the time as the pipeline's."""
@@ -329,17 +255,6 @@ class Engine:
             key = key, job.lora
         return Ready(call, key, rows)
 
-    def _parked(self, rider: Rider) -> Parked:
-        ready = _ready(rider)
-        phase = ready.call.target.phase
-        most = self.settings.max_decode_size if phase == "decode" else self.settings.max_batch_size
-        if row_bytes := decode_bytes(ready.call):
-            most = max(1, min(most, int(self.settings.max_decode_gib * 2**30 // row_bytes)))
-        cap = self._widths.cap(ready.key, most)
-        if rider.parked is None or rider.parked.max_rows != cap:
-            rider.parked = self._forecast.parked(rider, ready, cap)
-        return rider.parked
-
     def _end_unwanted(self) -> None:
         for rider, error in self._line.unwanted(self._riders.values()):
             self._end(rider, None, error)
@@ -371,10 +286,6 @@ class Engine:
             )
 
         self._finish(tell)
-
-
-def ignore(line: str) -> None:
-    """For lines that nobody asked for."""
 
 
 def _ready(rider: Rider) -> Ready:
