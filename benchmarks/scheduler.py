@@ -13,12 +13,13 @@ from carpool.schedule.cost import Costs, Curve
 from carpool.types import Kind, Parked, Waiting
 
 KINDS = [Kind("transformer.forward", size) for size in (256, 1024, 4096)]
+KEYS = {kind: ("transformer", "forward", (("hidden_states", (kind.size, 64)),)) for kind in KINDS}
 CURVES = {kind: Curve({1: 0.01, 8: 0.02, 64: 0.1}) for kind in KINDS}
 
 
 def parked(number: int) -> Parked:
     kind = KINDS[number % len(KINDS)]
-    return Parked(number, number, kind, 1, 64, "denoise", kind, 0.001 * number, 0.3, 0.4)
+    return Parked(number, number, KEYS[kind], 1, 64, "denoise", kind, 0.001 * number, 0.3, 0.4)
 
 
 def median_ms(work: Callable[[], object], turns: int = 51) -> float:

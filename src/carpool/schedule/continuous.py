@@ -38,7 +38,7 @@ PRESSING = 2.0  # times the work left: a deadline nearer than this presses
 LONG_LINE = 20  # requests: with so many, rows that gain less than `min_gain` are worth it, too
 REMEMBERED = 400  # arrivals
 BUSY = 0.97
-COMING = 2.0  # times as many as came so far: more are not counted on
+COMING = 3.0  # times as many as came so far: more are not counted on
 PRIORITY = 4.0  # requests' work that one step of priority is worth
 
 
@@ -58,6 +58,7 @@ class Continuous:
     _present: set[str] = field(default_factory=set)  # tenants with parked calls
     _begun: set[int] = field(default_factory=set)  # requests of the group under way
     _last: int = 0  # request that came last
+    _ranks: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by order
 
     def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
         """Choose who comes aboard: whoever there is a place for, in the order of their ranks."""
@@ -134,9 +135,11 @@ class Continuous:
 
     def _line(self, calls: Sequence[Parked], now_s: float) -> list[Parked]:
         """Who leads, and all that may ride along, in the order in which they are taken."""
-        ranks = {call.order: self._rank(call, now_s) for call in calls}
+        ranks = self._ranked(calls, now_s)
         line = sorted(calls, key=lambda call: ranks[call.order])
-        late = [call for call in calls if self._passed.get(call.order, 0) >= MAX_PASSED]
+        late: list[Parked] = []
+        if max(self._passed.values(), default=0) >= MAX_PASSED:
+            late = [call for call in calls if self._passed.get(call.order, 0) >= MAX_PASSED]
         if late:
             leader = min(late, key=lambda call: call.order)
         else:
@@ -149,6 +152,14 @@ class Continuous:
         self._begun = set()
         return [leader, *(c for c in line if c.key == leader.key and c is not leader)]
 
+    def _ranked(self, calls: Sequence[Parked], now_s: float) -> dict[int, tuple[float, ...]]:
+        """Ranks by order. They stay what they are while nobody has a deadline or a share."""
+        old = self._ranks
+        if self.fair_share is not None or min(call.deadline_s for call in calls) < inf:
+            old = {}
+        self._ranks = {call.order: old.get(call.order) or self._rank(call, now_s) for call in calls}
+        return self._ranks
+
     def _joined(self, begun: Sequence[Parked], line: Sequence[Parked]) -> list[Parked]:
         """The group under way, and who may join it.
 
@@ -156,11 +167,12 @@ class Continuous:
         """
         key, joined = begun[0].key, list(begun)
         more = [call for call in line if call.key == key and call.request not in self._begun]
-        is_alone = len(begun) + len(more) == len(line)
+        if len(begun) + len(more) == len(line):  # nobody else waits
+            return [*joined, *more]
         curve, rows = self.costs.curve(begun[0].kind), sum(call.rows for call in begun)
         for call in more:
             slower_s = curve.seconds(rows + call.rows) - curve.seconds(rows)
-            if not is_alone and slower_s > JOINING * curve.seconds(call.rows):
+            if slower_s > JOINING * curve.seconds(call.rows) or rows > call.max_rows:
                 break
             joined.append(call)
             rows += call.rows
@@ -201,9 +213,10 @@ class Continuous:
         self, one: Parked | Waiting, now_s: float, ageing: float = AGEING
     ) -> tuple[float, ...]:
         """Who goes first: small ones; ties by place in the line, never by chance."""
-        slack_s = one.deadline_s - now_s - one.left_s
-        pressing = slack_s if slack_s < PRESSING * one.left_s else inf
-        share = 0.0
+        pressing, share = inf, 0.0
+        if one.deadline_s < inf:
+            slack_s = one.deadline_s - now_s - one.left_s
+            pressing = slack_s if slack_s < PRESSING * one.left_s else inf
         if self.fair_share is not None:
             share = self._served_s[one.tenant] / self._weight(one.tenant)
         favour = one.priority * PRIORITY * one.whole_s
@@ -275,13 +288,13 @@ class Continuous:
     def _note(self, choice: Choice, parked: Sequence[Parked]) -> None:
         leader = choice.calls[0]
         chosen, is_denoise = {call.order for call in choice.calls}, leader.phase == "denoise"
-        passed: dict[int, int] = {}  # a new one: it forgets calls that were cancelled
-        for call in parked:
-            if call.order not in chosen:
-                is_beside = is_denoise and call.phase != "denoise"
-                is_passed = call.request < leader.request or is_beside
-                passed[call.order] = self._passed.get(call.order, 0) + is_passed
-        self._passed = passed
+        before, first = self._passed, leader.request
+        self._passed = {  # a new one: it forgets calls that were cancelled
+            call.order: before.get(call.order, 0)
+            + (call.request < first or (is_denoise and call.phase != "denoise"))
+            for call in parked
+            if call.order not in chosen
+        }
         if leader.phase == "denoise" and not self._begun:
             self._begun = {call.request for call in choice.calls}
         seconds = self.costs.seconds(leader.kind, sum(call.rows for call in choice.calls))
