@@ -1,6 +1,6 @@
 """How long the policy of `continuous` thinks: choose() and admit() with many parked and queued.
 
-usage: make bench-scheduler       (or: python benchmarks/scheduler.py [--parked 1000 --queued 10000])
+usage: make bench-scheduler     (or: python benchmarks/scheduler.py [--parked N --queued N])
 """
 
 import argparse
