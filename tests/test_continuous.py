@@ -292,22 +292,36 @@ def test_short_requests_that_keep_coming_do_not_starve_a_long_one() -> None:
 
 
 @given(ASKED, st.sampled_from(sorted(MODEL)))
-def test_between_two_denoising_forwards_is_one_other_or_the_time_of_one(
+def test_between_two_forwards_of_who_began_together_is_one_other_or_the_time_of_one(
     asked: list[tuple[float, dict[str, object]]], model: str
 ) -> None:
     policy = watch(MODEL[model], asked)
 
-    costs, sides = MODEL[model].costs, list[float]()
+    costs, began, sides = MODEL[model].costs, set[int](), list[float]()
     for parked, choice in policy.turns:
-        leader = choice.calls[0]
+        leader, chosen = choice.calls[0], {call.request for call in choice.calls}
+        denoising = [call for call in parked if call.phase == "denoise"]
         if leader.phase == "denoise":
+            began = began if began & chosen else chosen
             sides = []
-        elif any(call.phase == "denoise" for call in parked):
+        elif any(call.request in began for call in denoising):
             sides.append(costs.seconds(leader.kind, len(choice.calls)))
-            one_s = max(costs.seconds(c.kind, 1) for c in parked if c.phase == "denoise")
+            one_s = max(costs.seconds(call.kind, 1) for call in denoising)
             assert len(sides) == 1 or sum(sides) <= one_s + 1e-9
-        else:
-            sides = []
+
+
+def test_when_who_began_together_has_ended_the_others_decode_and_encode_before_the_next_begin() -> (
+    None
+):
+    policy = Continuous(SLOW)
+    assert chosen(policy, step(1, 1)) == [1]
+    decodes = [step(n, n, phase="decode") for n in (2, 3)]
+    encode, waits = step(4, 4, phase="encode"), step(5, 5, LARGE)
+
+    assert chosen(policy, decodes[0], decodes[1], encode, waits) == [2]
+    assert chosen(policy, decodes[1], encode, waits) == [3]
+    assert chosen(policy, encode, waits) == [4]
+    assert chosen(policy, waits) == [5]
 
 
 @given(ASKED)

@@ -3,42 +3,43 @@
 Two questions at every forward: whose call leads it, and how many others of its key ride along.
 
 *Order.* Requests have ranks: predicted work left, plus `AGEING` times their arrival, so that the
-shorter goes first unless the longer came long before. Between keys, whose calls cannot ride
-together, those lead whose requests would end at the highest rate. Who began together goes on
-together until all are done, unless somebody much shorter, or of higher priority, comes; while
-another key waits, only who makes the forwards little slower may join. A request whose deadline
-presses goes before all others, the one with the least slack first. Encoding and decoding go
-between denoising forwards: one of them, or as many as take no longer than the forward itself. A
-call that `MAX_PASSED` forwards of later requests have passed over leads next.
+shorter goes first unless the longer came long before. Between keys, whose calls cannot
+ride together, those lead whose requests would end at the highest rate. Who began together goes on
+together until all are done, unless somebody much shorter, or of higher priority and not much
+longer, comes; while another key waits, only who makes the forwards little slower may join. A
+request whose deadline presses goes before all others, the one with the least slack first. Encoding
+and decoding go between denoising forwards: one of them, or as many as take no longer than the
+forward itself; all of them where those who began together have ended, so that the next begin with
+all that are there. A call that `MAX_PASSED` forwards of later requests have passed over leads next.
 
 *Width.* With n requests' worth of work in the house, of which w ride together in t(w) seconds a
 step, the work is done in rounds of w, and the mean request is done after (n + w) / 2 of them times
 t(w) / w. The width that makes this least is taken: w = 1 when rows gain nothing and few wait, the
 widest that gains anything when the line is long. The house holds those who are in it and those who
-are likely to come before it is empty, by the arrivals so far.
+are likely to come before it is empty, by the arrivals so far. Where other keys wait, every round
+is followed by one of theirs, and whoever is left out of the first waits for that, too.
 
 Sources: iteration-level scheduling, Yu et al., Orca, OSDI 2022; ageing, Silberschatz, Operating
 System Concepts, 2018; the mean of rounds is our own: ARCHITECTURE.md.
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
 from carpool.schedule.cost import Costs
+from carpool.schedule.load import Load
 from carpool.types import Admission, Choice, Parked, Waiting
 
 AGEING = 3.0  # seconds of work that a second of waiting is worth
-GROUP_AGEING = 0.2  # the same, between requests that cannot ride together
-JOINING = 0.5  # of its own time: what a row may add to a forward that others wait for
-SHORTER = 0.5  # who has less than this part of their work left may interrupt others
+GROUP_AGEING = 0.3  # the same, between requests that cannot ride together
+JOINING = 0.2  # of its own time: what a row may add to a forward that others wait for
+SHORTER = 0.5  # who has less than this part of others' work left may interrupt them
+FAVOURED = 2.0  # the same for who has a higher priority
 MAX_PASSED = 64  # forwards of later requests that a parked call lets pass
 PRESSING = 2.0  # times the work left: a deadline nearer than this presses
 LONG_LINE = 20  # requests: with so many, rows that gain less than `min_gain` are worth it, too
-REMEMBERED = 400  # arrivals
-BUSY = 0.97
-COMING = 3.0  # times as many as came so far: more are not counted on
 PRIORITY = 4.0  # requests' work that one step of priority is worth
 
 
@@ -53,21 +54,14 @@ class Continuous:
     _passed: dict[int, int] = field(default_factory=dict)  # by order of the parked call
     _spent_s: float = 0.0  # on encoding and decoding since the last denoising forward
     _served_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by tenant
-    _came: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    _came_s: float = 0.0  # work of all that came
+    _load: Load = field(default_factory=Load)
     _present: set[str] = field(default_factory=set)  # tenants with parked calls
     _begun: set[int] = field(default_factory=set)  # requests of the group under way
-    _last: int = 0  # request that came last
     _ranks: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by order
 
     def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
         """Choose who comes aboard: whoever there is a place for, in the order of their ranks."""
-        if waiting and waiting[-1].request > self._last:
-            new = [one for one in waiting[-REMEMBERED:] if one.request > self._last]
-            for one in new:
-                self._came_s += one.whole_s
-                self._came.append((one.arrived_s, self._came_s))
-            self._last = waiting[-1].request
+        self._load.came(waiting)
         free = self.max_running - aboard
         if free <= 0 or not waiting:
             return Admission(())
@@ -92,12 +86,13 @@ class Continuous:
         for call in parked:
             groups[call.phase].append(call)
         if denoise := groups["denoise"]:
+            is_under_way = any(call.request in self._begun for call in denoise)
             choice = self._fill(self._line(denoise, now_s), parked, waiting_s, now_s)
             for sides in (groups["decode"], groups["encode"]):
                 if not sides:
                     continue
                 beside = self._beside(sides, parked, waiting_s, now_s)
-                if self._is_their_turn(beside, sides, choice, now_s):
+                if not is_under_way or self._is_their_turn(beside, sides, choice, now_s):
                     choice = beside
                     break
         else:
@@ -118,7 +113,8 @@ class Continuous:
     ) -> bool:
         """Whether a decode or encode runs before the next denoising forward.
 
-        One that would not ride in it, because it is full, waits for others to be encoded with.
+        An encode that would not ride in it, because it is full, waits for others to be encoded
+        with.
         """
         first, leader = beside.calls[0], denoise.calls[0]
         if first.phase == "encode" and denoise.why in ("knee", "cap", "untried"):
@@ -235,20 +231,40 @@ class Continuous:
             return Choice((leader,), why=_why_alone(leader, parked))
         mean_s = sum([call.left_s for call in line]) / len(line)
         all_s = sum([call.left_s for call in parked]) + waiting_s
-        backlog = all_s / mean_s if mean_s else float(len(parked))
-        coming = backlog / (1 - self.load(leader, now_s)) - backlog
-        seen = COMING * len(self._came)
-        width, why = self.width(line, backlog + min(coming, seen))
+        present = all_s / mean_s if mean_s else float(len(parked))
+        between = 0.0
+        if leader.phase == "denoise" and mean_s:
+            between = self._others_s(leader, parked) / mean_s
+        width, why = self.width(line, self._load.backlog(present, now_s), between)
         return Choice(tuple(line[:width]), why)
 
-    def width(self, line: Sequence[Parked], backlog: float) -> tuple[int, str]:
+    def _others_s(self, leader: Parked, parked: Sequence[Parked]) -> float:
+        """How long a round of each key that waits takes, but for the leader's own."""
+        groups: dict[Hashable, list[Parked]] = {}
+        for call in parked:
+            if call.key != leader.key and call.phase == "denoise":
+                groups.setdefault(call.key, []).append(call)
+        return sum(self._round_s(group) for group in groups.values())
+
+    def _round_s(self, group: Sequence[Parked]) -> float:
+        """How long as many of a group as may ride together take for the work they have left."""
+        one, curve = group[0], self.costs.curve(group[0].kind)
+        rows = min(len(group) * one.rows, max(one.max_rows, one.rows))
+        mean_s = sum([call.left_s for call in group]) / len(group)
+        return mean_s * curve.seconds(rows) / curve.seconds(one.rows)
+
+    def width(
+        self, line: Sequence[Parked], backlog: float, between: float = 0.0
+    ) -> tuple[int, str]:
         """How many of a line of calls of one key to run together, and what stops the next.
 
         Args:
             line: calls in the order in which they are taken.
             backlog: work in the house, in requests like these.
+            between: rounds of other keys before the next of this, in rounds of one of these.
         """
         curve = self.costs.curve(line[0].kind)
+        between_s = between * curve.seconds(line[0].rows)
         most = line[0].max_rows
         best, best_s, rows, why = 1, inf, 0, "nobody"
         rate = 0.0  # calls a second
@@ -266,28 +282,18 @@ class Continuous:
             if backlog < LONG_LINE and gain <= self.min_gain * (rows - before):
                 why = "knee"
                 break
-            mean_s = seconds / n * ((backlog if backlog > n else n) + n)
+            mean_s = (seconds + between_s) / n * ((backlog if backlog > n else n) + n)
             if mean_s < best_s:
                 best, best_s = n, mean_s
         if best < n and why == "nobody":
             why = "knee"
         return best, why
 
-    def load(self, call: Parked, now_s: float) -> float:
-        """The share of its time that the device needs for what comes, if it ran as wide as pays.
-
-        Estimated from the last arrivals; at most `BUSY`.
-        """
-        if len(self._came) < 2:
-            return 0.0
-        began_s, before_s = self._came[0]
-        work_s, over_s = self._came_s - before_s, now_s - began_s
-        best = self.costs.curve(call.kind).speedup(call.max_rows)
-        return min(BUSY, work_s / over_s / best) if over_s > 0 else BUSY
-
     def _note(self, choice: Choice, parked: Sequence[Parked]) -> None:
         leader = choice.calls[0]
         chosen, is_denoise = {call.order for call in choice.calls}, leader.phase == "denoise"
+        if is_denoise:
+            self._load.ran(choice.calls, self.costs.curve(leader.kind))
         before, first = self._passed, leader.request
         self._passed = {  # a new one: it forgets calls that were cancelled
             call.order: before.get(call.order, 0)
@@ -295,17 +301,18 @@ class Continuous:
             for call in parked
             if call.order not in chosen
         }
-        if leader.phase == "denoise" and not self._begun:
+        if is_denoise and not self._begun:
             self._begun = {call.request for call in choice.calls}
         seconds = self.costs.seconds(leader.kind, sum(call.rows for call in choice.calls))
-        self._spent_s = 0.0 if leader.phase == "denoise" else self._spent_s + seconds
+        self._spent_s = 0.0 if is_denoise else self._spent_s + seconds
         if self.fair_share is not None:
             for call in choice.calls:
                 self._served_s[call.tenant] += seconds / len(choice.calls)
 
 
 def _may_interrupt(one: Parked, begun: Parked) -> bool:
-    return one.priority > begun.priority or one.left_s < SHORTER * begun.left_s
+    part = FAVOURED if one.priority > begun.priority else SHORTER
+    return one.left_s < part * begun.left_s
 
 
 def _why_alone(leader: Parked, parked: Sequence[Parked]) -> str:

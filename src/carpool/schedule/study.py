@@ -61,7 +61,7 @@ def mix(name: str, tables: Sequence[Table]) -> Mix:
                 for steps, guidance in product((8, 20, 50), (3.0, 4.0, 5.0))
             ]
         case "sizes" if len(tables) > 1:
-            bodies = [{"size": f"{one.side_px}x{one.side_px}"} for one in tables]
+            bodies = [{"size": one.size} for one in tables]
         case "tenants":
             return Mix([Setting({"priority": 5}, weight=1), Setting({"priority": 0}, weight=9)])
         case "sizes":
@@ -99,7 +99,7 @@ class Model:
         if size is None:
             return self.tables[0]
         for table in self.tables:
-            if size == f"{table.side_px}x{table.side_px}":
+            if size == table.size:
                 return table
         names = ", ".join(table.name for table in self.tables)
         raise InvalidValue(f"size {size!r}: no cost table has it; there are {names}")

@@ -47,6 +47,14 @@ class Table:
         """Of a square picture; 0 where nobody knows."""
         return next((int(word) for word in self.name.split("-") if word.isdecimal()), 0)
 
+    @property
+    def size(self) -> str:
+        """WIDTHxHEIGHT, pixels; "" where nobody knows."""
+        if self.side_px:
+            return f"{self.side_px}x{self.side_px}"
+        words = (word.split("x") for word in self.name.split("-"))
+        return next(("x".join(w) for w in words if len(w) == 2 and all(map(str.isdecimal, w))), "")
+
     def kind(self, phase: Phase) -> Kind:
         if phase == "encode":  # sizes share it
             return _kind(phase, 0, self.model)

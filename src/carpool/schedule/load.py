@@ -1,0 +1,56 @@
+"""How busy the device is going to be, by what came and what ran lately."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from carpool.schedule.cost import Curve
+from carpool.types import Parked, Waiting
+
+REMEMBERED = 400  # arrivals
+KEPT = 0.999  # of the weight of what ran before, at each forward
+BUSY = 0.97
+COMING = 3.0  # times as many as came so far: more are not counted on
+
+
+@dataclass(slots=True)
+class Load:
+    """Arrivals and denoising forwards, remembered for a while."""
+
+    _came: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _came_s: float = 0.0  # work of all that came, alone on the device
+    _last: int = 0  # request that came last
+    _alone_s: float = 0.0  # what the calls that ran lately would take one by one
+    _best_s: float = 0.0  # and at the width that is fastest
+
+    def came(self, waiting: Sequence[Waiting]) -> None:
+        """Note those of a line, in order, that were not in it before."""
+        if waiting and waiting[-1].request > self._last:
+            for one in waiting[-REMEMBERED:]:
+                if one.request > self._last:
+                    self._came_s += one.whole_s
+                    self._came.append((one.arrived_s, self._came_s))
+            self._last = waiting[-1].request
+
+    def ran(self, calls: Sequence[Parked], curve: Curve) -> None:
+        """Note a denoising forward."""
+        alone_s = sum([curve.seconds(call.rows) for call in calls])
+        self._alone_s = KEPT * self._alone_s + alone_s
+        self._best_s = KEPT * self._best_s + alone_s / curve.speedup(calls[0].max_rows)
+
+    def share(self, now_s: float) -> float:
+        """The part of its time that the device needs for what comes, if it runs as wide as pays.
+
+        Estimated from what it remembers; at most `BUSY`.
+        """
+        if len(self._came) < 2:
+            return 0.0
+        began_s, before_s = self._came[0]
+        work_s, over_s = self._came_s - before_s, now_s - began_s
+        best = self._alone_s / self._best_s if self._best_s else 1.0
+        return min(BUSY, work_s / over_s / best) if over_s > 0 else BUSY
+
+    def backlog(self, present: float, now_s: float) -> float:
+        """Requests that are in the house or are likely to come before it is empty."""
+        coming = present / (1 - self.share(now_s)) - present
+        return present + min(coming, COMING * len(self._came))
