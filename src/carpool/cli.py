@@ -8,45 +8,19 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import click
 
 import carpool
 from carpool.cli_bench import bench
+from carpool.cli_options import settings_options
 from carpool.cli_simulate import simulate
-from carpool.config import ENV_PREFIX, EngineSettings, ServeSettings, base_type
+from carpool.cli_tune import tune
+from carpool.config import ENV_PREFIX, EngineSettings, ServeSettings
 from carpool.errors import CarpoolError, SettingRejected
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def settings_options(cls: type[EngineSettings]) -> Callable[[Command], Command]:
-    """A flag for every setting of the class, with its own default shown but not applied.
-
-    So `ServeSettings.from_environment` can tell what was said on the command line.
-    """
-
-    def add(command: Command) -> Command:
-        hints = get_type_hints(cls)
-        for field in reversed(dataclasses.fields(cls)):
-            hint, rule = hints[field.name], field.metadata
-            is_choice, is_flag = get_origin(hint) is Literal, hint is bool
-            default = "" if field.default in (None, ()) else f"  [default: {field.default}]"
-            flag = field.name.replace("_", "-")
-            command = click.option(
-                f"--{flag}/--no-{flag}" if is_flag else f"--{flag}",
-                type=click.Choice(get_args(hint)) if is_choice else base_type(hint),
-                multiple=get_origin(hint) is tuple,
-                default=None,
-                metavar=rule["unit"].upper() or None,
-                help=rule["help"] + default,
-            )(command)
-        return command
-
-    return add
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -57,6 +31,7 @@ def cli() -> None:
 
 cli.add_command(bench)
 cli.add_command(simulate)
+cli.add_command(tune)
 
 
 @cli.command()

@@ -17,6 +17,7 @@ from carpool.schedule.findings import Point, as_json, block, comparison, numbers
 from carpool.schedule.simulate import ROUTES
 from carpool.schedule.study import MIXES, Comparison, Model, compare, mix, play
 from carpool.schedule.tables import TABLES, Table, learned, siblings, table
+from carpool.schedule.tuned import tables as tuned_tables
 from carpool.workload import Arrival, Mix, bursts, generators, plan, read_mix, read_trace
 
 Flags = SimpleNamespace
@@ -33,8 +34,8 @@ def _file(**rules: Any) -> click.Path:
 @click.command()
 @click.option(
     "--table",
-    help=f"seconds of a forward by rows: {', '.join(TABLES)}; with --costs a kind of the file  "
-    "[default: flux-512; with --costs the first]",
+    help=f"seconds of a forward by rows: {', '.join(TABLES)}, or a file of `carpool tune`; with "
+    "--costs a kind of the file  [default: flux-512; with --costs the first]",
 )
 @click.option(
     "--costs",
@@ -207,15 +208,28 @@ def _compare(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
 
 def _tables(said: Flags) -> Sequence[Table]:
     if said.costs is None:
+        if said.table not in TABLES and Path(said.table or "").is_file():
+            return _tuned(Path(said.table))
         return siblings(table(said.table or "flux-512"))
     try:
-        found = learned(Costs.from_json(json.loads(_text(said.costs))), steps=said.steps)
+        data = json.loads(_text(said.costs))
+        entries = data["costs"] if isinstance(data, dict) else data  # of `GET /stats`, of a table
+        found = learned(Costs.from_json(entries), steps=said.steps)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidValue(f"{said.costs}: is not what a server writes: {error!r}") from None
     name = said.table or next(iter(found))
     if name not in found:
         raise InvalidValue(f"table {name!r}: {said.costs} has {', '.join(found)}")
     return [found[name]]
+
+
+def _tuned(path: Path) -> Sequence[Table]:
+    try:
+        return tuned_tables(json.loads(_text(path)))
+    except ValueError as error:
+        raise InvalidValue(f"--table {path}: cannot be read: {error}") from None
+    except InvalidValue as error:
+        raise InvalidValue(f"--table {path}: {error}") from None
 
 
 def _mix(said: Flags, model: Model) -> Mix:

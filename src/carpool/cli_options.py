@@ -1,0 +1,44 @@
+"""Settings as flags of commands."""
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import click
+
+from carpool.config import EngineSettings, base_type
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def settings_options(
+    cls: type[EngineSettings], only: Collection[str] | None = None
+) -> Callable[[Command], Command]:
+    """A flag for every setting of the class, with its own default shown but not applied.
+
+    So `ServeSettings.from_environment` can tell what was said on the command line.
+
+    Args:
+        only: names of those that the command has; None: it has all.
+    """
+
+    def add(command: Command) -> Command:
+        hints = get_type_hints(cls)
+        for field in reversed(dataclasses.fields(cls)):
+            if only is not None and field.name not in only:
+                continue
+            hint, rule = hints[field.name], field.metadata
+            is_choice, is_flag = get_origin(hint) is Literal, hint is bool
+            default = "" if field.default in (None, ()) else f"  [default: {field.default}]"
+            flag = field.name.replace("_", "-")
+            command = click.option(
+                f"--{flag}/--no-{flag}" if is_flag else f"--{flag}",
+                type=click.Choice(get_args(hint)) if is_choice else base_type(hint),
+                multiple=get_origin(hint) is tuple,
+                default=None,
+                metavar=rule["unit"].upper() or None,
+                help=rule["help"] + default,
+            )(command)
+        return command
+
+    return add
