@@ -26,14 +26,16 @@ build/torchvision: | .venv/ready
 test-models: .venv/ready build/torchvision  ## every model and task against plain diffusers
 	$(ONE_THREAD) CARPOOL_WRITE_PROOF=1 $(BIN)/python -m pytest -m "slow or not slow" \
 	  tests/test_matrix.py tests/test_outsiders.py tests/test_traps_*.py tests/test_bench_http.py tests/test_benchmark_gpu.py \
+	  tests/test_benchmark_live.py \
 	  tests/test_agreement.py
 
 demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo-video.mp4
 	$(BIN)/python examples/demo.py
 	$(BIN)/python examples/demo_video.py
 
-bench: .venv/ready  ## the engine against plain diffusers; prints the table of docs/benchmarks.md
+bench: .venv/ready  ## against plain diffusers, LitServe, a lock, the simulator: docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python benchmarks/cpu.py --output docs/benchmarks.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.live --append-to docs/benchmarks.md
 
 bench-gpu: .venv/ready  ## real-size models on a CUDA device: docs/benchmarks-gpu.md
 	$(BIN)/python -m benchmarks.gpu --output docs/benchmarks-gpu.md
@@ -41,7 +43,7 @@ bench-gpu: .venv/ready  ## real-size models on a CUDA device: docs/benchmarks-gp
 bench-lora: .venv/ready  ## adapters by row, against PEFT's mixed batch
 	$(ONE_THREAD) $(BIN)/python benchmarks/lora.py
 
-bench-scheduler: .venv/ready  ## how long the policy thinks
+bench-scheduler: .venv/ready  ## how long the policy thinks, and what explaining costs
 	$(BIN)/python benchmarks/scheduler.py
 
 simulate: .venv/ready  ## every mode on every cost table; writes docs/scheduling.md

@@ -1,16 +1,28 @@
 """How long the policy of `continuous` thinks: choose() and admit() with many parked and queued.
 
+And what explaining costs (lives of requests, counts, why a forward was not wider): a run of the
+embedded model is recorded, what it explained is done again, and set against its forwards.
+
 usage: make bench-scheduler     (or: python benchmarks/scheduler.py [--parked N --queued N])
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from carpool.config import EngineSettings
+from carpool.engine import pipeline
+from carpool.engine.apart import not_wider
+from carpool.engine.loop import Engine
+from carpool.engine.story import Lives
+from carpool.engine.tally import FORWARD_BUCKETS_S, Histogram, Tally
+from carpool.parameters import check
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
-from carpool.types import Kind, Parked, Waiting
+from carpool.schedule.modes import together
+from carpool.types import Admission, Choice, Forward, Kind, Parked, Request, Waiting
 
 KINDS = [Kind("transformer.forward", size) for size in (256, 1024, 4096)]
 KEYS = {kind: ("transformer", "forward", (("hidden_states", (kind.size, 64)),)) for kind in KINDS}
@@ -31,6 +43,82 @@ def median_ms(work: Callable[[], object], turns: int = 51) -> float:
     return statistics.median(times_s) * 1e3
 
 
+class Recorded:
+    """A policy that takes everybody aboard and fuses all it can, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.turns: list[tuple[Choice, Sequence[Parked]]] = []
+
+    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+        return Admission(tuple(one.request for one in waiting))
+
+    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+        choice = together(parked)
+        if parked:
+            self.turns.append((choice, parked))
+        return choice
+
+
+class Nobody:
+    """Hears of a request, and does nothing."""
+
+    def event(self, event: object) -> None: ...
+
+    def done(self, outcome: Any) -> None:
+        assert outcome.error is None, outcome.error
+
+
+def explaining_us(turns: Sequence[tuple[Choice, Sequence[Parked]]]) -> float:
+    """Microseconds that explaining takes in a turn, on average."""
+    lives, tally = Lives(), Tally(time.monotonic)
+    histogram = Histogram(FORWARD_BUCKETS_S)
+    known = {
+        call.request: lives.begin(str(call.request), 0.0) for _, all_ in turns for call in all_
+    }
+    for _, all_ in turns:
+        for call in all_:
+            known[call.request].start(0.0)
+            lives.parked(known[call.request], call.kind.name, call.key, 0.0)
+    forward = Forward("transformer", "forward", "denoise", 1, 1, 0.01)
+    began_s = time.perf_counter()
+    for number, (choice, all_) in enumerate(turns):
+        not_wider(choice, all_)
+        lives.rode([known[call.request] for call in choice.calls], number, number + 0.5)
+        tally.forward(forward)
+        histogram.add(forward.duration_s)
+        for call in choice.calls:
+            tally.step(number)
+            lives.parked(known[call.request], call.kind.name, call.key, number + 0.5)
+    return (time.perf_counter() - began_s) / len(turns) * 1e6
+
+
+def explained(requests: int) -> str:
+    """A line: what explaining costs with so many requests of two sizes."""
+    settings, policy = EngineSettings(device="cpu", max_running=requests), Recorded()
+    seconds: list[float] = []
+    engine = Engine(
+        pipeline.load("shapes", settings),
+        settings,
+        finish=lambda work: work(),
+        on_forward=lambda forward: seconds.append(forward.duration_s),
+        policy=policy,
+    )
+    for number in range(requests):
+        size = 64 if number % 2 == 0 else 32
+        request = Request("a red circle", width=size, height=size, num_inference_steps=12)
+        engine.submit(check(engine.loaded.card, request), Nobody())
+    engine.enter()
+    while engine.step():
+        pass
+    engine.leave()
+    cost_us = statistics.median(explaining_us(policy.turns) for _ in range(21))
+    forward_ms = statistics.mean(seconds) * 1e3
+    return (
+        f"{cost_us / 1e3:8.3f} ms  explaining, a forward of the embedded model, {requests} aboard: "
+        f"{cost_us / 10 / forward_ms:.2f} % of its {forward_ms:.2f} ms"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parked", type=int, default=1000)
@@ -45,6 +133,8 @@ def main() -> None:
         f"admit(), {options.queued} queued": lambda: policy.admit(line, options.parked, 100.0),
     }.items():
         print(f"{median_ms(work):8.3f} ms  {what}")
+    for requests in (1, 2, 32):
+        print(explained(requests))
 
 
 if __name__ == "__main__":

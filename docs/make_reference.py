@@ -1,4 +1,4 @@
-"""Write `docs/reference.md` from the code: settings, errors, classes whose calls fuse.
+"""Write `docs/reference.md` from the code: settings, errors, metrics, classes whose calls fuse.
 
 usage: make docs    (a test fails when the page is behind the code)
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from carpool import errors
 from carpool.config import ENV_PREFIX, EngineSettings, ServeSettings
 from carpool.engine.specs import SPECS, Kind, Pad, Rule, State
+from carpool.metrics import ALL
 
 PAGE = Path(__file__).parent / "reference.md"
 
@@ -38,6 +39,15 @@ def page() -> str:
             "| status | code | class | meaning | same request later? |",
             "| --- | --- | --- | --- | --- |",
             *_errors(),
+            "",
+            "## Metrics",
+            "",
+            "Of `GET /metrics`, which wants an API key where `--api-key` is set. Those that come "
+            "from the worker are absent while it is restarted, and count from 0 again.",
+            "",
+            "| name | type | labels | what |",
+            "| --- | --- | --- | --- |",
+            *_metrics(),
             "",
             "## Classes whose calls fuse",
             "",
@@ -69,6 +79,12 @@ def _errors() -> Iterator[str]:
             meaning = (cls.__doc__ or "").splitlines()[0]
             again = "may work" if cls.should_retry else ""
             yield f"| {cls.status} | `{cls.code}` | `{cls.__name__}` | {meaning} | {again} |"
+
+
+def _metrics() -> Iterator[str]:
+    for name, about in ALL.items():
+        labels = ", ".join(f"`{label}`" for label in about.labels)
+        yield f"| `{name}` | {about.type} | {labels} | {about.text} |"
 
 
 def _specs() -> Iterator[str]:

@@ -30,7 +30,7 @@ from carpool.workload import bursts, generators, plan
 
 PAGE = Path(__file__).parent / "scheduling.md"
 LOADS = (0.1, 0.3, 0.6, 0.9, 1.2, 2.0, 3.0)
-SEEDS = (0, 1)
+SEEDS = (0, 1, 2, 3)
 COUNT = 600
 FUSING_PAYS = ("flux-512-streamed", "qwen-512-streamed", "sana-512")
 DRAWN = ("uniform", "steps")

@@ -183,6 +183,7 @@ def starting(*flags: str, model: str = MODEL) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environ |= {"CARPOOL_COST_TABLE": str(folder / "costs.json")}
+        environ |= {"XDG_STATE_HOME": str(folder / "state")}
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-m", "carpool.cli", "serve", model, "--port", "0", *flags],

@@ -148,6 +148,12 @@ def test_a_deadline_that_presses_goes_first_the_one_with_the_least_slack_before_
     assert chosen(Continuous(SLOW), short, soon, sooner) == [3]
 
 
+def test_a_deadline_that_can_no_longer_be_met_does_not_press() -> None:
+    late = step(2, 2, LARGE, deadline_s=15.0)  # and needs 16
+
+    assert chosen(Continuous(SLOW), step(1, 1, left=1), late) == [1]
+
+
 def test_priority_is_worth_a_multiple_of_the_requests_own_work() -> None:
     early, late = step(1, 1), step(2, 2, arrived_s=12.0)
 
@@ -178,7 +184,7 @@ def test_a_choice_says_why_it_is_not_wider() -> None:
     assert why(SLOW, *calls) == "knee"
     assert why(measured, *calls) == "untried"
     assert why(FREE, replace(calls[0], key=("f", "w")), replace(calls[1], key=("f", "v"))) == (
-        "differs:w"
+        "nobody"
     )
 
 
@@ -310,18 +316,20 @@ def test_between_two_forwards_of_who_began_together_is_one_other_or_the_time_of_
             assert len(sides) == 1 or sum(sides) <= one_s + 1e-9
 
 
-def test_when_who_began_together_has_ended_the_others_decode_and_encode_before_the_next_begin() -> (
-    None
-):
+def test_where_sizes_take_turns_all_encode_and_decode_before_the_next_begin_together() -> None:
     policy = Continuous(SLOW)
+    decodes = [step(n, n, phase="decode") for n in (12, 13)]
+    encode, waits = step(14, 14, phase="encode"), step(15, 15, LARGE)
     assert chosen(policy, step(1, 1)) == [1]
-    decodes = [step(n, n, phase="decode") for n in (2, 3)]
-    encode, waits = step(4, 4, phase="encode"), step(5, 5, LARGE)
 
-    assert chosen(policy, decodes[0], decodes[1], encode, waits) == [2]
-    assert chosen(policy, decodes[1], encode, waits) == [3]
-    assert chosen(policy, encode, waits) == [4]
-    assert chosen(policy, waits) == [5]
+    assert chosen(policy, *decodes, step(2, 2)) == [12]
+    assert chosen(policy, decodes[1], step(2, 2)) == [2]  # only this size so far
+    assert chosen(policy, step(3, 3, LARGE)) == [3]
+
+    assert chosen(policy, *decodes, encode, waits) == [12]
+    assert chosen(policy, decodes[1], encode, waits) == [13]
+    assert chosen(policy, encode, waits) == [14]
+    assert chosen(policy, waits) == [15]
 
 
 @given(ASKED)

@@ -65,12 +65,23 @@ jobs = st.builds(
     task=texts,
 )
 pictures = st.builds(frames.Picture, width=sides, height=sides, rgb=st.binary(max_size=99))
+clips = st.builds(
+    frames.Clip,
+    width=sides,
+    height=sides,
+    length=sides,
+    rgb=st.binary(max_size=99),
+    path=texts,
+    sound=st.binary(max_size=99),
+    channels=sides,
+    rate=sides,
+)
 usages = st.builds(frames.Usage, text_tokens=sides, image_tokens=sides)
 timings = st.builds(Timings, *[st.floats(0, 1e6)] * 5)
 
 to_worker = st.one_of(
     st.builds(frames.Load, model=texts, settings=settings),
-    st.builds(frames.Submit, job=jobs),
+    st.builds(frames.Submit, job=jobs, follow=st.booleans()),
     st.builds(frames.Cancel, request_id=ids),
     st.builds(frames.AskStatistics),
 )
@@ -89,7 +100,9 @@ to_front = st.one_of(
         pictures=st.lists(pictures, max_size=2),
         timings=timings,
         usage=usages,
+        clip=st.none() | clips,
     ),
+    st.builds(frames.Progress, request_id=ids, step=sides, steps=sides),
     st.builds(
         frames.Failed,
         request_id=ids,

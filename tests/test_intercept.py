@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from carpool.engine.fiber import Fiber, Returned
-from carpool.engine.intercept import Call, Interception, methods_of, phase_of
+from carpool.engine.intercept import Call, Interception, methods_of
 from carpool.engine.specs import SPECS
-from carpool.types import Phase
+from carpool.types import Phase, phase_of
 
 
 class Doubler(nn.Module):

@@ -197,7 +197,7 @@ def test_statistics_say_why_forwards_were_not_wider() -> None:
         stats = drive.engine.statistics()
 
     assert {one["why"].split(":")[0] for one in stats["not_wider"]} <= {
-        "cap", "knee", "untried", "nobody", "differs"
+        "cap", "knee", "untried", "nobody", "differs", "group"
     }  # fmt: skip
     assert sum(one["count"] for one in stats["not_wider"]) == sum(
         one["count"] for one in stats["forwards"]

@@ -23,7 +23,7 @@ CLOSE = 1  # of 255: float rounding may tip a pixel when requests ride together
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving() as server:
+    with serving("--metadata-prompt") as server:
         yield server
 
 

@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,10 @@ from carpool.engine.loop import Engine
 from carpool.types import Job
 from carpool.worker import Worker
 from serving import DRAW, MODEL, SIZE
+from tiny import checkpoint
+from tiny.ltx2 import ARGUMENTS as LTX2
 
+VIDEO = LTX2["ltx2"]
 ARGUMENTS = {"prompt": "a red circle", "width": SIZE[0], "height": SIZE[1], **DRAW}
 
 
@@ -37,14 +41,14 @@ class Front:
 
 
 @contextmanager
-def working(model: str = MODEL) -> Iterator[Front]:
+def working(model: str = MODEL, passing: str = "") -> Iterator[Front]:
     """A worker on a thread of this process, told what to load."""
     ours, theirs = socket.socketpair()
     with closing(ours), closing(theirs):
         thread = threading.Thread(target=Worker(theirs).serve)
         thread.start()
         front = Front(ours)
-        front.say(frames.Load(model, EngineSettings(device="cpu")))
+        front.say(frames.Load(model, EngineSettings(device="cpu"), passing))
         yield front
         front.hang_up()
         thread.join(10)
@@ -54,6 +58,18 @@ def working(model: str = MODEL) -> Iterator[Front]:
 def submit(front: Front, request_id: str) -> frames.ToFront | None:
     front.say(frames.Submit(Job(request_id, 1, ARGUMENTS)))
     return front.hear()
+
+
+def film(front: Front) -> frames.Clip:
+    """Have a video made, of the arguments that its checkpoint comes with."""
+    front.hear()
+    arguments = {**VIDEO, "prompt": "a red circle", "output_type": "pil"}
+    front.say(frames.Submit(Job("one", 1, arguments, task="text-to-video")))
+    done = front.hear()
+    assert isinstance(done, frames.Done), done
+    assert done.clip is not None
+    assert not done.pictures
+    return done.clip
 
 
 def test_a_job_becomes_a_picture() -> None:
@@ -119,3 +135,40 @@ def test_a_worker_whose_engine_ended_hangs_up(
 
     assert heard[-1] is None  # its front starts a new one
     assert "the engine's loop failed" in caplog.text
+
+
+def test_steps_are_told_of_a_request_that_is_followed() -> None:
+    with working() as front:
+        front.hear()
+        front.say(frames.Submit(Job("one", 1, ARGUMENTS), follow=True))
+        heard = [front.hear() for _ in range(DRAW["num_inference_steps"] + 1)]
+        done = submit(front, "another")
+
+    assert heard[:-1] == [frames.Progress("one", step, 3) for step in (1, 2, 3)]
+    assert isinstance(heard[-1], frames.Done)
+    assert isinstance(done, frames.Done)
+
+
+def test_a_video_crosses_with_its_sound_as_a_file_where_it_is_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, passing = str(checkpoint("ltx2")), tmp_path / "passing"
+    passing.mkdir()
+    with working(model, str(passing)) as front:
+        small = film(front)
+    assert not list(passing.iterdir())
+    monkeypatch.setattr(frames, "MOST_INLINE_BYTES", 1000)
+    with working(model, str(passing)) as front:
+        large = film(front)
+    with working(model) as front:
+        nowhere = film(front)
+
+    assert (small.width, small.height, small.length) == (64, 32, 5)
+    assert len(small.rgb) == 64 * 32 * 5 * 3
+    assert len(set(small.rgb)) > 10
+    assert (small.path, large.rgb) == ("", b"")
+    assert Path(large.path).parent == passing
+    assert Path(large.path).read_bytes() == small.rgb == nowhere.rgb
+    assert small.rate > 0
+    assert small.sound == large.sound
+    assert len(small.sound) % (4 * small.channels) == 0

@@ -249,6 +249,16 @@ class Engine:
         """What is going on, and which forwards were run: see `carpool.engine.loop`."""
         return self._loop.statistics()
 
+    def explain(self, request_id: str) -> dict[str, Any] | None:
+        """What a request did when, with how many it rode, and what it waited for.
+
+        Moments are seconds since its submission. `place_in_forward` is time in which forwards
+        ran that it could have ridden in, had they been wider; `incompatible_forwards`, those of
+        its module that it could not share; `other_modules`, all others. None if it is unknown,
+        or ended before the last thousand.
+        """
+        return self._loop.life(request_id)
+
     def close(self) -> None:
         """Cancel what still runs and give the model's modules back as they were."""
         self._loop.close()

@@ -19,6 +19,8 @@ BatchingMode = Literal["continuous", "dynamic", "request", "off"]
 LoraBatching = Literal["mixed", "grouped"]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 def _setting(
@@ -82,6 +84,9 @@ class EngineSettings:
         0.0, "request: longest wait for a wave to fill", "ms", least=0
     )
     lora: tuple[str, ...] = _setting((), "NAME=PATH of an adapter (.safetensors); repeatable")
+    lora_dir: str | None = _setting(
+        None, "folder whose .safetensors files are adapters by their names; read again on SIGHUP"
+    )
     lora_batching: LoraBatching = _setting(
         "mixed", "mixed: requests with different adapters share forwards; grouped: they do not"
     )
@@ -92,8 +97,19 @@ class EngineSettings:
     )
     max_running: int = _setting(32, "requests in flight at once", least=1)
     max_queue: int = _setting(1024, "requests that may wait beyond those", least=0)
+    max_wait: float = _setting(
+        600.0,
+        "predicted work of those that wait at which new requests are refused; previews stop at "
+        "half of it, requests of priority below 0 are refused at four fifths",
+        unit="s",
+        least=0.1,
+    )
     max_pixels: int = _setting(2048 * 2048, "largest picture of a request", unit="pixels", least=1)
     max_steps: int = _setting(1000, "most denoising steps of a request", least=1)
+
+    fault: tuple[str, ...] = _setting(
+        (), "fail on purpose, for tests: POINT:WHAT:WHEN, as forward:memory:0.01"
+    )
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -107,14 +123,54 @@ class ServeSettings(EngineSettings):
 
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 exposes the server")
     port: int = _setting(8000, "port to listen on; 0 takes a free one", least=0, most=65535)
-    api_key: tuple[str, ...] = _setting((), "bearer token that clients must send; repeatable")
+    uds: str | None = _setting(None, "Unix socket to listen on, instead of host and port")
+    root_path: str = _setting("", "path under which a proxy shows the server, such as /draw")
+    api_key: tuple[str, ...] = _setting(
+        (), "bearer token that clients must send, as KEY or NAME=KEY; repeatable"
+    )
+    api_key_file: str | None = _setting(
+        None, "file of more of them, one a line; read again on SIGHUP"
+    )
+    requests_per_minute: int | None = _setting(
+        None, "requests for work that one key may make; default: no limit", least=1
+    )
+    max_in_flight_per_key: int | None = _setting(
+        None, "of those, how many may be unanswered at once; default: no limit", least=1
+    )
     served_model_name: str | None = _setting(None, "model id in answers; default: the model's own")
     max_n: int = _setting(10, "most images of one HTTP request", least=1)
     max_body_bytes: int = _setting(1 << 20, "largest HTTP body", unit="bytes", least=1)
+    max_upload_bytes: int = _setting(
+        64 << 20, "largest HTTP body with pictures to edit", unit="bytes", least=1
+    )
+    allow_remote_media: bool = _setting(
+        False, "fetch pictures that requests name by http(s) URLs, from public addresses only"
+    )
+    metadata: bool = _setting(True, "write into files what made them, and that a model did")
+    metadata_prompt: bool = _setting(False, "write prompts there too")
+    max_frames: int = _setting(512, "most frames of a video", least=1)
+    state_dir: str | None = _setting(
+        None,
+        "folder of jobs and their files; none keeps them in memory; default: the port's own in "
+        "the user's state folder, memory if the port is 0",
+    )
+    job_ttl: float = _setting(
+        86400.0,
+        "how long a job may take, and how long it is kept once it has ended",
+        unit="s",
+        least=1,
+    )
+    max_store_bytes: int = _setting(
+        10 << 30, "files of jobs in all; the oldest go first", unit="bytes", least=1
+    )
     drain_timeout: float = _setting(
         30.0, "how long running requests may go on after SIGTERM", unit="s", least=0
     )
-    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least severe log")
+    log_level: LogLevel = _setting("info", "least severe log")
+    log_format: LogFormat = _setting("text", "json: an object a line, on standard error too")
+    otel: bool = _setting(
+        False, "send traces by OpenTelemetry; so does any OTEL_EXPORTER_OTLP_*ENDPOINT variable"
+    )
 
     def engine(self) -> EngineSettings:
         """The part that the worker needs."""

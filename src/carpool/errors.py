@@ -7,11 +7,21 @@
       InvalidValue                invalid_value
       InvalidJSON                 invalid_json
       SizeRejected                size_not_supported
+      UnsupportedImage            unsupported_image
+      ImageTooLarge          413  image_too_large
+      MaskMismatch                mask_mismatch
     InvalidAPIKey            401  invalid_api_key
     ModelNotFound            404  model_not_found
+    ModelNotSupported        404  model_not_supported
     NoSuchEndpoint           404  not_found
+    FileNotFound             404  file_not_found
+    JobNotFound              404  job_not_found
+      FileNotReady                file_not_ready
+    IdempotencyMismatch      422  idempotency_mismatch
+    StoreFailed              503  store_failed       the disk is full, say: safe to retry
     BodyTooLarge             413  body_too_large
     Overloaded               429  queue_full         retry after `retry_after_s`
+      RateLimited                 rate_limit_exceeded    this client, not the server
     Cancelled                499  client_closed
     PipelineFailed           500  internal_error     the pipeline raised: it would again
     WorkerLost               503  worker_lost        safe to retry
@@ -95,6 +105,12 @@ class SizeRejected(Rejected):
     code = "size_not_supported"
 
 
+class MaskMismatch(Rejected):
+    """A mask that does not belong to its picture, or marks nothing in it."""
+
+    code = "mask_mismatch"
+
+
 class InvalidAPIKey(CarpoolError):
     """The bearer token is missing or unknown."""
 
@@ -109,11 +125,66 @@ class ModelNotFound(CarpoolError):
     code = "model_not_found"
 
 
+class ModelNotSupported(CarpoolError):
+    """The served model cannot do what this endpoint is for."""
+
+    status = 404
+    code = "model_not_supported"
+
+
+class FileNotFound(CarpoolError):
+    """No file behind this link: it has expired, or is not one of ours."""
+
+    status = 404
+    code = "file_not_found"
+
+
 class NoSuchEndpoint(CarpoolError):
     """The server has no such path, or not with this method."""
 
     status = 404
     code = "not_found"
+
+
+class JobNotFound(CarpoolError):
+    """No such job: never accepted, deleted, or older than the store keeps them."""
+
+    status = 404
+    code = "job_not_found"
+
+
+class FileNotReady(JobNotFound):
+    """The job has no such file, or not yet."""
+
+    code = "file_not_ready"
+
+
+class IdempotencyMismatch(CarpoolError):
+    """An `Idempotency-Key` came again with another body."""
+
+    status = 422
+    code = "idempotency_mismatch"
+
+
+class StoreFailed(CarpoolError):
+    """The store of jobs could not be read or written."""
+
+    status = 503
+    code = "store_failed"
+    should_retry = True
+
+
+class UnsupportedImage(Rejected):
+    """The bytes are no picture that is read here."""
+
+    code = "unsupported_image"
+
+
+class ImageTooLarge(Rejected):
+    """A picture has more pixels than the server takes."""
+
+    status = 413
+    code = "image_too_large"
 
 
 class BodyTooLarge(CarpoolError):
@@ -124,11 +195,17 @@ class BodyTooLarge(CarpoolError):
 
 
 class Overloaded(CarpoolError):
-    """The queue is full."""
+    """The queue is full, or holds more work than may wait."""
 
     status = 429
     code = "queue_full"
     should_retry = True
+
+
+class RateLimited(Overloaded):
+    """This client asks more often, or for more at once, than it may."""
+
+    code = "rate_limit_exceeded"
 
 
 class TooLate(Rejected):

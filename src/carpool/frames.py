@@ -1,5 +1,7 @@
 """What the front and a worker say to each other: msgpack messages, each after its length.
 
+Pictures of a request cross inside its arguments, as their pixels.
+
 A dead peer is an end of file on the socket, seen at once. Nothing here opens a socket.
 """
 
@@ -8,12 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from PIL import Image
 
-from carpool.config import EngineSettings
+from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.parameters import Card
 from carpool.types import Job, Timings
 
 LENGTH = struct.Struct(">I")
+MOST_INLINE_BYTES = 64 << 20  # a larger output crosses as a file: others' frames need not wait
 
 
 class Load(msgspec.Struct, tag="load"):
@@ -21,10 +25,16 @@ class Load(msgspec.Struct, tag="load"):
 
     model: str
     settings: EngineSettings
+    passing: str = ""  # folder for outputs too large for a frame; nothing: all cross in frames
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
+    otel: bool = False  # send traces
 
 
 class Submit(msgspec.Struct, tag="submit"):
     job: Job
+    follow: bool = False  # tell the front of every step
+    trace: str = ""  # context of the front's span, as in the header `traceparent`
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
@@ -35,12 +45,27 @@ class AskStatistics(msgspec.Struct, tag="ask"):
     pass
 
 
+class AskLives(msgspec.Struct, tag="ask_lives"):
+    request_ids: list[str]
+
+
+class Reload(msgspec.Struct, tag="reload"):
+    """Read again what may change while the worker runs: adapters' folder, batching config."""
+
+
 class Ready(msgspec.Struct, tag="ready"):
     """The model is loaded and takes requests."""
 
     card: Card
     versions: dict[str, str]  # of the libraries that make the pictures
     load_s: float
+
+
+class Reloaded(msgspec.Struct, tag="reloaded"):
+    """Answers `Reload`: the model as it is served by now, and what could not be taken."""
+
+    card: Card
+    problems: list[str]
 
 
 class CannotLoad(msgspec.Struct, tag="cannot_load"):
@@ -51,6 +76,36 @@ class Picture(msgspec.Struct):
     width: int
     height: int
     rgb: bytes  # 3 * width * height
+
+
+class Clip(msgspec.Struct):
+    """A video, with its sound where the model makes it. The front removes the file at `path`."""
+
+    width: int
+    height: int
+    length: int  # frames
+    rgb: bytes  # 3 * width * height * length; nothing if they lie in a file
+    path: str = ""
+    sound: bytes = b""  # float32 of the machine, (channels, samples)
+    channels: int = 1
+    rate: int = 0  # samples a second
+
+
+class Progress(msgspec.Struct, tag="progress"):
+    """A denoising step of a followed request is done."""
+
+    request_id: str
+    step: int
+    steps: int
+
+
+class Preview(msgspec.Struct, tag="preview"):
+    """What a request is going to be, as far as one can see after some of its steps."""
+
+    request_id: str
+    step: int
+    steps: int
+    picture: Picture
 
 
 class Usage(msgspec.Struct):
@@ -66,6 +121,7 @@ class Done(msgspec.Struct, tag="done"):
     pictures: list[Picture]
     timings: Timings
     usage: Usage
+    clip: Clip | None = None  # instead of pictures, of a model that makes videos
 
 
 class Failed(msgspec.Struct, tag="failed"):
@@ -80,11 +136,34 @@ class Statistics(msgspec.Struct, tag="statistics"):
     statistics: dict[str, Any]
 
 
-ToWorker = Load | Submit | Cancel | AskStatistics
-ToFront = Ready | CannotLoad | Done | Failed | Statistics
+class Lives(msgspec.Struct, tag="lives"):
+    """What was asked for, in that order; without those that are not known any more."""
 
-_encoder = msgspec.msgpack.Encoder()
-_to_worker = msgspec.msgpack.Decoder(ToWorker)
+    lives: list[dict[str, Any]]
+
+
+ToWorker = Load | Submit | Cancel | AskStatistics | AskLives | Reload
+ToFront = Ready | CannotLoad | Done | Progress | Preview | Failed | Statistics | Lives | Reloaded
+
+_PICTURE = 1  # code of the extension type that a PIL image crosses as: mode, size, pixels
+
+
+def _packed(value: Any) -> msgspec.msgpack.Ext:
+    if not isinstance(value, Image.Image):
+        raise TypeError(f"a {type(value).__name__} cannot cross")
+    parts = (value.mode, value.size, value.tobytes())
+    return msgspec.msgpack.Ext(_PICTURE, msgspec.msgpack.encode(parts))
+
+
+def _unpacked(code: int, data: memoryview) -> Any:
+    if code != _PICTURE:
+        raise ValueError(f"unknown extension {code}")
+    mode, size, pixels = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, int], bytes])
+    return Image.frombytes(mode, size, pixels)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_packed)
+_to_worker = msgspec.msgpack.Decoder(ToWorker, ext_hook=_unpacked)
 _to_front = msgspec.msgpack.Decoder(ToFront)
 
 

@@ -6,6 +6,7 @@ engine; a request never says where weights lie. No torch: the front process chec
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from carpool.errors import (
@@ -95,6 +96,11 @@ def parse_lora(entries: Sequence[str]) -> dict[str, str]:
             raise SettingRejected(f"lora={entry!r}: write NAME=PATH, as style=./style.safetensors")
         found[check_name(name, list(found))] = path
     return found
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """The adapters of a folder, by their names: those of the files without their endings."""
+    return {file.stem: file for file in sorted(folder.expanduser().glob("*.safetensors"))}
 
 
 def _wrong(what: str) -> InvalidValue:

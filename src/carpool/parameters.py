@@ -20,7 +20,7 @@ from carpool.errors import (
 )
 from carpool.lora import check_lora, refuse_scale
 from carpool.pictures import NAMES as PICTURE_NAMES
-from carpool.pictures import check_pictures
+from carpool.pictures import check_pictures, size_of
 from carpool.types import MAX_SEED, Job, Request, new_seed
 
 ParameterKind = Literal["int", "float", "bool", "str", "numbers", "other"]
@@ -115,7 +115,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
     Args:
         card: of the model that is to run it.
         request: as the caller wrote it.
-        from_json: it came over HTTP, where no tensors, pictures or callables can.
+        from_json: it came over HTTP, where no tensors or callables can.
 
     Raises:
         Rejected: names what was seen, the rule, and the nearest thing that works.
@@ -227,7 +227,7 @@ def _value(parameter: Parameter, value: Any, from_json: bool) -> Any:
         "bool": (isinstance(value, bool), "true or false"),
         "str": (isinstance(value, str) and _is_unicode(value), "one string of valid Unicode"),
         "numbers": (_are_numbers(value), "a list of finite numbers"),
-        "other": (not from_json, ""),
+        "other": (not from_json or _are_pictures(value), ""),
     }[kind]
     if name == "output_type":
         fits, rule = value in OUTPUT_TYPES, f"one of {', '.join(OUTPUT_TYPES)}"
@@ -299,6 +299,12 @@ def _is_number(value: Any) -> bool:
     """A number that 32 bits can hold: what a pipeline makes a tensor of."""
     is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_plain and -MAX_FLOAT32 <= value <= MAX_FLOAT32
+
+
+def _are_pictures(value: Any) -> bool:
+    """Uploaded ones, decoded: JSON cannot make these."""
+    ones = value if isinstance(value, list) else [value]
+    return bool(ones) and all(size_of(one) is not None for one in ones)
 
 
 def _are_numbers(value: Any) -> bool:

@@ -10,32 +10,53 @@ import itertools
 import logging
 import socket
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from carpool import frames
-from carpool.config import EngineSettings
+from carpool import frames, tracing
+from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost, by_name
 from carpool.types import Job
 
 log = logging.getLogger("carpool")
 
+OnProgress = Callable[[int, int], None]
+OnPreview = Callable[[frames.Preview], None]
 State = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
 _BACKOFF_S = (0.1, 0.5, 2.0, 8.0, 30.0)  # between the deaths of workers that never got ready
 
 
 class Supervisor:
-    """One worker process and its restarts."""
+    """One worker process and its restarts.
 
-    def __init__(self, model: str, settings: EngineSettings) -> None:
-        self._load = frames.Load(model, settings)
+    `passing` is a folder for outputs that are too large for a frame; `log` how and how much the
+    worker logs; `otel` has it send traces.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        settings: EngineSettings,
+        *,
+        passing: Path | None = None,
+        log: tuple[LogLevel, LogFormat] = ("info", "text"),
+        otel: bool = False,
+    ) -> None:
+        folder = "" if passing is None else str(passing)
+        self._load = frames.Load(model, settings, folder, *log, otel)
         self._state: State = "starting"
         self._is_draining = False
         self._pending: dict[str, asyncio.Future[frames.Done]] = {}
-        self._asked: asyncio.Queue[asyncio.Future[dict[str, Any]]] = asyncio.Queue()
+        self._followers: dict[str, OnProgress] = {}
+        self._viewers: dict[str, OnPreview] = {}
+        self._asked: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()  # answered in order
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self.ready: frames.Ready | None = None  # of the newest worker that got so far
         self._first_ready = asyncio.Event()
+        self._is_open = asyncio.Event()  # ready, and not draining
+        self._began_s = 0.0  # when the newest worker was started; event loop's clock
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -52,8 +73,21 @@ class Supervisor:
         assert self.ready is not None
         return self.ready
 
-    async def submit(self, job: Job) -> frames.Done:
+    async def wait_open(self) -> None:
+        """Wait until requests would be accepted; for ever once it drains."""
+        await self._is_open.wait()
+
+    async def submit(
+        self,
+        job: Job,
+        on_progress: OnProgress | None = None,
+        on_preview: OnPreview | None = None,
+    ) -> frames.Done:
         """Run a job in the worker. Cancelling the awaiting task cancels the job.
+
+        Args:
+            on_progress: is told of denoising steps: those done, and how many there are.
+            on_preview: is shown the job's `previews`; all come before the answer.
 
         Raises:
             Starting, WorkerLost, Draining: the worker takes nothing now.
@@ -62,37 +96,63 @@ class Supervisor:
         self.check_open()
         future: asyncio.Future[frames.Done] = asyncio.get_running_loop().create_future()
         self._pending[job.request_id] = future
+        if on_progress is not None:
+            self._followers[job.request_id] = on_progress
+        if on_preview is not None:
+            self._viewers[job.request_id] = on_preview
         try:
-            self._send(frames.Submit(job))
+            self._send(frames.Submit(job, on_progress is not None, tracing.carried()))
             return await future
         except asyncio.CancelledError:
             self._send(frames.Cancel(job.request_id))
             raise
         finally:
             self._pending.pop(job.request_id, None)
+            self._followers.pop(job.request_id, None)
+            self._viewers.pop(job.request_id, None)
 
     def check_open(self) -> None:
         """Raise unless a request would be accepted now."""
         if self._is_draining:
             raise Draining("the server is ending and takes no new requests", retry_after_s=5)
         if self._state == "starting":
-            raise Starting("the model is still loading", retry_after_s=2)
+            raise Starting("the model is still loading", retry_after_s=self._until_ready_s())
         if self._state != "ready":
-            raise WorkerLost("the worker has died and is being restarted", retry_after_s=5)
+            again_s = self._until_ready_s()
+            raise WorkerLost("the worker has died and is being restarted", retry_after_s=again_s)
+
+    def _until_ready_s(self) -> float:
+        """When the next worker is likely to be ready, by what the last one took."""
+        took_s = 3.0 if self.ready is None else self.ready.load_s
+        gone_s = asyncio.get_running_loop().time() - self._began_s
+        return min(max(took_s - gone_s, 1.0), 120.0)
 
     async def statistics(self) -> dict[str, Any]:
         """The engine's own statistics."""
+        answer: dict[str, Any] = await self._ask(frames.AskStatistics())
+        return answer
+
+    async def lives(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
+        """What became of requests; without those that the worker does not know any more."""
+        answer: list[dict[str, Any]] = await self._ask(frames.AskLives(list(request_ids)))
+        return answer
+
+    async def _ask(self, question: frames.AskStatistics | frames.AskLives) -> Any:
         if self._state != "ready":
             self.check_open()
         future = asyncio.get_running_loop().create_future()
         self._asked.put_nowait(future)
-        self._send(frames.AskStatistics())
-        answer: dict[str, Any] = await future
-        return answer
+        self._send(question)
+        return await future
+
+    def reload(self) -> None:
+        """Have the worker read its adapters' folder and batching config again."""
+        self._send(frames.Reload())
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, wait for those in flight, then give up the rest."""
         self._is_draining = True
+        self._is_open.clear()
         running = list(self._pending.values())
         if running:
             log.info("draining: %d requests still run", len(running))
@@ -102,6 +162,7 @@ class Supervisor:
     async def stop(self) -> None:
         """End the worker; returns when the process is gone."""
         self._is_draining = True
+        self._is_open.clear()
         self._give_up(Draining("the server was told to end at once", retry_after_s=5))
         if self._task is not None:
             self._task.cancel()
@@ -124,6 +185,7 @@ class Supervisor:
     async def _run_once(self) -> bool:
         """Run one worker process to its end. Says whether it ever got ready."""
         ours, theirs = socket.socketpair()
+        self._began_s = asyncio.get_running_loop().time()
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "carpool.worker", str(theirs.fileno()),
@@ -139,6 +201,7 @@ class Supervisor:
         finally:
             if self._first_ready.is_set():
                 self._state = "worker_lost"
+                self._is_open.clear()
                 self._give_up(
                     WorkerLost("the worker died while it ran this request", retry_after_s=5)
                 )
@@ -160,8 +223,22 @@ class Supervisor:
                 case frames.Ready() as ready:
                     self.ready, self._state, was_ready = ready, "ready", True
                     self._first_ready.set()
+                    if not self._is_draining:
+                        self._is_open.set()
+                case frames.Reloaded(card, problems):
+                    assert self.ready is not None
+                    self.ready = frames.Ready(card, self.ready.versions, self.ready.load_s)
+                    log.info("reloaded; adapters: %s", ", ".join(card.lora) or "none")
+                    for problem in problems:
+                        log.error("not reloaded: %s", problem)
                 case frames.CannotLoad(message):
                     raise LoadFailed(message)
+                case frames.Progress(request_id, step, steps):
+                    if follower := self._followers.get(request_id):
+                        follower(step, steps)
+                case frames.Preview() as preview:
+                    if viewer := self._viewers.get(preview.request_id):
+                        viewer(preview)
                 case frames.Done() as done:
                     self._answer(done.request_id, done)
                 case frames.Failed() as failed:
@@ -169,15 +246,17 @@ class Supervisor:
                         failed.message, param=failed.param, retry_after_s=failed.retry_after_s
                     )
                     self._answer(failed.request_id, error)
-                case frames.Statistics(statistics):
+                case frames.Statistics(told) | frames.Lives(told):
                     asked = self._asked.get_nowait()
                     if not asked.done():  # whoever asked may have left
-                        asked.set_result(statistics)
+                        asked.set_result(told)
 
     def _answer(self, request_id: str, answer: frames.Done | CarpoolError) -> None:
         future = self._pending.get(request_id)
-        if future is None or future.done():
-            return  # nobody waits any more
+        if future is None or future.done():  # nobody waits any more
+            if isinstance(answer, frames.Done) and answer.clip and answer.clip.path:
+                Path(answer.clip.path).unlink(missing_ok=True)
+            return
         if isinstance(answer, CarpoolError):
             future.set_exception(answer)
         else:

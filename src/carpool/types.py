@@ -18,6 +18,18 @@ Phase = Literal["encode", "denoise", "decode"]
 
 MAX_SEED = 2**63 - 1
 
+BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1.2e3)
+"""Upper bounds in which durations are counted."""
+
+
+def phase_of(component: str, method: str) -> Phase:
+    """What a method of this component does for a request, by diffusers' naming habits."""
+    if method == "decode" or component in ("vocoder", "safety_checker"):
+        return "decode"
+    if method in ("encode", "generate") or "encoder" in component or component == "connectors":
+        return "encode"
+    return "denoise"
+
 
 def new_request_id() -> str:
     return f"req-{uuid.uuid4().hex[:16]}"
@@ -75,6 +87,7 @@ class Job:
     deadline_s: float | None = None  # wished for, from submission; `timeout_s` ends it, this not
     priority: int = 0  # -10 to 10; higher goes first
     tenant: str = ""  # whose share of the device it uses
+    previews: int = 0  # pictures to show while it is denoised, evenly spaced; at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +166,7 @@ class Choice:
     """Who shares the next forward; its leader first. Empty only if nobody is parked."""
 
     calls: tuple[Parked, ...]
-    why: str = ""  # it is not wider: "cap", "knee", "untried", "nobody", "differs:ARGUMENT"
+    why: str = ""  # it is not wider: "cap", "knee", "untried", "nobody"; see `engine/apart.py`
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +186,10 @@ class Forward:
 class Event:
     """Something that happened to one request."""
 
-    kind: Literal["queued", "started", "step", "finished"]
+    kind: Literal["queued", "started", "step", "preview", "finished"]
     request_id: str
     at_s: float  # engine clock
     step: int = 0  # denoising steps done
     steps: int = 0  # denoising steps in all
     error: Exception | None = None  # of a `finished` one; None: it succeeded
+    picture: Any = None  # of a `preview`: an array (height, width, 3), 0-255

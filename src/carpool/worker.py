@@ -12,14 +12,19 @@ import queue
 import select
 import socket
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from carpool import frames
+from carpool import frames, logs, tracing
 from carpool.errors import CarpoolError, PipelineFailed
 from carpool.types import Event, Job
+
+Made = tuple[list[frames.Picture], frames.Clip | None]
 
 
 class Worker:
@@ -27,6 +32,7 @@ class Worker:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._tracing = tracing.Tracing()
         self._outbox: queue.SimpleQueue[frames.ToFront] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="carpool-write", daemon=True).start()
 
@@ -41,7 +47,10 @@ class Worker:
         from carpool.engine.loop import Engine
 
         began_s = time.monotonic()
+        logs.set_up(first.log_level, first.log_format)
         try:
+            if first.otel:
+                self._tracing = tracing.start("worker")
             loaded = pipeline.load(first.model, first.settings)
             engine = Engine(loaded, first.settings, table=Table(loaded, first.settings))
         except CarpoolError as error:
@@ -49,6 +58,7 @@ class Worker:
             self._next()  # the front hangs up once it has read this
             return
         meter = pipeline.Meter(loaded)
+        wrap = partial(_wrapped, pipe=loaded.pipe, passing=first.passing)
 
         def run() -> None:
             engine.run()  # ends early only if its loop failed: a successor is better then
@@ -59,17 +69,37 @@ class Worker:
         self.say(frames.Ready(engine.loaded.card, pipeline.versions(), time.monotonic() - began_s))
         while (frame := self._next()) is not None:
             match frame:
-                case frames.Submit(job):
+                case frames.Submit(job, follow, trace):
                     try:
                         usage = frames.Usage(*meter.usage(job))
-                        engine.submit(job, _Follower(self, job, usage))
+                        follower = _Follower(self, job, usage, wrap, follow)
+                        follower.at_end = partial(self._trace, engine, trace, job)
+                        engine.submit(job, follower)
                     except Exception as error:  # a tokenizer's, say: others ride on
                         self.say(_failed(job.request_id, error))
                 case frames.Cancel(request_id):
                     engine.cancel(request_id)
+                case frames.Reload():
+                    threading.Thread(target=self._reload, args=[engine], daemon=True).start()
                 case frames.AskStatistics():
                     self.say(frames.Statistics(engine.statistics()))
+                case frames.AskLives(request_ids):
+                    lives = [engine.life(request_id) for request_id in request_ids]
+                    self.say(frames.Lives([life for life in lives if life is not None]))
         engine.close()
+
+    def _trace(self, engine: Any, trace: str, job: Job) -> None:
+        if (life := engine.life(job.request_id)) is not None:
+            self._tracing.life(trace, job, life)
+
+    def _reload(self, engine: Any) -> None:
+        problems = engine.reload()  # may read gigabytes
+        self.say(frames.Reloaded(engine.loaded.card, problems))
+
+    def end(self) -> None:
+        """End the process at once: nobody is left who could want a running forward's answer."""
+        self._tracing.stop()
+        os._exit(0)
 
     def say(self, frame: frames.ToFront) -> None:
         """Send a frame soon, in order; never blocks."""
@@ -93,26 +123,72 @@ class Worker:
 class _Follower:
     """Tells the front what happens to one request."""
 
-    def __init__(self, worker: Worker, job: Job, usage: frames.Usage) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        job: Job,
+        usage: frames.Usage,
+        wrap: Callable[[Mapping[str, Any]], Made],
+        follow: bool,
+    ) -> None:
         self._worker, self._job, self._usage = worker, job, usage
+        self._wrap, self._follow = wrap, follow
+        self.at_end: Callable[[], None] = lambda: None
 
     def event(self, event: Event) -> None:
-        """Progress is not told to HTTP clients yet."""
+        if self._follow and event.kind == "step":
+            self._worker.say(frames.Progress(event.request_id, event.step, event.steps))
+        elif event.kind == "preview":
+            height, width, _ = event.picture.shape
+            picture = frames.Picture(width, height, event.picture.tobytes())
+            self._worker.say(frames.Preview(event.request_id, event.step, event.steps, picture))
 
     def done(self, outcome: Any) -> None:
+        self.at_end()
         if outcome.error is not None:
             self._worker.say(_failed(self._job.request_id, outcome.error))
             return
         try:
-            pictures = _pictures(outcome.fields)
+            pictures, clip = self._wrap(outcome.fields)
         except Exception as error:
             self._worker.say(_failed(self._job.request_id, error))
             return
         self._worker.say(
             frames.Done(
-                self._job.request_id, self._job.seed, pictures, outcome.timings, self._usage
+                self._job.request_id, self._job.seed, pictures, outcome.timings, self._usage, clip
             )
         )
+
+
+def _wrapped(fields: Mapping[str, Any], *, pipe: Any, passing: str) -> Made:
+    """What a pipeline gave, as it crosses to the front."""
+    if "frames" not in fields:
+        return _pictures(fields), None
+    [video] = fields["frames"]
+    width, height = video[0].size
+    sound, channels, rate = _sound(fields, pipe)
+    clip = frames.Clip(width, height, len(video), b"", sound=sound, channels=channels, rate=rate)
+    raw = (frame.convert("RGB").tobytes() for frame in video)
+    if passing and 3 * width * height * len(video) > frames.MOST_INLINE_BYTES:
+        handle, clip.path = tempfile.mkstemp(".rgb", dir=passing)
+        try:
+            with open(handle, "wb") as file:
+                file.writelines(raw)
+        except OSError:
+            Path(clip.path).unlink()
+            raise
+    else:
+        clip.rgb = b"".join(raw)
+    return [], clip
+
+
+def _sound(fields: Mapping[str, Any], pipe: Any) -> tuple[bytes, int, int]:
+    """Samples, channels and rate of what is heard in a video: nothing where it is silent."""
+    if fields.get("audio") is None:
+        return b"", 1, 0
+    [samples] = fields["audio"].float()  # (channels, samples)
+    rate = int(pipe.vocoder.config.output_sampling_rate)
+    return samples.contiguous().numpy().tobytes(), len(samples), rate
 
 
 def _pictures(fields: Mapping[str, Any]) -> list[frames.Picture]:
@@ -131,20 +207,21 @@ def _failed(request_id: str, error: Exception) -> frames.Failed:
     )
 
 
-def _end_with(connection: socket.socket) -> None:
+def _end_with(connection: socket.socket, worker: Worker) -> None:
     """End the process once the front hangs up, even while a model is being loaded."""
     hang_ups = select.poll()
     hang_ups.register(connection, 0)  # these need not be asked for
     hang_ups.poll()
-    os._exit(0)
+    worker.end()
 
 
 def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with socket.socket(fileno=int(sys.argv[1])) as connection:
-        threading.Thread(target=_end_with, args=[connection], daemon=True).start()
-        Worker(connection).serve()
-    os._exit(0)  # at once: nobody is left who could want a running forward's answer
+        worker = Worker(connection)
+        threading.Thread(target=_end_with, args=[connection, worker], daemon=True).start()
+        worker.serve()
+    worker.end()
 
 
 if __name__ == "__main__":

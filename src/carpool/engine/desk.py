@@ -11,18 +11,21 @@ from math import inf
 from typing import Any
 
 from carpool.config import EngineSettings
+from carpool.engine.apart import not_wider
 from carpool.engine.device import Stopwatch
 from carpool.engine.execute import Widths
 from carpool.engine.forecast import Forecast
 from carpool.engine.fuse import decode_bytes
+from carpool.engine.gate import Gate
 from carpool.engine.learned import Table
 from carpool.engine.line import Line
 from carpool.engine.pipeline import Loaded
 from carpool.engine.rider import Rider
+from carpool.engine.tally import FORWARD_BUCKETS_S, Histogram
 from carpool.errors import TooLate
 from carpool.schedule.cost import Costs
 from carpool.schedule.dispatches import Dispatches
-from carpool.schedule.policy import Policy, build
+from carpool.schedule.policy import Policy, build, reload
 from carpool.types import NO_KIND, Clock, Job, Parked, Waiting
 
 log = logging.getLogger("carpool")
@@ -31,7 +34,7 @@ KEEP_EVERY_S = 30.0
 
 
 class Desk:
-    """The engine's scheduling. Only its thread asks; `refuse_late` may be called from any."""
+    """The engine's scheduling. Only its thread asks; what refuses may be called from any."""
 
     def __init__(
         self,
@@ -49,12 +52,15 @@ class Desk:
         self._forecast = Forecast(loaded.card, self.costs, loaded.vae_scale_px)
         self._dispatches = Dispatches()
         say = partial(log.info, "%s") if settings.enable_batching_metrics else _ignore
-        self._policy = policy or build(settings, self.costs, loaded.server, self._dispatches, say)
+        self._server = loaded.server
+        self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
         self._watch, self._kind = Stopwatch(loaded.device), NO_KIND
+        self.gate = Gate(line, settings)
         self._waiting: list[Waiting] = []  # of the line, as of its `_version`
         self._version, self._waiting_s = -1, 0.0
         self.wake_s = inf  # when to ask again, if nothing happens before
         self._why: Counter[tuple[str, str]] = Counter()  # forwards were not wider
+        self._seconds: dict[str, Histogram] = {}  # of forwards, by their method
 
     def admitted(self, aboard: int) -> list[Rider]:
         """Take those who come aboard now out of the line; none when all are that may."""
@@ -71,11 +77,12 @@ class Desk:
     def chosen(self, riders: Collection[Rider]) -> list[Rider]:
         """Those whose calls make the next forward, in the order in which they are stacked."""
         parked = [self._parked(rider) for rider in riders]
+        self.gate.look(len(self._waiting), self._waiting_s, [one.left_s for one in parked])
         choice = self._policy.choose(parked, self._waiting_s, self._clock())
         if not choice.calls:
             return []
         self._kind = choice.calls[0].kind
-        self._why[self._kind.name, choice.why] += 1
+        self._why[self._kind.name, not_wider(choice, parked)] += 1
         numbers = {call.request for call in choice.calls}
         # who rides with the same adapter, side by side; else a stable order: stacks are reused
         return sorted(
@@ -95,6 +102,11 @@ class Desk:
             rider.parked = self._forecast.parked(rider, ready, cap)
         return rider.parked
 
+    def expected_s(self, rows: Sequence[int]) -> float | None:
+        """What a forward of those chosen is likely to take; None if nothing like it ever ran."""
+        curve = self.costs.curve(self._kind)
+        return None if curve.is_empty else curve.seconds(sum(rows))
+
     def began(self) -> None:
         """A forward of those chosen begins."""
         self._watch.start()
@@ -103,8 +115,19 @@ class Desk:
         """Learn what it took; on CUDA, what those took that are over by now."""
         self._watch.stop((self._kind, sum(rows)), duration_s)
         for (kind, width), seconds in self._watch.read():
+            if kind.name not in self._seconds:
+                self._seconds[kind.name] = Histogram(FORWARD_BUCKETS_S)
+            self._seconds[kind.name].add(seconds)
             if seconds > 0:
                 self.costs.learn(kind, width, seconds)
+        if self.gate.is_informed or self._forecast.is_proven:
+            curve = self.costs.curve(self._kind)
+            alone_s = sum(curve.seconds(width) for width in rows)
+            self.gate.learn(alone_s, len(rows), curve.seconds(sum(rows)))
+
+    def refuse_overload(self, job: Job) -> None:
+        """Refuse a request that would wait too long; see `Gate.check` for what it raises."""
+        self.gate.check(job.priority, self._forecast.whole_s(job))
 
     def refuse_late(self, job: Job, aboard: Iterable[Rider]) -> None:
         """Refuse a request that cannot be done in time, by what forwards have taken so far.
@@ -132,6 +155,10 @@ class Desk:
         self.keep(at_most_every_s=KEEP_EVERY_S)
         self._line.wait(self._version, self.wake_s)
 
+    def reload(self) -> None:
+        """Read the batching config again, from any thread; see `schedule.policy.reload`."""
+        reload(self._policy, self._settings, self._server)
+
     def keep(self, at_most_every_s: float = 0.0) -> None:
         """Write down what was learned."""
         if self._table is not None and self._clock() - self._kept_s >= at_most_every_s:
@@ -139,12 +166,17 @@ class Desk:
             self._kept_s = self._clock()
 
     def statistics(self) -> dict[str, Any]:
-        """Why forwards were not wider, what they take, what waits, and batches of `dynamic`."""
+        """Why forwards were not wider, what they took and take, and batches of `dynamic`."""
         return {
             "waiting_work_s": self._waiting_s,
+            "overload": self.gate.to_json(),
             "not_wider": [
                 {"component": component, "why": why, "count": count}
                 for (component, why), count in sorted(self._why.copy().items())
+            ],
+            "seconds": [
+                {"component": component, "histogram": one.to_json()}
+                for component, one in sorted(self._seconds.copy().items())
             ],
             "costs": self.costs.to_json(),
             "batches": self._dispatches.summary(),

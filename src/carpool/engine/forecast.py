@@ -100,6 +100,12 @@ class Forecast:
         """Whether predictions are more than a guess."""
         return self._last_step_call is not None
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether they stand on several forwards: the first ones may take far longer."""
+        call = self._last_step_call
+        return call is not None and bool(self._costs.curve(call[0]).measured)
+
     def _note_step(self, rider: Rider, kind: Kind, rows: int) -> None:
         self._last_step_call = self._step_calls[_size(rider.job)] = kind, rows
         if rider.step > rider.counted_step:  # it parked for the first time in this step

@@ -19,7 +19,7 @@ from torch import nn
 from carpool.engine.fiber import in_fiber, park
 from carpool.engine.specs import SPECS, Spec
 from carpool.lora import Riding
-from carpool.types import Phase
+from carpool.types import Phase, phase_of
 
 _ABSENT = object()
 
@@ -51,15 +51,6 @@ class Call:
     def arguments(self) -> dict[str, Any]:
         """All arguments by name."""
         return {**dict(zip(self.target.positional, self.args, strict=False)), **self.kwargs}
-
-
-def phase_of(component: str, method: str) -> Phase:
-    """What a method of this component does for a request, by diffusers' naming habits."""
-    if method == "decode" or component in ("vocoder", "safety_checker"):
-        return "decode"
-    if method in ("encode", "generate") or "encoder" in component or component == "connectors":
-        return "encode"
-    return "denoise"
 
 
 def methods_of(module: nn.Module) -> list[str]:

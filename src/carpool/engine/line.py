@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from math import inf
 
 from carpool.engine.rider import Listener, Rider
+from carpool.engine.story import Lives
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Draining, Overloaded
 from carpool.types import Clock, Event, Job
 
@@ -17,8 +18,8 @@ from carpool.types import Clock, Event, Job
 class Line:
     """Requests that wait, and those that somebody gave up."""
 
-    def __init__(self, max_waiting: int, clock: Clock) -> None:
-        self._max_waiting, self._clock = max_waiting, clock
+    def __init__(self, max_waiting: int, clock: Clock, lives: Lives) -> None:
+        self._max_waiting, self._clock, self._lives = max_waiting, clock, lives
         self._changed = threading.Condition()
         self._waiting: deque[Rider] = deque()
         self._cancelled: dict[str, CarpoolError] = {}
@@ -31,13 +32,16 @@ class Line:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, job: Job, listener: Listener, *, free_places: int) -> None:
+    def put(
+        self, job: Job, listener: Listener, *, free_places: int, place_s: float | None = None
+    ) -> None:
         """Let a request wait.
 
         Args:
             job: checked.
             listener: hears of everything that happens to it, `queued` first.
             free_places: requests that could be admitted at once, so that they do not count.
+            place_s: when a place is likely to be free, by what forwards take; None: not known.
 
         Raises:
             Overloaded: too many wait; `retry_after_s` says when a place is likely to be free.
@@ -51,10 +55,11 @@ class Line:
                 raise Overloaded(
                     f"the queue is full: {len(self._waiting)} requests wait, the most is "
                     f"{self._max_waiting}",
-                    retry_after_s=self._pace.next_s(now_s),
+                    retry_after_s=self._pace.next_s(now_s) if place_s is None else place_s,
                 )
             self.admitted += 1
-            rider = Rider(job, listener, self.admitted, now_s)
+            life = self._lives.begin(job.request_id, now_s)
+            rider = Rider(job, listener, self.admitted, life)
             listener.event(Event("queued", job.request_id, now_s))
             self._waiting.append(rider)
             self._version += 1

@@ -6,9 +6,9 @@ pipeline runs in a fiber, and stands still at each heavy module call until `step
 """
 
 import logging
+import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,19 +22,26 @@ from carpool.config import EngineSettings
 from carpool.engine import pipeline
 from carpool.engine.desk import Desk
 from carpool.engine.execute import Failure, Ready, execute
+from carpool.engine.faults import Faults
 from carpool.engine.fiber import Raised, Returned
+from carpool.engine.folder import Folder
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
 from carpool.engine.learned import Table
 from carpool.engine.line import Line
 from carpool.engine.lora import Adapters
+from carpool.engine.preview import Glimpse, Previews, Watch
+from carpool.engine.pulse import Pulse
 from carpool.engine.rider import Listener, Outcome, Rider
+from carpool.engine.story import Lives
+from carpool.engine.tally import Tally, memory
 from carpool.errors import (
     Cancelled,
     CarpoolError,
     InvalidValue,
     OutOfMemory,
     PipelineFailed,
+    SettingRejected,
 )
 from carpool.schedule.policy import Policy
 from carpool.types import Clock, Event, Forward, Job
@@ -61,28 +68,36 @@ class Engine:
     ) -> None:
         self.loaded, self.settings = loaded, settings
         self._clock, self._on_forward = clock, on_forward
-        self._line = Line(settings.max_queue, clock)
+        self._lives, self._tally = Lives(), Tally(clock)
+        self.pulse, self._faults = Pulse(clock), Faults(settings.fault)
+        self._line = Line(settings.max_queue, clock, self._lives)
         self._desk = Desk(loaded, settings, self._line, clock, table, policy)
         self._riders: dict[int, Rider] = {}  # in flight, by number
         self._fuser = Fuser()
         self._interception = Interception(loaded.pipe.components)
+        self._previews = Previews(loaded.pipe)
         self._adapters = Adapters(loaded.pipe, loaded.device.torch)
+        self._folder = Folder(settings.lora_dir, self._adapters.add)
+        self._reloading = threading.Lock()
         for name, path in loaded.lora.items():
             self.add_lora(name, path)
+        for problem in self.reload():
+            log.warning("%s", problem)
         self._finisher = ThreadPoolExecutor(1, "carpool-finish")
         self._finish: Finish = finish or self._finisher.submit
-        self._calls = self._steps = 0
-        self._tally: Counter[tuple[str, str, int, int]] = Counter()
+        self._calls = 0
         self._times = {"forward_s": 0.0, "fiber_s": 0.0, "turn_s": 0.0}
         self._classes_alone: set[str] = set()
 
     # From any thread
 
     def submit(self, job: Job, listener: Listener) -> None:
-        """Put a checked request into the line; see `Line.put` for what it raises."""
+        """Put a checked request into the line; see `Gate.check`, `Line.put` for what they raise."""
         self._desk.refuse_late(job, list(self._riders.values()))
+        self._desk.refuse_overload(job)
         free_places = max(0, self.settings.max_running - len(self._riders))
-        self._line.put(job, listener, free_places=free_places)
+        place_s = self._desk.gate.place_s
+        self._line.put(job, listener, free_places=free_places, place_s=place_s)
 
     def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
         """End a request, waiting or running, before its next forward."""
@@ -91,8 +106,31 @@ class Engine:
     def add_lora(self, name: str, path: str | Path) -> None:
         """Register an adapter while requests run; see `Adapters.add` for what it raises."""
         self._adapters.add(name, path)
-        card = replace(self.loaded.card, lora=self._adapters.names)
-        self.loaded = replace(self.loaded, card=card)
+        self._offer()
+
+    def reload(self) -> list[str]:
+        """Read the folder of adapters and the batching config again, while requests run.
+
+        Returns:
+            What was wrong with them: it was not taken, the rest was.
+        """
+        with self._reloading:
+            problems = self._folder.read()
+            self._offer()
+            try:
+                self._desk.reload()
+            except SettingRejected as error:
+                problems.append(str(error))
+        return problems
+
+    def _offer(self) -> None:
+        names = tuple(n for n in self._adapters.names if n not in self._folder.hidden)
+        self.loaded = replace(self.loaded, card=replace(self.loaded.card, lora=names))
+
+    @property
+    def overload_stage(self) -> int:
+        """0 to 3: see `carpool.schedule.overload`."""
+        return self._desk.gate.stage
 
     def close(self) -> None:
         """End every request and let `run` return."""
@@ -108,15 +146,15 @@ class Engine:
             "waiting": len(self._line),
             "running": len(self._riders),
             "requests": self._line.admitted,
-            "steps": self._steps,
-            "forwards": [
-                {"component": c, "method": m, "requests": requests, "rows": rows, "count": count}
-                for (c, m, requests, rows), count in sorted(self._tally.copy().items())
-            ],
+            **self._tally.statistics(),
             **self._desk.statistics(),
-            "memory": {"peak_bytes": self.loaded.device.peak_bytes()},
+            "memory": memory(self.loaded),
             **self._times,
         }
+
+    def life(self, request_id: str) -> dict[str, Any] | None:
+        """What a request did when, and what it waited for; None if it is not known any more."""
+        return self._lives.to_json(request_id, self._clock())
 
     # On the engine's own thread
 
@@ -126,6 +164,7 @@ class Engine:
             self.enter()
             while not self._line.is_closed:
                 if not self.step():
+                    self.pulse.rest()
                     self._desk.wait()
         except Exception as error:  # a defect of ours: nobody may wait for ever because of it
             log.exception("the engine's loop failed")
@@ -152,10 +191,11 @@ class Engine:
     def step(self) -> bool:
         """Make one turn: admit, choose, run, resume. False if there was nothing to run."""
         began_s = self._clock()
+        self.pulse.beat()
         self._end_unwanted()
         self._admit()
         if riders := self._desk.chosen(self._riders.values()):
-            answers = self._forward([_ready(rider) for rider in riders])
+            answers = self._forward(riders)
             self._end_unwanted()  # whoever was given up meanwhile does not go on
             for rider, answer in zip(riders, answers, strict=True):
                 if rider.number in self._riders:
@@ -171,38 +211,48 @@ class Engine:
         for rider in riders:
             now_s = self._clock()
             self._riders[rider.number] = rider
+            self._tally.aboard(now_s - rider.submitted_s)
             rider.listener.event(Event("started", rider.job.request_id, now_s))
             view = pipeline.view(self.loaded, rider.job.task)
+            if rider.job.previews and self._previews.fit():
+                rider.watch = Watch(rider.job.previews, partial(self._glimpsed, rider))
+                rider.watch.over(view.scheduler)
             body = partial(pipeline.call, view, rider.job, self.loaded.card)
             self._settle(rider, self._in_fiber(partial(rider.start, view, body, now_s)))
 
-    def _forward(self, ready: Sequence[Ready]) -> list[Any]:
-        """Run calls of one key; gives answers or `Failure`s."""
+    def _forward(self, riders: Sequence[Rider]) -> list[Any]:
+        """Run the calls, of one key, that riders are parked on; gives answers or `Failure`s."""
+        ready = [_ready(rider) for rider in riders]
         began_s = self._clock()
-        answers = execute(ready, self._run, self._desk.widths, self.loaded.device.free)
-        self._times["forward_s"] += self._clock() - began_s
+        run = self._faults.around(
+            self._run, {id(_ready(rider).call): rider.job.seed for rider in riders}
+        )
+        answers = execute(ready, run, self._desk.widths, self.loaded.device.free)
+        ended_s = self._clock()
+        self._times["forward_s"] += ended_s - began_s
+        self._lives.rode([rider.life for rider in riders], began_s, ended_s)
         return answers
 
     def _run(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
         self._desk.began()
+        self.pulse.beat(self._desk.expected_s(rows))
         began_s = self._clock()
         with self._adapters.riding(calls, rows):
             answers = self._fuser.run(calls, rows)
         self.loaded.device.launched()
         target, duration_s = calls[0].target, self._clock() - began_s
         self._desk.ended(rows, duration_s)
-        self._tally[target.component, target.method, len(calls), sum(rows)] += 1
-        self._on_forward(
-            Forward(
-                target.component,
-                target.method,
-                target.phase,
-                sum(rows),
-                len(calls),
-                duration_s,
-                adapters=len({name for call in calls for name, _ in call.lora}),
-            )
+        forward = Forward(
+            target.component,
+            target.method,
+            target.phase,
+            sum(rows),
+            len(calls),
+            duration_s,
+            adapters=len({name for call in calls for name, _ in call.lora}),
         )
+        self._tally.forward(forward)
+        self._on_forward(forward)
         return answers
 
     def _resume(self, rider: Rider, answer: Any) -> None:
@@ -217,6 +267,7 @@ class Engine:
     def _in_fiber(self, go: Callable[[], Any]) -> Any:
         """Run pipeline code until it parks or ends, and count the time as the pipeline's."""
         began_s = self._clock()
+        self.pulse.beat()
         state = go()
         self._times["fiber_s"] += self._clock() - began_s
         return state
@@ -232,13 +283,34 @@ class Engine:
         else:
             now_s = self._clock()
             self._calls += 1
-            if rider.park(self._described(state, rider.job), self._calls, now_s):
+            ready, target = self._described(state, rider.job), state.target
+            if rider.park(ready, self._calls, now_s):
                 self._tell_step(rider, now_s)
+            self._lives.parked(rider.life, (target.component, target.method), ready.key, now_s)
 
     def _tell_step(self, rider: Rider, now_s: float) -> None:
-        self._steps += 1
+        self._tally.step(now_s)
+        rider.life.step, rider.life.steps = rider.step, rider.steps
         event = Event("step", rider.job.request_id, now_s, rider.step, rider.steps)
         rider.listener.event(event)
+
+    def _glimpsed(self, rider: Rider, glimpse: Glimpse) -> None:
+        """Have a preview drawn and told off the loop, unless there is more important work."""
+        if self.overload_stage:
+            return
+        now_s, device, mark = self._clock(), self.loaded.device, self.loaded.device.mark()
+
+        def show() -> None:
+            try:
+                picture = self._previews.picture(glimpse, partial(device.to_host, mark=mark))
+            except Exception:  # the request itself is as well as before
+                log.exception("request %s: no preview", rider.job.request_id)
+                return
+            if picture is not None:
+                told = Event("preview", rider.job.request_id, now_s, glimpse.step, glimpse.steps)
+                rider.listener.event(replace(told, picture=picture))
+
+        self._finish(show)
 
     def _described(self, call: Call, job: Job) -> Ready:
         target = call.target
@@ -270,7 +342,11 @@ class Engine:
         now_s = self._clock()
         self._riders.pop(rider.number, None)
         self._line.ended()
-        timings = rider.leave(now_s)
+        rider.leave()
+        self._lives.end(rider.life, error, now_s)
+        if now_s > rider.wanted_s:
+            self._tally.late()
+        timings = rider.life.timings()
         device, mark = self.loaded.device, self.loaded.device.mark()
 
         def tell() -> None:
@@ -280,6 +356,7 @@ class Engine:
                     fields = pipeline.finish(output, rider.job, partial(device.to_host, mark=mark))
             except Exception as defect:
                 failure = PipelineFailed(f"the output cannot be converted: {defect!r}")
+                rider.life.fail(failure)
             rider.listener.done(Outcome(rider.job, fields, failure, timings))
             rider.listener.event(
                 Event("finished", rider.job.request_id, now_s, rider.step, rider.steps, failure)

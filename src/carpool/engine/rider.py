@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
 
 from carpool.engine.execute import Ready
 from carpool.engine.fiber import Fiber
+from carpool.engine.preview import Watch
+from carpool.engine.story import Life
 from carpool.types import Event, Job, Parked, Phase, Timings, Waiting
 
 log = logging.getLogger("carpool")
@@ -40,39 +42,48 @@ class Rider:
     job: Job
     listener: Listener
     number: int  # place in the line of requests
-    submitted_s: float
+    life: Life
     view: Any = None  # its private copy of the pipeline, once admitted
+    watch: Watch | None = None  # of its scheduler, if it wants previews
     fiber: Fiber | None = None
     waiting: Waiting | None = None  # as a policy saw it in the line
     ready: Ready | None = None  # the call it is parked on
     parked: Parked | None = None  # the same, as a policy sees it
     order: int = 0  # that call's place in the line of calls
-    started_s: float = inf
-    phase: Phase = "encode"
     step: int = 0
     steps: int = 0
     denoiser_calls: int = 0
     counted_step: int = 0  # the last of which it was counted how many calls it took
-    _spent: dict[Phase, float] = field(default_factory=dict)
-    _phase_since_s: float = 0.0
+
+    @property
+    def submitted_s(self) -> float:
+        return self.life.submitted_s
 
     @property
     def due_s(self) -> float:
         timeout_s = self.job.timeout_s
         return inf if timeout_s is None else self.submitted_s + timeout_s
 
+    @property
+    def wanted_s(self) -> float:
+        """When it was wished to be done."""
+        deadline_s = self.job.deadline_s
+        return inf if deadline_s is None else self.submitted_s + deadline_s
+
     def start(self, view: Any, body: Callable[[], Any], now_s: float) -> Any:
         """Get aboard; gives the first call it parks on, or its end."""
         self.view, self.fiber = view, Fiber(body)
-        self.started_s = self._phase_since_s = now_s
+        self.life.start(now_s)
         return self.fiber.start()
 
     def park(self, ready: Ready, order: int, now_s: float) -> bool:
         """Wait for this call. Says whether a denoising step was completed by it."""
         self.ready, self.order = ready, order
         phase = ready.call.target.phase
-        if phase != self.phase:
-            self._turn_to(phase, now_s)
+        if self.watch is not None and phase == "denoise":
+            self.watch.saw(ready.call.arguments())
+        if phase != self.life.phase:
+            self.life.turn_to(phase, now_s)
         done = self.steps if phase == "decode" else self._steps_done(phase)
         ticked = done > self.step
         self.step = max(done, self.step)
@@ -95,21 +106,12 @@ class Rider:
             return int(scheduler.step_index or 0)  # None before its first step
         return min(calls, self.steps)
 
-    def _turn_to(self, phase: Phase, now_s: float) -> None:
-        spent = self._spent.get(self.phase, 0.0) + now_s - self._phase_since_s
-        self._spent[self.phase] = spent
-        self.phase, self._phase_since_s = phase, now_s
-
-    def leave(self, now_s: float) -> Timings:
-        """Unwind the fiber and let go of all it held. Says where the time went."""
-        total_s = now_s - self.submitted_s
+    def leave(self) -> None:
+        """Unwind the fiber and let go of all it held."""
         if self.fiber is None:
-            return Timings(queue_s=total_s, total_s=total_s)
+            return
         try:
             self.fiber.close()
         except RuntimeError:  # its own fault and loss, but nobody else's
             log.exception("request %s could not be unwound", self.job.request_id)
-        self._turn_to(self.phase, now_s)
-        self.ready = self.parked = self.view = self.fiber = None
-        spent = {f"{phase}_s": seconds for phase, seconds in self._spent.items()}
-        return Timings(queue_s=self.started_s - self.submitted_s, total_s=total_s, **spent)
+        self.ready = self.parked = self.view = self.fiber = self.watch = None

@@ -9,8 +9,9 @@ together until all are done, unless somebody much shorter, or of higher priority
 longer, comes; while another key waits, only who makes the forwards little slower may join. A
 request whose deadline presses goes before all others, the one with the least slack first. Encoding
 and decoding go between denoising forwards: one of them, or as many as take no longer than the
-forward itself; all of them where those who began together have ended, so that the next begin with
-all that are there. A call that `MAX_PASSED` forwards of later requests have passed over leads next.
+forward itself; all of them where sizes take turns and those who began together have ended, so that
+the next begin with all that are there. A call that `MAX_PASSED` forwards of later requests have
+passed over leads next.
 
 *Width.* With n requests' worth of work in the house, of which w ride together in t(w) seconds a
 step, the work is done in rounds of w, and the mean request is done after (n + w) / 2 of them times
@@ -33,12 +34,12 @@ from carpool.schedule.load import Load
 from carpool.types import Admission, Choice, Parked, Waiting
 
 AGEING = 3.0  # seconds of work that a second of waiting is worth
-GROUP_AGEING = 0.3  # the same, between requests that cannot ride together
+GROUP_AGEING = 0.45  # the same, between requests that cannot ride together
 JOINING = 0.2  # of its own time: what a row may add to a forward that others wait for
 SHORTER = 0.5  # who has less than this part of others' work left may interrupt them
 FAVOURED = 2.0  # the same for who has a higher priority
 MAX_PASSED = 64  # forwards of later requests that a parked call lets pass
-PRESSING = 2.0  # times the work left: a deadline nearer than this presses
+PRESSING = 2.0  # times the work left: a deadline nearer than this presses, if it can be met
 LONG_LINE = 20  # requests: with so many, rows that gain less than `min_gain` are worth it, too
 PRIORITY = 4.0  # requests' work that one step of priority is worth
 
@@ -86,13 +87,13 @@ class Continuous:
         for call in parked:
             groups[call.phase].append(call)
         if denoise := groups["denoise"]:
-            is_under_way = any(call.request in self._begun for call in denoise)
+            may_wait = self._load.is_mixed and not any(c.request in self._begun for c in denoise)
             choice = self._fill(self._line(denoise, now_s), parked, waiting_s, now_s)
             for sides in (groups["decode"], groups["encode"]):
                 if not sides:
                     continue
                 beside = self._beside(sides, parked, waiting_s, now_s)
-                if not is_under_way or self._is_their_turn(beside, sides, choice, now_s):
+                if may_wait or self._is_their_turn(beside, sides, choice, now_s):
                     choice = beside
                     break
         else:
@@ -212,7 +213,8 @@ class Continuous:
         pressing, share = inf, 0.0
         if one.deadline_s < inf:
             slack_s = one.deadline_s - now_s - one.left_s
-            pressing = slack_s if slack_s < PRESSING * one.left_s else inf
+            # who is late already gains nothing by being first
+            pressing = slack_s if 0 <= slack_s < PRESSING * one.left_s else inf
         if self.fair_share is not None:
             share = self._served_s[one.tenant] / self._weight(one.tenant)
         favour = one.priority * PRIORITY * one.whole_s
@@ -228,7 +230,7 @@ class Continuous:
         """Choose who of a line rides with its leader, and say why nobody more does."""
         leader = line[0]
         if len(line) == 1:
-            return Choice((leader,), why=_why_alone(leader, parked))
+            return Choice((leader,), why="nobody")
         mean_s = sum([call.left_s for call in line]) / len(line)
         all_s = sum([call.left_s for call in parked]) + waiting_s
         present = all_s / mean_s if mean_s else float(len(parked))
@@ -313,22 +315,3 @@ class Continuous:
 def _may_interrupt(one: Parked, begun: Parked) -> bool:
     part = FAVOURED if one.priority > begun.priority else SHORTER
     return one.left_s < part * begun.left_s
-
-
-def _why_alone(leader: Parked, parked: Sequence[Parked]) -> str:
-    others = [call for call in parked if call.kind.name == leader.kind.name and call is not leader]
-    return f"differs:{differs(leader.key, others[0].key)}" if others else "nobody"
-
-
-def differs(left: Hashable, right: Hashable) -> str:
-    """The first argument that keeps two calls of a method from sharing a forward."""
-    if not (isinstance(left, tuple) and isinstance(right, tuple)):
-        return "alone"
-    for a, b in zip(left, right, strict=False):
-        if a != b:
-            if isinstance(a, tuple) and isinstance(b, tuple):
-                if a and b and isinstance(a[0], str) and a[0] == b[0]:
-                    return a[0]
-                return differs(a, b)
-            return str(a)
-    return "arguments"

@@ -1,7 +1,7 @@
 """How busy the device is going to be, by what came and what ran lately."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from carpool.schedule.cost import Curve
@@ -9,7 +9,8 @@ from carpool.types import Parked, Waiting
 
 REMEMBERED = 400  # arrivals
 KEPT = 0.999  # of the weight of what ran before, at each forward
-BUSY = 0.97
+LATELY = 100  # forwards
+BUSY = 0.91  # no load is taken for more: the backlog would have no end
 COMING = 3.0  # times as many as came so far: more are not counted on
 
 
@@ -22,6 +23,7 @@ class Load:
     _last: int = 0  # request that came last
     _alone_s: float = 0.0  # what the calls that ran lately would take one by one
     _best_s: float = 0.0  # and at the width that is fastest
+    _keys: deque[Hashable] = field(default_factory=lambda: deque(maxlen=LATELY))
 
     def came(self, waiting: Sequence[Waiting]) -> None:
         """Note those of a line, in order, that were not in it before."""
@@ -34,9 +36,15 @@ class Load:
 
     def ran(self, calls: Sequence[Parked], curve: Curve) -> None:
         """Note a denoising forward."""
+        self._keys.append(calls[0].key)
         alone_s = sum([curve.seconds(call.rows) for call in calls])
         self._alone_s = KEPT * self._alone_s + alone_s
         self._best_s = KEPT * self._best_s + alone_s / curve.speedup(calls[0].max_rows)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether calls that cannot ride together took turns lately."""
+        return any(key != self._keys[0] for key in self._keys)
 
     def share(self, now_s: float) -> float:
         """The part of its time that the device needs for what comes, if it runs as wide as pays.

@@ -68,6 +68,16 @@ def build(
             )
 
 
+def reload(policy: Policy, settings: EngineSettings, server: Server) -> None:
+    """Read the batching config again, where the policy has one; on an error the old one stays.
+
+    Raises:
+        SettingRejected: it cannot be read or breaks a rule.
+    """
+    if isinstance(policy, Dynamic):
+        policy.caps = _caps(settings, server)
+
+
 def _caps(settings: EngineSettings, server: Server) -> Callable[[Waiting], Caps] | None:
     if settings.batching_config is None:
         return None

@@ -1,7 +1,7 @@
 """The scheduler without a model: the production policies under a virtual clock.
 
-A simulated request goes through its calls as a real one does: text encoders, denoiser step by step,
-decoder. A forward takes what the cost table says. Nothing else is modelled: no Python, no noise.
+A simulated request goes through its calls as a real one does: encoders, denoiser, decoder.
+A forward takes what the cost table says, and a constant for each call. There is no noise.
 """
 
 import heapq
@@ -80,6 +80,7 @@ class Worker:
     policy: Policy
     costs: Costs
     max_rows: Mapping[Phase, int]
+    own_s: float = 0.0  # of the loop and the pipeline's own code, for each call of a forward
     is_traced: bool = False
     line: list[Ride] = field(default_factory=list)
     waiting: list[Waiting] = field(default_factory=list)  # of the line
@@ -111,7 +112,7 @@ class Worker:
         if not choice.calls:
             return False, wake_s
         leader, rows = choice.calls[0], sum(call.rows for call in choice.calls)
-        ends_s = now_s + self.costs.seconds(leader.kind, rows)
+        ends_s = now_s + self.costs.seconds(leader.kind, rows) + self.own_s * len(choice.calls)
         if leader.phase == "denoise":
             self.result.forwards += 1
             self.result.rows += rows

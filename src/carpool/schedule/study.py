@@ -76,6 +76,7 @@ class Model:
     """One model's costs at its sizes, and what its requests come to."""
 
     tables: Sequence[Table]  # the first is that of requests that say no size
+    own_s: float = 0.0  # beside forwards, for each call; see `Worker`
     costs: Costs = field(init=False)
     _stages: dict[tuple[Any, ...], tuple[Stage, ...]] = field(default_factory=dict)
 
@@ -174,7 +175,7 @@ def play(
 ) -> Result:
     """Simulate one mode. The arguments are as for `simulate`."""
     costs = model.costs
-    devices = [Worker(MODES[mode](costs), costs, WIDEST) for _ in range(workers)]
+    devices = [Worker(MODES[mode](costs), costs, WIDEST, model.own_s) for _ in range(workers)]
     rides = model.rides(arrivals, Labels.among(arrivals))
     return simulate(rides, devices, route, clients=clients)
 

@@ -18,7 +18,7 @@ from functools import cache
 
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs, Curve
-from carpool.types import Kind, Phase
+from carpool.types import Kind, Phase, phase_of
 
 WIDEST: Mapping[Phase, int] = {"encode": 8, "denoise": 8, "decode": 4}  # rows; as the server's
 ENCODE_FIXED = 0.5  # of an encoding's seconds do not grow with its rows
@@ -171,12 +171,3 @@ def learned(costs: Costs, *, steps: int) -> dict[str, Table]:
         str(kind): Table(str(kind), steps, curve.measured, encode_s, decode_s)
         for kind, curve in denoisers.items()
     }
-
-
-def phase_of(component: str, method: str) -> Phase:
-    """What a method of this component does for a request, by diffusers' naming habits."""
-    if method == "decode" or component in ("vocoder", "safety_checker"):
-        return "decode"
-    if method in ("encode", "generate") or "encoder" in component or component == "connectors":
-        return "encode"
-    return "denoise"

@@ -1,12 +1,11 @@
 """The FastAPI application: routes, errors in OpenAI's shape, ids, keys, and clients that vanish."""
 
-import asyncio
-import hmac
 import logging
 import re
 import time
-from collections.abc import Coroutine
-from typing import Annotated, Any, TypeVar
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -16,10 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import carpool
+from carpool import logs
 from carpool.config import ServeSettings
 from carpool.errors import (
     BodyTooLarge,
-    Cancelled,
     CarpoolError,
     InvalidAPIKey,
     InvalidJSON,
@@ -27,56 +26,137 @@ from carpool.errors import (
     MissingParameter,
     ModelNotFound,
     NoSuchEndpoint,
+    UnsupportedParameter,
 )
-from carpool.server import schema
-from carpool.server.images import Served, generate, model_entry
+from carpool.server import edits, jobs, schema, videos
+from carpool.server.access import Accessed
+from carpool.server.files import Files
+from carpool.server.files import routes as files_at
+from carpool.server.idempotency import Answers
+from carpool.server.images import Served, drawing_of, model_entry
+from carpool.server.jobs import Office
+from carpool.server.keys import Keyring
+from carpool.server.limits import Limits
+from carpool.server.observe import Observed, Observer, routes
+from carpool.server.runner import Runner
+from carpool.server.schema_jobs import JobStatus
+from carpool.server.stream import STREAMED
+from carpool.server.strict import StrictRoute
+from carpool.server.studio import Client, Studio
 from carpool.supervise import Supervisor
+from carpool.tracing import Tracing
 from carpool.types import new_request_id
 
 log = logging.getLogger("carpool")
 
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _bearer = HTTPBearer(auto_error=False)
-T = TypeVar("T")
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": schema.Error} for status in (400, 401, 404, 413, 429, 500, 503, 504)
+    status: {"model": schema.Error} for status in (400, 401, 404, 413, 422, 429, 500, 503, 504)
 }
 
 
-def create_app(supervisor: Supervisor, settings: ServeSettings) -> FastAPI:
+def create_app(
+    supervisor: Supervisor,
+    settings: ServeSettings,
+    runner: Runner | None = None,
+    *,
+    keys: Keyring | None = None,
+    traces: Tracing | None = None,
+) -> FastAPI:
     """The application in front of a supervised worker.
 
     The caller starts and stops the supervisor; until it is ready, requests are refused with 503.
+    The same holds for the runner, without which there are no jobs.
+
+    Args:
+        keys: those of the settings, if the caller wants to read them again.
+        traces: writes a span for every request for work.
     """
-    started = int(time.time())
+    keyring = keys or Keyring(settings.api_key, settings.api_key_file)
+    spans = traces or Tracing()
+    answers: Answers[schema.ImagesResponse] = Answers(_bytes_of, time.monotonic)
+    limits = Limits(settings.requests_per_minute, settings.max_in_flight_per_key, time.monotonic)
+    started, observer = int(time.time()), Observer(supervisor, settings)
 
     def served() -> Served:
         supervisor.check_open()
+        return described()
+
+    def described() -> Served:
         assert supervisor.ready is not None
         card = supervisor.ready.card
-        return Served(settings.served_model_name or card.id, card, settings.max_n)
+        name = settings.served_model_name or card.id
+        return Served(name, card, settings.max_n, settings.metadata, settings.metadata_prompt)
 
     def authorised(
         credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
     ) -> str:
-        """The client's key as `key-1`, `key-2`, ...; nothing where none is needed."""
-        if not settings.api_key:
-            return ""
-        given = credentials.credentials.encode("latin-1") if credentials else b""
-        # every key is compared, so that the time taken says nothing about them
-        known = [hmac.compare_digest(given, key.encode()) for key in settings.api_key]
-        if not given or not any(known):
-            raise InvalidAPIKey("the API key is missing or wrong: send 'authorization: Bearer KEY'")
-        return f"key-{known.index(True) + 1}"
+        """The name of the client's key; nothing where none is needed."""
+        name = keyring.name_of(credentials.credentials.encode("latin-1") if credentials else b"")
+        if name:
+            logs.about.get({})["key"] = name
+        return name
 
-    api = APIRouter(prefix="/v1", dependencies=[Depends(authorised)], responses=ERRORS)
+    async def working(
+        request: Request, key: Annotated[str, Depends(authorised)]
+    ) -> AsyncIterator[None]:
+        """Holds every request for work against its key's limits, and traces it."""
+        if request.method != "POST":
+            yield
+            return
+        async with limits.hold(key):
+            with spans.request(request.headers, request.scope["request_id"]):
+                yield
 
-    @api.post("/images/generations")
+    def awaited() -> Served:
+        """For jobs: they can wait for the next worker."""
+        if supervisor.state != "worker_lost":
+            supervisor.check_open()
+        return described()
+
+    def owner(key: Annotated[str, Depends(authorised)]) -> str:
+        """Whose jobs a client sees."""
+        return keyring.owner(key)
+
+    def asking(
+        key: Annotated[str, Depends(authorised)], whose: Annotated[str, Depends(owner)]
+    ) -> Client:
+        return Client(key, whose)
+
+    files = Files()
+    remote = settings.allow_remote_media
+    studio = Studio(supervisor, observer, answers, files, served, allow_remote=remote)
+    office = Office(runner, awaited, owner, settings.max_frames) if runner else None
+    api = APIRouter(
+        prefix="/v1",
+        dependencies=[Depends(working)],
+        responses=ERRORS,
+        route_class=StrictRoute,
+    )
+
+    @api.post(
+        "/images/generations",
+        response_model=schema.ImagesResponse,
+        responses={**STREAMED, 202: {"model": JobStatus, "description": "of a background_job"}},
+    )
     async def create_images(
-        body: schema.ImageRequest, request: Request, key: Annotated[str, Depends(authorised)]
-    ) -> schema.ImagesResponse:
-        return await _unless_gone(request, generate(supervisor, served(), body, key=key))
+        body: schema.ImageRequest,
+        request: Request,
+        client: Annotated[Client, Depends(asking)],
+    ) -> Any:
+        if body.background_job:
+            if body.stream:
+                rule = "a job is polled: leave it out"
+                raise UnsupportedParameter(f"stream: {rule}", param="stream")
+            if office is None:
+                raise UnsupportedParameter("there are no jobs here", param="background_job")
+            job = await jobs.accept_images(office, request, client.owner, body, client.key)
+            return JSONResponse(job.model_dump(), 202)
+        sent = body.model_dump(exclude_unset=True)
+        make = partial(drawing_of, served(), body, key=client.key)
+        return await studio.answer(request, client, sent, make)
 
     @api.get("/models")
     async def list_models() -> schema.Models:
@@ -86,11 +166,18 @@ def create_app(supervisor: Supervisor, settings: ServeSettings) -> FastAPI:
     async def get_model(model: str) -> schema.Model:
         known = served()
         if model != known.id:
-            raise ModelNotFound(f"model {model!r} is not served here, {known.id!r} is")
+            raise ModelNotFound(f"model {model[:60]!r} is not served here, {known.id!r} is")
         return model_entry(known, started)
 
-    app = FastAPI(title="Carpool", version=carpool.__version__)
+    root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
+    app = FastAPI(title="Carpool", version=carpool.__version__, root_path=root_path)
     app.include_router(api)
+    app.include_router(edits.routes(studio, asking, ERRORS), dependencies=[Depends(working)])
+    app.include_router(files_at(files, ERRORS))
+    if office is not None:
+        app.include_router(jobs.routes(office, ERRORS))
+        app.include_router(videos.routes(office, ERRORS), dependencies=[Depends(working)])
+    app.include_router(routes(observer, supervisor, authorised, ERRORS))
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", responses={503: {"model": schema.Health}})
@@ -110,36 +197,22 @@ def create_app(supervisor: Supervisor, settings: ServeSettings) -> FastAPI:
         ready = supervisor.ready
         return {"carpool": carpool.__version__, **(ready.versions if ready else {})}
 
-    @app.get("/stats", dependencies=[Depends(authorised)], responses=ERRORS)
-    async def stats() -> dict[str, Any]:
-        """What the engine does just now and has done so far."""
-        return await supervisor.statistics()
-
-    app.add_middleware(_Limited, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        _Limited,
+        max_body_bytes=settings.max_body_bytes,
+        max_upload_bytes=settings.max_upload_bytes,
+    )
     app.add_middleware(_Identified)
+    app.add_middleware(Observed, observer=observer)
+    app.add_middleware(Accessed)
     app.add_exception_handler(CarpoolError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_error)
     app.add_exception_handler(HTTPException, _on_error)
     return app
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do the work, but give it up as soon as the client hangs up."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_hang_up(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise Cancelled("the client closed the connection")
-        return task.result()
-    finally:
-        gone.cancel()
-        task.cancel()
-
-
-async def _hang_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+def _bytes_of(answer: schema.ImagesResponse) -> int:
+    return sum(len(image.b64_json or image.url or "") for image in answer.data)
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
@@ -165,7 +238,9 @@ def _told(error: Exception) -> CarpoolError:
         return _invalid(error.errors()[0])
     if isinstance(error, HTTPException):
         if error.status_code == 413:
-            return BodyTooLarge("the body exceeds the server's limit (--max-body-bytes)")
+            return BodyTooLarge(
+                "the body exceeds the server's limit (--max-body-bytes, --max-upload-bytes)"
+            )
         if error.status_code in (404, 405):
             return NoSuchEndpoint("no such path, or not with this method: see /openapi.json")
         return InvalidJSON(str(error.detail))
@@ -191,17 +266,20 @@ def _invalid(problem: Any) -> CarpoolError:
 class _Limited:
     """Refuses bodies that are too large. Starlette's own limit answers in plain text."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, max_upload_bytes: int) -> None:
         self._app, self._max_body_bytes = app, max_body_bytes
+        self._max_upload_bytes = max_upload_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        taken = 0
+        taken, most = 0, self._max_body_bytes
+        if scope.get("path", "").removeprefix(scope.get("root_path", "")) in edits.UPLOADS:
+            most = self._max_upload_bytes
 
         async def limited() -> Message:
             nonlocal taken
             message = await receive()
             taken += len(message.get("body", b""))
-            if taken > self._max_body_bytes:
+            if taken > most:
                 raise HTTPException(413)
             return message
 
@@ -225,6 +303,7 @@ class _Identified:
         began_s = time.monotonic()
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _CLIENT_ID.fullmatch(given) else new_request_id()
+        scope["request_id"] = logs.about.get({})["request_id"] = request_id
 
         is_answered = False
 

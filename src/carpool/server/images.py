@@ -1,12 +1,12 @@
-"""`POST /v1/images/generations`: from a body to jobs, and from their pictures to an answer."""
+"""Pictures over HTTP: from a body to jobs, and from what they draw to an answer."""
 
 import asyncio
 import base64
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from carpool import frames, media
 from carpool.errors import (
@@ -17,10 +17,17 @@ from carpool.errors import (
     UnsupportedParameter,
     nearest,
 )
+from carpool.media.metadata import without_prompts
 from carpool.parameters import Card, check, check_n, seeds
+from carpool.pictures import NAMES as PICTURES
+from carpool.pictures import size_of
 from carpool.server import schema
 from carpool.supervise import Supervisor
 from carpool.types import Job, Request
+
+QUALITIES = {"auto": 1.0, "low": 0.5, "medium": 1.0, "high": 1.5, "xhigh": 2.0, "max": 3.0}
+QUALITIES |= {"standard": 1.0, "hd": 1.5}  # OpenAI's older words
+FEW_STEPS = 8  # models that take no more by default are distilled ones
 
 _SIZE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})")
 
@@ -32,49 +39,158 @@ class Served:
     id: str
     card: Card
     max_n: int
+    metadata: bool = True  # do files say what made them?
+    metadata_prompt: bool = False  # the prompts too?
+
+    def told(self, settings: dict[str, Any]) -> dict[str, Any] | None:
+        """As much of the settings as files may say; None for nothing at all."""
+        if not self.metadata:
+            return None
+        settings = {name: value for name, value in settings.items() if name not in PICTURES}
+        return settings if self.metadata_prompt else without_prompts(settings)
 
 
-async def generate(
-    supervisor: Supervisor, served: Served, body: schema.ImageRequest, *, key: str = ""
-) -> schema.ImagesResponse:
-    """Run one HTTP request: n jobs side by side. If one fails, the others are given up.
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A checked HTTP request: a job a picture, and what is to be made of the pictures."""
+
+    served: Served
+    body: schema.ImageRequest
+    jobs: Sequence[Job]
+    kind: Literal["image_generation", "image_edit"] = "image_generation"
+
+    @property
+    def format(self) -> media.Format:
+        return self.body.output_format or "png"
+
+    @property
+    def quality(self) -> str:
+        return self.body.quality or "auto"
+
+    @property
+    def user(self) -> str | None:
+        return self.body.safety_identifier or self.body.user
+
+    def encoded(self, number: int, picture: frames.Picture, *, is_final: bool = True) -> bytes:
+        """A picture as a file. Takes its time: not on the event loop."""
+        job = self.jobs[number]
+        settings = {"model": self.served.id, "seed": job.seed, **job.arguments}
+        settings |= {"lora": job.lora} if job.lora else {}
+        settings |= {"width": picture.width, "height": picture.height}
+        compression = self.body.output_compression
+        return media.encode(
+            picture,
+            self.format,
+            100 if compression is None else compression,
+            self.served.told(settings if is_final else {}),
+        )
+
+    def usage(self, usages: Sequence[frames.Usage]) -> schema.Usage:
+        """Of some of the pictures. The prompt and the pictures sent are counted once."""
+        text, given = usages[0].text_tokens, self._given_tokens()
+        made = sum(usage.image_tokens for usage in usages)
+        return schema.Usage(
+            input_tokens=text + given,
+            input_tokens_details=schema.TokenDetails(text_tokens=text, image_tokens=given),
+            output_tokens=made,
+            output_tokens_details=schema.TokenDetails(text_tokens=0, image_tokens=made),
+            total_tokens=text + given + made,
+        )
+
+    def _given_tokens(self) -> int:
+        given = self.jobs[0].arguments.get("image", ())
+        multiple = self.served.card.size_multiple_px
+        sizes = [size_of(one) for one in (given if isinstance(given, list) else [given])]
+        return sum((size[0] // multiple) * (size[1] // multiple) for size in sizes if size)
+
+
+def drawing_of(
+    served: Served,
+    body: schema.ImageRequest,
+    *,
+    key: str,
+    pictures: Mapping[str, Any] | None = None,
+    kind: Literal["image_generation", "image_edit"] = "image_generation",
+) -> Drawing:
+    """Check a request; see `make_jobs`.
 
     Args:
         key: names the client's API key; a tenant where the body names no user.
     """
-    jobs = make_jobs(served, body, tenant=body.safety_identifier or body.user or key)
+    tenant = body.safety_identifier or body.user or key
+    return Drawing(served, body, make_jobs(served, body, tenant=tenant, pictures=pictures), kind)
+
+
+async def draw(
+    supervisor: Supervisor, drawing: Drawing, *, link: Callable[[bytes], str]
+) -> schema.ImagesResponse:
+    """Run the jobs of a request side by side. If one fails, the others are given up.
+
+    Args:
+        link: puts a file where a client can fetch it; for `response_format` "url".
+    """
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(supervisor.submit(job)) for job in jobs]
+            tasks = [group.create_task(supervisor.submit(job)) for job in drawing.jobs]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     done = [task.result() for task in tasks]
-    return await asyncio.to_thread(_answer, served, body, jobs, done)
+    pictures = [one.pictures[0] for one in done]
+    files = await asyncio.to_thread(lambda: list(map(drawing.encoded, range(len(done)), pictures)))
+    data = [schema.Image(seed=one.seed) for one in done]
+    for image, file in zip(data, files, strict=True):
+        if drawing.body.response_format == "url":
+            image.url = link(file)
+        else:
+            image.b64_json = base64.b64encode(file).decode()
+    return schema.ImagesResponse(
+        created=int(time.time()),
+        data=data,
+        model=drawing.served.id,
+        size=f"{pictures[0].width}x{pictures[0].height}",
+        quality=drawing.quality,
+        output_format=drawing.format,
+        safety_identifier=drawing.user,
+        timings=max((one.timings for one in done), key=lambda timings: timings.total_s),
+        usage=drawing.usage([one.usage for one in done]),
+    )
 
 
-def make_jobs(served: Served, body: schema.ImageRequest, *, tenant: str = "") -> list[Job]:
+def make_jobs(
+    served: Served,
+    body: schema.ImageRequest,
+    *,
+    tenant: str = "",
+    pictures: Mapping[str, Any] | None = None,
+) -> list[Job]:
     """Check a body and turn it into one job an image.
+
+    Args:
+        pictures: that came with it, and what follows from them, as the pipeline's arguments.
 
     Raises:
         Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
     """
-    if body.model not in (None, served.id):
-        hint = nearest(str(body.model), [served.id])
-        raise ModelNotFound(f"model {body.model!r} is not served here, {served.id!r} is{hint}")
-    _check_text(body.model_dump())
+    check_model(served, body.model)
+    check_text(body.model_dump())
     if body.output_compression is not None and body.output_format in (None, "png"):
         raise UnsupportedParameter(
             "output_compression is for jpeg and webp: png loses nothing",
             param="output_compression",
         )
-    parameters = body.model_dump(exclude=set(schema.OPENAI_FIELDS))
+    said = body.model_dump(exclude=set(schema.OPENAI_FIELDS))
+    ours = type(body).model_fields  # unsaid, these are None, also where the model knows no such
+    parameters = {name: said[name] for name in said if name not in ours or said[name] is not None}
     if own := parameters.keys() & {"self", "request_id", "tenant"}:  # `Request`'s own arguments
         name = min(own)
         raise UnknownParameter(f"{served.card.pipeline} has no parameter {name!r}", param=name)
     for name in schema.NULL_FIELDS:
         if parameters.pop(name, None) is not None:
             raise UnsupportedParameter(f"{name} is not supported: leave it out", param=name)
-    parameters |= _size(body.size, parameters)
+    if body.stream and body.response_format == "url":
+        rule = "a stream's events carry the pictures themselves: leave it out"
+        raise UnsupportedParameter(f"response_format=url: {rule}", param="response_format")
+    parameters |= parse_size(body.size, parameters) | dict(pictures or {})
     if (makes := served.card.tasks[0].makes) != "pictures":
         raise UnsupportedParameter(
             f"{served.id} makes {makes}, and this endpoint answers with pictures: use "
@@ -82,7 +198,8 @@ def make_jobs(served: Served, body: schema.ImageRequest, *, tenant: str = "") ->
             param="model",
         )
     n = check_n(1 if body.n is None else body.n, served.max_n)
-    return [
+    parameters |= preset(served.card, body.quality, parameters)
+    jobs = [
         check(
             served.card,
             Request(body.prompt, seed=seed, timeout_s=body.timeout_s, tenant=tenant, **parameters),
@@ -90,9 +207,35 @@ def make_jobs(served: Served, body: schema.ImageRequest, *, tenant: str = "") ->
         )
         for seed in seeds(body.seed, n)
     ]
+    previews = body.partial_images or 0 if body.stream else 0
+    return [replace(job, previews=previews) for job in jobs]
 
 
-def _check_text(values: dict[str, Any]) -> None:
+def preset(card: Card, quality: str | None, parameters: Mapping[str, Any]) -> dict[str, int]:
+    """The steps that a quality stands for, from those that the model takes by default.
+
+    Nothing where the request says steps itself, and for models distilled to a few steps: they
+    were trained for just these.
+    """
+    given = {name for name, value in parameters.items() if value is not None}
+    if given & {"num_inference_steps", "sigmas", "timesteps"}:
+        return {}
+    own = {p.name: p.default for p in card.task_for(given).parameters}
+    steps = card.defaults.get("num_inference_steps", own.get("num_inference_steps"))
+    factor = QUALITIES[quality or "auto"]
+    if not isinstance(steps, int) or steps <= FEW_STEPS or factor == 1:
+        return {}
+    return {"num_inference_steps": min(card.max_steps, max(1, round(steps * factor)))}
+
+
+def check_model(served: Served, model: str | None) -> None:
+    if model not in (None, served.id):
+        seen = str(model)[:60]
+        hint = nearest(seen, [served.id])
+        raise ModelNotFound(f"model {seen!r} is not served here, {served.id!r} is{hint}")
+
+
+def check_text(values: dict[str, Any]) -> None:
     """JSON can write half a character, "\\ud800", which no peer and no answer can carry."""
     for name, value in values.items():
         if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
@@ -100,7 +243,7 @@ def _check_text(values: dict[str, Any]) -> None:
             raise InvalidValue(f"{name}={seen}: must be text without lone surrogates", param=name)
 
 
-def _size(size: str | None, parameters: dict[str, Any]) -> dict[str, int]:
+def parse_size(size: str | None, parameters: dict[str, Any]) -> dict[str, int]:
     if size is None or size == "auto":
         return {}
     if any(parameters.get(side) is not None for side in ("width", "height")):
@@ -113,49 +256,6 @@ def _size(size: str | None, parameters: dict[str, Any]) -> dict[str, int]:
             param="size",
         )
     return {"width": int(match[1]), "height": int(match[2])}
-
-
-def _answer(
-    served: Served, body: schema.ImageRequest, jobs: Sequence[Job], done: Sequence[frames.Done]
-) -> schema.ImagesResponse:
-    output_format = body.output_format or "png"
-    images = []
-    for job, one in zip(jobs, done, strict=True):
-        picture = one.pictures[0]
-        settings = {"model": served.id, "seed": job.seed, **job.arguments}
-        settings |= {"lora": job.lora} if job.lora else {}
-        settings |= {"width": picture.width, "height": picture.height}
-        encoded = media.encode(
-            picture.rgb,
-            picture.width,
-            picture.height,
-            format=output_format,
-            compression=100 if body.output_compression is None else body.output_compression,
-            settings=settings,
-        )
-        images.append(schema.Image(b64_json=base64.b64encode(encoded).decode(), seed=one.seed))
-    picture = done[0].pictures[0]
-    return schema.ImagesResponse(
-        created=int(time.time()),
-        data=images,
-        model=served.id,
-        size=f"{picture.width}x{picture.height}",
-        output_format=output_format,
-        safety_identifier=body.safety_identifier or body.user,
-        timings=max((one.timings for one in done), key=lambda timings: timings.total_s),
-        usage=_usage([one.usage for one in done]),
-    )
-
-
-def _usage(usages: Sequence[frames.Usage]) -> schema.Usage:
-    text, image = usages[0].text_tokens, sum(usage.image_tokens for usage in usages)
-    return schema.Usage(
-        input_tokens=text,
-        input_tokens_details=schema.TokenDetails(text_tokens=text, image_tokens=0),
-        output_tokens=image,
-        output_tokens_details=schema.TokenDetails(text_tokens=0, image_tokens=image),
-        total_tokens=text + image,
-    )
 
 
 def model_entry(served: Served, created: int) -> schema.Model:

@@ -1,62 +1,153 @@
 """`carpool serve`: the front and its worker, from start to drained end."""
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
 import socket
+from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 
 import click
 import uvicorn
 
+from carpool import logs, tracing
 from carpool.config import ServeSettings
-from carpool.errors import LoadFailed
+from carpool.errors import LoadFailed, SettingRejected, StoreFailed
+from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
+from carpool.server.jobs import write_images
+from carpool.server.keys import Keyring
+from carpool.server.runner import Runner
+from carpool.server.videos import write_video
+from carpool.server.wire import Wire
 from carpool.supervise import Supervisor
+from carpool.tracing import Tracing
 
 log = logging.getLogger("carpool")
 
 
 def serve(model: str, settings: ServeSettings) -> int:
     """Serve until a signal says to stop; gives the exit status of the process."""
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
+    logs.set_up(settings.log_level, settings.log_format)
+    keys = Keyring(settings.api_key, settings.api_key_file)
+    otel = tracing.is_wanted(settings.otel, os.environ)
+    traces = tracing.start("front") if otel else Tracing()
+    try:
+        return asyncio.run(_serve(model, settings, keys, traces))
+    finally:
+        traces.stop()
+
+
+async def _serve(model: str, settings: ServeSettings, keys: Keyring, traces: Tracing) -> int:
+    try:
+        store = JobStore(
+            state_folder(settings, os.environ),
+            ttl_s=settings.job_ttl,
+            max_bytes=settings.max_store_bytes,
+            max_waiting=settings.max_queue,
+        )
+    except StoreFailed as error:
+        click.echo(f"carpool: {error}", err=True)
+        return 1
+    with contextlib.closing(store):
+        return await _serve_with(store, model, settings, keys, traces)
+
+
+async def _serve_with(
+    store: JobStore, model: str, settings: ServeSettings, keys: Keyring, traces: Tracing
+) -> int:
+    supervisor = Supervisor(
+        model,
+        settings.engine(),
+        passing=store.passing,
+        log=(settings.log_level, settings.log_format),
+        otel=traces.is_on,
     )
-    return asyncio.run(_serve(model, settings))
-
-
-async def _serve(model: str, settings: ServeSettings) -> int:
-    supervisor = Supervisor(model, settings.engine())
-    server = _Server(supervisor, settings)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, supervisor, keys)
+    runner = Runner(
+        store,
+        supervisor,
+        {"image": write_images, "video": write_video},
+        model=lambda: settings.served_model_name or _served_id(supervisor),
+        max_running=settings.max_running,
+    )
+    server = _Server(supervisor, settings, runner, keys, traces)
     click.echo(f"Loading {model} ...", err=True)
     worker = supervisor.start()
     http = asyncio.create_task(server.serve())
     greeting = asyncio.create_task(_greet(supervisor, server, settings))
+    jobs = asyncio.create_task(runner.run())
     try:
-        await asyncio.wait({worker, http}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({worker, http, jobs}, return_when=asyncio.FIRST_COMPLETED)
         if worker.done() and not worker.cancelled() and (error := worker.exception()):
             if not isinstance(error, LoadFailed):
                 raise error
             click.echo(f"carpool: {error}", err=True)
             return 1
+        if jobs.done():
+            jobs.result()  # raises: it ends only by a defect
         return server.exit_status if server.started else 1
     finally:
         greeting.cancel()
+        jobs.cancel()
         server.should_exit = True
-        await asyncio.wait({http})
+        await asyncio.wait({http, jobs})
+        if settings.uds is not None and server.started:
+            await asyncio.to_thread(Path(settings.uds).unlink, missing_ok=True)
+        await runner.stop()
         await supervisor.stop()
+
+
+def _reload(supervisor: Supervisor, keys: Keyring) -> None:
+    """What SIGHUP does: keys are read again here, adapters and batching rules in the worker."""
+    try:
+        log.info("reloading; API keys: %d", keys.read())
+    except SettingRejected as error:
+        log.error("not reloaded: %s", error)
+    supervisor.reload()
+
+
+def _served_id(supervisor: Supervisor) -> str:
+    return supervisor.ready.card.id if supervisor.ready else ""
+
+
+def state_folder(settings: ServeSettings, environ: Mapping[str, str]) -> Path | None:
+    """Where jobs are kept: by default a folder of the port's own, as the XDG base directory
+    specification has it; None for memory."""
+    if settings.state_dir is not None:
+        return None if settings.state_dir == "none" else Path(settings.state_dir).expanduser()
+    state = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "carpool"
+    if settings.uds is not None:
+        return state / Path(settings.uds).absolute().as_posix().strip("/").replace("/", "-")
+    if settings.port == 0:  # another one at every start: nobody would find them again
+        return None
+    return state / str(settings.port)
 
 
 class _Server(uvicorn.Server):
     """Uvicorn, but a signal first drains: new requests are refused while running ones finish."""
 
-    def __init__(self, supervisor: Supervisor, settings: ServeSettings) -> None:
-        app = create_app(supervisor, settings)
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        settings: ServeSettings,
+        runner: Runner,
+        keys: Keyring,
+        traces: Tracing,
+    ) -> None:
+        app = create_app(supervisor, settings, runner, keys=keys, traces=traces)
         super().__init__(
             uvicorn.Config(
                 app,
+                http=Wire,
+                ws="none",
                 host=settings.host,
                 port=settings.port,
+                uds=settings.uds,
+                access_log=False,  # `Accessed` says more
                 log_level=settings.log_level,
                 log_config=None,
                 timeout_graceful_shutdown=5,
@@ -71,9 +162,10 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
             await super().startup(sockets)
-        except (SystemExit, OverflowError) as error:  # uvicorn's way to say: the port is taken
-            if isinstance(error, OverflowError):
-                log.error("cannot listen on %s:%s: %s", self.config.host, self.config.port, error)
+        except (SystemExit, OverflowError, OSError) as error:
+            if not isinstance(error, SystemExit):  # uvicorn's way to say: the port is taken
+                where = self.config.uds or f"{self.config.host}:{self.config.port}"
+                log.error("cannot listen on %s: %s", where, error)
             self.should_exit = True
             return
         self.is_up.set()
@@ -102,12 +194,14 @@ async def _greet(supervisor: Supervisor, server: _Server, settings: ServeSetting
     ready = await supervisor.wait_ready()
     await server.is_up.wait()
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{server.port()}"
-    key = " -H 'authorization: Bearer KEY'" if settings.api_key else ""
+    url = f"http://{host}:{server.port()}" if settings.uds is None else "http://localhost"
+    where = url if settings.uds is None else f"unix:{settings.uds}"
+    uds = "" if settings.uds is None else f"--unix-socket {settings.uds} "
+    key = " -H 'authorization: Bearer KEY'" if settings.api_key or settings.api_key_file else ""
     click.echo(
         f"Serving {settings.served_model_name or ready.card.id} ({ready.card.pipeline}, loaded in "
-        f"{ready.load_s:.1f} s) at {url}\n\n"
-        f"curl -s {url}/v1/images/generations -H 'content-type: application/json'{key} \\\n"
+        f"{ready.load_s:.1f} s) at {where}\n\n"
+        f"curl -s {uds}{url}/v1/images/generations -H 'content-type: application/json'{key} \\\n"
         f'  -d \'{{"prompt": "a red circle on a blue background"}}\' \\\n'
         "  | python3 -c 'import base64, json, sys; "
         'sys.stdout.buffer.write(base64.b64decode(json.load(sys.stdin)["data"][0]["b64_json"]))\' '

@@ -1,0 +1,157 @@
+"""Measured against simulated latency: the very arrivals of a run, played by `carpool simulate`.
+
+The simulator gets the cost table that the server learned by itself, and two numbers of the run: the
+seconds that the loop and the pipelines' own code took beside forwards, for each call, and how much
+slower or faster forwards were than the table says (it keeps medians of the last few; machines
+that others use change their speed). HTTP, PNG and the client are not simulated.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from carpool.config import BatchingMode
+from carpool.schedule.cost import Costs
+from carpool.schedule.study import Model, play
+from carpool.schedule.tables import Table, learned
+from carpool.types import Kind
+from carpool.workload import Arrival
+
+GOAL = 0.15  # of the mean
+COLUMNS = (
+    "mode | load | mean measured (s) | simulated (s) | measured/simulated | p50 | p99 "
+    "| by the table alone | forwards/table"
+)
+_MODEL_STEPS = 28  # of requests that say none; ours all do
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a server did between two looks at its statistics."""
+
+    forward_s: float  # in modules
+    own_s: float  # in the loop and the pipelines' code
+    forwards: Mapping[tuple[str, int], int]  # how often, by name and rows
+
+    @classmethod
+    def between(cls, before: Mapping[str, Any], after: Mapping[str, Any]) -> "Work":
+        forward_s = after["forward_s"] - before["forward_s"]
+        turn_s = after["turn_s"] - before["turn_s"]
+        then, now = _tally(before), _tally(after)
+        ran = {key: count - then.get(key, 0) for key, count in now.items()}
+        return cls(forward_s, turn_s - forward_s, ran)
+
+    def predicted_s(self, costs: Costs) -> float:
+        """What its forwards take by a table."""
+        kinds: dict[str, Kind] = {kind.name: kind for kind, _ in costs}
+        return sum(
+            count * costs.seconds(kinds[name], rows)
+            for (name, rows), count in self.forwards.items()
+        )
+
+
+def _tally(told: Mapping[str, Any]) -> dict[tuple[str, int], int]:
+    found: dict[tuple[str, int], int] = {}
+    for one in told["forwards"]:
+        key = f"{one['component']}.{one['method']}", one["rows"]
+        found[key] = found.get(key, 0) + one["count"]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Of one run, in seconds."""
+
+    mean_s: float
+    p50_s: float
+    p99_s: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Latencies":
+        p50_s, p99_s = np.percentile(seconds, (50, 99))
+        return cls(statistics.fmean(seconds), float(p50_s), float(p99_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """One run, measured and simulated."""
+
+    mode: BatchingMode
+    load: float
+    measured: Latencies
+    simulated: Latencies
+    by_table: Latencies  # simulated with nothing but the table
+    drift: float  # seconds of forwards over what the table says
+
+
+def agreement(
+    mode: BatchingMode,
+    load: float,
+    arrivals: Sequence[Arrival],
+    latencies_s: Sequence[float],
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+) -> Agreement:
+    """Simulate a run.
+
+    Args:
+        latencies_s: as measured, in any order.
+        before: the server's statistics when the run began.
+        after: and when it was over; with the cost table.
+    """
+    costs = Costs.from_json(after["costs"])
+    work = Work.between(before, after)
+    [table] = learned(costs, steps=_MODEL_STEPS).values()
+    drift = work.forward_s / work.predicted_s(costs)
+    alone = Model([table])
+    calls = sum(stage.count for one in arrivals for stage in alone.stages(one.body))
+    whole = Model([_scaled(table, drift)], own_s=work.own_s / calls)
+    by_table, simulated = (
+        Latencies.of([ride.latency_s for ride in play(model, arrivals, mode).rides])
+        for model in (alone, whole)
+    )
+    return Agreement(mode, load, Latencies.of(latencies_s), simulated, by_table, drift)
+
+
+def _scaled(table: Table, by: float) -> Table:
+    return replace(
+        table,
+        denoise_s={rows: seconds * by for rows, seconds in table.denoise_s.items()},
+        encode_s=table.encode_s * by,
+        decode_s=table.decode_s * by,
+    )
+
+
+def table(found: Sequence[Agreement]) -> str:
+    """Medians over the rounds, ratios those within a round, as Markdown."""
+    lines = [f"| {COLUMNS} |", "|" + " --- |" * (COLUMNS.count("|") + 1)]
+    for mode, load in dict.fromkeys((one.mode, one.load) for one in found):
+        rounds = [one for one in found if (one.mode, one.load) == (mode, load)]
+        ratios = [_ratios(one) for one in rounds]
+        mean, p50, p99, alone = (statistics.median(column) for column in zip(*ratios, strict=True))
+        cells = [
+            mode,
+            f"{load:g}",
+            f"{statistics.median(one.measured.mean_s for one in rounds):.3f}",
+            f"{statistics.median(one.simulated.mean_s for one in rounds):.3f}",
+            f"{mean:.2f}" if abs(mean - 1) <= GOAL else f"**{mean:.2f}**",
+            f"{p50:.2f}",
+            f"{p99:.2f}",
+            f"{alone:.2f}",
+            f"{statistics.median(one.drift for one in rounds):.2f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _ratios(one: Agreement) -> tuple[float, float, float, float]:
+    measured, simulated = one.measured, one.simulated
+    return (
+        measured.mean_s / simulated.mean_s,
+        measured.p50_s / simulated.p50_s,
+        measured.p99_s / simulated.p99_s,
+        measured.mean_s / one.by_table.mean_s,
+    )

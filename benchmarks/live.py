@@ -1,0 +1,169 @@
+"""Carpool's modes, LitServe, and FastAPI with a lock, live on this machine: two tables.
+
+usage: make bench     (or: OMP_NUM_THREADS=1 python -m benchmarks.live [--quick] [--append-to FILE])
+
+Every party is a server of its own with the embedded model, alone on the machine while it is
+measured, and asked by `carpool bench`'s own client. The parties take turns, in another order each
+round; in a round all are asked for the same pictures at the same moments. The second table holds
+what the simulator says of Carpool's runs against what was measured.
+"""
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks import agreement
+from benchmarks.cpu import machine
+from benchmarks.live_rounds import SLO_SCALE, Point, Reference, Wanted, reference, turns, visit
+from benchmarks.parties import LOCKED, PARTIES
+from carpool.errors import CarpoolError
+
+COLUMNS = (
+    "load | party | p50 (s) | p99 (s) | mean (s) | throughput (req/s) | goodput (req/s) "
+    "| right | as plain diffusers | against the lock"
+)
+COMMAND = "OMP_NUM_THREADS=1 python -m benchmarks.live"
+
+
+def pooled(points: Sequence[Point]) -> agreement.Latencies | None:
+    """Latencies of the answers of several rounds together; None: there is no answer."""
+    seconds = [one.latency_s for p in points for one in p.outcomes if one.failure is None]
+    return agreement.Latencies.of(seconds) if seconds else None
+
+
+def table(points: Sequence[Point]) -> str:
+    """A line for each load and party, as Markdown.
+
+    Latencies are of all rounds together; throughput and goodput are medians of the rounds. The last
+    column is how many times lower the mean latency is than that of `LOCKED` in the same round.
+    """
+    lines = [f"| {COLUMNS} |", "|" + " --- |" * (COLUMNS.count("|") + 1)]
+    for load, party in dict.fromkeys((one.load, one.party) for one in points):
+        own = [one for one in points if (one.load, one.party) == (load, party)]
+        locked = {p.round: p for p in points if (p.load, p.party) == (load, LOCKED)}
+        ratios = [
+            there.summary.latency_mean / here.summary.latency_mean
+            for here in own
+            if (there := locked.get(here.round)) is not None
+            and there.summary.latency_mean
+            and here.summary.latency_mean
+        ]
+        latencies = pooled(own)
+        cells = [
+            f"{load:g}",
+            party.name,
+            *(
+                ("n/a",) * 3
+                if latencies is None
+                else (f"{s:.2f}" for s in (latencies.p50_s, latencies.p99_s, latencies.mean_s))
+            ),
+            f"{statistics.median(one.summary.throughput_qps for one in own):.2f}",
+            f"{statistics.median(one.summary.goodput_qps or 0.0 for one in own):.2f}",
+            f"{statistics.fmean(one.right for one in own):.1%}",
+            f"{statistics.fmean(one.alike for one in own):.1%}",
+            f"{statistics.median(ratios):.2f}x" if ratios else "n/a",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def agreements(points: Sequence[Point]) -> list[agreement.Agreement]:
+    """What the simulator says of every run of Carpool's in which nothing failed."""
+    return [
+        agreement.agreement(
+            p.party.mode,
+            p.load,
+            p.arrivals,
+            [one.latency_s for one in p.outcomes],
+            p.before,
+            p.after,
+        )
+        for p in points
+        if p.party.mode and not p.summary.failed_requests
+    ]
+
+
+def page(wanted: Wanted, known: Reference, points: Sequence[Point]) -> str:
+    """Both tables, with what has to be known about them."""
+    failed = sum(one.summary.failed_requests for one in points)
+    settings = (
+        f"{', '.join(map(str, wanted.steps))} steps, guidance "
+        f"{', '.join(f'{g:g}' for g in wanted.guidance)}"
+    )
+    plain_right = statistics.fmean(one.plain_right for one in points)
+    return f"""## Live: modes, LitServe, FastAPI with a lock
+
+Made by `{COMMAND}` (rounds: {wanted.rounds}; requests a round at load \
+{max(wanted.loads):g}: {wanted.count}, and fewer at the others, so that all last as long).
+Machine: {machine()}; every server with one thread for torch.
+
+The embedded model; {settings}, all mixed; prompts that it was not trained on. Load 1 is
+{known.capacity_qps:.2f} requests a second: what the server with the lock does for one client \
+that waits for every answer.
+Arrivals are Poisson; latency counts from when a request was due. Latencies are of all rounds
+together, throughput and goodput (answers within {SLO_SCALE:g} times the time alone with the lock) \
+medians of the rounds.
+*Right* is the share of pictures that the judge finds right ({plain_right:.1%} of plain diffusers'
+with the same seeds), *as plain diffusers* the share that is the same picture. *Against the lock*:
+how many times lower the mean latency is than with the lock in the same round.
+Failed requests: {failed}.
+
+{table(points)}
+
+## Measured and simulated
+
+The same runs, played by the simulator with the cost table that each server learned, the seconds of
+its own code for each call, and the speed of the run's forwards against the table (last column).
+Medians of the rounds. *Measured/simulated* is of the mean, bold beyond {agreement.GOAL:.0%};
+p50, p99 and *by the table alone* (the mean, without those two numbers) are such ratios, too.
+
+{agreement.table(agreements(points))}
+"""
+
+
+async def measure(wanted: Wanted) -> tuple[Reference, list[Point]]:
+    """All rounds.
+
+    Raises:
+        CarpoolError: not even one request at a time succeeds.
+        RuntimeError: a server does not start.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder)
+        known = await reference(wanted, cache)
+        points: list[Point] = []
+        for number, party in turns(wanted.parties, wanted.rounds):
+            print(f"round {number} of {wanted.rounds}: {party.name}", file=sys.stderr)
+            points += await visit(party, number, wanted, known, cache)
+    order = {party: place for place, party in enumerate(PARTIES)}
+    points.sort(key=lambda one: (one.load, order[one.party], one.round))
+    return known, points
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one round of few requests: a try")
+    parser.add_argument("--append-to", type=Path, help="add the page to this file as well")
+    options = parser.parse_args()
+    wanted = Wanted(PARTIES)
+    if options.quick:
+        wanted = replace(wanted, rounds=1, count=12, loads=(0.5, 1.5), steps=(4, 8))
+    try:
+        text = page(wanted, *asyncio.run(measure(wanted)))
+    except (CarpoolError, RuntimeError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(text)
+    if options.append_to:
+        with options.append_to.open("a") as file:
+            file.write("\n" + text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

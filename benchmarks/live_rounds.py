@@ -1,0 +1,171 @@
+"""One load after another on one server after another: what was asked, what came back.
+
+Requests arrive at random (Poisson) whether or not earlier ones were answered, and their latency
+counts from then. Every party is asked for the same pictures at the same moments of a round.
+"""
+
+import base64
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageChops
+
+from benchmarks.parties import LOCKED, Party, running
+from carpool.bench.client import Client
+from carpool.bench.load import Outcome, Solo, run, samples, warm_up, with_slo
+from carpool.bench.report import Summary, summarise
+from carpool.shapes.draw import prompts
+from carpool.shapes.judge import shows
+from carpool.workload import Arrival, Mix, Setting, bursts, generators, plan
+
+SLO_SCALE = 5.0
+WARMUP = 16  # requests at once: enough for an engine to learn what widths take
+ALIKE = 2  # of 255: the largest difference between two pictures that are the same
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be measured."""
+
+    parties: Sequence[Party]
+    loads: Sequence[float] = (0.5, 0.9, 1.5)  # of what the server with the lock can do
+    steps: Sequence[int] = (8, 12, 20, 28)
+    guidance: Sequence[float] = (2.0, 3.0)
+    count: int = 66  # requests at the highest load; the others last as long
+    rounds: int = 3
+
+    @property
+    def mix(self) -> Mix:
+        """Every setting with every prompt; none of the prompts was trained on."""
+        settings = product(self.steps, self.guidance)
+        texts = prompts(50)
+        return Mix(
+            [Setting({"num_inference_steps": n, "guidance_scale": g}, texts) for n, g in settings]
+        )
+
+    def arrivals(self, load: float, rate_qps: float, number: int) -> list[Arrival]:
+        """Who comes when in a round: always the same requests, at other moments each round."""
+        when, (_, what) = generators(number)[0], generators(0)
+        count = max(1, round(self.count * load / max(self.loads)))
+        return plan(bursts(rate_qps, when, size=1), self.mix, what, count=count)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The server with the lock, asked by one client that waits for each answer."""
+
+    capacity_qps: float
+    solo: Solo
+    pictures: Mapping[int, Image.Image]  # by seed: what plain diffusers draws
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One party under one load in one round."""
+
+    party: Party
+    load: float
+    round: int
+    arrivals: Sequence[Arrival]
+    outcomes: Sequence[Outcome]
+    summary: Summary
+    right: float  # share of pictures that show what was asked for
+    plain_right: float  # the same of plain diffusers' pictures
+    alike: float  # share of pictures that are those of plain diffusers
+    before: Mapping[str, Any]  # the server's statistics; empty for those who have none
+    after: Mapping[str, Any]
+
+
+class Album:
+    """Asks a server and keeps its pictures, undecoded while time is measured."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._kept: dict[int, str] = {}
+
+    async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        told = await self._client.ask(body)
+        self._kept[body["seed"]] = told["data"][0]["b64_json"]
+        return told
+
+    def pictures(self) -> dict[int, Image.Image]:
+        """By seed."""
+        return {
+            seed: Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB")
+            for seed, text in self._kept.items()
+        }
+
+
+def _client(url: str) -> Client:
+    return Client(url, "text-to-image", api_key="none", timeout_s=600.0)
+
+
+async def reference(wanted: Wanted, cache: Path) -> Reference:
+    """Measure capacity and solo latencies, and draw every picture with plain diffusers."""
+    everything = wanted.arrivals(max(wanted.loads), inf, 0)
+    async with running(LOCKED, cache) as url, _client(url) as client:
+        album = Album(client)
+        solo = await warm_up(samples(everything), client.ask, rounds=3)
+        outcomes = await run(everything, album.ask, max_concurrency=1, is_closed=True)
+    return Reference(summarise(outcomes, {}).throughput_qps, solo, album.pictures())
+
+
+async def visit(
+    party: Party, number: int, wanted: Wanted, known: Reference, cache: Path
+) -> list[Point]:
+    """Start a server, warm it up, and put it under every load."""
+    async with running(party, cache) as url, _client(url) as client:
+        warm = wanted.arrivals(max(wanted.loads), inf, number)[:WARMUP]
+        await run(warm, client.ask)
+        points = []
+        for load in wanted.loads:
+            arrivals = wanted.arrivals(load, load * known.capacity_qps, number)
+            album, before = Album(client), await client.statistics()
+            outcomes = with_slo(await run(arrivals, album.ask), known.solo, SLO_SCALE)
+            after = await client.statistics()
+            shares = judged(arrivals, album.pictures(), known.pictures)
+            points.append(
+                Point(party, load, number, arrivals, outcomes, summarise(outcomes, {}), *shares,
+                      before, after)
+            )  # fmt: skip
+    return points
+
+
+def judged(
+    arrivals: Sequence[Arrival],
+    drawn: Mapping[int, Image.Image],
+    plain: Mapping[int, Image.Image],
+) -> tuple[float, float, float]:
+    """Shares of pictures that are right, of plain diffusers' that are, and of those alike.
+
+    Args:
+        drawn: by seed; one that is missing is neither right nor alike.
+        plain: by seed, all of them.
+    """
+    right = plain_right = alike = 0
+    for arrival in arrivals:
+        prompt, seed = arrival.body["prompt"], arrival.body["seed"]
+        plain_right += shows(plain[seed], prompt)
+        if seed in drawn:
+            right += shows(drawn[seed], prompt)
+            alike += gap(drawn[seed], plain[seed]) <= ALIKE
+    count = len(arrivals)
+    return right / count, plain_right / count, alike / count
+
+
+def gap(left: Image.Image, right: Image.Image) -> int:
+    """The largest difference between two pictures, 0-255."""
+    bands = ImageChops.difference(left, right).getextrema()
+    return max(int(high) for _, high in bands)  # type: ignore[misc]
+
+
+def turns(parties: Sequence[Party], rounds: int) -> Iterator[tuple[int, Party]]:
+    """Every party in every round; in the next round the first comes last."""
+    for number in range(1, rounds + 1):
+        first = (number - 1) % len(parties)
+        yield from ((number, party) for party in (*parties[first:], *parties[:first]))

@@ -1,0 +1,1 @@
+"""What the reliability page says, measured on real servers: `make chaos soak overload fuzz`."""

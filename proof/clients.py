@@ -1,0 +1,239 @@
+"""Four kinds of clients of a server that breaks: each asks until it has its picture.
+
+    waits     POST, and the picture is in the answer; asks again with the same Idempotency-Key
+    streams   the same with server-sent events; begins anew when the stream breaks
+    polls     submits a job, looks until it has ended, fetches the file, deletes some
+    vanishes  hangs up at a random moment, and never comes back
+
+They ask again as SDKs do: after a broken connection, and after an answer that says so, when it
+says so.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import httpx2
+
+from history import ENDS, Seen
+from proof.diary import Diary, Ending, file_of
+from proof.tickets import ENDPOINT, Ticket
+
+PATIENCE_S = 150.0  # until a request counts as lost
+SILENCE_S = 60.0  # until an answer counts as none
+MOST_HINT_S = 5.0  # longer hints are not waited for
+AGAIN_S = 0.2  # after a broken connection
+REMOVED = 0.2  # share of the jobs that are deleted
+EARLY_S = 1.0  # the latest moment to vanish
+
+
+class _Again(Exception):
+    """Ask again after so many seconds."""
+
+    def __init__(self, why: str, after_s: float) -> None:
+        super().__init__(why)
+        self.why, self.after_s = why, after_s
+
+
+class _Told(Exception):
+    """The server says that the request has failed, by this code."""
+
+
+@dataclass(slots=True)
+class Clients:
+    """Clients of one server, until `is_over`."""
+
+    http: httpx2.AsyncClient
+    tickets: Sequence[Ticket]
+    diary: Diary
+    think_s: float = 0.5  # between two requests, at most
+    has_keys: bool = True  # Idempotency-Keys, even of requests that are answered at once
+    is_over: bool = False
+
+    async def run(self, kind: str, number: int, seed: int) -> None:
+        """Be one client."""
+        rng = random.Random(f"{seed} {kind} {number}")
+        do = {"waits": self._wait, "streams": self._stream, "polls": self._poll}.get(kind)
+        while not self.is_over:
+            await asyncio.sleep(rng.uniform(0, self.think_s))
+            ticket = rng.choice(self.tickets)
+            if do is None:
+                await self.vanish(ticket, rng)
+            else:
+                await self._see_through(kind, ticket, do, rng)
+
+    async def _see_through(
+        self,
+        kind: str,
+        ticket: Ticket,
+        do: Callable[[Ticket, random.Random], Awaitable[list[bytes]]],
+        rng: random.Random,
+    ) -> None:
+        clock = asyncio.get_running_loop().time
+        began_s, files, failure = clock(), list[bytes](), ""
+        try:
+            files = await do(ticket, rng)
+        except _Told as told:
+            failure = str(told)
+        took_s = clock() - began_s
+        self.diary.endings.append(Ending(kind, ticket, files, failure, took_s))
+
+    async def _patiently(self, kind: str, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """What `ask` gives in the end.
+
+        Raises:
+            _Told: it fails for good, or the patience has an end.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline_s = clock() + PATIENCE_S
+        while True:
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    return await ask()
+            except _Again as again:
+                why, after_s = again.why, again.after_s
+            except httpx2.RequestError:
+                why, after_s = "connection broken", AGAIN_S
+            except TimeoutError:
+                raise _Told(f"no answer within {SILENCE_S:g} s") from None
+            self.diary.again[kind, why] += 1
+            if clock() > deadline_s:
+                raise _Told(f"after {PATIENCE_S:g} s still {why}")
+            await asyncio.sleep(after_s)
+
+    async def _wait(self, ticket: Ticket, rng: random.Random) -> list[bytes]:
+        headers = {"idempotency-key": uuid.uuid4().hex} if self.has_keys else {}
+
+        async def ask() -> list[bytes]:
+            answer = await self.http.post(ENDPOINT, json=ticket.body, headers=headers)
+            return [file_of(one) for one in _read(answer)["data"]]
+
+        files: list[bytes] = await self._patiently("waits", ask)
+        return files
+
+    async def _stream(self, ticket: Ticket, rng: random.Random) -> list[bytes]:
+        body = ticket.body | {"stream": True, "partial_images": rng.randint(0, 2)}
+
+        async def ask() -> list[bytes]:
+            async with self.http.stream("POST", ENDPOINT, json=body) as answer:
+                if answer.status_code != 200:
+                    await answer.aread()
+                    _read(answer)
+                return await _completed(answer)
+
+        files: list[bytes] = await self._patiently("streams", ask)
+        return files
+
+    async def _poll(self, ticket: Ticket, rng: random.Random) -> list[bytes]:
+        jobs, request = self.diary.jobs, uuid.uuid4().hex
+        headers = {"idempotency-key": request}
+        body = ticket.body | {"background_job": True}
+        jobs.append(Seen("submit", request=request))
+
+        async def call(method: str, path: str, **options: Any) -> httpx2.Response:
+            answer = await self.http.request(method, path, **options)
+            if answer.status_code != 404:
+                _check(answer)
+            return answer
+
+        accepted = await self._patiently(
+            "polls", partial(call, "POST", ENDPOINT, json=body, headers=headers)
+        )
+        job_id = accepted.json()["id"]
+        jobs.append(Seen("ack", job_id, request=request))
+        path, clock = f"/v1/jobs/{job_id}", asyncio.get_running_loop().time
+        job: dict[str, Any] = {"status": "queued"}
+        deadline_s = clock() + PATIENCE_S
+        while job["status"] not in ENDS:
+            if clock() > deadline_s:
+                raise _Told(f"after {PATIENCE_S:g} s still {job['status']}")
+            await asyncio.sleep(rng.uniform(0.05, 0.4))
+            answer = await self._patiently("polls", partial(call, "GET", path))
+            self._note(job_id, answer)
+            if answer.status_code == 404:
+                raise _Told("the job is not found")
+            job = answer.json()
+        if job["status"] != "completed":
+            raise _Told(job["error"]["code"])
+        fetched = [
+            await self._patiently("polls", partial(call, "GET", one["url"])) for one in job["files"]
+        ]
+        files = [answer.content for answer in fetched]
+        jobs += [Seen("result", job_id, digest=hashlib.sha256(one).hexdigest()) for one in files]
+        if rng.random() < REMOVED:
+            await self._patiently("polls", partial(call, "DELETE", path))
+            jobs.append(Seen("removed", job_id))
+            self._note(job_id, await self._patiently("polls", partial(call, "GET", path)))
+        return files
+
+    def _note(self, job_id: str, answer: httpx2.Response) -> None:
+        if answer.status_code == 404:
+            self.diary.jobs.append(Seen("missing", job_id))
+        else:
+            job = answer.json()
+            self.diary.jobs.append(Seen("poll", job_id, "", job["status"], job["progress"]))
+
+    async def last_look(self) -> None:
+        """Every job that the server still knows, once more."""
+        after: dict[str, str] = {}
+        while True:
+            answer = await self.http.get("/v1/jobs", params={"limit": "100", **after})
+            page = answer.raise_for_status().json()
+            for job in page["data"]:
+                seen = Seen("poll", job["id"], "", job["status"], job["progress"])
+                self.diary.jobs.append(seen)
+            if not page["has_more"]:
+                return
+            after = {"after": page["last_id"]}
+
+    async def vanish(self, ticket: Ticket, rng: random.Random) -> None:
+        """Ask, and hang up before long."""
+        body = ticket.body | ({"stream": True} if rng.random() < 0.5 else {})
+        with contextlib.suppress(TimeoutError, httpx2.RequestError):
+            async with asyncio.timeout(rng.uniform(0, EARLY_S)):
+                await self.http.post(ENDPOINT, json=body)
+        self.diary.gone += 1
+
+
+def _check(answer: httpx2.Response) -> None:
+    if answer.is_success:
+        return
+    code = answer.json()["error"]["code"]
+    if answer.headers.get("x-should-retry") == "true":
+        hint_s = float(answer.headers.get("retry-after-ms", 1000)) / 1000
+        raise _Again(f"{answer.status_code} {code}", min(hint_s, MOST_HINT_S))
+    raise _Told(code)
+
+
+def _read(answer: httpx2.Response) -> dict[str, Any]:
+    _check(answer)
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+async def _completed(answer: httpx2.Response) -> list[bytes]:
+    """The pictures of a stream that has to end in order."""
+    files, event, is_ended = list[bytes](), "", False
+    async for line in answer.aiter_lines():
+        name, _, text = line.partition(":")
+        if name == "event":
+            event = text.strip()
+        elif name == "data" and text.strip() == "[DONE]":
+            is_ended = True
+        elif name == "data" and event == "error":
+            code = json.loads(text)["error"]["code"]
+            if code in ("worker_lost", "draining"):
+                raise _Again(f"event error {code}", AGAIN_S)
+            raise _Told(code)
+        elif name == "data" and event.endswith(".completed"):
+            files.append(file_of(json.loads(text)))
+    if not is_ended:
+        raise _Again("stream broken", AGAIN_S)
+    return files

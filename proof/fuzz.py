@@ -1,0 +1,142 @@
+"""Send a server what its OpenAPI document allows, and what it forbids: schemathesis.
+
+usage: make fuzz     (or: PYTHONPATH=tests python -m proof.fuzz [--examples 60] [--seed 1]
+                       [--write])
+
+It lives in an environment of its own, `build/fuzz`: `make fuzz` makes it.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from proof.house import House, open_house
+from proof.page import machine, table, write_section
+
+PROGRAM = Path(__file__).parents[1] / "build" / "fuzz" / "bin" / "schemathesis"
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+)
+RULES = '[checks.not_a_server_error]\nexpected-statuses = ["2xx", "3xx", "4xx", 504]\n'
+"""A request may say `timeout_s`, and 504 that it ran out."""
+MODELS = ("shapes", "shapes-video")  # one of pictures, one of videos
+FLAGS = ("--max-steps", "2", "--max-n", "2", "--max-pixels", "4096", "--max-frames", "8")
+LEAST_CASES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one model's server answered."""
+
+    model: str
+    operations: int
+    cases: int
+    failures: list[str]
+    statuses: Mapping[int, int]  # how often each was answered
+
+
+async def fuzz(model: str, examples: int, seed: int) -> Run:
+    """Start a server and send it some hundred requests an endpoint.
+
+    Raises:
+        RuntimeError: schemathesis does not start, or does not come to an end.
+    """
+    with tempfile.TemporaryDirectory(prefix="carpool-proof-") as name:
+        folder = Path(name)
+        rules, report = folder / "schemathesis.toml", folder / "report.json"
+        rules.write_text(RULES)
+        logs = ("--log-format", "json", "--log-level", "debug", "--state-dir", "none")
+        house = House(folder, (*FLAGS, *logs), model)
+        async with httpx2.AsyncClient(trust_env=False) as http, open_house(house, http):
+            before = house.log.stat().st_size
+            process = await asyncio.create_subprocess_exec(
+                str(PROGRAM), "--config-file", str(rules), "run", f"{house.url}/openapi.json",
+                "--phases", "examples,coverage,fuzzing", "--checks", ",".join(CHECKS),
+                "--max-examples", str(examples), "--seed", str(seed), "--no-shrink",
+                "--continue-on-failure", "--request-timeout", "60", "--warnings", "off",
+                "--report", "json", "--report-json-path", str(report),
+                cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            )  # fmt: skip
+            said, _ = await process.communicate()
+            if not report.exists():
+                raise RuntimeError(f"schemathesis left no report:\n{said.decode()[-2000:]}")
+            found = json.loads(report.read_text())
+            with house.log.open(errors="replace") as log:
+                log.seek(before)
+                statuses = Counter(answered(log))
+    return run_of(model, found, statuses)
+
+
+def answered(lines: Iterable[str]) -> Iterable[int]:
+    """The statuses in an access log."""
+    for line in lines:
+        if line.startswith("{"):
+            record = json.loads(line)
+            if record.get("logger") == "carpool.access":
+                yield record["status"]
+
+
+def run_of(model: str, report: Mapping[str, Any], statuses: Mapping[int, int]) -> Run:
+    """What a report of schemathesis says.
+
+    Raises:
+        RuntimeError: it was not able to test everything.
+    """
+    if not report["complete"] or report["operations"]["tested"] < report["operations"]["total"]:
+        raise RuntimeError(f"schemathesis did not come to an end: {report['stop_reason']}")
+    failures = [json.dumps(one)[:500] for one in (*report["failures"], *report["errors"])]
+    cases = report["test_cases"]["generated"]
+    return Run(model, report["operations"]["tested"], cases, failures, dict(statuses))
+
+
+def page(runs: list[Run], examples: int, seed: int) -> str:
+    """The section of the page."""
+    statuses = sorted({status for run in runs for status in run.statuses})
+    rows = [
+        [run.model, run.operations, run.cases, len(run.failures),
+         *(run.statuses.get(status, 0) for status in statuses)]
+        for run in runs
+    ]  # fmt: skip
+    heads = ["model", "operations", "cases", "failures", *map(str, statuses)]
+    return f"""Made by `PYTHONPATH=tests python -m proof.fuzz --examples {examples} --seed {seed}`.
+Machine: {machine()}.
+
+{sum(run.cases for run in runs)} cases; server errors, undocumented statuses, content types or
+bodies: **{sum(len(run.failures) for run in runs)}**. The right columns count statuses of answers.
+
+{table(heads, rows)}
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--examples", type=int, default=60, help="of each operation, at most")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--write", action="store_true", help="into docs/reliability.md")
+    options = parser.parse_args()
+    if not PROGRAM.exists():
+        print("schemathesis is missing: `make fuzz` installs it", file=sys.stderr)
+        return 2
+    runs = [asyncio.run(fuzz(model, options.examples, options.seed)) for model in MODELS]
+    print(text := page(runs, options.examples, options.seed))
+    if options.write:
+        write_section("fuzz", text)
+    for failure in (failures := [one for run in runs for one in run.failures]):
+        print(failure, file=sys.stderr)
+    return 1 if failures or sum(run.cases for run in runs) < LEAST_CASES else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,153 @@
+"""A `carpool serve` that is started again after every death, as systemd would do it.
+
+Always the same port, state folder and flags. What it logs is in one file, all lives together.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx2
+
+MARK = "RELIABILITY_PROOF"  # an environment variable by which processes are found again
+START_LIMIT_S = 180.0  # imports of torch and diffusers on a busy machine
+RESTART_S = 0.1  # systemd's RestartSec
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def now_s() -> float:
+    """Seconds since the machine was started: the clock of `began_s`."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(slots=True)
+class House:
+    """One server and its folder."""
+
+    folder: Path  # of its log
+    flags: tuple[str, ...] = ()
+    model: str = "shapes"
+    port: int = field(default_factory=lambda: _free_port())
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "serve.log"
+
+    def start(self) -> None:
+        """Start a front, which starts a worker."""
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("CARPOOL_")}
+        environ |= {MARK: self.mark, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        environ |= {"CARPOOL_COST_TABLE": str(self.folder / "costs.json")}
+        command = [sys.executable, "-m", "carpool.cli", "serve", self.model, "--port"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, str(self.port), *self.flags],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environ,
+                start_new_session=True,
+            )
+
+    @property
+    def front(self) -> int:
+        """Its process id."""
+        assert self.process is not None
+        return self.process.pid
+
+    def workers(self) -> list[int]:
+        """Processes that hold a model, or load one; the newest last."""
+        found = [pid for pid in self.processes() if b"carpool.worker" in _read(pid, "cmdline")]
+        return sorted(found, key=began_s)
+
+    def processes(self) -> list[int]:
+        """All that live, whoever their parent is."""
+        wanted = f"{MARK}={self.mark}".encode()
+        names = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+        return [int(name) for name in names if wanted in _read(int(name), "environ")]
+
+    def signal_worker(self, number: signal.Signals) -> None:
+        """Send the newest worker a signal, if there is one."""
+        for pid in self.workers()[-1:]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def kill_front(self) -> None:
+        """End the front at once, and wait until the kernel has taken it away."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    async def ready(self, http: httpx2.AsyncClient, within_s: float = START_LIMIT_S) -> float:
+        """Wait until requests would be accepted; gives when that was, in `now_s`.
+
+        Raises:
+            RuntimeError: the front ended by itself, or it takes too long.
+        """
+        assert self.process is not None
+        deadline_s = now_s() + within_s
+        while now_s() < deadline_s:
+            with contextlib.suppress(httpx2.RequestError):
+                if (await http.get(f"{self.url}/health", timeout=2.0)).status_code == 200:
+                    return now_s()
+            if (status := self.process.poll()) is not None:
+                raise RuntimeError(f"the server ended with {status}:\n{self.last_words()}")
+            await asyncio.sleep(0.05)
+        raise RuntimeError(f"not ready after {within_s:g} s:\n{self.last_words()}")
+
+    def last_words(self) -> str:
+        """The end of the log."""
+        return self.log.read_text(errors="replace")[-2000:]
+
+
+@contextlib.asynccontextmanager
+async def open_house(house: House, http: httpx2.AsyncClient) -> AsyncIterator[House]:
+    """Start a server and wait until it is ready; in the end all its processes are gone."""
+    try:
+        house.start()
+        await house.ready(http)
+        yield house
+        assert house.process is not None
+        house.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(house.process.wait, 40)
+    finally:
+        for pid in house.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if house.process is not None:
+            house.process.wait()
+
+
+def began_s(pid: int) -> float:
+    """When a process was started, in `now_s`; 0 if it is gone."""
+    fields = _read(pid, "stat").rpartition(b") ")[2].split()
+    return int(fields[19]) / _TICKS if fields else 0.0
+
+
+def _read(pid: int, what: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{what}").read_bytes()
+    except OSError:  # it ended just now, or is another user's
+        return b""
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port: int = door.getsockname()[1]
+    return port

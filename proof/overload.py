@@ -1,0 +1,213 @@
+"""Ask a server for ten times what it can do, and see what becomes of it.
+
+usage: make overload     (or: PYTHONPATH=tests python -m proof.overload [--seconds 60] [--write])
+
+First its capacity is measured, by as many clients as it lets aboard, each waiting for its picture.
+Then requests arrive at random (Poisson) at ten times that rate. As soon as they stop, one client
+asks for one picture after another, until one takes no longer than at rest.
+"""
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from carpool.bench.client import Client
+from carpool.bench.load import Outcome, run
+from carpool.shapes.draw import prompts
+from carpool.workload import Arrival, Mix, Setting, generators, plan, poisson
+from proof.house import House, open_house
+from proof.page import machine, table, write_section
+
+ABOARD = 8
+FLAGS = ("--max-running", str(ABOARD), "--max-queue", str(ABOARD), "--state-dir", "none")
+STEPS = 8
+TIMES = 10.0  # the load, in capacities
+MEASURED_S = 20.0  # for the capacity
+AT_REST = 1.5  # times the latency alone: what counts as back to normal
+SLO = 3.0  # times the latency at capacity: who gets a picture later does not count
+
+# The promises.
+REFUSED_S = 0.05  # median
+GOODPUT = 0.9  # of the peak
+BACK = 2.0  # latencies at capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What was measured."""
+
+    alone_s: float  # median latency at rest
+    service_s: float  # median latency at capacity
+    capacity_qps: float
+    seconds: float
+    outcomes: Sequence[Outcome]  # under overload
+    back_s: float  # after the load's end
+
+    @property
+    def refused_s(self) -> list[float]:
+        """How long refusals took."""
+        return [one.done_s - one.sent_s for one in self.outcomes if _is_refusal(one)]
+
+    @property
+    def accepted(self) -> list[Outcome]:
+        return [one for one in self.outcomes if not _is_refusal(one)]
+
+    @property
+    def goodput_qps(self) -> float:
+        """Pictures a second, in time, while the load lasted."""
+        in_time = [
+            one
+            for one in self.accepted
+            if one.failure is None
+            and one.latency_s <= SLO * self.service_s
+            and one.done_s <= self.seconds
+        ]
+        return len(in_time) / self.seconds
+
+    def problems(self) -> list[str]:
+        """Promises that do not hold."""
+        failed = [one.failure for one in self.accepted if one.failure]
+        told = {
+            f"{len(failed)} accepted ones failed: {sorted(set(map(str, failed)))}": not failed,
+            "too few were refused": len(self.refused_s) > len(self.outcomes) / 2,
+            "refusals are slow": statistics.median(self.refused_s or [0.0]) < REFUSED_S,
+            "goodput falls": self.goodput_qps >= GOODPUT * self.capacity_qps,
+            "latency stays": self.back_s <= BACK * self.service_s,
+        }
+        return [problem for problem, holds in told.items() if not holds]
+
+
+def _is_refusal(one: Outcome) -> bool:
+    return one.failure is not None and one.failure.startswith("429")
+
+
+def _arrivals(rate_qps: float, seconds: float, seed: int) -> list[Arrival]:
+    when, what = generators(seed)
+    mix = Mix([Setting({"num_inference_steps": STEPS}, prompts(50))])
+    return plan(poisson(rate_qps, when), mix, what, count=round(rate_qps * seconds))
+
+
+async def measure(seconds: float) -> Run:
+    """Everything, one after another.
+
+    Raises:
+        CarpoolError, RuntimeError: the server does not even draw one picture at a time.
+    """
+    with tempfile.TemporaryDirectory(prefix="carpool-proof-") as name:
+        house = House(Path(name), FLAGS)
+        async with (
+            httpx2.AsyncClient(trust_env=False) as http,
+            open_house(house, http),
+            Client(house.url, "text-to-image", api_key="none", timeout_s=120.0) as client,
+        ):
+            await _closed(client, ABOARD, MEASURED_S / 2)  # it learns what widths take
+            alone = [await _latency_s(client) for _ in range(9)]
+            at_capacity = await _closed(client, ABOARD, MEASURED_S)
+            capacity_qps = len(at_capacity) / MEASURED_S
+            arrivals = _arrivals(TIMES * capacity_qps, seconds, seed=1)
+            load = asyncio.create_task(run(arrivals, client.ask))
+            await asyncio.sleep(arrivals[-1].at_s)
+            back_s = await _back_s(client, AT_REST * statistics.median(alone))
+            outcomes = await load
+    return Run(
+        statistics.median(alone), statistics.median(at_capacity), capacity_qps,
+        arrivals[-1].at_s, outcomes, back_s,
+    )  # fmt: skip
+
+
+_BODY: Mapping[str, Any] = {
+    "prompt": "a red circle on a blue background",
+    "num_inference_steps": STEPS,
+}
+
+
+async def _latency_s(client: Client) -> float:
+    began_s = time.monotonic()
+    await client.ask(_BODY)
+    return time.monotonic() - began_s
+
+
+async def _closed(client: Client, clients: int, seconds: float) -> list[float]:
+    """Latencies of the requests that clients which wait for each answer got done in so long."""
+    found, end_s = list[float](), time.monotonic() + seconds
+
+    async def one() -> None:
+        while True:
+            latency_s = await _latency_s(client)
+            if time.monotonic() > end_s:
+                return
+            found.append(latency_s)
+
+    await asyncio.gather(*(one() for _ in range(clients)))
+    return found
+
+
+async def _back_s(client: Client, normal_s: float) -> float:
+    """How long until a request, sent then, takes no longer than normal; refusals do not count."""
+    began_s = time.monotonic()
+    while True:
+        sent_s = time.monotonic()
+        try:
+            if await _latency_s(client) <= normal_s:
+                return sent_s - began_s
+        except Exception as error:  # refused still
+            if not str(getattr(error, "reason", "")).startswith("429"):
+                raise
+            await asyncio.sleep(0.02)
+
+
+def page(run: Run) -> str:
+    """The section of the page."""
+    refused, accepted = run.refused_s, run.accepted
+    quantiles = statistics.quantiles(refused, n=100) if len(refused) > 1 else [0.0] * 99
+    rows: list[list[object]] = [
+        ["latency alone, median", f"{run.alone_s:.2f} s", ""],
+        [f"latency of {ABOARD} at once, median", f"{run.service_s:.2f} s", ""],
+        ["capacity", f"{run.capacity_qps:.2f}/s", ""],
+        ["asked for", f"{len(run.outcomes) / run.seconds:.1f}/s for {run.seconds:.0f} s", ""],
+        ["refused", len(refused), ""],
+        ["a refusal takes, median", f"{1000 * quantiles[49]:.0f} ms",
+         f"under {1000 * REFUSED_S:.0f} ms"],
+        ["a refusal takes, p99", f"{1000 * quantiles[98]:.0f} ms", ""],
+        ["accepted", len(accepted), ""],
+        ["accepted, but failed", sum(one.failure is not None for one in accepted), "0"],
+        ["goodput", f"{run.goodput_qps:.2f}/s, {run.goodput_qps / run.capacity_qps:.0%} of the "
+         "capacity", f"at least {GOODPUT:.0%}"],
+        ["latency is back to normal after", f"{run.back_s:.2f} s, "
+         f"{run.back_s / run.service_s:.1f} service times", f"within {BACK:g}"],
+    ]  # fmt: skip
+    return f"""Made by `PYTHONPATH=tests python -m proof.overload --seconds {run.seconds:.0f}`.
+Machine: {machine()}. Server: `carpool serve shapes {" ".join(FLAGS)}`; {STEPS} steps.
+
+{table(["what", "measured", "promise"], rows)}
+
+Goodput counts pictures within {SLO:g} times the latency at capacity, which is a service time here.
+Normal is {AT_REST:g} times the latency alone.
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--write", action="store_true", help="into docs/reliability.md")
+    options = parser.parse_args()
+    done = asyncio.run(measure(options.seconds))
+    print(text := page(done))
+    if options.write:
+        write_section("overload", text)
+    for problem in (wrong := done.problems()):
+        print(problem, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

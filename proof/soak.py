@@ -1,0 +1,188 @@
+"""Use a server for half an hour and see whether it grows: memory, open files, threads.
+
+usage: make soak     (or: PYTHONPATH=tests python -m proof.soak [--minutes 30] [--write])
+
+The same four kinds of clients as in `chaos`, and nothing breaks. What is kept for clients on
+purpose must be full before anything is compared, which is why the first third does not count; and
+nobody sends an Idempotency-Key with a request that is answered at once: those answers are kept for
+a day.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+
+from proof.clients import Clients
+from proof.diary import Diary, Findings, findings
+from proof.house import House, now_s, open_house
+from proof.page import machine, table, write_section
+from proof.tickets import Ticket, tickets
+
+CLIENTS = {"waits": 2, "streams": 1, "polls": 2, "vanishes": 1}
+TICKETS = 24
+SAMPLES = 180  # in all: every 10 s of half an hour
+WARM = 1 / 3  # of the time, before anything is compared
+WINDOW = 1 / 6  # of the time: one after the warm-up against the last one
+FLAT = 0.02  # most that a median may grow
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at one process."""
+
+    process: str
+    at_s: float
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A measure of a process in two windows."""
+
+    process: str
+    measure: str
+    early: float
+    late: float
+
+    @property
+    def share(self) -> float:
+        return self.late / self.early - 1 if self.early else 0.0
+
+
+def look(process: str, pid: int, at_s: float) -> Sample:
+    """Measure a process now.
+
+    Raises:
+        OSError: there is none.
+    """
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    told = {name: text.split() for name, _, text in (line.partition(":") for line in lines)}
+
+    def mib(*names: str) -> float:
+        return sum(int(told[name][0]) for name in names if name in told) / 1024
+
+    values = {
+        "resident memory (MiB)": mib("VmRSS"),
+        "its own memory (MiB)": mib("RssAnon", "VmSwap"),
+        "open files": float(len(os.listdir(f"/proc/{pid}/fd"))),
+        "threads": float(told["Threads"][0]),
+    }
+    return Sample(process, at_s, values)
+
+
+def growths(samples: Sequence[Sample], seconds: float) -> list[Growth]:
+    """Compare the medians of a window after the warm-up and of the last one.
+
+    Args:
+        seconds: how long it was in all.
+    """
+    found = []
+    for process in dict.fromkeys(one.process for one in samples):
+        own = [one for one in samples if one.process == process]
+        early = [one for one in own if WARM <= one.at_s / seconds < WARM + WINDOW]
+        late = [one for one in own if one.at_s / seconds >= 1 - WINDOW]
+        for measure in own[0].values:
+            medians = (statistics.median(s.values[measure] for s in w) for w in (early, late))
+            found.append(Growth(process, measure, *medians))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of it."""
+
+    minutes: float
+    growths: list[Growth]
+    diary: Diary
+    tickets: list[Ticket]
+
+    @property
+    def findings(self) -> Findings:
+        return findings(self.diary, self.tickets)
+
+    def problems(self) -> list[str]:
+        """Promises that do not hold."""
+        grown = [
+            f"{one.process}: {one.measure} grew by {one.share:.1%}"
+            for one in self.growths
+            if one.share > FLAT
+        ]
+        failed = [one.failure for one in self.diary.endings if one.failure]
+        return grown + failed + ([] if self.findings.are_none else [str(self.findings)])
+
+
+async def run(minutes: float, seed: int) -> Run:
+    """Use a server for so long."""
+    diary, samples, seconds = Diary(), list[Sample](), 60 * minutes
+    with tempfile.TemporaryDirectory(prefix="carpool-proof-") as name:
+        house = House(Path(name), ("--state-dir", str(Path(name) / "state")))
+        async with (
+            httpx2.AsyncClient(base_url=house.url, timeout=None, trust_env=False) as http,
+            open_house(house, http),
+        ):
+            asked = await tickets(http, TICKETS, seed)
+            clients = Clients(http, asked, diary, has_keys=False)
+            began_s = now_s()
+            async with asyncio.TaskGroup() as group:
+                for kind, count in CLIENTS.items():
+                    for number in range(count):
+                        group.create_task(clients.run(kind, number, seed))
+                while (at_s := now_s() - began_s) < seconds:
+                    [worker] = house.workers()
+                    with suppress(OSError):  # it died: the clients will tell
+                        samples.append(look("front", house.front, at_s))
+                        samples.append(look("worker", worker, at_s))
+                    await asyncio.sleep(seconds / SAMPLES)
+                clients.is_over = True
+            await clients.last_look()
+    return Run(minutes, growths(samples, seconds), diary, asked)
+
+
+def page(run: Run) -> str:
+    """The section of the page."""
+    rows = [
+        [f"{one.process}: {one.measure}", f"{one.early:.1f}", f"{one.late:.1f}",
+         f"{one.share:+.1%}"]
+        for one in run.growths
+    ]  # fmt: skip
+    failed = sum(bool(one.failure) for one in run.diary.endings)
+    early, late = WARM * run.minutes, (1 - WINDOW) * run.minutes
+    window = WINDOW * run.minutes
+    return f"""Made by `PYTHONPATH=tests python -m proof.soak --minutes {run.minutes:g}`.
+Machine: {machine()}.
+
+{len(run.diary.endings)} requests of {sum(CLIENTS.values())} clients and {run.diary.gone} that hung
+up; failed: **{failed}**. Medians of {window:g} minutes; nothing may grow by more than {FLAT:.0%}.
+
+{table(["what", f"from minute {early:g}", f"from minute {late:g}", "grown"], rows)}
+
+*Its own memory* are pages that no file is behind, in memory or swapped out.
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--write", action="store_true", help="into docs/reliability.md")
+    options = parser.parse_args()
+    done = asyncio.run(run(options.minutes, options.seed))
+    print(text := page(done))
+    if options.write:
+        write_section("soak", text)
+    for problem in (wrong := done.problems()):
+        print(problem, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,81 @@
+"""What clients ask for, with the picture that each must get: drawn beforehand, nobody else aboard.
+
+No two tickets ask for the same scene, so a picture that belongs to another one is told by what it
+shows.
+"""
+
+import base64
+import io
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import httpx2
+from PIL import Image, ImageChops
+
+from carpool.shapes.draw import prompts
+from carpool.shapes.judge import shows
+
+ENDPOINT = "/v1/images/generations"
+STEPS = (6, 8, 12, 16)
+ALIKE = 2  # of 255: the largest difference between two pictures that are the same
+
+Verdict = Literal["right", "foreign", "spoiled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A request and its picture."""
+
+    body: dict[str, Any]
+    picture: Image.Image
+
+    @property
+    def prompt(self) -> str:
+        text: str = self.body["prompt"]
+        return text
+
+    def verdict(self, file: bytes, others: Sequence["Ticket"]) -> Verdict:
+        """What is to be said of a picture that came for this ticket.
+
+        Returns:
+            foreign: it shows what another ticket asks for. spoiled: neither that nor the picture
+            that was drawn alone.
+        """
+        picture = decoded(file)
+        if gap(picture, self.picture) <= ALIKE and shows(picture, self.prompt):
+            return "right"
+        strangers = (one for one in others if one.prompt != self.prompt)
+        return "foreign" if any(shows(picture, one.prompt) for one in strangers) else "spoiled"
+
+
+async def tickets(http: httpx2.AsyncClient, count: int, seed: int) -> list[Ticket]:
+    """Have a server draw one request after another; keeps those that the judge finds right.
+
+    Raises:
+        RuntimeError: it draws too few right ones.
+    """
+    rng, found = random.Random(seed), list[Ticket]()
+    for number, prompt in enumerate(prompts(count)):
+        body = {"prompt": prompt, "seed": number, "num_inference_steps": rng.choice(STEPS)}
+        answer = await http.post(ENDPOINT, json=body)
+        answer.raise_for_status()
+        picture = decoded(base64.b64decode(answer.json()["data"][0]["b64_json"]))
+        if shows(picture, prompt):
+            found.append(Ticket(body, picture))
+        if len(found) == count:
+            return found
+    raise RuntimeError(f"only {len(found)} pictures are right, {count} are needed")
+
+
+def decoded(file: bytes) -> Image.Image:
+    """A picture from its file."""
+    with Image.open(io.BytesIO(file)) as image:
+        return image.convert("RGB")
+
+
+def gap(left: Image.Image, right: Image.Image) -> int:
+    """The largest difference between two pictures, 0-255."""
+    bands = ImageChops.difference(left, right).getextrema()
+    return max(int(high) for _, high in bands)  # type: ignore[misc]

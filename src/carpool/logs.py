@@ -1,0 +1,64 @@
+"""Log lines: as text for people, or an object a line for machines. Prompts are never in them.
+
+While an HTTP request is worked on, every line says its id and the name of its API key, whoever
+writes it: both stand in `about`, which tasks inherit from the one that set it.
+"""
+
+import json
+import logging
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+from carpool.config import LogFormat, LogLevel
+
+TEXT = "%(asctime)s %(levelname)s %(message)s"
+PROBES = ("/health", "/livez", "/metrics")  # asked every few seconds: for `debug` only
+FIELDS = ("request_id", "key", "method", "path", "status", "duration_ms")
+
+about: ContextVar[dict[str, str]] = ContextVar("about")
+"""Of the HTTP request that is worked on: `request_id`, and `key` once that is known."""
+
+access = logging.getLogger("carpool.access")
+
+
+def set_up(level: LogLevel, format_: LogFormat) -> None:
+    """Send all log lines of this process to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JSONLines() if format_ == "json" else logging.Formatter(TEXT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def answered(method: str, path: str, status: int, duration_s: float) -> None:
+    """Write the one line that every HTTP request leaves.
+
+    Args:
+        path: without what stands behind a question mark.
+    """
+    here, took_ms = about.get({}), round(1000 * duration_s)
+    access.log(
+        logging.DEBUG if path in PROBES and status < 500 else logging.INFO,
+        "%s %s %d %d ms %s",
+        method,
+        path,
+        status,
+        took_ms,
+        " ".join(here.values()),
+        extra={"method": method, "path": path, "status": status, "duration_ms": took_ms, **here},
+    )
+
+
+class JSONLines(logging.Formatter):
+    """A line as JSON: `time` (UTC), `level`, `logger`, `message`, and those of `FIELDS` it has."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **about.get({}),
+            **{name: vars(record)[name] for name in FIELDS if name in vars(record)},
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)

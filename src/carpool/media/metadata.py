@@ -1,0 +1,91 @@
+"""What a file says about itself: the settings that made it, and that a model made it.
+
+Settings are JSON for Carpool to read again, and the text that the AUTOMATIC1111 web interface
+writes and many viewers show. That a model made it is IPTC's word for it, in XMP.
+"""
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from PIL import Image, PngImagePlugin
+
+_EXIF_IFD, _USER_COMMENT = 0x8769, 0x9286
+_MOST_EXIF_BYTES = 65_533 - 6  # what a JPEG has room for
+_XMP_BOX = bytes.fromhex("be7acfcb97a942e89c71999491e3afac")  # its place in an MP4
+
+XMP = (
+    '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
+    '<x:xmpmeta xmlns:x="adobe:ns:meta/">'
+    '<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+    '<rdf:Description rdf:about="" '
+    'xmlns:Iptc4xmpExt="http://iptc.org/std/Iptc4xmpExt/2008-02-29/" '
+    "Iptc4xmpExt:DigitalSourceType="
+    '"http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"/>'
+    '</rdf:RDF></x:xmpmeta><?xpacket end="r"?>'
+)
+"""Source: IPTC Photo Metadata Standard 2023.1, Digital Source Type; XMP specification, part 1."""
+
+
+def without_prompts(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without what the caller wrote in words."""
+    return {name: value for name, value in settings.items() if "prompt" not in name}
+
+
+def png_text(metadata: Mapping[str, Any]) -> PngImagePlugin.PngInfo:
+    """Text chunks of a PNG: XMP, and the settings as JSON (`carpool`) and text (`parameters`)."""
+    info = PngImagePlugin.PngInfo()
+    info.add_itxt("XML:com.adobe.xmp", XMP)
+    if metadata:
+        info.add_itxt("carpool", as_json(metadata))
+        info.add_itxt("parameters", as_text(metadata))
+    return info
+
+
+def exif(metadata: Mapping[str, Any]) -> bytes:
+    """EXIF with the settings as text; without the prompts where they do not fit into a JPEG."""
+    for settings in (metadata, without_prompts(metadata)):
+        block = Image.Exif()
+        text = as_text(settings).encode("utf-16-be", "replace")
+        block.get_ifd(_EXIF_IFD)[_USER_COMMENT] = b"UNICODE\0" + text
+        if len(written := block.tobytes()) <= _MOST_EXIF_BYTES:
+            return written
+    return b""
+
+
+def xmp_box() -> bytes:
+    """A box to stand at the end of an MP4. Source: XMP specification, part 3."""
+    content = b"uuid" + _XMP_BOX + XMP.encode()
+    return (len(content) + 4).to_bytes(4, "big") + content
+
+
+def read_settings(png: bytes) -> dict[str, Any]:
+    """The settings that a PNG of ours carries; empty for any other picture."""
+    with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+        text = getattr(image, "text", {}).get("carpool", "{}")
+    settings: dict[str, Any] = json.loads(text)
+    return settings
+
+
+def as_json(metadata: Mapping[str, Any]) -> str:
+    return json.dumps(metadata, ensure_ascii=False, default=str)
+
+
+def as_text(metadata: Mapping[str, Any]) -> str:
+    """As the AUTOMATIC1111 web interface writes it: prompts first, the rest in the last line."""
+    has_size = {"width", "height"} <= metadata.keys()
+    named = {
+        "Steps": metadata.get("num_inference_steps"),
+        "CFG scale": metadata.get("true_cfg_scale") or metadata.get("guidance_scale"),
+        "Seed": metadata.get("seed"),
+        "Size": "{width}x{height}".format_map(metadata) if has_size else None,
+        "Model": metadata.get("model"),
+    }
+    lines = [str(metadata["prompt"])] if "prompt" in metadata else []
+    if metadata.get("negative_prompt"):
+        lines.append(f"Negative prompt: {metadata['negative_prompt']}")
+    lines.append(
+        ", ".join(f"{name}: {value}" for name, value in named.items() if value is not None)
+    )
+    return "\n".join(lines)

@@ -1,0 +1,168 @@
+"""Pictures and videos out: PNG, JPEG, WebP and MP4, and small pictures of a video.
+
+Everything here takes its time: call it from another thread than the event loop's.
+"""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from carpool.errors import LibraryMissing
+from carpool.media.metadata import XMP, as_json, exif, png_text, xmp_box
+
+Format = Literal["png", "jpeg", "webp"]
+Audio = tuple[NDArray[np.float32], int]
+"""Samples (channels, samples) from -1 to 1, one or two channels, and how many of them a second."""
+
+THUMBNAIL_PX = 512  # longer side
+SPRITE_PX = 256  # longer side of one picture of a sheet
+MOST_SPRITES = 16
+
+
+class Raw(Protocol):
+    """A picture as a worker sends it."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def rgb(self) -> bytes: ...  # 3 * width * height, row by row
+
+
+def encode(
+    picture: Image.Image | Raw,
+    format: Format,
+    compression: int = 100,
+    metadata: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Encode a picture.
+
+    Args:
+        picture: a PIL image, or raw.
+        format: of the file.
+        compression: quality of JPEG and WebP, 0-100; OpenAI's name for it.
+        metadata: what it was made with, to stand in the file beside the word that a model made
+            it; {} for that word alone, None for nothing at all.
+    """
+    if not isinstance(picture, Image.Image):
+        picture = Image.frombytes("RGB", (picture.width, picture.height), picture.rgb)
+    out = io.BytesIO()
+    carried: dict[str, Any] = {}
+    if format == "png":
+        if metadata is not None:
+            carried = {"pnginfo": png_text(metadata)}
+        picture.save(out, "PNG", **carried)
+    else:
+        if metadata is not None:
+            carried = {"xmp": XMP.encode()} | ({"exif": exif(metadata)} if metadata else {})
+        picture.save(out, format.upper(), quality=compression, **carried)
+    return out.getvalue()
+
+
+def encode_video(
+    frames: NDArray[np.uint8],
+    fps: float,
+    audio: Audio | None,
+    out: Path | BinaryIO,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Write an MP4: H.264, 4:2:0, so odd sides lose a pixel; AAC where there is audio.
+
+    Args:
+        frames: (frames, height, width, 3).
+        fps: frames a second.
+        audio: what is heard meanwhile.
+        out: a file to be written, or one that is open. One with a path can be played while it
+            is still being downloaded.
+        metadata: as for `encode`.
+
+    Raises:
+        LibraryMissing: PyAV is not installed.
+    """
+    av = _av()
+    flags = "use_metadata_tags" + ("+faststart" if isinstance(out, Path) else "")
+    file = str(out) if isinstance(out, Path) else out
+    with av.open(file, "w", format="mp4", options={"movflags": flags}) as container:
+        if metadata:
+            container.metadata["comment"] = as_json(metadata)
+        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
+        stream.height, stream.width = (side - side % 2 for side in frames.shape[1:3])
+        stream.pix_fmt = "yuv420p"
+        stream.options = {"crf": "14"}
+        sound = None
+        if audio is not None:  # both streams stand before the first packet
+            samples, rate = audio
+            layout = "mono" if len(samples) == 1 else "stereo"
+            sound = container.add_stream("aac", rate=rate, layout=layout)
+        for picture in frames:
+            cut = np.ascontiguousarray(picture[: stream.height, : stream.width])
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(cut, format="rgb24")))
+        container.mux(stream.encode())
+        if sound is not None:
+            heard = np.ascontiguousarray(np.clip(samples, -1, 1), dtype=np.float32)
+            frame = av.AudioFrame.from_ndarray(heard, format="fltp", layout=layout)
+            frame.sample_rate, frame.pts = rate, 0
+            container.mux(sound.encode(frame))
+            container.mux(sound.encode())
+    if metadata is not None:
+        if isinstance(out, Path):
+            with out.open("ab") as file_again:
+                file_again.write(xmp_box())
+        else:
+            out.seek(0, io.SEEK_END)
+            out.write(xmp_box())
+
+
+def video_bytes(
+    frames: Sequence[Image.Image], fps: float, metadata: Mapping[str, Any] | None = None
+) -> bytes:
+    """PIL images of one size as the bytes of an MP4; see `encode_video`."""
+    out = io.BytesIO()
+    pictures = np.stack([np.asarray(frame.convert("RGB")) for frame in frames])
+    encode_video(pictures, fps, None, out, metadata=metadata)
+    return out.getvalue()
+
+
+def thumbnail(path: Path) -> bytes:
+    """The first frame of a video, small, as WebP."""
+    with _av().open(str(path)) as container:
+        first: Image.Image = next(container.decode(video=0)).to_image()
+    first.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX))
+    return encode(first, "webp", 80, {})
+
+
+def spritesheet(path: Path) -> bytes:
+    """Up to 16 frames of a video, evenly spaced, row by row in one JPEG."""
+    with _av().open(str(path)) as container:
+        count = container.streams.video[0].frames
+        most = min(count, MOST_SPRITES)
+        wanted = {round(i * (count - 1) / max(most - 1, 1)) for i in range(most)}
+        sprites = [
+            frame.to_image() for i, frame in enumerate(container.decode(video=0)) if i in wanted
+        ]
+    for sprite in sprites:
+        sprite.thumbnail((SPRITE_PX, SPRITE_PX))
+    width, height = sprites[0].size
+    columns = math.ceil(math.sqrt(len(sprites)))
+    sheet = Image.new("RGB", (columns * width, math.ceil(len(sprites) / columns) * height))
+    for i, sprite in enumerate(sprites):
+        sheet.paste(sprite, (i % columns * width, i // columns * height))
+    return encode(sheet, "jpeg", 80, {})
+
+
+def _av() -> ModuleType:
+    try:
+        import av
+    except ImportError as error:
+        raise LibraryMissing("videos need PyAV: pip install 'carpool[video]'") from error
+    return av

@@ -1,0 +1,87 @@
+"""What a server does without when more is asked of it than it can do: stages, in order.
+
+    1  no previews are made
+    2  requests of priority below 0 are refused
+    3  all new requests are refused
+
+Running work is never given up. A stage is entered when the line is long, in predicted seconds or
+in places, and left again when it has become clearly shorter, so that a server at its limit does not
+change its mind at every request.
+
+Source: staged actions with pressure from 0 to 1 as in Envoy's overload manager.
+"""
+
+from dataclasses import dataclass
+
+ENTER = (0.5, 0.8, 1.0)  # of what may wait: where stages 1, 2 and 3 begin
+LEAVE = (0.4, 0.7, 0.9)  # and end
+BOUNDS_S = (0.1, 120.0)  # of hints when to come again; SDKs ignore longer ones
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """How much waits, as shares of what may: 1 is the limit."""
+
+    wait: float  # predicted seconds of the work of those that wait
+    fill: float  # places in the line
+
+    @property
+    def most(self) -> float:
+        return max(self.wait, self.fill)
+
+
+def stage(before: int, pressure: Pressure) -> int:
+    """The stage, 0 to 3, that follows the one before.
+
+    A full line frees its places one by one and refuses by itself: it makes stage 3, but does not
+    hold it.
+    """
+    held = (pressure.most, pressure.most, pressure.wait)
+    entered = sum(pressure.most >= share for share in ENTER)
+    kept = sum(share >= left for share, left in zip(held, LEAVE, strict=True))
+    return max(entered, min(before, kept))
+
+
+def refuses(at: int, priority: int) -> bool:
+    """Whether a new request is refused at a stage."""
+    return at >= 3 or (at == 2 and priority < 0)
+
+
+def again_s(at: int, wait_s: float, most_s: float) -> float:
+    """When a refused request would no longer be: what waits shrinks by a second a second.
+
+    Args:
+        at: the stage, 2 or 3.
+        wait_s: predicted time for the work of those that wait.
+        most_s: the longest that is accepted.
+    """
+    return bounded(wait_s - LEAVE[at - 1] * most_s)
+
+
+def bounded(seconds: float) -> float:
+    """A hint that clients follow."""
+    least, most = BOUNDS_S
+    return min(max(seconds, least), most)
+
+
+@dataclass(slots=True)
+class Speed:
+    """How fast work is done, against doing it alone: moving means over forwards."""
+
+    speed: float = 1.0  # seconds of work that one second of forwards does
+    stretch: float = 1.0  # how much longer a forward takes a request than alone
+    weight: float = 0.1  # of the newest forward
+
+    def learn(self, alone_s: float, calls: int, together_s: float) -> None:
+        """A forward of several calls took so long; one after another they would take `alone_s`."""
+        if alone_s > 0 and together_s > 0:
+            self.speed += self.weight * (alone_s / together_s - self.speed)
+            self.stretch += self.weight * (calls * together_s / alone_s - self.stretch)
+
+    def wait_s(self, work_s: float) -> float:
+        """How long work that takes so long alone is likely to take."""
+        return work_s / self.speed
+
+    def place_s(self, lefts_s: list[float]) -> float | None:
+        """When the first of those aboard is likely to end, by the work each has left."""
+        return min(lefts_s) * self.stretch if lefts_s else None

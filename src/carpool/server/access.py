@@ -1,0 +1,39 @@
+"""One log line for every HTTP request, in the access log."""
+
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from carpool import logs
+
+MOST_PATH = 200  # characters of a path that are logged
+
+
+class Accessed:
+    """Writes the line when a request has ended; 499 stands for a client that was gone before."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status, began_s = 499, time.monotonic()
+
+        async def seen(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        token = logs.about.set({})
+        try:
+            await self._app(scope, receive, seen)
+        except Exception:
+            status = 500
+            raise
+        finally:
+            path = scope["raw_path"].decode("latin-1")[:MOST_PATH]  # still escaped: one line
+            logs.answered(scope["method"], path, status, time.monotonic() - began_s)
+            logs.about.reset(token)

@@ -1,0 +1,201 @@
+"""Work that is answered with a job: pictures in the background, and what all jobs have in common.
+
+`/v1/jobs` shows, cancels and deletes jobs of every kind and serves their files; `videos.py` says
+the same in OpenAI's words for videos.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import FileResponse
+
+from carpool import media
+from carpool.errors import FileNotReady
+from carpool.frames import Done
+from carpool.jobs.database import Record
+from carpool.server import schema
+from carpool.server.idempotency import digest_of, key_of
+from carpool.server.images import Served, make_jobs
+from carpool.server.runner import Runner, work_of
+from carpool.server.schema_jobs import JobDeleted, JobFile, Jobs, JobStatus
+from carpool.server.strict import StrictRoute
+from carpool.types import Job
+
+TYPES = {".png": "image/png", ".jpeg": "image/jpeg", ".jpg": "image/jpeg"}
+TYPES |= {".webp": "image/webp", ".mp4": "video/mp4"}
+
+Order = Annotated[Literal["asc", "desc"], Query()]
+Limit = Annotated[int, Query(ge=1, le=100)]
+
+
+@dataclass(frozen=True, slots=True)
+class Office:
+    """What the routes of jobs need."""
+
+    runner: Runner
+    served: Callable[[], Served]  # may raise: no job can be accepted now
+    owner: Callable[..., str]  # dependency: whose jobs a client sees
+    max_frames: int
+
+
+async def accept(
+    office: Office,
+    request: Request,
+    owner: str,
+    kind: str,
+    body: dict[str, Any],
+    asked: dict[str, Any],
+    work: dict[str, Any],
+) -> Record:
+    """Put a checked request into the store; it is acknowledged once this returns.
+
+    Args:
+        body: as the client sent it: with the same `Idempotency-Key` it must be the same.
+        asked: what clients see of it.
+        work: of `work_of`.
+
+    Raises:
+        IdempotencyMismatch, Overloaded, StoreFailed: see `JobStore.submit`.
+    """
+    digest = digest_of(kind, request.url.path, body)
+    record, _ = await office.runner.submit(
+        kind, asked, work, owner=owner, key=key_of(request), digest=digest
+    )
+    return record
+
+
+async def accept_images(
+    office: Office, request: Request, owner: str, body: schema.ImageRequest, tenant: str
+) -> JobStatus:
+    """`POST /v1/images/generations` with `background_job`."""
+    served = office.served()
+    jobs = make_jobs(served, body, tenant=body.safety_identifier or body.user or tenant)
+    work = work_of(
+        served.id,
+        jobs,
+        format=body.output_format or "png",
+        compression=100 if body.output_compression is None else body.output_compression,
+        told=[served.told(settings_of(served, job)) for job in jobs],
+    )
+    asked = {"model": served.id, "seeds": [job.seed for job in jobs]}
+    sent = body.model_dump(exclude_unset=True)
+    return await status_of(office, await accept(office, request, owner, "image", sent, asked, work))
+
+
+def settings_of(served: Served, job: Job) -> dict[str, Any]:
+    """What a file is made with."""
+    settings = {"model": served.id, "seed": job.seed, **job.arguments}
+    return settings | ({"lora": job.lora} if job.lora else {})
+
+
+def write_images(record: Record, done: Sequence[Done], folder: Path) -> None:
+    """The files of a job of pictures: `0.png`, `1.png`, ..."""
+    output = record.work["output"]
+    for i, (one, told) in enumerate(zip(done, output["told"], strict=True)):
+        [picture] = one.pictures
+        if told:
+            told |= {"width": picture.width, "height": picture.height}
+        encoded = media.encode(picture, output["format"], output["compression"], told)
+        (folder / f"{i}.{output['format']}").write_bytes(encoded)
+
+
+async def status_of(office: Office, record: Record) -> JobStatus:
+    """A job as `/v1/jobs` shows it."""
+    place, eta_s = await outlook(office, record)
+    return JobStatus(
+        id=record.id,
+        kind="video" if record.kind == "video" else "image",
+        model=str(record.asked.get("model", "")),
+        status=record.state,
+        progress=record.progress,
+        created_at=int(record.created_s),
+        started_at=None if record.started_s is None else int(record.started_s),
+        completed_at=None if record.ended_s is None else int(record.ended_s),
+        expires_at=expiry_of(office, record),
+        seeds=record.asked.get("seeds", []),
+        files=[
+            JobFile(name=name, bytes=size, url=f"/v1/jobs/{record.id}/files/{name}")
+            for name, size in record.files.items()
+        ],
+        error=error_of(record),
+        queue_position=place,
+        eta_s=eta_s,
+    )
+
+
+async def outlook(office: Office, record: Record) -> tuple[int | None, float | None]:
+    """How many jobs wait before this one, and how many seconds it may still take, if known."""
+    if record.state == "queued":
+        return await asyncio.to_thread(office.runner.store.ahead_of, record), None
+    if record.state != "in_progress" or record.started_s is None or not record.progress:
+        return None, None
+    ran_s = max(0.0, office.runner.store.clock() - record.started_s)
+    return None, round(ran_s * (100 - record.progress) / record.progress, 1)
+
+
+def expiry_of(office: Office, record: Record) -> int | None:
+    return None if record.ended_s is None else int(record.ended_s + office.runner.store.ttl_s)
+
+
+def error_of(record: Record) -> Any:
+    if record.error is None:
+        return None
+    return record.error | ({"code": "cancelled"} if record.state == "cancelled" else {})
+
+
+async def file_of(office: Office, record: Record, name: str) -> FileResponse:
+    """A file of a job; parts of it where the client asks for a range.
+
+    Raises:
+        FileNotReady: there is none, or not yet.
+    """
+    path = await asyncio.to_thread(office.runner.store.file, record, name)
+    if path is None:
+        raise FileNotReady(
+            f"job {record.id} has no file {name[:80]!r}: it is {record.state}, with "
+            f"{', '.join(record.files) or 'no files'}"
+        )
+    return FileResponse(path, media_type=TYPES[path.suffix], filename=f"{record.id}-{name}")
+
+
+def routes(office: Office, errors: Any) -> APIRouter:
+    """`/v1/jobs`."""
+    api = APIRouter(prefix="/v1", responses=errors, route_class=StrictRoute)
+    runner, whose = office.runner, Depends(office.owner)
+
+    @api.get("/jobs")
+    async def list_jobs(
+        owner: str = whose, after: str | None = None, limit: Limit = 20, order: Order = "desc"
+    ) -> Jobs:
+        """Jobs of this client, the newest first."""
+        records, has_more = await runner.page(
+            owner, after=after, limit=limit, is_newest_first=order == "desc"
+        )
+        data = [await status_of(office, record) for record in records]
+        first, last = (data[0].id, data[-1].id) if data else (None, None)
+        return Jobs(data=data, first_id=first, last_id=last, has_more=has_more)
+
+    @api.get("/jobs/{job_id}")
+    async def get_job(job_id: str, owner: str = whose) -> JobStatus:
+        return await status_of(office, await runner.get(job_id, owner))
+
+    @api.post("/jobs/{job_id}/cancel")
+    async def cancel_job(job_id: str, owner: str = whose) -> JobStatus:
+        """End a job before its next step; one that has ended stays as it is."""
+        return await status_of(office, await runner.cancel(job_id, owner))
+
+    @api.delete("/jobs/{job_id}")
+    async def delete_job(job_id: str, owner: str = whose) -> JobDeleted:
+        """Forget a job and its files; one that runs ends before its next step."""
+        await runner.remove(job_id, owner)
+        return JobDeleted(id=job_id)
+
+    @api.get("/jobs/{job_id}/files/{name}", response_class=FileResponse)
+    async def get_file(job_id: str, name: str, owner: str = whose) -> FileResponse:
+        return await file_of(office, await runner.get(job_id, owner), name)
+
+    return api

@@ -1,0 +1,308 @@
+"""Runs the jobs of a store: takes what is queued, follows it, stores what comes out.
+
+The store says what becomes of a job, this file only what to try next: a job whose worker died goes
+back into the line, and so does one that the server has no time for any more as it ends. Tasks on
+the event loop, the store and the encoders on threads.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from carpool.errors import (
+    Cancelled,
+    CarpoolError,
+    DeadlineExceeded,
+    Draining,
+    ModelNotFound,
+    Overloaded,
+    PipelineFailed,
+    Starting,
+    StoreFailed,
+    WorkerLost,
+)
+from carpool.frames import Done
+from carpool.jobs.database import End, Record
+from carpool.jobs.store import JobStore
+from carpool.supervise import OnProgress
+from carpool.types import Clock, Job, new_request_id
+
+log = logging.getLogger("carpool")
+
+Writer = Callable[[Record, Sequence[Done], Path], object]
+"""Puts the files of a job into a folder. On a thread."""
+
+MOST_LOSSES = 2  # workers that may die under a job before it fails
+_TIDY_S = 30.0  # between looks for jobs that are too old
+_STOP_S = 10.0  # for files that are being written as the server ends
+
+
+class Worker(Protocol):
+    """What runs the work of jobs: a `Supervisor`, or a test's own."""
+
+    async def wait_open(self) -> None: ...
+    async def submit(self, job: Job, on_progress: OnProgress | None = None) -> Done: ...
+
+
+def work_of(model: str, jobs: Sequence[Job], **output: Any) -> dict[str, Any]:
+    """The work of a record: what the engine runs, and what is made of its outputs."""
+    return {"model": model, "jobs": [asdict(job) for job in jobs], "output": output}
+
+
+class Runner:
+    """Keeps a bounded number of jobs running until it is stopped."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        worker: Worker,
+        writers: Mapping[str, Writer],
+        *,
+        model: Callable[[], str],
+        max_running: int,
+        again_s: float = 2.0,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """A runner that does nothing yet.
+
+        Args:
+            store: of the jobs; the caller closes it after `stop`.
+            worker: runs their work.
+            writers: by kind of job.
+            model: the name of what the worker runs, once it is open.
+            max_running: jobs handed to the worker at once.
+            again_s: until what the disk refused, or a full queue, is tried again.
+            clock: says when old jobs are looked for.
+        """
+        self.store = store
+        self._worker, self._writers, self._model = worker, writers, model
+        self._max_running, self._again_s, self._clock = max_running, again_s, clock
+        self._tidy_s = min(_TIDY_S, store.ttl_s / 2)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._at_work: dict[str, asyncio.Task[list[Done]]] = {}  # those that can be given up
+        self._percents: dict[str, int] = {}
+        self._changing = asyncio.Lock()  # nobody takes a job while another cancels it
+        self._news = asyncio.Event()
+        self._tidied_s = clock()
+        self._finisher = ThreadPoolExecutor(2, "carpool-files")
+
+    # What clients ask
+
+    async def submit(self, *args: Any, **options: Any) -> tuple[Record, bool]:
+        """Accept a job; see `JobStore.submit`."""
+        accepted = await asyncio.to_thread(self.store.submit, *args, **options)
+        self._news.set()
+        return accepted
+
+    async def cancel(self, job_id: str, owner: str = "") -> Record:
+        """End a job before its next step. One that has ended stays as it is.
+
+        Raises:
+            JobNotFound: there is none of this id, or it is somebody else's.
+        """
+        async with self._changing:
+            await asyncio.to_thread(self.store.get, job_id, owner)
+            error = Cancelled("the job was cancelled")
+            percent = self._percents.get(job_id, 0)
+            await asyncio.to_thread(self.store.end, job_id, "cancelled", error, progress=percent)
+            self._give_up(job_id)
+        return await self.get(job_id, owner)
+
+    async def remove(self, job_id: str, owner: str = "") -> None:
+        """Forget a job and its files; one that runs ends before its next step.
+
+        Raises:
+            JobNotFound: as for `cancel`.
+        """
+        async with self._changing:
+            await asyncio.to_thread(self.store.remove, job_id, owner)
+            self._give_up(job_id)
+
+    async def get(self, job_id: str, owner: str = "") -> Record:
+        """One job, as far as it has come just now.
+
+        Raises:
+            JobNotFound: as for `cancel`.
+        """
+        percents = self._percents.copy()
+        record = await asyncio.to_thread(self.store.get, job_id, owner)
+        return (await self._come_so_far([record], percents))[0]
+
+    async def page(self, owner: str = "", **options: Any) -> tuple[list[Record], bool]:
+        """Some of the owner's jobs, and whether there are more: see `JobStore.page`."""
+        percents = self._percents.copy()
+        records, has_more = await asyncio.to_thread(self.store.page, owner, **options)
+        return await self._come_so_far(records, percents), has_more
+
+    async def _come_so_far(
+        self, records: Sequence[Record], percents: Mapping[str, int]
+    ) -> list[Record]:
+        """Records with their progress as of before they were read, and written down before it is
+        seen: so it never falls, whoever is killed."""
+        ahead = {
+            record.id: percents[record.id]
+            for record in records
+            if percents.get(record.id, 0) > record.progress
+        }
+        if ahead:
+            try:
+                await asyncio.to_thread(self.store.note_progress, ahead)
+            except StoreFailed as error:
+                log.error("progress cannot be written, and is not shown: %s", error)
+                ahead = {}
+        return [replace(one, progress=ahead.get(one.id, one.progress)) for one in records]
+
+    # What runs
+
+    async def run(self) -> None:
+        """Run what is queued, until cancelled."""
+        while True:
+            await self._worker.wait_open()
+            try:
+                taken = await self._take()
+                await self._tidy()
+            except StoreFailed as error:
+                log.error("no job can be started: %s", error)
+                await asyncio.sleep(self._again_s)
+                continue
+            if not taken:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), self._tidy_s)
+                self._news.clear()
+
+    async def stop(self) -> None:
+        """Leave what runs to the next start, but store what has been made already."""
+        for work in self._at_work.values():
+            work.cancel()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks.values(), timeout=_STOP_S)
+            for task in late:
+                task.cancel()
+        self._finisher.shutdown(wait=False, cancel_futures=True)
+
+    async def _take(self) -> int:
+        async with self._changing:
+            free = self._max_running - len(self._tasks)
+            taken = await asyncio.to_thread(self.store.take, free) if free > 0 else []
+            for record in taken:
+                work = asyncio.create_task(self._work(record))
+                self._at_work[record.id] = work
+                self._tasks[record.id] = asyncio.create_task(self._see_through(record, work))
+        return len(taken)
+
+    async def _tidy(self) -> None:
+        if self._clock() - self._tidied_s >= self._tidy_s:
+            self._tidied_s = self._clock()
+            for job_id in await asyncio.to_thread(self.store.tidy):
+                self._give_up(job_id)
+
+    async def _work(self, record: Record) -> list[Done]:
+        """Run all parts of a job side by side. If one fails, the others are given up."""
+        await self._worker.wait_open()
+        try:
+            wanted, jobs = record.work["model"], [Job(**job) for job in record.work["jobs"]]
+        except (KeyError, TypeError):
+            raise StoreFailed("the job was stored, but cannot be read any more") from None
+        if wanted != self._model():
+            told = f"the job wants model {wanted!r}, and the server runs {self._model()!r} by now"
+            raise ModelNotFound(told, param="model")
+        waited_s = self.store.clock() - record.created_s
+        jobs = [_now(job, waited_s) for job in jobs]
+        steps = [(0, 0)] * len(jobs)
+
+        def progressed(part: int, done: int, of: int) -> None:
+            steps[part] = done, of
+            if all(of for _, of in steps):
+                made, all_ = (sum(numbers) for numbers in zip(*steps, strict=True))
+                percent = min(99, 100 * made // all_)
+                self._percents[record.id] = max(percent, self._percents.get(record.id, 0))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                parts = [
+                    group.create_task(self._worker.submit(job, partial(progressed, part)))
+                    for part, job in enumerate(jobs)
+                ]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [part.result() for part in parts]
+
+    async def _see_through(self, record: Record, work: "asyncio.Task[list[Done]]") -> None:
+        """Bring one job to its end, or back into the line."""
+        try:
+            await asyncio.wait([work])
+            del self._at_work[record.id]
+            if work.cancelled():
+                await self._requeue(record)  # unless it was ended
+                return
+            await self._store(record, work.result())
+        except (Starting, Draining):
+            await self._requeue(record)
+        except Overloaded as error:
+            await asyncio.sleep(error.retry_after_s or self._again_s)
+            await self._requeue(record)
+        except WorkerLost as error:
+            await self._after_loss(record, error)
+        except DeadlineExceeded as error:
+            await self._end(record, "expired", error)
+        except CarpoolError as error:
+            await self._end(record, "failed", error)
+        except Exception as error:
+            log.exception("job %s failed unexpectedly", record.id)
+            await self._end(record, "failed", PipelineFailed(f"the job failed: {error!r}"))
+        finally:
+            self._percents.pop(record.id, None)
+            del self._tasks[record.id]
+            self._news.set()
+
+    async def _store(self, record: Record, done: Sequence[Done]) -> None:
+        write = partial(self._writers[record.kind], record, done)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._finisher, self.store.complete, record.id, write)
+
+    async def _after_loss(self, record: Record, error: WorkerLost) -> None:
+        """The worker died while it ran this job, which may be why."""
+        if record.losses < MOST_LOSSES:
+            await self._requeue(record, is_lost=True)
+        else:
+            await self._end(record, "failed", error)
+
+    async def _requeue(self, record: Record, *, is_lost: bool = False) -> None:
+        percent = self._percents.get(record.id, 0)
+        await self._patiently(
+            partial(self.store.requeue, record.id, is_lost=is_lost, progress=percent)
+        )
+
+    async def _end(self, record: Record, state: End, error: CarpoolError) -> None:
+        percent = self._percents.get(record.id, 0)
+        await self._patiently(partial(self.store.end, record.id, state, error, progress=percent))
+
+    async def _patiently(self, change: Callable[[], object]) -> None:
+        """Change the store, again and again while the disk refuses."""
+        while True:
+            try:
+                await asyncio.to_thread(change)
+                return
+            except StoreFailed as error:
+                log.error("the end of a job cannot be written yet: %s", error)
+                await asyncio.sleep(self._again_s)
+
+    def _give_up(self, job_id: str) -> None:
+        if work := self._at_work.get(job_id):
+            work.cancel()
+
+
+def _now(job: Job, waited_s: float) -> Job:
+    """A job as it is run this time: under a name of its own, with the time that is left."""
+    timeout_s = None if job.timeout_s is None else job.timeout_s - max(waited_s, 0.0)
+    if timeout_s is not None and timeout_s <= 0:
+        raise DeadlineExceeded(f"timeout_s={job.timeout_s} ran out before the job was run")
+    lora = tuple((str(name), float(scale)) for name, scale in job.lora)
+    return replace(job, request_id=new_request_id(), timeout_s=timeout_s, lora=lora)

@@ -1,0 +1,193 @@
+"""Server-sent events of one HTTP request: its previews, its pictures, its failure.
+
+The answer's headers wait for the first news, so that what is refused at once, by a full queue
+say, still gets its status and retry hints. A stream that has begun and fails ends with an `error`
+event; every other one ends with `[DONE]`.
+"""
+
+import asyncio
+import base64
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from starlette.types import Receive, Scope, Send
+
+from carpool import frames
+from carpool.errors import CarpoolError
+from carpool.server import schema
+from carpool.server.images import Drawing
+from carpool.supervise import Supervisor
+
+log = logging.getLogger("carpool")
+
+HEARTBEAT_S = 15.0
+HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+}
+"""For the OpenAPI document: a successful answer may be a stream."""
+
+Seen = frames.Preview | frames.Done
+News = tuple[int, Seen] | CarpoolError | None
+"""Of one of the pictures, or a failure of all; None says that something moves."""
+
+
+class Stream(EventSourceResponse):
+    """An answer whose work is given up as soon as the client hangs up."""
+
+    def __init__(self, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, headers=HEADERS)
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):  # type: ignore[type-var]
+            await super().__call__(scope, receive, send)
+
+
+async def open_stream(
+    supervisor: Supervisor,
+    drawing: Drawing,
+    *,
+    drew: Callable[[int, schema.Usage], None],
+    until: Callable[[Awaitable[bytes]], Awaitable[bytes]],
+    heartbeat_s: float = HEARTBEAT_S,
+) -> Stream:
+    """Begin the work, and answer once something has come of it.
+
+    Args:
+        drew: hears of every picture and what it used.
+        until: awaits something for as long as the client is there.
+        heartbeat_s: the longest silence.
+
+    Raises:
+        CarpoolError: it failed before that.
+    """
+    told = events(supervisor, drawing, drew=drew, heartbeat_s=heartbeat_s)
+    first = await until(anext(told))
+    return Stream(_from(first, told))
+
+
+async def _from(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async with aclosing(others):  # type: ignore[type-var]
+        yield first
+        async for event in others:
+            yield event
+
+
+async def events(
+    supervisor: Supervisor,
+    drawing: Drawing,
+    *,
+    drew: Callable[[int, schema.Usage], None],
+    heartbeat_s: float = HEARTBEAT_S,
+) -> AsyncIterator[bytes]:
+    """Run the jobs of a request and tell of them, as the stream's bytes.
+
+    Raises:
+        CarpoolError: they failed before anything was told.
+    """
+    news: asyncio.Queue[News] = asyncio.Queue()
+    work = asyncio.create_task(_run(supervisor, drawing, news))
+    shown, left, is_begun = [0] * len(drawing.jobs), len(drawing.jobs), False
+    try:
+        while left:
+            try:
+                async with asyncio.timeout(heartbeat_s):
+                    item = await news.get()
+            except TimeoutError:
+                is_begun = True
+                yield KEEPALIVE_COMMENT
+                continue
+            if isinstance(item, CarpoolError):
+                if not is_begun:
+                    raise item
+                yield _failure(item)
+                return
+            if item is None:
+                if not is_begun:
+                    yield KEEPALIVE_COMMENT
+            else:
+                number, seen = item
+                if isinstance(seen, frames.Done):
+                    left -= 1
+                    drew(1, drawing.usage([seen.usage]))
+                event = await asyncio.to_thread(_event, drawing, number, seen, shown[number])
+                shown[number] += 1
+                yield event
+            is_begun = True
+        yield format_sse_event(data_str="[DONE]")
+    finally:
+        work.cancel()
+
+
+async def _run(supervisor: Supervisor, drawing: Drawing, news: "asyncio.Queue[News]") -> None:
+    """Run all jobs side by side. If one fails, the others are given up."""
+
+    def viewed(number: int, preview: frames.Preview) -> None:
+        news.put_nowait((number, preview))
+
+    async def one(number: int) -> None:
+        done = await supervisor.submit(
+            drawing.jobs[number],
+            on_progress=lambda step, steps: news.put_nowait(None),
+            on_preview=partial(viewed, number),
+        )
+        news.put_nowait((number, done))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(len(drawing.jobs)):
+                group.create_task(one(number))
+    except ExceptionGroup as failures:
+        error = failures.exceptions[0]
+        if not isinstance(error, CarpoolError):
+            log.error("a stream failed unexpectedly", exc_info=error)
+            error = CarpoolError("the server failed; its log says more")
+        news.put_nowait(error)
+
+
+def _event(drawing: Drawing, number: int, seen: Seen, index: int) -> bytes:
+    """A picture as an event; encodes it, so not on the event loop."""
+    picture = seen.pictures[0] if isinstance(seen, frames.Done) else seen.picture
+    content = drawing.encoded(number, picture, is_final=isinstance(seen, frames.Done))
+    common: dict[str, Any] = {
+        "b64_json": base64.b64encode(content).decode(),
+        "created_at": int(time.time()),
+        "size": f"{picture.width}x{picture.height}",
+        "quality": drawing.quality,
+        "background": "opaque",
+        "output_format": drawing.format,
+        "seed": drawing.jobs[number].seed,
+        "image_index": number,
+    }
+    event: schema.PartialImage | schema.CompletedImage
+    if isinstance(seen, frames.Done):
+        event = schema.CompletedImage(
+            type=f"{drawing.kind}.completed",
+            usage=drawing.usage([seen.usage]),
+            safety_identifier=drawing.user,
+            timings=seen.timings,
+            **common,
+        )
+    else:
+        event = schema.PartialImage(
+            type=f"{drawing.kind}.partial_image",
+            partial_image_index=index,
+            step=seen.step,
+            steps=seen.steps,
+            **common,
+        )
+    return format_sse_event(data_str=event.model_dump_json(exclude_none=True), event=event.type)
+
+
+def _failure(error: CarpoolError) -> bytes:
+    told = schema.ErrorBody(
+        message=error.message, type=error.type, param=error.param, code=error.code
+    )
+    return format_sse_event(data_str=schema.Error(error=told).model_dump_json(), event="error")

@@ -1,0 +1,99 @@
+"""Answers a request for pictures: as JSON, as links or as a stream of events."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from carpool import tracing
+from carpool.errors import Cancelled
+from carpool.server import schema
+from carpool.server.files import Files
+from carpool.server.idempotency import Answers, digest_of, key_of
+from carpool.server.images import Drawing, Served, draw
+from carpool.server.observe import Observer
+from carpool.server.stream import Stream, open_stream
+from carpool.supervise import Supervisor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who asks."""
+
+    key: str  # the name of its API key, if there are any
+    owner: str  # whose answers and jobs it may see
+
+
+@dataclass(frozen=True, slots=True)
+class Studio:
+    """What the routes of pictures need."""
+
+    supervisor: Supervisor
+    observer: Observer
+    answers: Answers[schema.ImagesResponse]
+    files: Files
+    served: Callable[[], Served]  # may raise: nothing can be drawn now
+    allow_remote: bool = False  # fetch pictures that requests name by URL
+
+    async def answer(
+        self, request: Request, client: Client, sent: Any, make: Callable[[], Drawing]
+    ) -> schema.ImagesResponse | Stream:
+        """Run the jobs, for as long as the client is there.
+
+        Args:
+            sent: what the client asked for, as JSON: with the same `Idempotency-Key` it must be
+                the same. Streams do not read that header.
+            make: checks the request.
+
+        Raises:
+            CarpoolError: whatever is wrong with the request, or became of it.
+        """
+        if sent.get("stream"):
+            drawing = make()
+            self.observer.began(request, client.key, drawing.jobs)
+            return await open_stream(
+                self.supervisor, drawing, drew=self._drew, until=partial(unless_gone, request)
+            )
+        base = str(request.base_url).rstrip("/")
+
+        async def work() -> schema.ImagesResponse:
+            drawing = make()
+            self.observer.began(request, client.key, drawing.jobs)
+            kind = f"image/{drawing.format}"
+            return await draw(
+                self.supervisor, drawing, link=lambda file: base + self.files.keep(file, kind)
+            )
+
+        digest = digest_of(request.url.path, sent)
+        once = self.answers.once(client.owner, key_of(request), digest, work)
+        answer = await unless_gone(request, once)
+        self._drew(len(answer.data), answer.usage)
+        return answer
+
+    def _drew(self, images: int, usage: schema.Usage) -> None:
+        self.observer.drew(images)
+        tracing.used(usage.input_tokens, usage.output_tokens)
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """Do the work, but give it up as soon as the client hangs up."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.create_task(_hang_up(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Cancelled("the client closed the connection")
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def _hang_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

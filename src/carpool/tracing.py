@@ -1,0 +1,204 @@
+"""Traces by OpenTelemetry: a span for each request in the front, and its life in the worker.
+
+The front's span is a child of the client's, if it sends `traceparent`; its own context crosses to
+the worker with each job, and the worker, when a job has ended, writes a span for it with one for
+each phase of its life: queue, encode, denoise, decode. Prompts are in none.
+
+Nothing of OpenTelemetry is imported unless traces are wanted. It is set up by the variables that it
+defines itself (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME`, ...).
+
+Source: names of attributes, OpenTelemetry's conventions for generative AI (in development).
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from carpool.errors import CarpoolError, LibraryMissing
+from carpool.types import Job
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+OPERATION = "generate_content"
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+FLUSH_MS = 1000
+_COMMON = {"gen_ai.operation.name": OPERATION, "gen_ai.provider.name": "carpool"}
+
+
+def is_wanted(flag: bool, environ: Mapping[str, str]) -> bool:
+    """Whether traces are to be sent: by our flag, or by OpenTelemetry's own variables."""
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    return flag or any(environ.get(name) for name in ENDPOINTS)
+
+
+def start(process: str) -> "Tracing":
+    """Begin to send traces from this process, "front" or "worker".
+
+    Raises:
+        LibraryMissing: OpenTelemetry is not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise LibraryMissing("traces need OpenTelemetry: pip install 'carpool[otel]'") from error
+
+    own = Resource.create({"service.name": "carpool", "carpool.process": process})
+    named = OTELResourceDetector().detect()  # by the user, in the environment
+    provider = TracerProvider(resource=own.merge(named))
+    exporter = BatchSpanProcessor(OTLPSpanExporter(), schedule_delay_millis=FLUSH_MS)
+    provider.add_span_processor(exporter)
+    return Tracing(provider)
+
+
+class Tracing:
+    """Writes the spans of one process; with no provider it writes none."""
+
+    def __init__(self, provider: "TracerProvider | None" = None) -> None:
+        self._provider = provider
+
+    @property
+    def is_on(self) -> bool:
+        return self._provider is not None
+
+    def stop(self) -> None:
+        """Send what is left, for at most a second."""
+        if self._provider is not None:
+            flush = threading.Thread(target=self._provider.force_flush, daemon=True)
+            flush.start()
+            flush.join(FLUSH_MS / 1000)
+
+    # In the front
+
+    @contextmanager
+    def request(self, headers: Mapping[str, str], request_id: str) -> Iterator[None]:
+        """Span the work of one HTTP request, as a child of what its headers name."""
+        if self._provider is None:
+            yield
+            return
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        with self._provider.get_tracer("carpool").start_as_current_span(
+            OPERATION,
+            context=TraceContextTextMapPropagator().extract(dict(headers)),
+            kind=SpanKind.SERVER,
+            attributes={**_COMMON, "gen_ai.response.id": request_id},
+            record_exception=False,  # messages may repeat what was sent
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                yield
+            except Exception as error:
+                told = error if isinstance(error, CarpoolError) else CarpoolError(repr(error))
+                span.set_attribute("error.type", told.code)
+                if told.status >= 500:
+                    span.set_status(Status(StatusCode.ERROR))
+                raise
+
+    # In the worker
+
+    def life(
+        self, trace: str, job: Job, life: Mapping[str, Any], ended_s: float | None = None
+    ) -> None:
+        """Write the spans of a job that has ended.
+
+        Args:
+            trace: of `carried`, as it came with the job; nothing begins a trace of its own.
+            life: of `engine.story.Life.to_json`.
+            ended_s: Unix seconds; default: now.
+        """
+        if self._provider is None:
+            return
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        tracer = self._provider.get_tracer("carpool")
+        began_s = (time.time() if ended_s is None else ended_s) - life["total_s"]
+        attributes: dict[str, Any] = {
+            **_COMMON,
+            "gen_ai.response.id": job.request_id,
+            "gen_ai.request.seed": job.seed,
+            "carpool.task": job.task,
+            "carpool.steps": life["step"],
+            "carpool.queue_s": life["queued_s"],
+            "carpool.outcome": life["status"],
+        }
+        if life["error"]:
+            attributes["error.type"] = life["error"]
+        whole = tracer.start_span(
+            f"{OPERATION} {job.task}",
+            context=TraceContextTextMapPropagator().extract({"traceparent": trace}),
+            kind=SpanKind.INTERNAL,
+            start_time=_ns(began_s),
+            attributes=attributes,
+        )
+        inside = set_span_in_context(whole)
+
+        def phase(name: str, start_s: float, duration_s: float, **told: Any) -> None:
+            span = tracer.start_span(
+                name, context=inside, start_time=_ns(began_s + start_s), attributes=told
+            )
+            span.end(_ns(began_s + start_s + duration_s))
+
+        phase("queue", 0.0, life["queued_s"])
+        for one in life["phases"]:
+            waited = {f"carpool.waited_for_{k}_s": v for k, v in one["waited_for_s"].items()}
+            told = {"carpool.forwards": one["forwards"], "carpool.others_mean": one["others_mean"]}
+            phase(one["phase"], one["start_s"], one["duration_s"], **told, **waited)
+        if life["status"] == "failed":
+            whole.set_status(Status(StatusCode.ERROR))
+        whole.end(_ns(began_s + life["total_s"]))
+
+
+def asked(model: str, jobs: Sequence[Job], makes: str) -> None:
+    """Note in the span that is open here what was asked for.
+
+    Args:
+        makes: "image" or "video".
+    """
+    if span := _open_span():
+        span.update_name(f"{OPERATION} {model}")
+        count = {"gen_ai.request.choice.count": len(jobs)} if len(jobs) > 1 else {}
+        told = {"gen_ai.request.model": model, "gen_ai.response.model": model}
+        seed = {"gen_ai.request.seed": jobs[0].seed}
+        span.set_attributes({**told, **seed, **count, "gen_ai.output.type": makes})
+
+
+def used(input_tokens: int, output_tokens: int) -> None:
+    """Note in the span that is open here how much was answered."""
+    if span := _open_span():
+        span.set_attribute("gen_ai.usage.input_tokens", input_tokens)
+        span.set_attribute("gen_ai.usage.output_tokens", output_tokens)
+
+
+def carried() -> str:
+    """The context of the span that is open here, for the worker; nothing where there is none."""
+    if _open_span() is None:
+        return ""
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return carrier["traceparent"]
+
+
+def _open_span() -> "Span | None":
+    if "opentelemetry.sdk.trace" not in sys.modules:
+        return None
+    from opentelemetry.trace import get_current_span
+
+    span = get_current_span()
+    return span if span.is_recording() else None
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

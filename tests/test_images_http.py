@@ -1,0 +1,166 @@
+"""Pictures over HTTP, before a worker that is none: links, qualities, and what models lack."""
+
+import asyncio
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import pytest
+
+from carpool import frames
+from carpool.config import ServeSettings
+from carpool.errors import FileNotFound
+from carpool.parameters import Card, Parameter, Task
+from carpool.server.app import create_app
+from carpool.server.files import TTL_S, Files
+from hostile import CARD, ENDPOINT, Grey, ask, refusal
+from serving import picture
+
+PLAIN = Task("text-to-image", "PlainPipeline", (Parameter("prompt", "str"),))
+
+
+def worker_of(steps: int | None = None, **card: Any) -> Grey:
+    """A worker whose model takes so many steps by default."""
+    own = CARD.tasks[0]
+    others = tuple(one for one in own.parameters if one.name != "num_inference_steps")
+    if steps is not None:
+        others += (Parameter("num_inference_steps", "int", default=steps),)
+    worker = Grey()
+    known: Card = replace(CARD, **{"tasks": (replace(own, parameters=others),), **card})
+    worker.ready = frames.Ready(known, {}, 0.0)
+    return worker
+
+
+def draw(worker: Grey | None = None, **body: Any) -> httpx2.Response:
+    return ask(json.dumps({"prompt": "a", **body}), worker=worker or Grey())
+
+
+# Quality
+
+
+@pytest.mark.parametrize(
+    ("quality", "steps"),
+    [("low", 10), ("medium", None), ("standard", None), ("auto", None), (None, None),
+     ("high", 30), ("hd", 30), ("xhigh", 40), ("max", 60)],
+)  # fmt: skip
+def test_a_quality_is_a_number_of_steps(quality: str | None, steps: int | None) -> None:
+    worker = worker_of(20)
+
+    answer = draw(worker, quality=quality)
+
+    assert worker.jobs[0].arguments.get("num_inference_steps") == steps
+    assert answer.json()["quality"] == (quality or "auto")
+
+
+@pytest.mark.parametrize(
+    ("body", "card", "expected"),
+    [
+        ({"num_inference_steps": 7}, {}, 7),  # said by the request itself
+        ({"sigmas": [1.0, 0.5]}, {}, None),
+        ({}, {"defaults": {"num_inference_steps": 4}}, 4),  # a distilled model
+        ({}, {"defaults": {"num_inference_steps": 40}}, 60),
+        ({}, {"max_steps": 25}, 25),
+    ],
+)
+def test_a_quality_gives_way(
+    body: dict[str, Any], card: dict[str, Any], expected: int | None
+) -> None:
+    worker = worker_of(20, **card)
+
+    assert draw(worker, quality="high", **body).status_code == 200
+
+    assert worker.jobs[0].arguments.get("num_inference_steps") == expected
+
+
+def test_a_model_that_counts_no_steps_has_one_quality() -> None:
+    worker = worker_of(None)
+
+    assert draw(worker, quality="low").status_code == 200
+
+    assert "num_inference_steps" not in worker.jobs[0].arguments
+
+
+def test_an_unknown_quality_is_refused() -> None:
+    told = refusal(draw(quality="best"))
+
+    assert (told["code"], told["param"]) == ("invalid_value", "quality")
+
+
+def test_a_model_needs_not_know_every_name_that_others_do() -> None:
+    worker = worker_of(tasks=(PLAIN,))
+
+    assert draw(worker).status_code == 200
+    assert worker.jobs[0].arguments == {"prompt": "a"}
+    told = refusal(draw(worker, true_cfg_scale=2.0))
+    assert (told["code"], told["param"]) == ("unknown_parameter", "true_cfg_scale")
+
+
+# Links
+
+
+def test_a_link_leads_to_the_picture_without_a_key() -> None:
+    app = create_app(Grey(), ServeSettings(port=0, api_key=("secret",)))
+
+    async def talk() -> tuple[Any, list[httpx2.Response]]:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            body = {"prompt": "a", "response_format": "url", "output_format": "webp"}
+            bearer = {"authorization": "Bearer secret"}
+            answer = await client.post(ENDPOINT, json=body, headers=bearer)
+            [image] = answer.json()["data"]
+            url = image["url"]
+            wrong = [url[:-1] + "x", url.split("&")[0], url.replace("file-", "file-0")]
+            wrong += [re.sub(r"expires=\d", "expires=9", url), url.split("?")[0]]
+            return image, [await client.get(one) for one in (url, *wrong)]
+
+    image, (right, *wrong) = asyncio.run(talk())
+
+    assert (image["b64_json"], right.status_code) == (None, 200)
+    assert right.headers["content-type"] == "image/webp"
+    assert right.headers["x-content-type-options"] == "nosniff"
+    assert picture(right.content).size == (16, 16)
+    for answer in wrong:
+        assert (answer.status_code, refusal(answer)["code"]) == (404, "file_not_found")
+
+
+def parts(link: str) -> tuple[str, str, str]:
+    match = re.fullmatch(r"/v1/files/(.+)\?expires=(.+)&signature=(.+)", link)
+    assert match is not None
+    return match[1], match[2], match[3]
+
+
+def test_links_end_after_an_hour() -> None:
+    now_s = 1000.0
+    files = Files(clock=lambda: now_s)
+    link = files.keep(b"picture", "image/png")
+
+    now_s += TTL_S - 1
+    assert files.get(*parts(link)).content == b"picture"
+    now_s += 1
+    with pytest.raises(FileNotFound, match="links end after an hour"):
+        files.get(*parts(link))
+    other = files.keep(b"another", "image/png")  # takes the old one's place
+    assert files.get(*parts(other)).content == b"another"
+    assert len(files) == 1
+
+
+def test_files_take_a_bounded_place_and_the_oldest_goes_first() -> None:
+    files = Files(clock=lambda: 0.0, most_bytes=10)
+    links = [files.keep(bytes(4), "image/png") for _ in range(3)]
+
+    with pytest.raises(FileNotFound):
+        files.get(*parts(links[0]))
+    for link in links[1:]:
+        assert files.get(*parts(link)).content == bytes(4)
+    with pytest.raises(FileNotFound):
+        files.get(*parts(files.keep(bytes(11), "image/png")))
+    assert len(files) == 0
+
+
+def test_a_link_of_another_server_is_not_ours() -> None:
+    link = Files(clock=lambda: 0.0).keep(b"picture", "image/png")
+
+    with pytest.raises(FileNotFound):
+        Files(clock=lambda: 0.0).get(*parts(link))

@@ -1,0 +1,159 @@
+"""Log lines: one a request, with its id and key, never with what was asked for."""
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import httpx2
+import pytest
+
+from carpool import logs
+from carpool.config import EngineSettings, ServeSettings
+from carpool.logs import JSONLines
+from carpool.server.app import create_app
+from carpool.supervise import Supervisor
+
+PROMPT = "a secret wish"
+
+
+def ask(
+    method: str, path: str, settings: ServeSettings | None = None, **headers: str
+) -> httpx2.Response:
+    app = create_app(Supervisor("none", EngineSettings()), settings or ServeSettings())
+
+    async def talk() -> httpx2.Response:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            json = {"prompt": PROMPT} if method == "POST" else None
+            return await client.request(method, path, json=json, headers=headers)
+
+    return asyncio.run(talk())
+
+
+class Kept(logging.Handler):
+    """Keeps all lines as objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[dict[str, Any]] = []
+        self.setFormatter(JSONLines())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(json.loads(self.format(record)))
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[dict[str, Any]]]:
+    """All lines that are written, as objects."""
+    caplog.set_level(logging.DEBUG, "carpool")
+    kept = Kept()
+    logging.getLogger("carpool").addHandler(kept)
+    yield kept.lines
+    logging.getLogger("carpool").removeHandler(kept)
+
+
+def test_every_request_leaves_one_line_that_says_whose_it_was(lines: list[dict[str, Any]]) -> None:
+    settings = ServeSettings(api_key=("mobile=secret-key",))
+
+    answer = ask(
+        "POST", f"/v1/images/generations?q={PROMPT}", settings, authorization="Bearer secret-key"
+    )
+
+    [line] = lines
+    when = datetime.fromisoformat(line.pop("time"))
+    assert when.utcoffset() is not None
+    assert line.pop("duration_ms") >= 0
+    assert line.pop("message").startswith("POST /v1/images/generations 503 ")
+    assert line == {
+        "level": "info",
+        "logger": "carpool.access",
+        "request_id": answer.headers["x-request-id"],
+        "key": "mobile",
+        "method": "POST",
+        "path": "/v1/images/generations",
+        "status": 503,
+    }
+
+
+def test_neither_prompts_nor_keys_nor_queries_are_logged(lines: list[dict[str, Any]]) -> None:
+    settings = ServeSettings(api_key=("mobile=secret-key",))
+    for key in ("secret-key", "wrong-key"):
+        ask("POST", f"/v1/images/generations?q={PROMPT}", settings, authorization=f"Bearer {key}")
+
+    told = json.dumps(lines)
+
+    for secret in (PROMPT, "wish", "secret-key", "wrong-key"):
+        assert secret not in told
+    assert len(lines) == 2
+
+
+def test_a_path_cannot_forge_a_line(lines: list[dict[str, Any]]) -> None:
+    ask("GET", "/%0a2026-01-01 INFO all is well")
+    ask("GET", "/" + "x" * 5000)
+
+    for line in lines:
+        assert "\n" not in line["message"]
+        assert len(line["message"]) < 300
+
+
+@pytest.mark.parametrize("path", ["/livez", "/metrics"])
+def test_probes_are_for_debugging_only(lines: list[dict[str, Any]], path: str) -> None:
+    ask("GET", path)
+
+    assert [line["level"] for line in lines] == ["debug"]
+
+
+def test_whatever_is_logged_for_a_request_says_which(
+    lines: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Supervisor) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Supervisor, "check_open", fail)
+
+    answer = ask("GET", "/v1/models")
+
+    failure, access = lines
+    assert "RuntimeError: broken" in failure["exception"]
+    assert (access["status"], failure["level"]) == (500, "error")
+    assert failure["request_id"] == access["request_id"] == answer.headers["x-request-id"]
+
+
+def test_a_line_is_one_line_whatever_is_said() -> None:
+    record = logging.LogRecord("x", logging.INFO, "", 0, "two\nlines: %s", ("ü\u2028",), None)
+
+    line = JSONLines().format(record)
+
+    assert len(line.splitlines()) == 1
+    assert json.loads(line)["message"] == "two\nlines: ü\u2028"
+
+
+def test_outside_of_a_request_nothing_is_said_of_one() -> None:
+    assert "request_id" not in json.loads(
+        JSONLines().format(logging.LogRecord("x", logging.INFO, "", 0, "idle", (), None))
+    )
+
+
+@pytest.mark.parametrize("format_", ["text", "json"])
+def test_lines_go_to_standard_error_from_the_level_on(
+    format_: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", logging.NOTSET)
+
+    logs.set_up("warning", format_)
+    logging.getLogger("carpool").info("quiet")
+    logging.getLogger("carpool").warning("loud")
+
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    if format_ == "json":
+        assert json.loads(err)["message"] == "loud"
+    else:
+        assert err.endswith(" WARNING loud\n")
+    assert root.handlers[0].stream is sys.stderr  # type: ignore[attr-defined]

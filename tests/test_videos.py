@@ -1,0 +1,79 @@
+"""From a worker's clip to the files of a job."""
+
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from carpool.errors import PipelineFailed
+from carpool.frames import Clip, Done, Usage
+from carpool.jobs.database import Record
+from carpool.jobs.store import JobStore
+from carpool.server.runner import work_of
+from carpool.server.videos import write_video
+from carpool.types import Timings
+
+RATE = 24_000
+
+
+@pytest.fixture
+def record() -> Any:
+    store = JobStore()
+    yield store.submit("video", {}, work_of("mine", [], fps=8.0, told={"seed": 1}))[0]
+    store.close()
+
+
+def pixels() -> np.ndarray[Any, Any]:
+    """12 frames of 64x32 that grow brighter."""
+    return np.stack([np.full((32, 64, 3), 20 * i, np.uint8) for i in range(12)])
+
+
+def done(clip: Clip | None) -> list[Done]:
+    return [Done("a", 1, [], Timings(), Usage(0, 0), clip)]
+
+
+@pytest.mark.parametrize("is_in_a_file", [False, True])
+def test_a_clip_becomes_a_video_with_its_small_pictures(
+    tmp_path: Path, record: Record, is_in_a_file: bool
+) -> None:
+    rgb = pixels().tobytes()
+    clip = Clip(64, 32, 12, rgb)
+    if is_in_a_file:
+        path = tmp_path / "clip.rgb"
+        path.write_bytes(rgb)
+        clip = Clip(64, 32, 12, b"", str(path))
+    folder = tmp_path / "job"
+    folder.mkdir()
+
+    write_video(record, done(clip), folder)
+
+    assert not (tmp_path / "clip.rgb").exists()
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"video.mp4", "thumbnail.webp", "spritesheet.jpg"}
+    with av.open(str(folder / "video.mp4")) as container:
+        assert not container.streams.audio
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert len(frames) == 12
+    assert np.abs(np.stack(frames).astype(int) - pixels()).max() < 6
+    with Image.open(folder / "thumbnail.webp") as image:
+        assert image.size == (64, 32)
+
+
+def test_what_is_heard_in_a_clip_is_in_the_video(tmp_path: Path, record: Record) -> None:
+    tone = np.sin(np.arange(RATE) * 2 * np.pi * 440 / RATE).astype(np.float32)
+    sound = np.stack([tone, tone]).tobytes()
+    clip = Clip(64, 32, 12, pixels().tobytes(), sound=sound, channels=2, rate=RATE)
+
+    write_video(record, done(clip), tmp_path)
+
+    with av.open(str(tmp_path / "video.mp4")) as container:
+        [stream] = container.streams.audio
+        assert (stream.rate, stream.channels) == (RATE, 2)
+
+
+def test_a_pipeline_that_gave_no_video_has_failed(tmp_path: Path, record: Record) -> None:
+    with pytest.raises(PipelineFailed, match="gave no video"):
+        write_video(record, done(None), tmp_path)
