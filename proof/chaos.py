@@ -24,7 +24,7 @@ import httpx2
 from proof.clients import Clients
 from proof.diary import Diary, Findings, findings
 from proof.disk import Disk, disk
-from proof.house import RESTART_S, House, began_s, now_s, open_house
+from proof.house import RESTART_S, START_LIMIT_S, House, now_s, open_house, start_of
 from proof.page import machine, table, write_section
 from proof.tickets import Ticket, tickets
 
@@ -92,18 +92,31 @@ class Chaos:
     async def strike(self, what: str) -> Struck:
         """Break it, wait until it is ready again."""
         before, fault_s = set(self.house.workers()), now_s()
-        await self.faults[what]()
-        new = await self._new_worker(before) if "killed" in what or "stopped" in what else None
+        if "killed" in what or "stopped" in what:
+            await self.faults[what]()
+            began_s = await self._new_worker(before)
+            ready_s = await self.house.ready(self.http)
+            return Struck(what, ready_s - fault_s, ready_s - began_s)
+        fault, was_away = asyncio.ensure_future(self.faults[what]()), False
+        while not fault.done():
+            was_away |= not await self.house.is_ready(self.http)
+            await asyncio.sleep(0.05)
+        await fault
         ready_s = await self.house.ready(self.http)
-        loading_s = 0.0 if new is None else ready_s - new
-        return Struck(what, ready_s - fault_s, loading_s)
+        return Struck(what, ready_s - fault_s if was_away else 0.0, 0.0)
 
     async def _new_worker(self, before: set[int]) -> float:
-        """When the process of the successor began."""
-        while True:
+        """When the process of the successor began.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        deadline_s = now_s() + START_LIMIT_S
+        while now_s() < deadline_s:
             if new := [pid for pid in self.house.workers() if pid not in before]:
-                return began_s(new[-1])
+                return start_of(new[-1])
             await asyncio.sleep(0.02)
+        raise RuntimeError(f"no new worker after {START_LIMIT_S:g} s:\n{self.house.last_words()}")
 
     async def _kill_worker(self) -> None:
         self.house.signal_worker(signal.SIGKILL)
@@ -249,7 +262,7 @@ def problems(run: Run) -> list[str]:
 
 
 def _allowed_s(what: str) -> float:
-    return WORKER_TIMEOUT_S if "stopped" in what else FULL_S if "disk" in what else 0.0
+    return WORKER_TIMEOUT_S if "stopped" in what else 0.0
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def now_s() -> float:
-    """Seconds since the machine was started: the clock of `began_s`."""
+    """Seconds since the machine was started: the clock of `start_of`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -73,7 +73,7 @@ class House:
     def workers(self) -> list[int]:
         """Processes that hold a model, or load one; the newest last."""
         found = [pid for pid in self.processes() if b"carpool.worker" in _read(pid, "cmdline")]
-        return sorted(found, key=began_s)
+        return sorted(found, key=start_of)
 
     def processes(self) -> list[int]:
         """All that live, whoever their parent is."""
@@ -102,13 +102,19 @@ class House:
         assert self.process is not None
         deadline_s = now_s() + within_s
         while now_s() < deadline_s:
-            with contextlib.suppress(httpx2.RequestError):
-                if (await http.get(f"{self.url}/health", timeout=2.0)).status_code == 200:
-                    return now_s()
+            if await self.is_ready(http):
+                return now_s()
             if (status := self.process.poll()) is not None:
                 raise RuntimeError(f"the server ended with {status}:\n{self.last_words()}")
             await asyncio.sleep(0.05)
         raise RuntimeError(f"not ready after {within_s:g} s:\n{self.last_words()}")
+
+    async def is_ready(self, http: httpx2.AsyncClient) -> bool:
+        """Whether requests would be accepted now."""
+        try:
+            return (await http.get(f"{self.url}/health", timeout=2.0)).status_code == 200
+        except httpx2.RequestError:
+            return False
 
     def last_words(self) -> str:
         """The end of the log."""
@@ -134,7 +140,7 @@ async def open_house(house: House, http: httpx2.AsyncClient) -> AsyncIterator[Ho
             house.process.wait()
 
 
-def began_s(pid: int) -> float:
+def start_of(pid: int) -> float:
     """When a process was started, in `now_s`; 0 if it is gone."""
     fields = _read(pid, "stat").rpartition(b") ")[2].split()
     return int(fields[19]) / _TICKS if fields else 0.0

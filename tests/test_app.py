@@ -52,7 +52,9 @@ def test_each_key_opens(path: str, key: str) -> None:
     [None, "", "Bearer", "Bearer ", "Bearer wrong", "Bearer first-keyx", "Bearer first-ke",
      "first-key", "Basic first-key", "Bearer first-key,zweiter-schlüssel"],
 )  # fmt: skip
-@pytest.mark.parametrize("path", [ENDPOINT, "/v1/models", "/v1/models/x", "/stats"])
+@pytest.mark.parametrize(
+    "path", [ENDPOINT, "/v1/models", "/v1/models/x", "/stats", "/metrics", "/v1/requests/x"]
+)
 def test_without_a_right_key_nothing_opens(path: str, authorization: str | None) -> None:
     answer = ask(KEYED, path, authorization)
 

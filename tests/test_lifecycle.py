@@ -118,23 +118,25 @@ def test_time_that_runs_out_is_told_and_frees_the_place(narrow: Server) -> None:
     assert load(narrow) == (0, 0)
 
 
-def test_a_killed_worker_is_told_and_replaced(narrow: Server, pool: ThreadPoolExecutor) -> None:
-    running = begin(pool, narrow, ENDLESS)
+def test_a_killed_worker_is_replaced_and_its_requests_are_run_again(
+    narrow: Server, pool: ThreadPoolExecutor
+) -> None:
+    running = begin(pool, narrow, 100)
     waiting = pool.submit(narrow.draw)
     eventually(lambda: load(narrow) == (1, 1), 10, "one runs, one waits")
     worker = narrow.worker()
 
     os.kill(worker, signal.SIGKILL)
 
-    for request in (running, waiting):
-        answer = request.result(timeout=3)
-        assert (answer.status_code, refusal(answer)["code"]) == (503, "worker_lost")
-        assert_retry_hint(answer)
+    eventually(lambda: narrow.health() == 503, 3, "its death is seen")
     assert narrow.get("/health").json() == {"status": "worker_lost"}
-    assert refusal(narrow.draw())["code"] == "worker_lost"
+    refused = narrow.draw()
+    assert (refused.status_code, refusal(refused)["code"]) == (503, "worker_lost")
+    assert_retry_hint(refused)
     assert refusal(narrow.get("/stats"))["code"] == "worker_lost"
-    eventually(lambda: narrow.health() == 200, PATIENCE_S, "a new worker is ready")
-    assert narrow.draw().status_code == 200
+    answers = [request.result(timeout=PATIENCE_S) for request in (running, waiting)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[1].json()["data"] == narrow.draw().json()["data"]  # the same picture
     assert narrow.worker() != worker
 
 

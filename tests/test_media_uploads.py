@@ -18,15 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from carpool.errors import BodyTooLarge, InvalidValue, Rejected, UnsupportedParameter
-from carpool.media.uploads import (
+from carpool.errors import (
+    BodyTooLarge,
     ImageTooLarge,
-    Mode,
+    InvalidValue,
+    Rejected,
     UnsupportedImage,
-    from_url,
-    read_data_url,
-    read_image,
+    UnsupportedParameter,
 )
+from carpool.media.uploads import Mode, from_url, read_data_url, read_image
 
 MOST = 2048 * 2048
 SVG = (

@@ -234,14 +234,20 @@ def test_without_a_mount_the_kernel_refuses_a_process_its_writes_until_there_is_
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        volume, said = Disk(tmp_path, False, lambda: process.pid), []
-        for change in (lambda: None, volume.fill, volume.free):
-            change()
+
+        def write() -> str:
+            assert process.stdin is not None
+            assert process.stdout is not None
             process.stdin.write("\n")
             process.stdin.flush()
-            said.append(process.stdout.readline().strip())
+            return process.stdout.readline().strip()
+
+        volume, said = Disk(tmp_path, False, lambda: process.pid), [write()]
+        volume.fill()
+        said.append(write())
+        volume.free()
+        said.append(write())
+        assert process.stdin is not None
         process.stdin.close()
 
     assert said == ["written", "File too large", "written"]

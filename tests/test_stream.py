@@ -88,6 +88,24 @@ def test_previews_come_first_then_the_picture_then_the_end() -> None:
     assert last["usage"]["total_tokens"] == 2
 
 
+def test_a_worker_that_dies_meanwhile_is_a_comment_and_no_preview_comes_twice() -> None:
+    class Reborn(Showing):
+        async def submit(self, job: Job, on_progress: Any = None, on_preview: Any = None) -> Any:
+            for step in (1, 2):
+                on_preview(frames.Preview(job.request_id, step, 4, frames.Picture(1, 1, b"abc")))
+            on_progress(0, 0)
+            return await super().submit(job, on_progress, on_preview)
+
+    answer = stream(Reborn(), partial_images=3)
+
+    blocks = answer.text.split("\n\n")[:-1]
+    again = blocks.index(": the worker died; the request is run again")
+    assert again > 0
+    shown = [json.loads(b.split("data: ")[1]) for b in blocks if "partial_image" in b]
+    assert [event["step"] for event in shown] == [1, 2, 3]
+    assert [event["partial_image_index"] for event in shown] == [0, 1, 2]
+
+
 def test_headers_keep_proxies_from_holding_events_back() -> None:
     headers = stream(Showing(), partial_images=1).headers
 

@@ -163,6 +163,13 @@ class ServeSettings(EngineSettings):
     max_store_bytes: int = _setting(
         10 << 30, "files of jobs in all; the oldest go first", unit="bytes", least=1
     )
+    worker_timeout: float = _setting(
+        60.0,
+        "how long the worker may stand still before it is started anew; a forward has five times "
+        "what it is likely to take",
+        unit="s",
+        least=0.1,
+    )
     drain_timeout: float = _setting(
         30.0, "how long running requests may go on after SIGTERM", unit="s", least=0
     )

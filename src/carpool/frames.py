@@ -108,6 +108,19 @@ class Preview(msgspec.Struct, tag="preview"):
     picture: Picture
 
 
+class Started(msgspec.Struct, tag="started"):
+    """A request has left the line: whatever happens now, it may be why."""
+
+    request_id: str
+
+
+class Beat(msgspec.Struct, tag="beat"):
+    """The worker is there, and what its engine does."""
+
+    stalled_s: float  # since it last did something; 0 where there is nothing to do
+    expected_s: float | None  # what it does now is likely to take; None: nobody knows
+
+
 class Usage(msgspec.Struct):
     """What a request took in and gave, in the tokens of its own model."""
 
@@ -143,7 +156,19 @@ class Lives(msgspec.Struct, tag="lives"):
 
 
 ToWorker = Load | Submit | Cancel | AskStatistics | AskLives | Reload
-ToFront = Ready | CannotLoad | Done | Progress | Preview | Failed | Statistics | Lives | Reloaded
+ToFront = (
+    Ready
+    | CannotLoad
+    | Beat
+    | Started
+    | Progress
+    | Preview
+    | Done
+    | Failed
+    | Statistics
+    | Lives
+    | Reloaded
+)
 
 _PICTURE = 1  # code of the extension type that a PIL image crosses as: mode, size, pixels
 

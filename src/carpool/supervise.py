@@ -1,7 +1,8 @@
 """The front's side of a worker process: start it, talk to it, notice its death, start it again.
 
-Requests in flight when the worker dies fail with `WorkerLost`; new ones are refused until its
-successor has loaded the model. All of it runs on the front's event loop.
+Requests in flight when the worker dies are run again by its successor, as `manifest.py` says; new
+ones are refused until that has loaded the model. A worker that hangs is killed. All of it runs on
+the front's event loop.
 """
 
 import asyncio
@@ -16,8 +17,18 @@ from typing import Any, Literal
 
 from carpool import frames, tracing
 from carpool.config import EngineSettings, LogFormat, LogLevel
-from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost, by_name
+from carpool.errors import (
+    CarpoolError,
+    Draining,
+    LoadFailed,
+    PipelineFailed,
+    Starting,
+    WorkerLost,
+    by_name,
+)
+from carpool.manifest import Manifest
 from carpool.types import Job
+from carpool.vigil import EVERY_S, Vigil
 
 log = logging.getLogger("carpool")
 
@@ -30,8 +41,11 @@ _BACKOFF_S = (0.1, 0.5, 2.0, 8.0, 30.0)  # between the deaths of workers that ne
 class Supervisor:
     """One worker process and its restarts.
 
-    `passing` is a folder for outputs that are too large for a frame; `log` how and how much the
-    worker logs; `otel` has it send traces.
+    Args:
+        passing: a folder for outputs that are too large for a frame.
+        timeout_s: how long a worker may stand still; see `vigil.py`.
+        log: how and how much the worker logs.
+        otel: whether it sends traces.
     """
 
     def __init__(
@@ -40,6 +54,7 @@ class Supervisor:
         settings: EngineSettings,
         *,
         passing: Path | None = None,
+        timeout_s: float = 60.0,
         log: tuple[LogLevel, LogFormat] = ("info", "text"),
         otel: bool = False,
     ) -> None:
@@ -48,6 +63,7 @@ class Supervisor:
         self._state: State = "starting"
         self._is_draining = False
         self._pending: dict[str, asyncio.Future[frames.Done]] = {}
+        self._manifest, self._timeout_s = Manifest(), timeout_s
         self._followers: dict[str, OnProgress] = {}
         self._viewers: dict[str, OnPreview] = {}
         self._asked: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()  # answered in order
@@ -86,11 +102,13 @@ class Supervisor:
         """Run a job in the worker. Cancelling the awaiting task cancels the job.
 
         Args:
-            on_progress: is told of denoising steps: those done, and how many there are.
+            on_progress: is told of denoising steps: those done, and how many there are; (0, 0)
+                if they begin anew because the worker died.
             on_preview: is shown the job's `previews`; all come before the answer.
 
         Raises:
             Starting, WorkerLost, Draining: the worker takes nothing now.
+            PipelineFailed: it ran in every worker that died, in the last one alone.
             CarpoolError: whatever became of the job.
         """
         self.check_open()
@@ -101,13 +119,14 @@ class Supervisor:
         if on_preview is not None:
             self._viewers[job.request_id] = on_preview
         try:
-            self._send(frames.Submit(job, on_progress is not None, tracing.carried()))
+            self._manifest.add(frames.Submit(job, on_progress is not None, tracing.carried()))
+            self._send_due()
             return await future
-        except asyncio.CancelledError:
-            self._send(frames.Cancel(job.request_id))
-            raise
         finally:
             self._pending.pop(job.request_id, None)
+            if self._manifest.remove(job.request_id):  # not answered
+                self._send(frames.Cancel(job.request_id))
+            self._send_due()
             self._followers.pop(job.request_id, None)
             self._viewers.pop(job.request_id, None)
 
@@ -202,56 +221,87 @@ class Supervisor:
             if self._first_ready.is_set():
                 self._state = "worker_lost"
                 self._is_open.clear()
-                self._give_up(
-                    WorkerLost("the worker died while it ran this request", retry_after_s=5)
-                )
+                self._bury()
             if self._writer is not None:
                 self._writer.close()
                 self._writer = None
             await _gone(self._process)
             self._process = None
 
-    async def _read(self, reader: asyncio.StreamReader) -> bool:
-        was_ready = False
+    def _bury(self) -> None:
+        """The worker is dead: blame who is to blame, and tell the others that they begin anew."""
+        for request_id in self._manifest.died():
+            told = "this request ran in several workers that died, in the last one alone"
+            self._answer(request_id, PipelineFailed(f"{told}; it is not tried again"))
+        for request_id, future in self._pending.items():
+            if not future.done() and (follower := self._followers.get(request_id)):
+                follower(0, 0)
+        self._give_up_questions(WorkerLost("the worker died", retry_after_s=self._until_ready_s()))
+
+    async def _watch(self, vigil: Vigil) -> None:
+        """Kill the worker if it hangs; its end is then seen as any other."""
         while True:
-            try:
-                header = await reader.readexactly(frames.LENGTH.size)
-                body = await reader.readexactly(frames.LENGTH.unpack(header)[0])
-            except (asyncio.IncompleteReadError, ConnectionError):
-                return was_ready
-            match frames.decode_to_front(body):
-                case frames.Ready() as ready:
-                    self.ready, self._state, was_ready = ready, "ready", True
-                    self._first_ready.set()
-                    if not self._is_draining:
-                        self._is_open.set()
-                case frames.Reloaded(card, problems):
-                    assert self.ready is not None
-                    self.ready = frames.Ready(card, self.ready.versions, self.ready.load_s)
-                    log.info("reloaded; adapters: %s", ", ".join(card.lora) or "none")
-                    for problem in problems:
-                        log.error("not reloaded: %s", problem)
-                case frames.CannotLoad(message):
-                    raise LoadFailed(message)
-                case frames.Progress(request_id, step, steps):
-                    if follower := self._followers.get(request_id):
-                        follower(step, steps)
-                case frames.Preview() as preview:
-                    if viewer := self._viewers.get(preview.request_id):
-                        viewer(preview)
-                case frames.Done() as done:
-                    self._answer(done.request_id, done)
-                case frames.Failed() as failed:
-                    error = by_name(failed.error)(
-                        failed.message, param=failed.param, retry_after_s=failed.retry_after_s
-                    )
-                    self._answer(failed.request_id, error)
-                case frames.Statistics(told) | frames.Lives(told):
-                    asked = self._asked.get_nowait()
-                    if not asked.done():  # whoever asked may have left
-                        asked.set_result(told)
+            await asyncio.sleep(EVERY_S)
+            if vigil.is_over:
+                break
+        assert self._process is not None
+        log.error("the worker has done nothing for %.0f s: it is killed", vigil.still_s)
+        self._process.kill()
+
+    async def _read(self, reader: asyncio.StreamReader) -> bool:
+        vigil = Vigil(self._timeout_s, asyncio.get_running_loop().time)
+        watch: asyncio.Task[None] | None = None
+        try:
+            while (frame := await _next(reader)) is not None:
+                if isinstance(frame, frames.Ready):
+                    watch = watch or asyncio.create_task(self._watch(vigil))
+                    vigil.heard(frames.Beat(0.0, 0.0))
+                elif isinstance(frame, frames.Beat):
+                    vigil.heard(frame)
+                self._hear(frame)
+        finally:
+            if watch is not None:
+                watch.cancel()
+        return watch is not None
+
+    def _hear(self, frame: frames.ToFront) -> None:
+        match frame:
+            case frames.Ready() as ready:
+                self.ready, self._state = ready, "ready"
+                self._first_ready.set()
+                if not self._is_draining:
+                    self._is_open.set()
+                self._send_due()
+            case frames.Started(request_id):
+                self._manifest.started(request_id)
+            case frames.Reloaded(card, problems):
+                assert self.ready is not None
+                self.ready = frames.Ready(card, self.ready.versions, self.ready.load_s)
+                log.info("reloaded; adapters: %s", ", ".join(card.lora) or "none")
+                for problem in problems:
+                    log.error("not reloaded: %s", problem)
+            case frames.CannotLoad(message):
+                raise LoadFailed(message)
+            case frames.Progress(request_id, step, steps):
+                if follower := self._followers.get(request_id):
+                    follower(step, steps)
+            case frames.Preview() as preview:
+                if viewer := self._viewers.get(preview.request_id):
+                    viewer(preview)
+            case frames.Done() as done:
+                self._answer(done.request_id, done)
+            case frames.Failed() as failed:
+                error = by_name(failed.error)(
+                    failed.message, param=failed.param, retry_after_s=failed.retry_after_s
+                )
+                self._answer(failed.request_id, error)
+            case frames.Statistics(told) | frames.Lives(told):
+                asked = self._asked.get_nowait()
+                if not asked.done():  # whoever asked may have left
+                    asked.set_result(told)
 
     def _answer(self, request_id: str, answer: frames.Done | CarpoolError) -> None:
+        self._manifest.remove(request_id)
         future = self._pending.get(request_id)
         if future is None or future.done():  # nobody waits any more
             if isinstance(answer, frames.Done) and answer.clip and answer.clip.path:
@@ -265,14 +315,33 @@ class Supervisor:
     def _give_up(self, error: CarpoolError) -> None:
         for request_id in list(self._pending):
             self._answer(request_id, error)
+        self._give_up_questions(error)
+
+    def _give_up_questions(self, error: CarpoolError) -> None:
         while not self._asked.empty():
             asked = self._asked.get_nowait()
             if not asked.done():
                 asked.set_exception(error)
 
+    def _send_due(self) -> None:
+        """Send what the worker may have now, if there is one."""
+        if self._state == "ready":
+            for submit in self._manifest.due():
+                self._send(submit)
+
     def _send(self, frame: frames.ToWorker) -> None:
         if self._writer is not None:
             self._writer.write(frames.encode(frame))
+
+
+async def _next(reader: asyncio.StreamReader) -> frames.ToFront | None:
+    """The next frame; None at the end."""
+    try:
+        header = await reader.readexactly(frames.LENGTH.size)
+        body = await reader.readexactly(frames.LENGTH.unpack(header)[0])
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    return frames.decode_to_front(body)
 
 
 async def _gone(process: asyncio.subprocess.Process) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 from carpool import frames, logs, tracing
 from carpool.errors import CarpoolError, PipelineFailed
 from carpool.types import Event, Job
+from carpool.vigil import EVERY_S
 
 Made = tuple[list[frames.Picture], frames.Clip | None]
 
@@ -67,6 +68,7 @@ class Worker:
 
         threading.Thread(target=run, name="carpool-engine", daemon=True).start()
         self.say(frames.Ready(engine.loaded.card, pipeline.versions(), time.monotonic() - began_s))
+        threading.Thread(target=self._beat, args=[engine], name="carpool-beat", daemon=True).start()
         while (frame := self._next()) is not None:
             match frame:
                 case frames.Submit(job, follow, trace):
@@ -87,6 +89,11 @@ class Worker:
                     lives = [engine.life(request_id) for request_id in request_ids]
                     self.say(frames.Lives([life for life in lives if life is not None]))
         engine.close()
+
+    def _beat(self, engine: Any) -> None:
+        while True:
+            self.say(frames.Beat(*engine.pulse.read()))
+            time.sleep(EVERY_S)
 
     def _trace(self, engine: Any, trace: str, job: Job) -> None:
         if (life := engine.life(job.request_id)) is not None:
@@ -136,7 +143,9 @@ class _Follower:
         self.at_end: Callable[[], None] = lambda: None
 
     def event(self, event: Event) -> None:
-        if self._follow and event.kind == "step":
+        if event.kind == "started":
+            self._worker.say(frames.Started(event.request_id))
+        elif self._follow and event.kind == "step":
             self._worker.say(frames.Progress(event.request_id, event.step, event.steps))
         elif event.kind == "preview":
             height, width, _ = event.picture.shape

@@ -214,7 +214,7 @@ class Engine:
             self._tally.aboard(now_s - rider.submitted_s)
             rider.listener.event(Event("started", rider.job.request_id, now_s))
             view = pipeline.view(self.loaded, rider.job.task)
-            if rider.job.previews and self._previews.fit():
+            if rider.job.previews and hasattr(view, "scheduler") and self._previews.fit():
                 rider.watch = Watch(rider.job.previews, partial(self._glimpsed, rider))
                 rider.watch.over(view.scheduler)
             body = partial(pipeline.call, view, rider.job, self.loaded.card)

@@ -236,8 +236,11 @@ async def _mask(sent: Sent, allow_remote: bool) -> Any:
     return alpha.point(lambda value: 255 - value)
 
 
-def _bytes(sent: Sent) -> bytes:
-    return sent.encode() if isinstance(sent, str) else sent
+def _digests(form: Form) -> list[str]:
+    """Of the pictures. Takes its time: not on the event loop."""
+    sent = [*form.images, form.mask or ""]
+    plain = (one.encode() if isinstance(one, str) else one for one in sent)
+    return [hashlib.sha256(one).hexdigest() for one in plain]
 
 
 def _by(size: tuple[int, int]) -> str:
@@ -294,7 +297,7 @@ def routes(studio: Studio, asking: Callable[..., Client], errors: Any) -> APIRou
             is_sized=bool(given - {None, "auto"}),
             allow_remote=studio.allow_remote,
         )
-        sent = [hashlib.sha256(_bytes(one)).hexdigest() for one in (*form.images, form.mask or "")]
+        sent = await asyncio.to_thread(_digests, form)
         make = partial(drawing_of, served, body, key=client.key, pictures=pictures, kind=kind)
         return await studio.answer(request, client, {**form.values, "pictures": sent}, make)
 

@@ -63,6 +63,7 @@ async def _serve_with(
         model,
         settings.engine(),
         passing=store.passing,
+        timeout_s=settings.worker_timeout,
         log=(settings.log_level, settings.log_format),
         otel=traces.is_on,
     )

@@ -33,9 +33,10 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 }
 """For the OpenAPI document: a successful answer may be a stream."""
 
+AGAIN_COMMENT = b": the worker died; the request is run again\n\n"
 Seen = frames.Preview | frames.Done
-News = tuple[int, Seen] | CarpoolError | None
-"""Of one of the pictures, or a failure of all; None says that something moves."""
+News = tuple[int, Seen] | CarpoolError | bytes
+"""Of one of the pictures, a failure of all, or a comment; only one about trouble is always told."""
 
 
 class Stream(EventSourceResponse):
@@ -94,7 +95,8 @@ async def events(
     """
     news: asyncio.Queue[News] = asyncio.Queue()
     work = asyncio.create_task(_run(supervisor, drawing, news))
-    shown, left, is_begun = [0] * len(drawing.jobs), len(drawing.jobs), False
+    left, is_begun = len(drawing.jobs), False
+    shown, last = [0] * left, [0] * left  # previews of each; the step of the last one
     try:
         while left:
             try:
@@ -109,12 +111,16 @@ async def events(
                     raise item
                 yield _failure(item)
                 return
-            if item is None:
-                if not is_begun:
-                    yield KEEPALIVE_COMMENT
+            if isinstance(item, bytes):
+                if not is_begun or item is AGAIN_COMMENT:
+                    yield item
             else:
                 number, seen = item
-                if isinstance(seen, frames.Done):
+                if isinstance(seen, frames.Preview):
+                    if seen.step <= last[number]:
+                        continue  # shown before the worker died
+                    last[number] = seen.step
+                else:
                     left -= 1
                     drew(1, drawing.usage([seen.usage]))
                 event = await asyncio.to_thread(_event, drawing, number, seen, shown[number])
@@ -135,7 +141,9 @@ async def _run(supervisor: Supervisor, drawing: Drawing, news: "asyncio.Queue[Ne
     async def one(number: int) -> None:
         done = await supervisor.submit(
             drawing.jobs[number],
-            on_progress=lambda step, steps: news.put_nowait(None),
+            on_progress=lambda _, steps: news.put_nowait(
+                KEEPALIVE_COMMENT if steps else AGAIN_COMMENT
+            ),
             on_preview=partial(viewed, number),
         )
         news.put_nowait((number, done))

@@ -1,0 +1,57 @@
+"""A worker that dies or hangs is an event: the innocent are answered, the guilty is found."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from serving import ENDPOINT, PATIENCE_S, Server, body, eventually, serving
+
+pytestmark = pytest.mark.timeout(400)  # workers start again and again
+GUILTY = 13
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def draw(server: Server, seed: int) -> tuple[int, dict[str, object]]:
+    with server.client(timeout=3 * PATIENCE_S) as client:
+        answer = client.post(ENDPOINT, json=body(seed=seed, num_inference_steps=20))
+        return answer.status_code, answer.json()
+
+
+def test_who_kills_its_worker_three_times_fails_alone_and_the_others_are_drawn(
+    pool: ThreadPoolExecutor,
+) -> None:
+    with serving("--fault", f"forward:kill:seed={GUILTY}") as server:
+        first = server.worker()
+        answers = [pool.submit(draw, server, seed) for seed in (1, 2, GUILTY, 3)]
+
+        told = {seed: one.result() for seed, one in zip((1, 2, GUILTY, 3), answers, strict=True)}
+
+        status, refused = told.pop(GUILTY)
+        assert status == 500
+        assert "several workers that died" in str(refused["error"])
+        for seed, (status, drawn) in told.items():
+            assert status == 200
+            eventually(lambda: server.health() == 200, PATIENCE_S, "a worker is ready")
+            assert drawn["data"] == draw(server, seed)[1]["data"]
+        assert server.worker() != first
+
+
+def test_a_worker_that_hangs_is_killed_and_replaced(pool: ThreadPoolExecutor) -> None:
+    fault = ("--fault", f"forward:hang:seed={GUILTY}")
+    with serving(*fault, "--worker-timeout", "1", "--drain-timeout", "1") as server:
+        assert draw(server, 1)[0] == 200  # so it is known what forwards take
+        first = server.worker()
+        hanging = pool.submit(draw, server, GUILTY)
+
+        eventually(lambda: server.health() == 503, 30, "it is seen that it hangs")
+        eventually(lambda: server.health() == 200, PATIENCE_S, "another is ready")
+
+        assert server.worker() != first
+        assert "it is killed" in server.stderr
+        hanging.cancel()

@@ -1,0 +1,45 @@
+"""A worker that hangs is told from one that is busy."""
+
+from carpool.frames import Beat
+from carpool.vigil import LONG_PAST, UNKNOWN, Vigil
+from support import VirtualClock
+
+
+def is_over_after(seconds: float, beat: Beat | None) -> bool:
+    clock = VirtualClock()
+    vigil = Vigil(10.0, clock)
+    if beat is not None:
+        vigil.heard(beat)
+    clock.pass_by(seconds)
+    return vigil.is_over
+
+
+def test_silence_is_the_end_after_the_timeout() -> None:
+    assert not is_over_after(10.0, None)
+    assert is_over_after(10.1, None)
+    assert not is_over_after(10.0, Beat(0.0, 0.0))
+    assert is_over_after(10.1, Beat(0.0, 0.0))
+
+
+def test_a_worker_that_says_it_stands_still_is_given_no_more_time_than_one_that_is_silent() -> None:
+    assert not is_over_after(0.0, Beat(9.9, 1.0))
+    assert is_over_after(0.0, Beat(10.1, 1.0))
+
+
+def test_a_long_forward_has_its_time() -> None:
+    assert not is_over_after(0.0, Beat(LONG_PAST * 60 - 1, 60.0))
+    assert is_over_after(0.0, Beat(LONG_PAST * 60 + 1, 60.0))
+
+
+def test_the_first_forward_of_a_kind_has_most_time() -> None:
+    assert not is_over_after(0.0, Beat(UNKNOWN * 10 - 1, None))
+    assert is_over_after(0.0, Beat(UNKNOWN * 10 + 1, None))
+
+
+def test_every_beat_begins_anew() -> None:
+    clock = VirtualClock()
+    vigil = Vigil(10.0, clock)
+    for _ in range(20):
+        clock.pass_by(9.0)
+        assert not vigil.is_over
+        vigil.heard(Beat(0.0, 0.0))
