@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
@@ -34,6 +34,7 @@ WORKER_TIMEOUT_S = 5.0
 READY_AGAIN_S = 5.0  # the promise: plus the time that loading takes
 FULL_S = 4.0  # how long the disk is full
 CALM_S = (2.0, 10.0)  # between readiness and the next fault
+LOADING_S = (0.2, 3.0)  # after the start of a worker: when it is killed as it loads
 STAMPEDE = 40  # clients that vanish at once
 FLAGS = ("--fault", "forward:memory:0.002", "--worker-timeout", f"{WORKER_TIMEOUT_S:g}")
 
@@ -76,12 +77,15 @@ class Chaos:
     disk: Disk
     clients: Clients
     http: httpx2.AsyncClient
+    rng: random.Random
+    buried: set[int] = field(default_factory=set)  # workers that were killed or stopped
 
     @property
     def faults(self) -> dict[str, Callable[[], Awaitable[None]]]:
         """Every way to break it, by what the table calls it."""
         return {
             "worker killed": self._kill_worker,
+            "worker killed, the next as it loads": self._kill_two_workers,
             "front killed": self._kill_front,
             "both killed": self._kill_both,
             "worker stopped": self._stop_worker,
@@ -91,10 +95,10 @@ class Chaos:
 
     async def strike(self, what: str) -> Struck:
         """Break it, wait until it is ready again."""
-        before, fault_s = set(self.house.workers()), now_s()
+        fault_s = now_s()
         if "killed" in what or "stopped" in what:
             await self.faults[what]()
-            began_s = await self._new_worker(before)
+            began_s = await self._new_worker()
             ready_s = await self.house.ready(self.http)
             return Struck(what, ready_s - fault_s, ready_s - began_s)
         fault, was_away = asyncio.ensure_future(self.faults[what]()), False
@@ -105,7 +109,7 @@ class Chaos:
         ready_s = await self.house.ready(self.http)
         return Struck(what, ready_s - fault_s if was_away else 0.0, 0.0)
 
-    async def _new_worker(self, before: set[int]) -> float:
+    async def _new_worker(self) -> float:
         """When the process of the successor began.
 
         Raises:
@@ -113,18 +117,27 @@ class Chaos:
         """
         deadline_s = now_s() + START_LIMIT_S
         while now_s() < deadline_s:
-            if new := [pid for pid in self.house.workers() if pid not in before]:
+            if new := [pid for pid in self.house.workers() if pid not in self.buried]:
                 return start_of(new[-1])
             await asyncio.sleep(0.02)
         raise RuntimeError(f"no new worker after {START_LIMIT_S:g} s:\n{self.house.last_words()}")
 
     async def _kill_worker(self) -> None:
+        self.buried.update(self.house.workers())
         self.house.signal_worker(signal.SIGKILL)
 
+    async def _kill_two_workers(self) -> None:
+        await self._kill_worker()
+        await self._new_worker()
+        await asyncio.sleep(self.rng.uniform(*LOADING_S))
+        await self._kill_worker()
+
     async def _stop_worker(self) -> None:
+        self.buried.update(self.house.workers())
         self.house.signal_worker(signal.SIGSTOP)
 
     async def _kill_front(self) -> None:
+        self.buried.update(self.house.workers())
         self.house.kill_front()
         await asyncio.sleep(RESTART_S)
         self.house.start()
@@ -139,9 +152,8 @@ class Chaos:
         self.disk.free()
 
     async def _stampede(self) -> None:
-        ticket = self.clients.tickets[0]
-        rng = random.Random(0)
-        await asyncio.gather(*(self.clients.vanish(ticket, rng) for _ in range(STAMPEDE)))
+        tickets = self.rng.choices(self.clients.tickets, k=STAMPEDE)
+        await asyncio.gather(*(self.clients.vanish(one, self.rng) for one in tickets))
 
 
 def order(faults: list[str], rng: random.Random) -> Iterator[str]:
@@ -168,7 +180,7 @@ async def run(minutes: float, seed: int, most: int | None = None) -> Run:
                 async with open_house(house, http):
                     asked = await tickets(http, TICKETS, seed)
                     clients = Clients(http, asked, diary)
-                    chaos, struck = Chaos(house, volume, clients, http), list[Struck]()
+                    chaos, struck = Chaos(house, volume, clients, http, rng), list[Struck]()
                     kinds = order(list(chaos.faults), rng)
                     end_s = now_s() + 60 * minutes
                     async with asyncio.TaskGroup() as group:
@@ -262,7 +274,8 @@ def problems(run: Run) -> list[str]:
 
 
 def _allowed_s(what: str) -> float:
-    return WORKER_TIMEOUT_S if "stopped" in what else 0.0
+    """What the fault itself takes: until it is noticed, or struck for the second time."""
+    return WORKER_TIMEOUT_S if "stopped" in what else LOADING_S[1] if "as it loads" in what else 0.0
 
 
 def main() -> int:

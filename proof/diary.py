@@ -13,9 +13,9 @@ from history import Seen
 from history import problems as problems_of_jobs
 from proof.tickets import Ticket, Verdict
 
-TOLD = ("out_of_memory", "worker_lost", "store_failed")
-"""Failures that a client may be told of: its call ran out of memory alone, too; it was aboard when
-three workers were killed; its files were to be written while the disk was full."""
+TOLD = ("out_of_memory", "store_failed")
+"""Failures that a client may be told of: its call ran out of memory alone, too; its files were to
+be written while the disk was full."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,9 +161,9 @@ def page(run: Run) -> str:
 Machine: {machine()}.
 
 {len(run.diary.endings)} requests of {sum(CLIENTS.values())} clients and {run.diary.gone} that hung
-up; failed: **{failed}**. Medians of {window:g} minutes; nothing may grow by more than {FLAT:.0%}.
+up; failed: **{failed}**. Medians of {window:.3g} minutes; nothing may grow by more than {FLAT:.0%}.
 
-{table(["what", f"from minute {early:g}", f"from minute {late:g}", "grown"], rows)}
+{table(["what", f"from minute {early:.3g}", f"from minute {late:.3g}", "grown"], rows)}
 
 *Its own memory* are pages that no file is behind, in memory or swapped out.
 """

@@ -29,7 +29,7 @@ GROUPS: list[set[str]] = [  # each may import from those before it, and within i
     },
     {"schedule"},
     {"engine"},
-    {"frames", "manifest", "vigil", "worker", "supervise", "logs", "tracing"},
+    {"frames", "link", "manifest", "vigil", "worker", "supervise", "logs", "tracing"},
     {"api"},
     {"server", "media", "jobs", "metrics", "bench"},
     {"cli", "cli_options", "cli_bench", "cli_simulate", "cli_tune"},

@@ -1,11 +1,14 @@
 """A worker that dies or hangs is an event: the innocent are answered, the guilty is found."""
 
+import base64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+from PIL import Image
 
-from serving import ENDPOINT, PATIENCE_S, Server, body, eventually, serving
+from serving import ENDPOINT, PATIENCE_S, Server, body, eventually, gap, picture, serving
 
 pytestmark = pytest.mark.timeout(400)  # workers start again and again
 GUILTY = 13
@@ -17,10 +20,14 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def draw(server: Server, seed: int) -> tuple[int, dict[str, object]]:
+def draw(server: Server, seed: int) -> tuple[int, dict[str, Any]]:
     with server.client(timeout=3 * PATIENCE_S) as client:
         answer = client.post(ENDPOINT, json=body(seed=seed, num_inference_steps=20))
         return answer.status_code, answer.json()
+
+
+def seen(answer: dict[str, Any]) -> Image.Image:
+    return picture(base64.b64decode(answer["data"][0]["b64_json"]))
 
 
 def test_who_kills_its_worker_three_times_fails_alone_and_the_others_are_drawn(
@@ -38,7 +45,8 @@ def test_who_kills_its_worker_three_times_fails_alone_and_the_others_are_drawn(
         for seed, (status, drawn) in told.items():
             assert status == 200
             eventually(lambda: server.health() == 200, PATIENCE_S, "a worker is ready")
-            assert drawn["data"] == draw(server, seed)[1]["data"]
+            alone = draw(server, seed)[1]
+            assert gap(seen(drawn), seen(alone)) <= 2  # company moves a float's last bits
         assert server.worker() != first
 
 

@@ -33,8 +33,12 @@ class Front:
         self._connection.sendall(frames.encode(frame))
 
     def hear(self) -> frames.ToFront | None:
-        body = frames.read(self._connection.recv)
-        return None if body is None else frames.decode_to_front(body)
+        """The next frame that is not about the worker's health."""
+        while (body := frames.read(self._connection.recv)) is not None:
+            frame = frames.decode_to_front(body)
+            if not isinstance(frame, frames.Beat | frames.Started):
+                return frame
+        return None
 
     def hang_up(self) -> None:
         self._connection.shutdown(socket.SHUT_RDWR)

@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import socket
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +24,7 @@ from carpool.errors import (
     WorkerLost,
     by_name,
 )
+from carpool.link import Link
 from carpool.manifest import Manifest
 from carpool.types import Job
 from carpool.vigil import EVERY_S, Vigil
@@ -67,8 +66,7 @@ class Supervisor:
         self._followers: dict[str, OnProgress] = {}
         self._viewers: dict[str, OnPreview] = {}
         self._asked: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()  # answered in order
-        self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._link: Link | None = None
         self.ready: frames.Ready | None = None  # of the newest worker that got so far
         self._first_ready = asyncio.Event()
         self._is_open = asyncio.Event()  # ready, and not draining
@@ -203,30 +201,38 @@ class Supervisor:
 
     async def _run_once(self) -> bool:
         """Run one worker process to its end. Says whether it ever got ready."""
-        ours, theirs = socket.socketpair()
         self._began_s = asyncio.get_running_loop().time()
+        link = self._link = await Link.open()
+        vigil = Vigil(self._timeout_s, asyncio.get_running_loop().time)
+        watch: asyncio.Task[None] | None = None
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "carpool.worker", str(theirs.fileno()),
-                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the front's to handle
-            )  # fmt: skip
+            link.send(self._load)
+            async for frame in link.heard():
+                if isinstance(frame, frames.Ready):
+                    vigil.heard(frames.Beat(0.0, 0.0))
+                    watch = asyncio.create_task(self._watch(link, vigil))
+                elif isinstance(frame, frames.Beat):
+                    vigil.heard(frame)
+                self._hear(frame)
         finally:
-            theirs.close()
-        try:
-            reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-            self._send(self._load)
-            return await self._read(reader)
-        finally:
+            if watch is not None:
+                watch.cancel()
             if self._first_ready.is_set():
                 self._state = "worker_lost"
                 self._is_open.clear()
                 self._bury()
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
-            await _gone(self._process)
-            self._process = None
+            self._link = None
+            await link.close()
+        return watch is not None
+
+    async def _watch(self, link: Link, vigil: Vigil) -> None:
+        """Kill the worker if it hangs; its end is then seen as any other."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            if vigil.is_over:
+                break
+        log.error("the worker has done nothing for %.0f s: it is killed", vigil.still_s)
+        link.kill()
 
     def _bury(self) -> None:
         """The worker is dead: blame who is to blame, and tell the others that they begin anew."""
@@ -237,32 +243,6 @@ class Supervisor:
             if not future.done() and (follower := self._followers.get(request_id)):
                 follower(0, 0)
         self._give_up_questions(WorkerLost("the worker died", retry_after_s=self._until_ready_s()))
-
-    async def _watch(self, vigil: Vigil) -> None:
-        """Kill the worker if it hangs; its end is then seen as any other."""
-        while True:
-            await asyncio.sleep(EVERY_S)
-            if vigil.is_over:
-                break
-        assert self._process is not None
-        log.error("the worker has done nothing for %.0f s: it is killed", vigil.still_s)
-        self._process.kill()
-
-    async def _read(self, reader: asyncio.StreamReader) -> bool:
-        vigil = Vigil(self._timeout_s, asyncio.get_running_loop().time)
-        watch: asyncio.Task[None] | None = None
-        try:
-            while (frame := await _next(reader)) is not None:
-                if isinstance(frame, frames.Ready):
-                    watch = watch or asyncio.create_task(self._watch(vigil))
-                    vigil.heard(frames.Beat(0.0, 0.0))
-                elif isinstance(frame, frames.Beat):
-                    vigil.heard(frame)
-                self._hear(frame)
-        finally:
-            if watch is not None:
-                watch.cancel()
-        return watch is not None
 
     def _hear(self, frame: frames.ToFront) -> None:
         match frame:
@@ -330,24 +310,5 @@ class Supervisor:
                 self._send(submit)
 
     def _send(self, frame: frames.ToWorker) -> None:
-        if self._writer is not None:
-            self._writer.write(frames.encode(frame))
-
-
-async def _next(reader: asyncio.StreamReader) -> frames.ToFront | None:
-    """The next frame; None at the end."""
-    try:
-        header = await reader.readexactly(frames.LENGTH.size)
-        body = await reader.readexactly(frames.LENGTH.unpack(header)[0])
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
-    return frames.decode_to_front(body)
-
-
-async def _gone(process: asyncio.subprocess.Process) -> None:
-    """Wait for a process whose socket is closed; end it if it does not end by itself."""
-    try:
-        await asyncio.wait_for(process.wait(), timeout=2)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+        if self._link is not None:
+            self._link.send(frame)

@@ -8,7 +8,6 @@ pipeline runs in a fiber, and stands still at each heavy module call until `step
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,6 +21,7 @@ from carpool.config import EngineSettings
 from carpool.engine import pipeline
 from carpool.engine.desk import Desk
 from carpool.engine.execute import Failure, Ready, execute
+from carpool.engine.explained import explained
 from carpool.engine.faults import Faults
 from carpool.engine.fiber import Raised, Returned
 from carpool.engine.folder import Folder
@@ -38,8 +38,6 @@ from carpool.engine.tally import Tally, memory
 from carpool.errors import (
     Cancelled,
     CarpoolError,
-    InvalidValue,
-    OutOfMemory,
     PipelineFailed,
     SettingRejected,
 )
@@ -279,7 +277,7 @@ class Engine:
                 self._tell_step(rider, self._clock())
             self._end(rider, state.value, None)
         elif isinstance(state, Raised):
-            self._end(rider, None, _explained(state.error, rider))
+            self._end(rider, None, explained(state.error, has_parked=rider.order > 0))
         else:
             now_s = self._clock()
             self._calls += 1
@@ -368,30 +366,3 @@ class Engine:
 def _ready(rider: Rider) -> Ready:
     assert rider.ready is not None, "a rider in flight is always parked between turns"
     return rider.ready
-
-
-def _explained(error: BaseException, rider: Rider) -> Exception:
-    """What the caller is told of an exception that left the pipeline."""
-    _empty_frames(error)
-    if isinstance(error, CarpoolError):
-        return error
-    if isinstance(error, torch.OutOfMemoryError):
-        told: CarpoolError = OutOfMemory(f"the pipeline's own code ran out of memory: {error}")
-    elif rider.order == 0 and isinstance(error, (ValueError, TypeError)):  # it never parked
-        told = InvalidValue(f"the pipeline refuses the request: {error}")
-    else:
-        told = PipelineFailed(f"the pipeline failed: {type(error).__name__}: {error}")
-    told.__cause__ = error
-    return told
-
-
-def _empty_frames(error: BaseException) -> None:
-    """Let go of the tensors in the frames that an error, and those behind it, came through."""
-    errors, seen = [error], set[int]()
-    while errors:
-        one = errors.pop()
-        seen.add(id(one))
-        traceback.clear_frames(one.__traceback__)
-        for frame, _ in traceback.walk_tb(one.__traceback__):
-            _ = frame.f_locals  # brings what `locals()` gave out before up to date: empty
-        errors += [e for e in (one.__cause__, one.__context__) if e and id(e) not in seen]
