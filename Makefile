@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Small models spin when they get more than one thread: see docs/experiments.md.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler simulate lint types shapes shapes-lora shapes-video docs lock
+.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler simulate fuzz chaos soak overload lint types shapes shapes-lora shapes-video docs lock
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -27,7 +27,7 @@ test-models: .venv/ready build/torchvision  ## every model and task against plai
 	$(ONE_THREAD) CARPOOL_WRITE_PROOF=1 $(BIN)/python -m pytest -m "slow or not slow" \
 	  tests/test_matrix.py tests/test_outsiders.py tests/test_traps_*.py tests/test_bench_http.py tests/test_benchmark_gpu.py \
 	  tests/test_benchmark_live.py \
-	  tests/test_agreement.py
+	  tests/test_agreement.py tests/test_proof.py
 
 demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo-video.mp4
 	$(BIN)/python examples/demo.py
@@ -48,6 +48,26 @@ bench-scheduler: .venv/ready  ## how long the policy thinks, and what explaining
 
 simulate: .venv/ready  ## every mode on every cost table; writes docs/scheduling.md
 	$(ONE_THREAD) $(BIN)/python docs/make_scheduling.py
+
+# Not among the project's requirements: it brings versions of its own.
+build/fuzz/ready: | .venv/ready
+	$(PYTHON) -m venv build/fuzz
+	build/fuzz/bin/pip install --quiet schemathesis==4.32.5
+	touch $@
+
+PROOF := $(ONE_THREAD) PYTHONPATH=tests $(BIN)/python -m
+
+fuzz: .venv/ready build/fuzz/ready  ## what the OpenAPI document allows and forbids (five minutes)
+	$(PROOF) proof.fuzz --write
+
+chaos: .venv/ready  ## kill, stop, fill the disk, vanish, for ten minutes; nothing may be lost
+	$(PROOF) proof.chaos --write
+
+soak: .venv/ready  ## half an hour of use; nothing may grow
+	$(PROOF) proof.soak --write
+
+overload: .venv/ready  ## ten times more than the server can do, for a minute
+	$(PROOF) proof.overload --write
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -173,14 +173,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="into docs/reliability.md")
+    parser.add_argument(
+        "--write", action="store_true", help="into docs/reliability.md, if all holds"
+    )
     options = parser.parse_args()
     done = asyncio.run(run(options.minutes, options.seed))
     print(text := page(done))
-    if options.write:
-        write_section("soak", text)
     for problem in (wrong := done.problems()):
         print(problem, file=sys.stderr)
+    if options.write and not wrong:
+        write_section("soak", text)
     return 1 if wrong else 0
 
 

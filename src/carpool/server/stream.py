@@ -28,10 +28,15 @@ log = logging.getLogger("carpool")
 HEARTBEAT_S = 15.0
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
-STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+_EVENT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
 }
-"""For the OpenAPI document: a successful answer may be a stream."""
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"itemSchema": _EVENT}}}
+}
+"""For the OpenAPI document: a successful answer may be a stream, of events as OpenAPI 3.2 has it."""
 
 AGAIN_COMMENT = b": the worker died; the request is run again\n\n"
 Seen = frames.Preview | frames.Done
