@@ -36,7 +36,7 @@ _EVENT: dict[str, Any] = {
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"itemSchema": _EVENT}}}
 }
-"""For the OpenAPI document: a successful answer may be a stream, of events as OpenAPI 3.2 has it."""
+"""For the OpenAPI document: a successful answer may be a stream, of events, as in OpenAPI 3.2."""
 
 AGAIN_COMMENT = b": the worker died; the request is run again\n\n"
 Seen = frames.Preview | frames.Done
