@@ -119,6 +119,7 @@ class Beat(msgspec.Struct, tag="beat"):
 
     stalled_s: float  # since it last did something; 0 where there is nothing to do
     expected_s: float | None  # what it does now is likely to take; None: nobody knows
+    place_s: float | None = None  # when the next place is likely to be free; None: the same
 
 
 class Usage(msgspec.Struct):

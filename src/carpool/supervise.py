@@ -19,6 +19,7 @@ from carpool.errors import (
     CarpoolError,
     Draining,
     LoadFailed,
+    Overloaded,
     PipelineFailed,
     Starting,
     WorkerLost,
@@ -67,6 +68,7 @@ class Supervisor:
         self._viewers: dict[str, OnPreview] = {}
         self._asked: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()  # answered in order
         self._link: Link | None = None
+        self._place_s: float | None = None  # when the worker is likely to have a place
         self.ready: frames.Ready | None = None  # of the newest worker that got so far
         self._first_ready = asyncio.Event()
         self._is_open = asyncio.Event()  # ready, and not draining
@@ -137,6 +139,20 @@ class Supervisor:
         if self._state != "ready":
             again_s = self._until_ready_s()
             raise WorkerLost("the worker has died and is being restarted", retry_after_s=again_s)
+
+    def check_room(self) -> None:
+        """Refuse work that the worker would refuse, without asking it: it has enough to do.
+
+        Raises:
+            Overloaded: as many wait for an answer as may be aboard and in line.
+        """
+        settings = self._load.settings
+        if len(self._manifest) >= settings.max_running + settings.max_queue:
+            raise Overloaded(
+                f"the queue is full: {len(self._manifest)} requests wait or run, the most is "
+                f"{settings.max_running} + {settings.max_queue} (--max-running, --max-queue)",
+                retry_after_s=self._place_s or 1.0,
+            )
 
     def _until_ready_s(self) -> float:
         """When the next worker is likely to be ready, by what the last one took."""
@@ -213,6 +229,7 @@ class Supervisor:
                     watch = asyncio.create_task(self._watch(link, vigil))
                 elif isinstance(frame, frames.Beat):
                     vigil.heard(frame)
+                    self._place_s = frame.place_s
                 self._hear(frame)
         finally:
             if watch is not None:

@@ -92,7 +92,8 @@ class Worker:
 
     def _beat(self, engine: Any) -> None:
         while True:
-            self.say(frames.Beat(*engine.pulse.read()))
+            stalled_s, expected_s = engine.pulse.read()
+            self.say(frames.Beat(stalled_s, expected_s, engine.place_s))
             time.sleep(EVERY_S)
 
     def _trace(self, engine: Any, trace: str, job: Job) -> None:

@@ -94,8 +94,7 @@ class Engine:
         self._desk.refuse_late(job, list(self._riders.values()))
         self._desk.refuse_overload(job)
         free_places = max(0, self.settings.max_running - len(self._riders))
-        place_s = self._desk.gate.place_s
-        self._line.put(job, listener, free_places=free_places, place_s=place_s)
+        self._line.put(job, listener, free_places=free_places, place_s=self.place_s)
 
     def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
         """End a request, waiting or running, before its next forward."""
@@ -124,6 +123,11 @@ class Engine:
     def _offer(self) -> None:
         names = tuple(n for n in self._adapters.names if n not in self._folder.hidden)
         self.loaded = replace(self.loaded, card=replace(self.loaded.card, lora=names))
+
+    @property
+    def place_s(self) -> float | None:
+        """When the next place is likely to be free; None while nothing is known of that."""
+        return self._desk.gate.place_s
 
     @property
     def overload_stage(self) -> int:

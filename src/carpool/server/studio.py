@@ -54,6 +54,7 @@ class Studio:
             CarpoolError: whatever is wrong with the request, or became of it.
         """
         if sent.get("stream"):
+            self.supervisor.check_room()
             drawing = make()
             self.observer.began(request, client.key, drawing.jobs)
             return await open_stream(
@@ -62,6 +63,7 @@ class Studio:
         base = str(request.base_url).rstrip("/")
 
         async def work() -> schema.ImagesResponse:
+            self.supervisor.check_room()
             drawing = make()
             self.observer.began(request, client.key, drawing.jobs)
             kind = f"image/{drawing.format}"
