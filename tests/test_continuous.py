@@ -125,6 +125,15 @@ def test_who_began_together_goes_on_and_nobody_of_much_work_comes_between() -> N
     assert chosen(policy, begun, step(3, 2, left=4, arrived_s=-9.0)) == [2]
 
 
+def test_who_began_together_but_needs_another_expert_by_now_has_a_forward_of_its_own() -> None:
+    policy = Continuous(FREE)
+    assert chosen(policy, step(1, 1), step(2, 2)) == [1, 2]
+    same, another = step(3, 1, left=3), step(4, 2, left=3, key="the second expert")
+
+    assert chosen(policy, same, another) == [1]
+    assert chosen(policy, another) == [2]
+
+
 def test_who_makes_a_forward_much_slower_does_not_join_it_while_another_size_waits() -> None:
     some = Costs({SMALL: Curve({1: 1.0, 2: 1.7}), LARGE: Curve({1: 4.0})})
     others = [step(n, n, arrived_s=1.0) for n in range(2, 9)]

@@ -83,13 +83,16 @@ class Continuous:
             return Choice(())
         if self.fair_share is not None:
             self._level({call.tenant for call in parked})
-        groups: dict[str, list[Parked]] = {"decode": [], "encode": [], "denoise": []}
+        phases: dict[str, list[Parked]] = {"decode": [], "encode": [], "denoise": []}
         for call in parked:
-            groups[call.phase].append(call)
-        if denoise := groups["denoise"]:
+            phases[call.phase].append(call)
+        if denoise := phases["denoise"]:
             may_wait = self._load.is_mixed and not any(c.request in self._begun for c in denoise)
-            choice = self._fill(self._line(denoise, now_s), parked, waiting_s, now_s)
-            for sides in (groups["decode"], groups["encode"]):
+            groups = self._grouped(denoise, now_s)
+            line = self._line(groups, now_s)
+            others = [group for key, group in groups.items() if key != line[0].key]
+            choice = self._fill(line, parked, waiting_s, now_s, others)
+            for sides in (phases["decode"], phases["encode"]):
                 if not sides:
                     continue
                 beside = self._beside(sides, parked, waiting_s, now_s)
@@ -97,7 +100,7 @@ class Continuous:
                     choice = beside
                     break
         else:
-            choice = self._beside(groups["decode"] or groups["encode"], parked, waiting_s, now_s)
+            choice = self._beside(phases["decode"] or phases["encode"], parked, waiting_s, now_s)
         self._note(choice, parked)
         return choice
 
@@ -130,42 +133,51 @@ class Continuous:
         rows = sum(call.rows for call in beside.calls)
         return self._spent_s + self.costs.seconds(first.kind, rows) <= one_s
 
-    def _line(self, calls: Sequence[Parked], now_s: float) -> list[Parked]:
+    def _grouped(self, calls: Sequence[Parked], now_s: float) -> dict[Hashable, list[Parked]]:
+        """Calls by key, in the order of their ranks, as are the groups by their firsts.
+
+        Ranks stay what they are while nobody has a deadline or a share.
+        """
+        old = self._ranks
+        if self.fair_share is not None or min([call.deadline_s for call in calls]) < inf:
+            old = {}
+        ranks = {call.order: old.get(call.order) or self._rank(call, now_s) for call in calls}
+        self._ranks = ranks
+        groups: dict[Hashable, list[Parked]] = {}
+        for call in sorted(calls, key=lambda call: ranks[call.order]):
+            groups.setdefault(call.key, []).append(call)
+        return groups
+
+    def _line(self, groups: Mapping[Hashable, list[Parked]], now_s: float) -> list[Parked]:
         """Who leads, and all that may ride along, in the order in which they are taken."""
-        ranks = self._ranked(calls, now_s)
-        line = sorted(calls, key=lambda call: ranks[call.order])
+        first = next(iter(groups.values()))[0]
         late: list[Parked] = []
         if max(self._passed.values(), default=0) >= MAX_PASSED:
+            calls = [call for group in groups.values() for call in group]
             late = [call for call in calls if self._passed.get(call.order, 0) >= MAX_PASSED]
         if late:
             leader = min(late, key=lambda call: call.order)
         else:
-            leader, begun = line[0], [call for call in line if call.request in self._begun]
-            presses = ranks[leader.order][0] < inf
-            if begun and not presses and not _may_interrupt(leader, begun[0]):
-                return self._joined(begun, line)
-            if not presses:
-                leader = self._cheapest(line, now_s)
+            presses = self._ranks[first.order][0] < inf
+            for group in groups.values():
+                begun = [call for call in group if call.request in self._begun]
+                if begun and not presses and not _may_interrupt(first, begun[0]):
+                    return self._joined(begun, group, is_alone=len(groups) == 1)
+            leader = first if presses or len(groups) == 1 else self._cheapest(groups, now_s)
         self._begun = set()
-        return [leader, *(c for c in line if c.key == leader.key and c is not leader)]
+        return [leader, *(call for call in groups[leader.key] if call is not leader)]
 
-    def _ranked(self, calls: Sequence[Parked], now_s: float) -> dict[int, tuple[float, ...]]:
-        """Ranks by order. They stay what they are while nobody has a deadline or a share."""
-        old = self._ranks
-        if self.fair_share is not None or min(call.deadline_s for call in calls) < inf:
-            old = {}
-        self._ranks = {call.order: old.get(call.order) or self._rank(call, now_s) for call in calls}
-        return self._ranks
-
-    def _joined(self, begun: Sequence[Parked], line: Sequence[Parked]) -> list[Parked]:
-        """The group under way, and who may join it.
+    def _joined(
+        self, begun: list[Parked], group: Sequence[Parked], *, is_alone: bool
+    ) -> list[Parked]:
+        """Those of a group that are under way, and who may join them.
 
         While others wait whose calls cannot ride along, only those who make it little slower.
         """
-        key, joined = begun[0].key, list(begun)
-        more = [call for call in line if call.key == key and call.request not in self._begun]
-        if len(begun) + len(more) == len(line):  # nobody else waits
-            return [*joined, *more]
+        more = [call for call in group if call.request not in self._begun]
+        if is_alone:
+            return begun + more
+        joined = list(begun)
         curve, rows = self.costs.curve(begun[0].kind), sum(call.rows for call in begun)
         for call in more:
             slower_s = curve.seconds(rows + call.rows) - curve.seconds(rows)
@@ -175,13 +187,8 @@ class Continuous:
             rows += call.rows
         return joined
 
-    def _cheapest(self, line: Sequence[Parked], now_s: float) -> Parked:
+    def _cheapest(self, groups: Mapping[Hashable, list[Parked]], now_s: float) -> Parked:
         """The first of the key whose requests end at the highest rate, if all ran now."""
-        groups: dict[Hashable, list[Parked]] = {}
-        for call in line:
-            groups.setdefault(call.key, []).append(call)
-        if len(groups) == 1:
-            return line[0]
 
         def price(group: Sequence[Parked]) -> tuple[float, ...]:
             curve = self.costs.curve(group[0].kind)
@@ -225,28 +232,27 @@ class Continuous:
         return self.fair_share.get(tenant, self.fair_share.get("*", 1.0))
 
     def _fill(
-        self, line: Sequence[Parked], parked: Sequence[Parked], waiting_s: float, now_s: float
+        self,
+        line: Sequence[Parked],
+        parked: Sequence[Parked],
+        waiting_s: float,
+        now_s: float,
+        others: Sequence[Sequence[Parked]] = (),
     ) -> Choice:
-        """Choose who of a line rides with its leader, and say why nobody more does."""
+        """Choose who of a line rides with its leader, and say why nobody more does.
+
+        Args:
+            others: groups whose turns come between those of this one.
+        """
         leader = line[0]
         if len(line) == 1:
             return Choice((leader,), why="nobody")
         mean_s = sum([call.left_s for call in line]) / len(line)
         all_s = sum([call.left_s for call in parked]) + waiting_s
         present = all_s / mean_s if mean_s else float(len(parked))
-        between = 0.0
-        if leader.phase == "denoise" and mean_s:
-            between = self._others_s(leader, parked) / mean_s
+        between = sum(map(self._round_s, others)) / mean_s if mean_s else 0.0
         width, why = self.width(line, self._load.backlog(present, now_s), between)
         return Choice(tuple(line[:width]), why)
-
-    def _others_s(self, leader: Parked, parked: Sequence[Parked]) -> float:
-        """How long a round of each key that waits takes, but for the leader's own."""
-        groups: dict[Hashable, list[Parked]] = {}
-        for call in parked:
-            if call.key != leader.key and call.phase == "denoise":
-                groups.setdefault(call.key, []).append(call)
-        return sum(self._round_s(group) for group in groups.values())
 
     def _round_s(self, group: Sequence[Parked]) -> float:
         """How long as many of a group as may ride together take for the work they have left."""

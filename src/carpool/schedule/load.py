@@ -23,7 +23,8 @@ class Load:
     _last: int = 0  # request that came last
     _alone_s: float = 0.0  # what the calls that ran lately would take one by one
     _best_s: float = 0.0  # and at the width that is fastest
-    _keys: deque[Hashable] = field(default_factory=lambda: deque(maxlen=LATELY))
+    _key: Hashable = None  # of the last forward
+    _unmixed: int = LATELY  # forwards since the key was another
 
     def came(self, waiting: Sequence[Waiting]) -> None:
         """Note those of a line, in order, that were not in it before."""
@@ -36,7 +37,8 @@ class Load:
 
     def ran(self, calls: Sequence[Parked], curve: Curve) -> None:
         """Note a denoising forward."""
-        self._keys.append(calls[0].key)
+        is_same = self._key is None or calls[0].key == self._key
+        self._key, self._unmixed = calls[0].key, self._unmixed + 1 if is_same else 0
         alone_s = sum([curve.seconds(call.rows) for call in calls])
         self._alone_s = KEPT * self._alone_s + alone_s
         self._best_s = KEPT * self._best_s + alone_s / curve.speedup(calls[0].max_rows)
@@ -44,7 +46,7 @@ class Load:
     @property
     def is_mixed(self) -> bool:
         """Whether calls that cannot ride together took turns lately."""
-        return any(key != self._keys[0] for key in self._keys)
+        return self._unmixed < LATELY
 
     def share(self, now_s: float) -> float:
         """The part of its time that the device needs for what comes, if it runs as wide as pays.
