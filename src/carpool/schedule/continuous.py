@@ -303,12 +303,16 @@ class Continuous:
         if is_denoise:
             self._load.ran(choice.calls, self.costs.curve(leader.kind))
         before, first = self._passed, leader.request
-        self._passed = {  # a new one: it forgets calls that were cancelled
-            call.order: before.get(call.order, 0)
-            + (call.request < first or (is_denoise and call.phase != "denoise"))
+        passed = {
+            call.order: before.get(call.order, 0) + 1
             for call in parked
-            if call.order not in chosen
+            if (call.request < first or (is_denoise and call.phase != "denoise"))
+            and call.order not in chosen
         }
+        if before:  # counts of others stay; those of calls that were cancelled do not
+            others = [c.order for c in parked if c.order in before and c.order not in chosen]
+            passed = {order: before[order] for order in others} | passed
+        self._passed = passed
         if is_denoise and not self._begun:
             self._begun = {call.request for call in choice.calls}
         seconds = self.costs.seconds(leader.kind, sum(call.rows for call in choice.calls))
