@@ -11,10 +11,10 @@ from fastapi import FastAPI
 
 from carpool import frames
 from carpool.config import EngineSettings, ServeSettings
+from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.parameters import Card, Parameter, Task
 from carpool.server.app import create_app
-from carpool.server.runner import Runner
 from carpool.supervise import Supervisor
 from carpool.types import Job, Timings
 

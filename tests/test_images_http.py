@@ -3,7 +3,9 @@
 import asyncio
 import json
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -11,7 +13,7 @@ import pytest
 
 from carpool import frames
 from carpool.config import ServeSettings
-from carpool.errors import FileNotFound
+from carpool.errors import FileNotFound, StoreFailed
 from carpool.parameters import Card, Parameter, Task
 from carpool.server.app import create_app
 from carpool.server.files import TTL_S, Files
@@ -134,33 +136,66 @@ def parts(link: str) -> tuple[str, str, str]:
 def test_links_end_after_an_hour() -> None:
     now_s = 1000.0
     files = Files(clock=lambda: now_s)
-    link = files.keep(b"picture", "image/png")
+    link = files.keep(b"picture", "png")
 
     now_s += TTL_S - 1
-    assert files.get(*parts(link)).content == b"picture"
+    assert files.get(*parts(link)).read_bytes() == b"picture"
     now_s += 1
     with pytest.raises(FileNotFound, match="links end after an hour"):
         files.get(*parts(link))
-    other = files.keep(b"another", "image/png")  # takes the old one's place
-    assert files.get(*parts(other)).content == b"another"
+    other = files.keep(b"another", "png")  # takes the old one's place
+    assert files.get(*parts(other)).read_bytes() == b"another"
     assert len(files) == 1
 
 
 def test_files_take_a_bounded_place_and_the_oldest_goes_first() -> None:
     files = Files(clock=lambda: 0.0, most_bytes=10)
-    links = [files.keep(bytes(4), "image/png") for _ in range(3)]
+    links = [files.keep(bytes(4), "png") for _ in range(3)]
 
     with pytest.raises(FileNotFound):
         files.get(*parts(links[0]))
     for link in links[1:]:
-        assert files.get(*parts(link)).content == bytes(4)
+        assert files.get(*parts(link)).read_bytes() == bytes(4)
     with pytest.raises(FileNotFound):
-        files.get(*parts(files.keep(bytes(11), "image/png")))
+        files.get(*parts(files.keep(bytes(11), "png")))
     assert len(files) == 0
 
 
+def test_links_outlive_a_restart_where_their_folder_does(tmp_path: Path) -> None:
+    link = Files(tmp_path / "links").keep(b"picture", "webp")
+    (tmp_path / "links" / "file-0.png.part").write_bytes(b"half a pic")
+
+    again = Files(tmp_path / "links")
+
+    assert again.get(*parts(link)).read_bytes() == b"picture"
+    assert len(again) == 1
+    kept = {path.suffix: path.stat().st_mode & 0o777 for path in (tmp_path / "links").iterdir()}
+    assert kept.keys() == {".webp", ""}
+    assert kept[""] == 0o600  # the secret
+
+
+def test_no_link_leads_elsewhere_and_nobody_can_sign_one(tmp_path: Path) -> None:
+    (tmp_path / "other.png").write_bytes(b"private")
+    files = Files(tmp_path / "links")
+    _, expires, signature = parts(files.keep(b"picture", "png"))
+
+    for name in ("../other.png", "secret", "/etc/passwd", "file-\0.png", "", "."):
+        with pytest.raises(FileNotFound):
+            files.get(name, expires, signature)
+
+
+def test_a_picture_that_cannot_be_stored_is_a_failure_that_may_be_tried_again(
+    tmp_path: Path,
+) -> None:
+    files = Files(tmp_path / "links")
+    shutil.rmtree(tmp_path / "links")
+
+    with pytest.raises(StoreFailed, match="could not be stored"):
+        files.keep(b"picture", "png")
+
+
 def test_a_link_of_another_server_is_not_ours() -> None:
-    link = Files(clock=lambda: 0.0).keep(b"picture", "image/png")
+    link = Files(clock=lambda: 0.0).keep(b"picture", "png")
 
     with pytest.raises(FileNotFound):
         Files(clock=lambda: 0.0).get(*parts(link))

@@ -18,9 +18,8 @@ from carpool.errors import (
 )
 from carpool.frames import Done, Usage
 from carpool.jobs.database import Record
+from carpool.jobs.runner import OnProgress, Runner, work_of
 from carpool.jobs.store import JobStore
-from carpool.server.runner import Runner, work_of
-from carpool.supervise import OnProgress
 from carpool.types import Job, Timings
 
 

@@ -11,8 +11,8 @@ from PIL import Image
 from carpool.errors import PipelineFailed
 from carpool.frames import Clip, Done, Usage
 from carpool.jobs.database import Record
+from carpool.jobs.runner import work_of
 from carpool.jobs.store import JobStore
-from carpool.server.runner import work_of
 from carpool.server.videos import write_video
 from carpool.types import Timings
 

@@ -28,6 +28,7 @@ from carpool.errors import (
     NoSuchEndpoint,
     UnsupportedParameter,
 )
+from carpool.jobs.runner import Runner
 from carpool.server import edits, jobs, schema, videos
 from carpool.server.access import Accessed
 from carpool.server.files import Files
@@ -38,7 +39,6 @@ from carpool.server.jobs import Office
 from carpool.server.keys import Keyring
 from carpool.server.limits import Limits
 from carpool.server.observe import Observed, Observer, routes
-from carpool.server.runner import Runner
 from carpool.server.schema_jobs import JobStatus
 from carpool.server.stream import STREAMED
 from carpool.server.strict import StrictRoute
@@ -125,7 +125,7 @@ def create_app(
     ) -> Client:
         return Client(key, whose)
 
-    files = Files()
+    files = Files(runner.store.folder / "links" if runner else None)
     remote = settings.allow_remote_media
     studio = Studio(supervisor, observer, answers, files, served, allow_remote=remote)
     office = Office(runner, awaited, owner, settings.max_frames) if runner else None

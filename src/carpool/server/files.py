@@ -1,88 +1,137 @@
-"""Pictures behind links: kept in memory for an hour, for whoever has the link.
+"""Pictures behind links: kept on the disk for an hour, for whoever has the link.
 
-A link is signed, so that it needs no API key and ends when it says. The secret is the process's
-own: after a restart no link works, but nothing is behind them any more either.
+A link is signed, so that it needs no API key, ends when it says, and never names a file that was
+not put here. The secret lies beside the files: links outlive a restart wherever these do.
 """
 
 import hashlib
 import hmac
+import os
+import re
 import secrets
+import shutil
+import tempfile
+import threading
 import time
+import weakref
 from collections import OrderedDict
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
+from fastapi.responses import FileResponse
 
-from carpool.errors import FileNotFound
+from carpool.errors import FileNotFound, StoreFailed
 from carpool.types import Clock
 
 TTL_S = 3600
-MOST_BYTES = 256 << 20  # of all files; the oldest go first
+MOST_BYTES = 1 << 30  # of all files; the oldest go first
+TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 
-
-@dataclass(frozen=True, slots=True)
-class File:
-    content: bytes
-    media_type: str
-    expires_s: int  # Unix time
+_NAME = re.compile(r"file-[0-9a-f]{24}\.(png|jpeg|webp)")
 
 
 class Files:
-    """Keeps files for a while. Belongs to the event loop."""
+    """Keeps files for a while. From any thread: it may wait for the disk."""
 
-    def __init__(self, *, clock: Clock = time.time, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self, folder: Path | None = None, *, clock: Clock = time.time, most_bytes: int = MOST_BYTES
+    ) -> None:
+        """Open a folder, which belongs to these files alone.
+
+        Args:
+            folder: made if it is missing; None: one that ends with this object.
+            clock: Unix seconds.
+
+        Raises:
+            StoreFailed: it cannot be used.
+        """
         self._clock, self._most_bytes = clock, most_bytes
-        self._secret = secrets.token_bytes(32)
-        self._files: OrderedDict[str, File] = OrderedDict()
-        self._bytes = 0
+        if folder is None:
+            folder = Path(tempfile.mkdtemp("-carpool"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._folder = folder
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # by name, the oldest first
+        self._changing = threading.Lock()
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            for path in self._folder.glob("*.part"):  # of a server that was killed
+                path.unlink()
+            self._secret = _secret(self._folder / "secret")
+            found = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
+            for path in sorted(found, key=lambda path: path.stat().st_mtime):
+                self._sizes[path.name] = path.stat().st_size
+        except OSError as error:
+            raise StoreFailed(f"{self._folder} cannot hold pictures: {error}") from error
 
-    def keep(self, content: bytes, media_type: str) -> str:
-        """Keep a file; gives the path of its link."""
-        file = File(content, media_type, int(self._clock()) + TTL_S)
-        file_id = f"file-{secrets.token_hex(12)}"
-        self._files[file_id] = file
-        self._bytes += len(content)
-        while self._files and (self._bytes > self._most_bytes or self._is_oldest_over()):
-            _, gone = self._files.popitem(last=False)
-            self._bytes -= len(gone.content)
-        signed = self._signature(file_id, file.expires_s)
-        return f"/v1/files/{file_id}?expires={file.expires_s}&signature={signed}"
+    def keep(self, content: bytes, kind: str) -> str:
+        """Keep a file, one of `TYPES`; gives the path of its link.
 
-    def get(self, file_id: str, expires: str, signature: str) -> File:
-        """The file behind a link.
+        Raises:
+            StoreFailed: the disk refuses it.
+        """
+        name, expires_s = f"file-{secrets.token_hex(12)}.{kind}", int(self._clock()) + TTL_S
+        path, part = self._folder / name, self._folder / f"{name}.part"
+        try:
+            part.write_bytes(content)
+            os.utime(part, (expires_s - TTL_S,) * 2)  # by which `_tidy` knows its age
+            part.rename(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise StoreFailed(f"the picture could not be stored: {error}") from error
+        with self._changing:
+            self._sizes[name] = len(content)
+            self._tidy()
+        return f"/v1/files/{name}?expires={expires_s}&signature={self._signature(name, expires_s)}"
+
+    def get(self, name: str, expires: str, signature: str) -> Path:
+        """Where the file behind a link lies.
 
         Raises:
             FileNotFound: the link is not one of ours, or has expired, or the file had to go.
         """
-        file = self._files.get(file_id)
-        if file is not None and file.expires_s > self._clock():
-            right = self._signature(file_id, file.expires_s)
-            is_ours = hmac.compare_digest(signature.encode(), right.encode())
-            if is_ours and expires == str(file.expires_s):
-                return file
-        raise FileNotFound("no file is behind this link: links end after an hour, or a restart")
+        if re.fullmatch(r"[0-9]{1,12}", expires) and int(expires) > self._clock():
+            right, path = self._signature(name, int(expires)), self._folder / name
+            if hmac.compare_digest(signature.encode(), right.encode()) and path.is_file():
+                return path
+        raise FileNotFound("no file is behind this link: links end after an hour")
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._sizes)
 
-    def _is_oldest_over(self) -> bool:
-        return next(iter(self._files.values())).expires_s <= self._clock()
+    def _tidy(self) -> None:
+        held = sum(self._sizes.values())
+        for name, size in list(self._sizes.items()):
+            path = self._folder / name
+            is_old = path.is_file() and path.stat().st_mtime + TTL_S <= self._clock()
+            if held <= self._most_bytes and not is_old:
+                return
+            path.unlink(missing_ok=True)
+            held -= self._sizes.pop(name, size)
 
-    def _signature(self, file_id: str, expires_s: int) -> str:
-        said = f"{file_id} {expires_s}".encode()
+    def _signature(self, name: str, expires_s: int) -> str:
+        said = f"{name} {expires_s}".encode()
         return hmac.new(self._secret, said, hashlib.sha256).hexdigest()
+
+
+def _secret(path: Path) -> bytes:
+    if not path.is_file() or len(path.read_bytes()) != 32:
+        part = path.with_suffix(".part")
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(32))
+        part.rename(path)
+    return path.read_bytes()
 
 
 def routes(files: Files, errors: Any) -> APIRouter:
     """Where links lead. No API key is asked for: browsers that show a picture have none."""
     api = APIRouter(responses=errors)
 
-    @api.get("/v1/files/{file_id}", response_class=Response)
-    async def get_file(file_id: str, expires: str = "", signature: str = "") -> Response:
+    @api.get("/v1/files/{file_id}", response_class=FileResponse)
+    def get_file(file_id: str, expires: str = "", signature: str = "") -> FileResponse:
         """A picture that was asked for with `response_format` "url"."""
-        file = files.get(file_id, expires, signature)
+        path = files.get(file_id, expires, signature)
         headers = {"cache-control": "private, max-age=3600", "x-content-type-options": "nosniff"}
-        return Response(file.content, media_type=file.media_type, headers=headers)
+        return FileResponse(path, media_type=TYPES[path.suffix[1:]], headers=headers)
 
     return api

@@ -127,7 +127,7 @@ async def draw(
     """Run the jobs of a request side by side. If one fails, the others are given up.
 
     Args:
-        link: puts a file where a client can fetch it; for `response_format` "url".
+        link: puts a file where a client can fetch it; for `response_format` "url". On a thread.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -136,13 +136,14 @@ async def draw(
         raise failures.exceptions[0] from None
     done = [task.result() for task in tasks]
     pictures = [one.pictures[0] for one in done]
-    files = await asyncio.to_thread(lambda: list(map(drawing.encoded, range(len(done)), pictures)))
-    data = [schema.Image(seed=one.seed) for one in done]
-    for image, file in zip(data, files, strict=True):
+
+    def answered(number: int) -> schema.Image:
+        file = drawing.encoded(number, pictures[number])
         if drawing.body.response_format == "url":
-            image.url = link(file)
-        else:
-            image.b64_json = base64.b64encode(file).decode()
+            return schema.Image(seed=done[number].seed, url=link(file))
+        return schema.Image(seed=done[number].seed, b64_json=base64.b64encode(file).decode())
+
+    data = await asyncio.to_thread(lambda: [answered(number) for number in range(len(done))])
     return schema.ImagesResponse(
         created=int(time.time()),
         data=data,

@@ -17,10 +17,10 @@ from carpool import media
 from carpool.errors import FileNotReady
 from carpool.frames import Done
 from carpool.jobs.database import Record
+from carpool.jobs.runner import Runner, work_of
 from carpool.server import schema
 from carpool.server.idempotency import digest_of, key_of
 from carpool.server.images import Served, make_jobs
-from carpool.server.runner import Runner, work_of
 from carpool.server.schema_jobs import JobDeleted, JobFile, Jobs, JobStatus
 from carpool.server.strict import StrictRoute
 from carpool.types import Job

@@ -16,11 +16,11 @@ import uvicorn
 from carpool import logs, tracing
 from carpool.config import ServeSettings
 from carpool.errors import LoadFailed, SettingRejected, StoreFailed
+from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
 from carpool.server.jobs import write_images
 from carpool.server.keys import Keyring
-from carpool.server.runner import Runner
 from carpool.server.videos import write_video
 from carpool.server.wire import Wire
 from carpool.supervise import Supervisor

@@ -66,10 +66,11 @@ class Studio:
             self.supervisor.check_room()
             drawing = make()
             self.observer.began(request, client.key, drawing.jobs)
-            kind = f"image/{drawing.format}"
-            return await draw(
-                self.supervisor, drawing, link=lambda file: base + self.files.keep(file, kind)
-            )
+
+            def link(file: bytes) -> str:
+                return base + self.files.keep(file, drawing.format)
+
+            return await draw(self.supervisor, drawing, link=link)
 
         digest = digest_of(request.url.path, sent)
         once = self.answers.once(client.owner, key_of(request), digest, work)

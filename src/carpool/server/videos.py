@@ -23,6 +23,7 @@ from carpool.errors import (
 )
 from carpool.frames import Clip, Done
 from carpool.jobs.database import Record
+from carpool.jobs.runner import work_of
 from carpool.media.outputs import encode_video, spritesheet, thumbnail
 from carpool.parameters import Card, check
 from carpool.server.images import Served, check_model, check_text, parse_size
@@ -37,7 +38,6 @@ from carpool.server.jobs import (
     outlook,
     settings_of,
 )
-from carpool.server.runner import work_of
 from carpool.server.schema_jobs import (
     RemixRequest,
     Video,

@@ -28,15 +28,19 @@ from carpool.errors import (
     StoreFailed,
     WorkerLost,
 )
-from carpool.frames import Done
 from carpool.jobs.database import End, Record
 from carpool.jobs.store import JobStore
-from carpool.supervise import OnProgress
 from carpool.types import Clock, Job, new_request_id
 
 log = logging.getLogger("carpool")
 
-Writer = Callable[[Record, Sequence[Done], Path], object]
+Output = Any
+"""What a worker gives for one part of a job; only the worker and the writers look into it."""
+
+OnProgress = Callable[[int, int], None]
+"""Is told of denoising steps: those done, and how many there are."""
+
+Writer = Callable[[Record, Sequence[Output], Path], object]
 """Puts the files of a job into a folder. On a thread."""
 
 MOST_LOSSES = 2  # workers that may die under a job before it fails
@@ -48,7 +52,7 @@ class Worker(Protocol):
     """What runs the work of jobs: a `Supervisor`, or a test's own."""
 
     async def wait_open(self) -> None: ...
-    async def submit(self, job: Job, on_progress: OnProgress | None = None) -> Done: ...
+    async def submit(self, job: Job, on_progress: OnProgress | None = None) -> Output: ...
 
 
 def work_of(model: str, jobs: Sequence[Job], **output: Any) -> dict[str, Any]:
@@ -86,7 +90,7 @@ class Runner:
         self._max_running, self._again_s, self._clock = max_running, again_s, clock
         self._tidy_s = min(_TIDY_S, store.ttl_s / 2)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._at_work: dict[str, asyncio.Task[list[Done]]] = {}  # those that can be given up
+        self._at_work: dict[str, asyncio.Task[list[Output]]] = {}  # those that can be given up
         self._percents: dict[str, int] = {}
         self._changing = asyncio.Lock()  # nobody takes a job while another cancels it
         self._news = asyncio.Event()
@@ -203,7 +207,7 @@ class Runner:
             for job_id in await asyncio.to_thread(self.store.tidy):
                 self._give_up(job_id)
 
-    async def _work(self, record: Record) -> list[Done]:
+    async def _work(self, record: Record) -> list[Output]:
         """Run all parts of a job side by side. If one fails, the others are given up."""
         await self._worker.wait_open()
         try:
@@ -234,7 +238,7 @@ class Runner:
             raise failures.exceptions[0] from None
         return [part.result() for part in parts]
 
-    async def _see_through(self, record: Record, work: "asyncio.Task[list[Done]]") -> None:
+    async def _see_through(self, record: Record, work: "asyncio.Task[list[Output]]") -> None:
         """Bring one job to its end, or back into the line."""
         try:
             await asyncio.wait([work])
@@ -262,7 +266,7 @@ class Runner:
             del self._tasks[record.id]
             self._news.set()
 
-    async def _store(self, record: Record, done: Sequence[Done]) -> None:
+    async def _store(self, record: Record, done: Sequence[Output]) -> None:
         write = partial(self._writers[record.kind], record, done)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._finisher, self.store.complete, record.id, write)
