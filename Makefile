@@ -27,7 +27,7 @@ test-models: .venv/ready build/torchvision  ## every model and task against plai
 	$(ONE_THREAD) CARPOOL_WRITE_PROOF=1 $(BIN)/python -m pytest -m "slow or not slow" \
 	  tests/test_matrix.py tests/test_outsiders.py tests/test_traps_*.py tests/test_bench_http.py tests/test_benchmark_gpu.py \
 	  tests/test_benchmark_live.py \
-	  tests/test_agreement.py tests/test_proof.py
+	  tests/test_agreement.py tests/test_proof.py tests/test_deaths.py
 
 demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo-video.mp4
 	$(BIN)/python examples/demo.py

@@ -1,4 +1,4 @@
-"""Write `docs/reference.md` from the code: settings, errors, metrics, classes whose calls fuse.
+"""Write `docs/reference.md` from the code: settings, commands, errors, metrics, what fuses.
 
 usage: make docs    (a test fails when the page is behind the code)
 """
@@ -7,8 +7,11 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
 from carpool import errors
-from carpool.config import ENV_PREFIX, EngineSettings, ServeSettings
+from carpool.cli import cli
+from carpool.config import ENV_PREFIX, JOBS, EngineSettings, ServeSettings
 from carpool.engine.specs import SPECS, Kind, Pad, Rule, State
 from carpool.metrics import ALL
 
@@ -26,11 +29,20 @@ def page() -> str:
             "## Settings",
             "",
             "Each is a flag of `carpool serve` and an environment variable; those marked `load` "
-            "are also keywords of `carpool.load` and flags of `carpool generate`.",
+            "are also keywords of `carpool.load` and flags of `carpool generate`; those marked "
+            "`jobs` keywords of `carpool.load` for `engine.jobs`.",
             "",
             "| flag | variable | default | unit | load | what |",
             "| --- | --- | --- | --- | --- | --- |",
             *_settings(),
+            "",
+            "## Commands",
+            "",
+            "`carpool COMMAND --help` says more. Settings are not listed again.",
+            "",
+            "| command | what | flags |",
+            "| --- | --- | --- |",
+            *_commands("carpool", cli),
             "",
             "## Errors",
             "",
@@ -66,11 +78,30 @@ def _settings() -> Iterator[str]:
     engine = {field.name for field in dataclasses.fields(EngineSettings)}
     for field in dataclasses.fields(ServeSettings):
         default = "" if field.default in (None, ()) else f"`{field.default}`"
-        rule, loads = field.metadata, "yes" if field.name in engine else ""
+        rule = field.metadata
+        loads = "yes" if field.name in engine else "jobs" * (field.name in JOBS)
         yield (
             f"| `--{field.name.replace('_', '-')}` | `{ENV_PREFIX}{field.name.upper()}` "
             f"| {default} | {rule['unit']} | {loads} | {rule['help']} |"
         )
+
+
+def _commands(name: str, group: click.Group) -> Iterator[str]:
+    settings = {field.name for field in dataclasses.fields(ServeSettings)}
+    for command in group.commands.values():
+        whole = f"{name} {command.name}"
+        if isinstance(command, click.Group):
+            yield from _commands(whole, command)
+            continue
+        given = [one.make_metavar(click.Context(command)) for one in command.params
+                 if isinstance(one, click.Argument)]  # fmt: skip
+        flags = [
+            f"`{one.opts[-1]}`"
+            for one in command.params
+            if isinstance(one, click.Option) and (one.name not in settings or one.envvar)
+        ]
+        what = command.get_short_help_str(200)
+        yield f"| `{' '.join([whole, *given])}` | {what} | {' '.join(flags)} |"
 
 
 def _errors() -> Iterator[str]:

@@ -169,6 +169,21 @@ def test_events_tell_the_whole_story_in_order(engine: carpool.Engine) -> None:
     assert list(handle.events()) == events  # for a second reader as well
 
 
+def test_previews_are_events_of_whoever_wants_them(engine: carpool.Engine) -> None:
+    draw = QUICK | {"num_inference_steps": 8}
+
+    watched, plain = (engine.submit("a cat", seed=3, partial_images=n, **draw) for n in (3, 0))
+
+    shown = [event for event in watched.events() if event.kind == "preview"]
+    assert [event.step for event in shown] == [2, 4, 6]
+    assert {event.picture.shape for event in shown} == {(32, 32, 3)}
+    assert not [event for event in plain.events() if event.kind == "preview"]
+    assert same(watched.result(10), plain.result(10))
+    for wrong in (-1, 1.5, True, "3"):
+        with pytest.raises(InvalidValue, match=f"partial_images={wrong!r}: must be a whole number"):
+            engine.submit("a cat", partial_images=wrong, **draw)  # type: ignore[arg-type]
+
+
 def test_latents_count_all_their_steps_too(engine: carpool.Engine) -> None:
     arguments = QUICK | {"num_inference_steps": 4, "output_type": "latent"}
 

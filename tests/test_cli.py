@@ -60,7 +60,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 # Help
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["generate"]], ids=str)
+@pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["jobs", "list"]], ids=str)
 def test_help_needs_no_heavy_import(command: list[str]) -> None:
     code = """
 import sys, carpool.cli
@@ -68,8 +68,8 @@ try:
     carpool.cli.main()
 except SystemExit as end:
     assert not end.code, end
-heavy = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "numpy"} & sys.modules.keys()
-assert not heavy, heavy
+heavy = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "numpy", "httpx2"}
+assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
 """
     arguments = [sys.executable, "-c", code, *command, "--help"]
     ended = subprocess.run(arguments, capture_output=True, text=True, check=False)
@@ -115,6 +115,35 @@ def test_a_picture_is_written_with_its_settings_and_only_its_name_is_printed(run
         "width": SIZE[0],
         "height": SIZE[1],
     }
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "told"),
+    [
+        ([], {}, {"prompt": "a", "seed": 5}),
+        (["--no-metadata-prompt"], {}, {"prompt": None, "seed": 5}),
+        ([], {"CARPOOL_METADATA_PROMPT": "0"}, {"prompt": None, "seed": 5}),
+        (["--no-metadata"], {}, {"prompt": None, "seed": None}),
+        ([], {"CARPOOL_METADATA": "false"}, {"prompt": None, "seed": None}),
+    ],
+    ids=str,
+)
+def test_a_picture_tells_of_itself_what_is_wanted(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    environ: dict[str, str],
+    told: dict[str, Any],
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+    line = json.loads(run("generate", "a", *FLAGS, *flags, "--json").out)
+
+    assert (line["prompt"], line["seed"]) == ("a", 5)  # whatever the file says
+    png = Path("out.png").read_bytes()
+    assert {name: read_settings(png).get(name) for name in told} == told
+    assert (b"trainedAlgorithmicMedia" in png) is (told["seed"] is not None)
 
 
 def test_several_pictures_are_numbered_and_told_as_json(run: Run) -> None:

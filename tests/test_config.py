@@ -10,7 +10,7 @@ from carpool.config import (
     EngineSettings,
     ServeSettings,
     base_type,
-    engine_settings,
+    load_settings,
 )
 from carpool.errors import SettingRejected
 
@@ -128,12 +128,12 @@ def test_a_flag_keeps_the_rules_too() -> None:
         ServeSettings.from_environment({}, max_n=0)
 
 
-def test_an_engine_takes_its_own_settings_only() -> None:
-    assert engine_settings({"max_running": 3}).max_running == 3
+def test_an_engine_takes_its_own_settings_and_those_of_its_jobs_only() -> None:
+    assert load_settings({"max_running": 3, "job_ttl": 60.0}).job_ttl == 60
     with pytest.raises(SettingRejected, match="unknown setting 'max_runing'; did you mean 'max_ru"):
-        engine_settings({"max_runing": 3})
+        load_settings({"max_runing": 3})
     with pytest.raises(SettingRejected, match="unknown setting 'port'"):
-        engine_settings({"port": 3})
+        load_settings({"port": 3})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from PIL import Image
 from carpool import frames
 from carpool.parameters import Card, Parameter, Task
 from carpool.server import schema
-from carpool.server.edits import Form, pictures_of, task_of, within
+from carpool.server.edits import pictures_of, task_of, within
+from carpool.server.forms import Form
 from carpool.server.images import Served, drawing_of
 from hostile import CARD, Grey, app_of, ask, refusal
 from serving import eventually, picture, serving
@@ -235,7 +236,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str, str | None]] = {
     "an unknown name": ([PICTURE], {"strenght": "1"}, "unknown_parameter", "strenght"),
     "a size": ([PICTURE], {"size": "65x64"}, "size_not_supported", "size"),
     "fidelity": ([PICTURE], {"input_fidelity": "high"}, "unsupported_parameter", "input_fidelity"),
-    "a job": ([PICTURE], {"background_job": "true"}, "unsupported_parameter", "background_job"),
     "another model": ([PICTURE], {"model": "dall-e-2"}, "model_not_found", None),
 }
 

@@ -219,7 +219,7 @@ def test_jobs_that_take_too_long_expire_and_ended_ones_are_forgotten(
     store.complete(done.id, writes(a_txt=b"x"))
 
     clock.now_s += 61
-    assert store.tidy() == [late.id]
+    assert [job.id for job in store.tidy()] == [late.id]
 
     expired = store.get(late.id)
     assert expired.state == "expired"
@@ -388,7 +388,8 @@ class Life(RuleBasedStateMachine):
     def submit(self, key: str | None) -> None:
         is_full = list(self.states.values()).count("queued") >= 6
         try:
-            job, is_new = self.store.submit("video", {}, {"n": 1}, key=key)
+            inputs = {"in": b"x"}
+            job, is_new = self.store.submit("video", {}, {"n": 1}, key=key, inputs=inputs)
         except Overloaded:
             assert is_full
             assert key not in self.keys
@@ -452,7 +453,7 @@ class Life(RuleBasedStateMachine):
         old_s = self.clock.now_s - 50
         late = {job for job, one in before.items() if one.is_open and one.created_s < old_s}
 
-        assert set(self.store.tidy()) == late
+        assert {job.id for job in self.store.tidy()} == late
 
         self.states |= dict.fromkeys(late, "expired")
         self._forget([job for job, one in before.items() if (one.ended_s or old_s) < old_s])
@@ -476,6 +477,8 @@ class Life(RuleBasedStateMachine):
             assert content(self.store, job.id) == expected
         folders = {path.name for path in (self.store.folder / "files").iterdir()}
         assert folders == {job for job, state in self.states.items() if state == "completed"}
+        begun = {path.name for path in (self.store.folder / "inputs").iterdir()}
+        assert begun == {job for job, s in self.states.items() if s in ("queued", "in_progress")}
 
     def _job(self, pick: int) -> str | None:
         return list(self.states)[pick % len(self.states)] if self.states else None

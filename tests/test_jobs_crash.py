@@ -33,6 +33,11 @@ def write(folder: Path, job: str) -> None:
         (folder / name).write_bytes(job.encode() * 4000)
 
 
+def begins_from(request: str) -> dict[str, bytes]:
+    """A file that a job needs, large enough too."""
+    return {"in": request.encode() * 4000}
+
+
 def digest(store: JobStore, job: str) -> str:
     paths = [store.file(store.get(job), name) for name in ("a.bin", "b.bin")]
     files = [path.read_bytes() for path in paths if path is not None]
@@ -53,7 +58,8 @@ def live(folder: Path, seed: int) -> None:
             if what < 0.4:
                 request = f"{seed}-{next(requests)}"
                 say(Seen("submit", request=request))
-                job = store.submit("video", {"filler": "x" * 5000}, {"n": 1}, key=request)[0]
+                asked, inputs = {"filler": "x" * 5000, "request": request}, begins_from(request)
+                job = store.submit("video", asked, {"n": 1}, key=request, inputs=inputs)[0]
                 say(Seen("ack", job.id, request=request))
             elif what < 0.6:
                 running += [job.id for job in store.take(rng.randint(1, 3))]
@@ -106,6 +112,7 @@ def finish(store: JobStore) -> None:
     """Run what is queued to its end."""
     while jobs := store.take(10):
         for job in jobs:
+            assert {"in": store.input(job.id, "in")} == begins_from(job.asked["request"])
             assert store.complete(job.id, lambda folder, name=job.id: write(folder, name))  # type: ignore[misc]
 
 
@@ -133,6 +140,7 @@ def test_nothing_acknowledged_is_lost_twice_there_or_back_from_the_dead(
     store = JobStore(tmp_path)
     finish(store)
     history += polled(store)
+    assert not list((tmp_path / "inputs").iterdir())
     sizes = {len(path.read_bytes()) for path in (tmp_path / "files").rglob("*.bin")}
     store.close()
 

@@ -1,7 +1,8 @@
-"""Limits of one API key: a bucket of requests a minute, and requests unanswered at once."""
+"""Limits of one API key: a bucket of requests a minute, and what is open at once."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, closing
 from typing import Any
 
 import httpx2
@@ -11,12 +12,13 @@ from hypothesis import strategies as st
 
 from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import InvalidAPIKey, RateLimited, SettingRejected
+from carpool.jobs.runner import Runner
+from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
 from carpool.server.keys import Keyring, parse
 from carpool.server.limits import Limits
 from carpool.supervise import Supervisor
-
-ENDPOINT = "/v1/images/generations"
+from hostile import CARD, ENDPOINT, Grey
 
 
 class Clients:
@@ -119,6 +121,128 @@ def test_a_refused_request_uses_nothing_up() -> None:
     clients.now_s += 1.0
 
     assert clients.ask() is None
+
+
+def test_a_place_is_held_against_other_requests_and_jobs_until_it_is_left() -> None:
+    async def go() -> None:
+        limits = Limits(None, 3, lambda: 0.0)
+        async with limits.hold("a") as mine, limits.hold("a") as other:
+            mine.check(jobs=1)
+            with pytest.raises(
+                RateLimited, match=r"1 other requests of API key 'a' are unan.* 2 jobs"
+            ):
+                mine.check(jobs=2)
+            assert other.leave()
+            assert not other.leave()
+            mine.check(jobs=2)
+            async with limits.hold("a"), limits.hold("a"):
+                with pytest.raises(RateLimited) as refused:
+                    other.check(jobs=0)
+        assert refused.value.retry_after_s == 10
+        async with limits.hold("a"), limits.hold("a"), limits.hold("a"):
+            """All three places are free again."""
+
+    asyncio.run(go())
+
+
+def test_without_a_limit_a_place_is_held_against_nothing() -> None:
+    async def go() -> None:
+        async with Limits(None, None, lambda: 0.0).hold("a") as place:
+            place.check(jobs=1000)
+
+    asyncio.run(go())
+
+
+# Over HTTP
+
+
+Scene = Callable[[httpx2.AsyncClient, Runner], Awaitable[None]]
+
+
+def play(scene: Scene, worker: Grey | None = None, **settings: Any) -> None:
+    """Talk to an application with jobs, which nobody runs; its limit is two."""
+    worker = worker or Grey()
+    chosen = ServeSettings(max_in_flight_per_key=2, **settings)
+
+    async def talk() -> None:
+        with closing(JobStore()) as store:
+            runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
+            transport = httpx2.ASGITransport(create_app(worker, chosen, runner))
+            async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+                await scene(client, runner)
+
+    asyncio.run(talk())
+
+
+async def submit(client: httpx2.AsyncClient, key: str = "", **more: Any) -> httpx2.Response:
+    headers = {"idempotency-key": key} if key else {}
+    return await client.post(ENDPOINT, json={"prompt": "a", **more}, headers=headers)
+
+
+def test_open_jobs_count_until_they_end_and_keep_requests_out_too() -> None:
+    async def scene(client: httpx2.AsyncClient, runner: Runner) -> None:
+        jobs = [await submit(client, background_job=True) for _ in range(3)]
+        assert [one.status_code for one in jobs] == [202, 202, 429]
+        told = jobs[2].json()["error"]
+        assert (told["type"], told["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+        assert "2 jobs have not ended, the most together is 2" in told["message"]
+        assert jobs[2].headers["retry-after"] == "10"
+        for is_streamed in (False, True):
+            assert (await submit(client, stream=is_streamed)).status_code == 429
+
+        await runner.cancel(jobs[0].json()["id"])
+
+        assert (await submit(client)).status_code == 200
+        assert (await submit(client, stream=True)).status_code == 200
+        assert (await submit(client, background_job=True)).status_code == 202
+        assert (await submit(client)).status_code == 429
+
+    play(scene)
+
+
+def test_a_job_that_is_sent_again_is_found_although_its_key_is_full() -> None:
+    async def scene(client: httpx2.AsyncClient, _: Runner) -> None:
+        answers = [await submit(client, key, background_job=True) for key in ("a", "b", "a", "c")]
+        assert [one.status_code for one in answers] == [202, 202, 202, 429]
+        assert answers[0].json()["id"] == answers[2].json()["id"]
+
+    play(scene)
+
+
+@pytest.mark.parametrize("sent", [2, 5])
+def test_of_jobs_that_come_at_once_as_many_are_taken_as_may_be_open(sent: int) -> None:
+    async def scene(client: httpx2.AsyncClient, runner: Runner) -> None:
+        answers = await asyncio.gather(*(submit(client, background_job=True) for _ in range(sent)))
+        taken = [one.status_code for one in answers].count(202)
+        assert taken == sum((await runner.count_open()).values()) == 2
+
+    play(scene)
+
+
+def test_a_request_that_is_unanswered_leaves_room_for_one_job_only() -> None:
+    worker = Grey(is_slow=True)
+
+    async def scene(client: httpx2.AsyncClient, _: Runner) -> None:
+        drawing = asyncio.create_task(submit(client))
+        await worker.until(lambda: worker.running == 1)
+        jobs = [await submit(client, background_job=True) for _ in range(2)]
+        assert [one.status_code for one in jobs] == [202, 429]
+        assert "1 other requests of all clients together" in jobs[1].text
+        drawing.cancel()
+        await asyncio.wait([drawing])
+
+    play(scene, worker)
+
+
+def test_jobs_of_another_key_do_not_count() -> None:
+    async def scene(client: httpx2.AsyncClient, _: Runner) -> None:
+        answers = []
+        for key in ("one", "one", "two", "one"):
+            client.headers["authorization"] = f"Bearer {key}"
+            answers.append((await submit(client, background_job=True)).status_code)
+        assert answers == [202, 202, 202, 429]
+
+    play(scene, api_key=("one", "two"))
 
 
 def asked(settings: ServeSettings, times: int, **headers: str) -> list[httpx2.Response]:

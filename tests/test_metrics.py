@@ -1,17 +1,25 @@
 """What Prometheus reads: names, labels and buckets, from counts that a test makes itself."""
 
 import asyncio
+from contextlib import closing
 from functools import cache
 from typing import Any
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
+from carpool import frames
 from carpool.config import EngineSettings, ServeSettings
+from carpool.errors import PipelineFailed
+from carpool.jobs.runner import Runner, work_of
+from carpool.jobs.store import JobStore
 from carpool.metrics import ALL, Metrics
 from carpool.server.app import create_app
 from carpool.supervise import Supervisor
+from carpool.types import Job
+from hostile import CARD, Grey
 from support import VirtualClock, driving
 
 BUILD = {"version": "1", "torch": "2", "diffusers": "3", "revision": ""}
@@ -33,6 +41,14 @@ def families(page: bytes) -> dict[str, str]:
     return {name: kind for name, kind in found.items() if not name.endswith("_created")}
 
 
+async def page_of(app: FastAPI, worker: Grey) -> bytes:
+    """What Prometheus reads of an application whose worker is none, and so is not asked."""
+    worker._state = "worker_lost"
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        return (await client.get("/metrics")).content
+
+
 @cache
 def ridden() -> dict[str, Any]:
     """Statistics of an engine that drew two pictures together, one of them too late."""
@@ -51,8 +67,11 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
     metrics = Metrics()
     metrics.answered("flux", ENDPOINT, 200, 0.2)
     metrics.drew("flux", 1)
+    metrics.filmed("flux", 2.5)
+    metrics.previewed("flux", 0.3)
+    metrics.ended("flux", "image", "ok", 8.0)
 
-    page = metrics.page("flux", BUILD, ridden())
+    page = metrics.page("flux", BUILD, ridden(), {"queued": 3, "in_progress": 1})
 
     assert families(page) == {
         name.removesuffix("_total"): about.type for name, about in ALL.items()
@@ -114,6 +133,115 @@ def test_without_a_worker_the_fronts_own_counts_remain() -> None:
 
     assert samples(metrics.page("flux", BUILD, None))["carpool_images_total", "flux"] == 4
     assert "carpool_steps" not in families(metrics.page("flux", BUILD, None))
+
+
+class Filming(Grey):
+    """Makes videos of half a second where a job asks for one, at the seed 13 nothing."""
+
+    async def submit(self, job: Job, *_: Any, **options: Any) -> frames.Done:
+        if job.seed == 13:
+            raise PipelineFailed("it broke")
+        done = await super().submit(job)
+        if "num_frames" in job.arguments:
+            done.clip = frames.Clip(8, 8, 12, b"")
+        return done
+
+
+def test_jobs_count_by_their_ends_with_what_they_made() -> None:
+    worker, wall = Filming(), VirtualClock()
+    worker._is_open.set()
+
+    async def play() -> bytes:
+        with closing(JobStore(clock=wall)) as store:
+            writers = dict.fromkeys(("image", "video"), lambda *_: None)
+            runner = Runner(store, worker, writers, model=lambda: CARD.id, max_running=1)
+            app = create_app(worker, ServeSettings(), runner)
+            film = work_of(CARD.id, [Job("a", 1, {"num_frames": 12})], fps=24.0)
+            broken = work_of(CARD.id, [Job("a", 13, {})])
+            pictures = work_of(CARD.id, [Job("a", 1, {}), Job("b", 2, {})])
+            sent = [("video", film), ("image", broken), ("image", pictures)]
+            jobs = [(await runner.submit(kind, {}, work))[0] for kind, work in sent]
+            cancelled, removed = [(await runner.submit("video", {}, film))[0] for _ in range(2)]
+            wall.pass_by(3.0)
+            await runner.cancel(cancelled.id)
+            await runner.cancel(cancelled.id)
+            await runner.remove(removed.id)
+            running = asyncio.create_task(runner.run())
+            for job in jobs:
+                await runner.ended(job.id)
+            running.cancel()
+            await runner.stop()
+            return await page_of(app, worker)
+
+    seen = samples(asyncio.run(play()))
+
+    ends = {key[1:]: n for key, n in seen.items() if key[0] == "carpool_jobs_total"}
+    assert ends == {
+        ("video", "grey", "ok"): 1,
+        ("image", "grey", "ok"): 1, ("image", "grey", "failed"): 1,
+        ("video", "grey", "cancelled"): 2,
+    }  # fmt: skip
+    assert seen["carpool_images_total", "grey"] == 2
+    assert seen["carpool_video_seconds_total", "grey"] == 0.5
+    name = "carpool_job_duration_seconds_bucket"
+    assert [seen[name, "image", bound, "grey", "ok"] for bound in ("2.0", "4.0")] == [0, 1]
+    assert [seen["carpool_jobs", "grey", state] for state in ("queued", "in_progress")] == [0, 0]
+
+
+def test_jobs_that_are_too_old_count_as_expired_once() -> None:
+    wall, clock = VirtualClock(), VirtualClock()
+    worker = Grey(is_slow=True)
+    worker._is_open.set()
+
+    async def play() -> bytes:
+        with closing(JobStore(clock=wall, ttl_s=10.0)) as store:
+            runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1, clock=clock)
+            app = create_app(worker, ServeSettings(), runner)
+            work = work_of(CARD.id, [Job("a", 1, {})])
+            running = asyncio.create_task(runner.run())
+            old = [(await runner.submit("image", {}, work))[0] for _ in range(2)]
+            await worker.until(lambda: worker.running == 1)
+            before = samples(await page_of(app, worker))
+            assert before["carpool_jobs", "grey", "queued"] == 1
+            assert before["carpool_jobs", "grey", "in_progress"] == 1
+            wall.pass_by(11.0)
+            clock.pass_by(11.0)
+            await runner.submit("image", {}, work)  # something happens
+            for job in old:
+                await runner.ended(job.id)
+            await worker.until(lambda: len(worker.jobs) == 2)
+            running.cancel()
+            await runner.stop()
+            return await page_of(app, worker)
+
+    seen = samples(asyncio.run(play()))
+
+    assert seen["carpool_jobs_total", "image", "grey", "expired"] == 2
+
+
+def test_the_first_preview_of_a_stream_is_timed_and_no_other() -> None:
+    class Showing(Grey):
+        async def submit(self, job: Job, *_: Any, on_preview: Any = None, **__: Any) -> Any:
+            for step in range(1, job.previews + 1):
+                small = frames.Picture(8, 8, bytes(3 * 8 * 8))
+                on_preview(frames.Preview(job.request_id, step, 4, small))
+            return await super().submit(job)
+
+    worker = Showing()
+    app = create_app(worker, ServeSettings())
+
+    async def talk() -> bytes:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            for previews in (3, 0):
+                sent = {"prompt": "a", "n": 2, "stream": True, "partial_images": previews}
+                await client.post(ENDPOINT, json=sent)
+        return await page_of(app, worker)
+
+    seen = samples(asyncio.run(talk()))
+
+    assert seen["carpool_first_preview_seconds_count", "grey"] == 1
+    assert seen["carpool_images_total", "grey"] == 4
 
 
 def test_two_fronts_of_a_process_count_for_themselves() -> None:

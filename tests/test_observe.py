@@ -1,14 +1,21 @@
 """What a server tells of itself over HTTP: the lives of requests, and metrics."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from carpool.config import ServeSettings
+from carpool.jobs.runner import Runner
+from carpool.jobs.store import JobStore
+from carpool.server.app import create_app
+from hostile import CARD, Grey
 from serving import ENDPOINT, MODEL_ID, Server, body, eventually, serving
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
@@ -68,6 +75,49 @@ def test_a_life_is_told_to_the_key_that_lived_it_only(server: Server) -> None:
         assert answer.json()["error"]["code"] == "not_found"
         assert path in answer.json()["error"]["message"]
     assert ask(server, f"/v1/requests/{request_id}", "wrong").status_code == 401
+
+
+def finish(server: Server, **others: Any) -> str:
+    """Have pictures drawn in the background; gives the id of the job."""
+    with client(server) as http:
+        job_id: str = http.post(ENDPOINT, json=body(background_job=True, **others)).json()["id"]
+    url = f"/v1/jobs/{job_id}"
+    eventually(lambda: ask(server, url).json()["status"] == "completed", 30, "it is drawn")
+    return job_id
+
+
+def test_the_life_of_a_job_is_that_of_its_parts_and_its_owners_only(server: Server) -> None:
+    images = value(server, "carpool_images_total") or 0
+    job_id = finish(server, n=2)
+
+    told = ask(server, f"/v1/requests/{job_id}").json()
+
+    assert told["id"] == job_id
+    assert [one["status"] for one in told["outputs"]] == ["ok", "ok"]
+    assert [len(one["phases"]) for one in told["outputs"]] == [3, 3]
+    assert value(server, "carpool_images_total") == images + 2
+    assert value(server, "carpool_jobs_total", kind="image", outcome="ok") == 1
+    foreign = ask(server, f"/v1/requests/{job_id}", KEYS[1])
+    assert (foreign.status_code, foreign.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_a_job_that_waits_has_a_life_without_outputs_and_one_that_never_ran_has_none() -> None:
+    async def talk() -> tuple[dict[str, Any], dict[str, Any], int]:
+        with closing(JobStore()) as store:
+            runner = Runner(store, Grey(), {}, model=lambda: CARD.id, max_running=1)
+            transport = httpx2.ASGITransport(create_app(Grey(), ServeSettings(), runner))
+            async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+                sent = {"prompt": "a", "background_job": True}
+                job = (await client.post(ENDPOINT, json=sent)).json()
+                waiting = await client.get(f"/v1/requests/{job['id']}")
+                await runner.cancel(job["id"])
+                cancelled = await client.get(f"/v1/requests/{job['id']}")
+        return job, waiting.json(), cancelled.status_code
+
+    job, waiting, cancelled = asyncio.run(talk())
+
+    assert waiting == {"id": job["id"], "outputs": []}
+    assert cancelled == 404
 
 
 def test_metrics_want_a_key_and_count_what_was_asked(server: Server) -> None:

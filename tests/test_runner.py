@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,43 @@ def test_a_cancelled_job_is_given_up_and_stays_cancelled(is_running: bool) -> No
     live(scene)
 
 
+@pytest.mark.parametrize("end", ["completed", "cancelled", "removed", "expired"])
+def test_who_waits_for_the_end_of_a_job_is_told_of_any_end(end: str) -> None:
+    wall = Hand()
+    store = JobStore(clock=wall, ttl_s=50)
+
+    async def scene(house: House) -> None:
+        job_id = await house.submit(1)
+        await house.runs(1)
+        waiting = asyncio.create_task(house.runner.ended(job_id))
+        other = await house.submit(2)
+        await house.runs(1, 2)
+        house.worker.end(2)
+        await house.becomes(other, "completed")
+        assert not waiting.done()
+
+        if end == "completed":
+            house.worker.end(1)
+        elif end == "cancelled":
+            await house.runner.cancel(job_id)
+        elif end == "removed":
+            await house.runner.remove(job_id)
+        else:
+            wall.now_s += 51
+            house.clock.now_s += 51
+            await house.submit(3)  # something happens
+
+        if end == "removed":
+            with pytest.raises(JobNotFound):
+                await waiting
+        else:
+            assert (await waiting).state == end
+            assert (await house.runner.ended(job_id)).state == end
+
+    live(scene, store)
+    store.close()
+
+
 def test_a_removed_job_is_given_up_and_gone() -> None:
     async def scene(house: House) -> None:
         job_id = await house.submit(1)
@@ -365,6 +403,21 @@ def test_a_job_that_is_too_old_is_given_up() -> None:
 
     live(scene, store)
     store.close()
+
+
+def test_a_runner_that_is_stopped_just_as_something_happens_stops() -> None:
+    async def play() -> None:
+        with closing(JobStore()) as store:
+            house = House(store)
+            running = asyncio.create_task(house.runner.run())
+            await until(lambda: bool(house.runner._news._waiters), "it waits for news")
+            house.runner._news.set()
+            running.cancel()
+            await asyncio.wait([running], timeout=5)
+            assert running.cancelled()
+            await house.runner.stop()
+
+    asyncio.run(play())
 
 
 def test_a_job_that_cannot_be_read_any_more_fails() -> None:

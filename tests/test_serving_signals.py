@@ -2,13 +2,15 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -155,6 +157,30 @@ def test_a_second_request_in_flight_is_one_too_many_for_one_key_only(server: Ser
     assert 0 < int(refused.headers["retry-after-ms"]) <= 120_000
     assert long.result().status_code in (200, 504)
     assert draw("two", 3).status_code == 200
+
+
+def test_a_server_out_of_descriptors_waits_quietly_and_answers_once_it_has_some(
+    server: Server,
+) -> None:
+    pid = server.process.pid
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    assert soft == hard  # it took what it may have
+    address = urlsplit(server.url)
+    descriptors = len([*Path(f"/proc/{pid}/fd").iterdir()])
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (descriptors + 20, hard))
+
+    def complaints() -> int:
+        return server.stderr.count("out of system resource")
+
+    with ExitStack() as clients:
+        for _ in range(40):
+            connection = socket.create_connection((str(address.hostname), int(address.port or 0)))
+            clients.enter_context(closing(connection))
+        eventually(lambda: complaints() >= 2, 10, "it has tried again")
+        assert complaints() < 10
+
+    eventually(lambda: server.health() == 200, 10, "it answers")
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_socket_serves_and_is_gone_after_the_drain(tmp_path: Path) -> None:

@@ -198,7 +198,13 @@ async def _three_of(worker: Grey) -> list[bytes]:
     drawing = drawing_of(
         served, schema.ImageRequest.model_validate({"prompt": "a", "n": 2}), key=""
     )
-    stream = events(worker, drawing, drew=lambda images, usage: None, heartbeat_s=0.001)
+    stream = events(
+        worker,
+        drawing,
+        drew=lambda images, usage: None,
+        previewed=lambda seconds: None,
+        heartbeat_s=0.001,
+    )
     found = [await anext(stream) for _ in range(3)]
     assert worker.running == 2
     await stream.aclose()  # type: ignore[attr-defined]

@@ -6,8 +6,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -20,12 +21,15 @@ from opentelemetry.trace import StatusCode
 
 from carpool import tracing
 from carpool.config import EngineSettings, ServeSettings
-from carpool.errors import PipelineFailed, Rejected
+from carpool.errors import PipelineFailed, Rejected, WorkerLost
+from carpool.jobs.runner import Runner
+from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
 from carpool.supervise import Supervisor
 from carpool.tracing import Tracing
 from carpool.types import Job
-from serving import ENDPOINT, MODEL_ID, body, eventually, serving
+from hostile import CARD, Grey
+from serving import DRAW, ENDPOINT, MODEL_ID, body, eventually, serving
 
 JOB = Job("req-1", 7, {"prompt": "a secret wish"})
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -63,7 +67,7 @@ def test_a_request_is_a_child_of_the_clients_span_and_the_parent_of_the_workers(
     front, worker = Spans(), Spans()
 
     with front.tracing.request({"traceparent": TRACEPARENT}, "req-9"):
-        tracing.asked("flux", [JOB, JOB], "image")
+        tracing.asked("flux", [7, 8], "image")
         tracing.used(5, 64)
         trace = tracing.carried()
     worker.tracing.life(trace, JOB, LIFE, ended_s=1010.0)
@@ -111,6 +115,85 @@ def test_the_phases_of_a_life_lie_where_they_were_inside_of_it() -> None:
     assert (whole.attributes or {})["carpool.queue_s"] == 2.0
 
 
+def test_denoising_is_linked_to_those_it_was_shared_with_and_tells_its_forwards() -> None:
+    worker = Spans()
+    company = {
+        "others": [TRACEPARENT],
+        "forwards": [{"at_s": 4.0, "rows": 4, "requests": 2}],
+    }
+
+    worker.tracing.life("", JOB, LIFE, company, ended_s=1010.0)
+
+    spans = worker.all()
+    [link] = spans["denoise"].links
+    assert f"{link.context.trace_id:032x}-{link.context.span_id:016x}" == f"{TRACE_ID}-{PARENT_ID}"
+    [event] = spans["denoise"].events
+    assert (event.name, event.timestamp) == ("forward", 1004 * 10**9)
+    assert dict(event.attributes or {}) == {"carpool.rows": 4, "carpool.requests": 2}
+    assert not spans["encode"].links
+    assert not spans["encode"].events
+
+
+class Carrier(Grey):
+    """Keeps what traces it would carry to its worker, which dies under the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_open.set()
+        self.carried: list[str] = []
+
+    async def submit(self, *args: Any, **options: Any) -> Any:
+        self.carried.append(tracing.carried())
+        if len(self.carried) == 1:
+            raise WorkerLost("it died")
+        return await super().submit(*args, **options)
+
+
+def test_every_run_of_a_job_belongs_to_the_request_that_brought_it_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    spans, worker = Spans(), Carrier()
+
+    async def before() -> str:
+        with closing(JobStore(tmp_path)) as store:
+            runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
+            app = create_app(worker, ServeSettings(), runner, traces=spans.tracing)
+            transport = httpx2.ASGITransport(app)
+            async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+                sent = {"prompt": "a secret wish", "background_job": True, "n": 2, "seed": 7}
+                headers = {"traceparent": TRACEPARENT}
+                answer = await client.post(ENDPOINT, json=sent, headers=headers)
+            job_id: str = answer.json()["id"]
+            return job_id
+
+    async def after(job_id: str) -> None:
+        with closing(JobStore(tmp_path)) as store:
+            writers = {"image": lambda *_: None}
+            runner = Runner(store, worker, writers, model=lambda: CARD.id, max_running=1)
+            create_app(worker, ServeSettings(), runner, traces=spans.tracing)
+            running = asyncio.create_task(runner.run())
+            try:
+                await runner.ended(job_id)
+            finally:
+                running.cancel()
+                await runner.stop()
+
+    job_id = asyncio.run(before())
+    asyncio.run(after(job_id))
+
+    [span] = spans.all().values()
+    assert ids(span) == (TRACE_ID, PARENT_ID)
+    attributes = dict(span.attributes or {})
+    assert span.name == "generate_content grey"
+    assert (attributes["carpool.job"], attributes["gen_ai.request.seed"]) == (job_id, 7)
+    assert attributes["gen_ai.request.choice.count"] == 2
+    assert attributes["gen_ai.output.type"] == "image"
+    assert "wish" not in span.to_json()
+    assert span.context is not None
+    assert set(worker.carried) == {f"00-{TRACE_ID}-{span.context.span_id:016x}-01"}
+    assert len(worker.carried) >= 3  # twice one part at least, and the other
+
+
 @pytest.mark.parametrize(
     ("error", "code", "is_error"),
     [
@@ -145,7 +228,7 @@ def test_a_failed_life_is_an_error_and_a_cancelled_one_is_not() -> None:
 def test_no_span_repeats_the_prompt() -> None:
     spans = Spans()
     with spans.tracing.request({}, "req-9"):
-        tracing.asked("flux", [JOB], "image")
+        tracing.asked("flux", [7], "image")
     spans.tracing.life("", JOB, LIFE)
 
     assert "wish" not in "".join(span.to_json() for span in spans.all().values())
@@ -154,9 +237,10 @@ def test_no_span_repeats_the_prompt() -> None:
 def test_without_a_provider_nothing_is_written_and_nothing_carried() -> None:
     off = Tracing()
     with off.request({"traceparent": TRACEPARENT}, "req-9"):
-        tracing.asked("flux", [JOB], "image")
+        tracing.asked("flux", [7], "image")
         assert tracing.carried() == ""
     off.life("", JOB, LIFE)
+    tracing.take_up("")
     off.stop()
 
 
@@ -242,22 +326,41 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
             thread.join()
 
 
+TOGETHER = ("--batching-mode=dynamic", "--batching-max-size=2", "--batching-delay-ms=60000")
+
+
 @pytest.mark.timeout(150)
-def test_a_server_sends_one_trace_of_front_and_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_sends_a_trace_for_each_request_and_links_those_that_rode_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = TRACEPARENT.replace(TRACE_ID, "f" * 32)
     with collector() as (url, spans):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
         monkeypatch.setenv("OTEL_SERVICE_NAME", "pictures")
-        with serving() as server, server.client() as client:
+        with serving(*TOGETHER) as server, server.client() as client:
+            job = client.post(
+                ENDPOINT, json=body(background_job=True), headers={"traceparent": other}
+            )
             answer = client.post(ENDPOINT, json=body(), headers={"traceparent": TRACEPARENT})
-            assert answer.status_code == 200
+            assert (job.status_code, answer.status_code) == (202, 200)
         # it has ended by now, and sent what was left
 
-        eventually(lambda: len(spans) >= 6, 5, "all spans have come")
+        eventually(lambda: len(spans) >= 12, 5, "all spans have come")
 
-    assert {span.trace_id.hex() for _, span in spans} == {TRACE_ID}
     assert {resource["service.name"] for resource, _ in spans} == {"pictures"}
-    by_name = {span.name: (resource["carpool.process"], span) for resource, span in spans}
+    by_trace: dict[str, dict[str, Any]] = {TRACE_ID: {}, "f" * 32: {}}
+    for resource, span in spans:
+        by_trace[span.trace_id.hex()][span.name] = resource["carpool.process"], span
+    by_name, of_job = by_trace.values()
+    assert by_name.keys() == of_job.keys()
+    assert of_job["generate_content text-to-image"][1].parent_span_id == (
+        of_job[f"generate_content {MODEL_ID}"][1].span_id
+    )
+    for mine, others in ((by_name, of_job), (of_job, by_name)):
+        [link] = mine["denoise"][1].links
+        assert link.span_id == others[f"generate_content {MODEL_ID}"][1].span_id
+        assert len(mine["denoise"][1].events) == DRAW["num_inference_steps"]
     process, front = by_name[f"generate_content {MODEL_ID}"]
     assert (process, front.parent_span_id.hex()) == ("front", PARENT_ID)
     process, whole = by_name["generate_content text-to-image"]

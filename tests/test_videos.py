@@ -35,22 +35,13 @@ def done(clip: Clip | None) -> list[Done]:
     return [Done("a", 1, [], Timings(), Usage(0, 0), clip)]
 
 
-@pytest.mark.parametrize("is_in_a_file", [False, True])
-def test_a_clip_becomes_a_video_with_its_small_pictures(
-    tmp_path: Path, record: Record, is_in_a_file: bool
-) -> None:
-    rgb = pixels().tobytes()
-    clip = Clip(64, 32, 12, rgb)
-    if is_in_a_file:
-        path = tmp_path / "clip.rgb"
-        path.write_bytes(rgb)
-        clip = Clip(64, 32, 12, b"", str(path))
+def test_a_clip_becomes_a_video_with_its_small_pictures(tmp_path: Path, record: Record) -> None:
+    clip = Clip(64, 32, 12, pixels().tobytes())
     folder = tmp_path / "job"
     folder.mkdir()
 
     write_video(record, done(clip), folder)
 
-    assert not (tmp_path / "clip.rgb").exists()
     names = {path.name for path in folder.iterdir()}
     assert names == {"video.mp4", "thumbnail.webp", "spritesheet.jpg"}
     with av.open(str(folder / "video.mp4")) as container:

@@ -227,7 +227,7 @@ def test_seconds_times_fps_are_frames(client: openai.OpenAI) -> None:
         ({"seed": "one"}, "invalid_value", "seed", "from 0 to"),
         ({"num_steps": 3}, "unknown_parameter", "num_steps", "did you mean"),
         ({"request_id": "x"}, "unknown_parameter", "request_id", "no parameter"),
-        ({"input_reference": "x"}, "unsupported_parameter", "input_reference", "from text"),
+        ({"input_reference": "x"}, "unsupported_parameter", "input_reference", "text-to-video"),
         ({"prompt": "x" * 32_001}, "invalid_value", "prompt", "at most 32000"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -15,12 +15,24 @@ from carpool.types import Event, Request, Timings
 
 if TYPE_CHECKING:
     from carpool.api import Engine, Handle, Output, load
+    from carpool.background import BackgroundJob, Jobs
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "Event", "Handle", "Output", "Request", "Timings", "load"]
+__all__ = [
+    "BackgroundJob",
+    "Engine",
+    "Event",
+    "Handle",
+    "Jobs",
+    "Output",
+    "Request",
+    "Timings",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:  # the rest of the public names need torch: brought in on first use
-        return getattr(importlib.import_module("carpool.api"), name)
+        module = "background" if name in ("BackgroundJob", "Jobs") else "api"
+        return getattr(importlib.import_module(f"carpool.{module}"), name)
     raise AttributeError(f"module 'carpool' has no attribute {name!r}")

@@ -6,31 +6,35 @@ with carpool.load("shapes") as engine:
 """
 
 import asyncio
+import contextlib
 import itertools
 import sys
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tqdm.auto import tqdm
 
-from carpool.config import engine_settings
+from carpool.config import ServeSettings, load_settings
 from carpool.engine import pipeline
 from carpool.engine.learned import Table
 from carpool.engine.loop import Engine as Loop
 from carpool.engine.rider import Outcome
-from carpool.errors import CarpoolError, InvalidValue, Overloaded
+from carpool.errors import CarpoolError, Draining, InvalidValue, Overloaded
 from carpool.lora import check_name
-from carpool.parameters import Card, check, check_n, seeds
-from carpool.types import Event, Job, Request, Timings, new_request_id
+from carpool.parameters import Card, check, check_n
+from carpool.types import Event, Job, Request, Timings
+from carpool.wishes import MAX_N, check_previews, merged, repeated
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-MAX_N = 1000
+    from carpool.background import Jobs
+    from carpool.jobs.store import JobStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,10 @@ class Output:
 class Handle:
     """A request that was submitted: wait for it, `await` it, follow it, cancel it."""
 
-    def __init__(self, job: Job, loop: Loop, bar: "tqdm[Any] | None" = None) -> None:
-        self._job, self._loop, self._bar = job, loop, bar
+    def __init__(
+        self, job: Job, loop: Loop, follow: Callable[[Event], object] | None = None
+    ) -> None:
+        self._job, self._loop, self._follow = job, loop, follow
         self._future: Future[Output] = Future()
         self._events: list[Event] = []
         self._news = threading.Condition()
@@ -106,8 +112,8 @@ class Handle:
         with self._news:
             self._events.append(event)
             self._news.notify_all()
-        if self._bar is not None and event.kind == "step":
-            self._bar.update()
+        if self._follow is not None:
+            self._follow(event)
 
     def done(self, outcome: Outcome) -> None:
         if outcome.error is not None:
@@ -129,21 +135,53 @@ class Handle:
 class Engine:
     """A loaded model that runs many requests at once, on a thread of its own."""
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    def __init__(
+        self, loop: Loop, settings: ServeSettings, store: "JobStore | None" = None
+    ) -> None:
+        self._loop, self._settings = loop, settings
+        self._jobs: Jobs | None = None
+        self._making = threading.Lock()
         self._thread = threading.Thread(target=loop.run, name="carpool-engine", daemon=True)
         self._thread.start()
+        if store is not None:
+            self._jobs = self._over(store)
 
     @property
     def card(self) -> Card:
         """What the model takes: its parameters, sizes and defaults."""
         return self._loop.loaded.card
 
-    def submit(self, request: Request | str, **parameters: Any) -> Handle:
+    @property
+    def jobs(self) -> "Jobs":
+        """Jobs: they are accepted at once, and their pictures and videos become files.
+
+        With a `state_dir` they outlive the process; without, files and all go with the engine.
+
+        Raises:
+            Draining: the engine was closed.
+        """
+        with self._making:
+            if self._jobs is None:
+                if not self._thread.is_alive():
+                    raise Draining("the engine was closed and takes no jobs")
+                from carpool.background import open_store
+
+                self._jobs = self._over(open_store(self._settings))
+            return self._jobs
+
+    def _over(self, store: "JobStore") -> "Jobs":
+        from carpool.background import Jobs
+
+        return Jobs(self._loop, self._thread.is_alive, self._settings, store)
+
+    def submit(
+        self, request: Request | str, *, partial_images: int = 0, **parameters: Any
+    ) -> Handle:
         """Start a request and return at once.
 
         Args:
             request: one prompt, or a `Request`.
+            partial_images: `preview` events at most, where the model can have them.
             parameters: `seed`, `timeout_s`, and those of the pipeline's `__call__`; what a
                 `Request` says itself wins.
 
@@ -151,7 +189,8 @@ class Engine:
             Rejected: something is wrong with it; nothing was started.
             Overloaded: the queue is full; `retry_after_s` says when to come again.
         """
-        return self._start(check(self.card, _merged(request, parameters)), None)
+        job = check(self.card, merged(request, parameters))
+        return self._start(replace(job, previews=check_previews(partial_images)))
 
     def generate(
         self,
@@ -185,9 +224,9 @@ class Engine:
         check_n(n, MAX_N)
         jobs: list[Job | Output] = []
         for one in requests:
-            request = _merged(one, parameters)
+            request = merged(one, parameters)
             try:
-                jobs += [check(self.card, single) for single in _repeated(request, n)]
+                jobs += [check(self.card, single) for single in repeated(request, n)]
             except CarpoolError as error:
                 if not return_errors:
                     raise
@@ -220,7 +259,7 @@ class Engine:
         """Start a job of a list, waiting for a place: a long list is no overload."""
         while True:
             try:
-                return self._start(job, bar)
+                return self._start(job, partial(_advance, bar))
             except Overloaded as full:
                 mine = [h._future for h in before if isinstance(h, Handle)]
                 running = [future for future in mine if not future.done()]
@@ -228,8 +267,8 @@ class Engine:
                     raise
                 wait(running, timeout=full.retry_after_s, return_when="FIRST_COMPLETED")
 
-    def _start(self, job: Job, bar: "tqdm[Any] | None") -> Handle:
-        handle = Handle(job, self._loop, bar)
+    def _start(self, job: Job, follow: Callable[[Event], object] | None = None) -> Handle:
+        handle = Handle(job, self._loop, follow)
         self._loop.submit(job, handle)
         return handle
 
@@ -260,9 +299,16 @@ class Engine:
         return self._loop.life(request_id)
 
     def close(self) -> None:
-        """Cancel what still runs and give the model's modules back as they were."""
-        self._loop.close()
-        self._thread.join()
+        """Cancel what still runs and give the model's modules back as they were.
+
+        Jobs that are not done stay in their `state_dir`, for the next engine that opens it.
+        """
+        with self._making:
+            if self._jobs is not None:
+                self._jobs.close()
+                self._jobs = None
+            self._loop.close()
+            self._thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -283,51 +329,37 @@ def load(
         model: "shapes" (embedded), a hub id, a local folder in diffusers layout, or a pipeline.
         lora: adapters to register, as paths by name, or as `NAME=PATH`; see `Engine.add_lora`.
         settings: those of `carpool.config.EngineSettings`, such as `device`, `dtype`,
-            `max_batch_size`, `max_running`.
+            `max_batch_size`, `max_running`; and those of `Engine.jobs`: `state_dir` (a folder
+            whose open jobs run on from here; none: memory), `job_ttl`, `max_store_bytes`,
+            `metadata`, `metadata_prompt`.
 
     Raises:
         LoadFailed: the model is not to be had, or cannot be served as it is.
         LoraRejected: an adapter is not.
         SettingRejected: a setting is unknown or impossible.
+        StoreFailed: the `state_dir` cannot be used, or another process uses it.
     """
     if isinstance(lora, Mapping):
         lora = [f"{check_name(name)}={path}" for name, path in lora.items()]
-    chosen = engine_settings({**settings, "lora": tuple(lora)})
-    loaded = pipeline.load(model, chosen)
-    return Engine(Loop(loaded, chosen, table=Table(loaded, chosen)))
+    if isinstance(settings.get("state_dir"), Path):
+        settings["state_dir"] = str(settings["state_dir"])
+    chosen = load_settings({**settings, "lora": tuple(lora)})
+    with contextlib.ExitStack() as undo:
+        store: JobStore | None = None
+        if chosen.state_dir is not None:  # said now, not after the model is loaded
+            from carpool.background import open_store
+
+            store = undo.enter_context(contextlib.closing(open_store(chosen)))
+        own = chosen.engine()
+        loaded = pipeline.load(model, own)
+        engine = Engine(Loop(loaded, own, table=Table(loaded, own)), chosen, store)
+        undo.pop_all()
+    return engine
 
 
-def _merged(request: Any, parameters: Mapping[str, Any]) -> Request:
-    """A request with what it does not say itself taken from `parameters`."""
-    if not isinstance(request, (Request, str)):
-        kind = type(request).__name__
-        raise InvalidValue(f"a request is a prompt or a carpool.Request, not a {kind}")
-    if "prompt" in parameters:
-        raise InvalidValue("the prompt is given twice: once is enough", param="prompt")
-    if isinstance(request, str):
-        return Request(request, **parameters)
-    common = {"seed": None, "timeout_s": None, **parameters}
-    seed, timeout_s = common.pop("seed"), common.pop("timeout_s")
-    return Request(
-        request.prompt,
-        seed=seed if request.seed is None else request.seed,
-        timeout_s=timeout_s if request.timeout_s is None else request.timeout_s,
-        request_id=request.request_id,
-        tenant=request.tenant,
-        **{**common, **request.parameters},
-    )
-
-
-def _repeated(request: Request, n: int) -> Iterator[Request]:
-    for i, seed in enumerate(seeds(request.seed, n)):
-        yield Request(
-            request.prompt,
-            seed=seed,
-            timeout_s=request.timeout_s,
-            request_id=request.request_id if i == 0 else new_request_id(),
-            tenant=request.tenant,
-            **request.parameters,
-        )
+def _advance(bar: "tqdm[Any]", event: Event) -> None:
+    if event.kind == "step":
+        bar.update()
 
 
 def _settled(handle: Handle | Output) -> Output:

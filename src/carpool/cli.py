@@ -16,6 +16,7 @@ import click
 
 import carpool
 from carpool.cli_bench import bench
+from carpool.cli_jobs import jobs
 from carpool.cli_options import settings_options
 from carpool.cli_simulate import simulate
 from carpool.cli_tune import tune
@@ -30,6 +31,7 @@ def cli() -> None:
 
 
 cli.add_command(bench)
+cli.add_command(jobs)
 cli.add_command(simulate)
 cli.add_command(tune)
 
@@ -98,6 +100,20 @@ def serve(
     metavar="NAME=VALUE",
     help="any other parameter of the pipeline; VALUE as JSON or plain text",
 )
+@click.option(
+    "--metadata/--no-metadata",
+    envvar="CARPOOL_METADATA",
+    default=True,
+    show_default=True,
+    help="write into files what made them, and that a model did",
+)
+@click.option(
+    "--metadata-prompt/--no-metadata-prompt",
+    envvar="CARPOOL_METADATA_PROMPT",
+    default=True,
+    show_default=True,
+    help="write prompts there too",
+)
 @click.option("--json", "as_json", is_flag=True, help="print a JSON line for each picture")
 @settings_options(EngineSettings)
 def generate(
@@ -112,6 +128,8 @@ def generate(
     seed: int | None,
     n: int,
     parameter: tuple[str, ...],
+    metadata: bool,
+    metadata_prompt: bool,
     as_json: bool,
     steps: int | None,
     guidance: float | None,
@@ -143,6 +161,7 @@ def generate(
     settings = _settings(flags).engine()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from carpool.media import encode_image, encode_video, read_picture
+    from carpool.media.metadata import told
 
     pictures: dict[str, Any] = {}
     if images:
@@ -163,10 +182,11 @@ def generate(
         made = one.frames[0] if one.frames is not None else one.images
         made_with = {"model": model, "prompt": prompt, "seed": one.seed, **parameters}
         made_with |= {"width": made[0].width, "height": made[0].height}
+        said = told(made_with, metadata=metadata, metadata_prompt=metadata_prompt)
         if one.frames is not None:
-            path.write_bytes(encode_video(made, fps, made_with))
+            path.write_bytes(encode_video(made, fps, said))
         else:
-            path.write_bytes(encode_image(made[0], _FORMATS[path.suffix.lower()], 95, made_with))
+            path.write_bytes(encode_image(made[0], _FORMATS[path.suffix.lower()], 95, said))
         if as_json:
             line = {"path": str(path), **made_with, "timings": dataclasses.asdict(one.timings)}
             click.echo(json.dumps(line))

@@ -1,7 +1,7 @@
 """Every setting, once: its name, default, unit, rule and help.
 
-`carpool.load(MODEL, **settings)` takes those of `EngineSettings`; `carpool serve` takes those of
-`ServeSettings` as flags (`max_queue` is `--max-queue`) and from the environment
+`carpool.load(MODEL, **settings)` takes those of `EngineSettings` and of `JOBS`; `carpool serve`
+takes those of `ServeSettings` as flags (`max_queue` is `--max-queue`) and from the environment
 (`CARPOOL_MAX_QUEUE`). A flag wins over the environment, the environment over the default.
 Nothing here knows what a setting does.
 """
@@ -135,7 +135,10 @@ class ServeSettings(EngineSettings):
         None, "requests for work that one key may make; default: no limit", least=1
     )
     max_in_flight_per_key: int | None = _setting(
-        None, "of those, how many may be unanswered at once; default: no limit", least=1
+        None,
+        "of those, how many may be unanswered at once, with jobs that have not ended; default: "
+        "no limit",
+        least=1,
     )
     served_model_name: str | None = _setting(None, "model id in answers; default: the model's own")
     max_n: int = _setting(10, "most images of one HTTP request", least=1)
@@ -166,7 +169,7 @@ class ServeSettings(EngineSettings):
     worker_timeout: float = _setting(
         60.0,
         "how long the worker may stand still before it is started anew; a forward has five times "
-        "what it is likely to take",
+        "what it is likely to take, unless it is silent altogether",
         unit="s",
         least=0.1,
     )
@@ -204,13 +207,17 @@ class ServeSettings(EngineSettings):
         return cls(**values | {name: value for name, value in flags.items() if value is not None})
 
 
-def engine_settings(settings: Mapping[str, Any]) -> EngineSettings:
-    """`EngineSettings` of keyword arguments; names the nearest setting for an unknown one."""
-    known = [field.name for field in dataclasses.fields(EngineSettings)]
+JOBS = ("state_dir", "job_ttl", "max_store_bytes", "metadata", "metadata_prompt")
+"""Settings of the server's that `carpool.load` takes too, for the jobs of its engine."""
+
+
+def load_settings(settings: Mapping[str, Any]) -> ServeSettings:
+    """Keyword arguments of `carpool.load`; names the nearest setting for an unknown one."""
+    known = [*(field.name for field in dataclasses.fields(EngineSettings)), *JOBS]
     for name in settings:
         if name not in known:
             raise SettingRejected(f"unknown setting {name!r}{nearest(name, known)}")
-    return EngineSettings(**settings)
+    return ServeSettings(**settings)
 
 
 def base_type(hint: Any) -> type:

@@ -1,11 +1,20 @@
-"""One worker process and the socket to it, from the front's side."""
+"""One worker process and the socket to it, from the front's side.
+
+Outputs that are too large for a frame come as files. They are mapped when they are heard of, and
+have no name from then on; those of which nothing was heard go with their worker. So none stays,
+whoever loses interest or dies.
+"""
 
 import asyncio
+import contextlib
+import mmap
 import socket
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from carpool import frames
+from carpool.errors import StoreFailed
 
 _PATIENCE_S = 2.0  # for a process whose socket is closed
 
@@ -18,12 +27,21 @@ class Link:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        passing: Path | None = None,
     ) -> None:
         self._process, self._reader, self._writer = process, reader, writer
+        self._passing = passing
 
     @classmethod
-    async def open(cls) -> "Link":
-        """Start a process."""
+    async def open(cls, passing: Path | None = None) -> "Link":
+        """Start a process.
+
+        Args:
+            passing: the folder where it is going to put large outputs.
+
+        Raises:
+            OSError: there is no memory or no descriptor for it.
+        """
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -33,7 +51,7 @@ class Link:
             )  # fmt: skip
         finally:
             theirs.close()
-        return cls(process, *await asyncio.open_unix_connection(sock=ours))
+        return cls(process, *await asyncio.open_unix_connection(sock=ours), passing)
 
     def send(self, frame: frames.ToWorker) -> None:
         """Send a frame soon, in order."""
@@ -47,7 +65,8 @@ class Link:
                 body = await self._reader.readexactly(frames.LENGTH.unpack(header)[0])
             except (asyncio.IncompleteReadError, ConnectionError):
                 return
-            yield frames.decode_to_front(body)
+            frame = frames.decode_to_front(body)
+            yield _mapped(frame) if isinstance(frame, frames.Done) else frame
 
     def kill(self) -> None:
         self._process.kill()
@@ -60,3 +79,23 @@ class Link:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+        with contextlib.suppress(OSError):  # somebody has removed the folder, say
+            for path in self._passing.iterdir() if self._passing else ():
+                path.unlink()
+
+
+def _mapped(done: frames.Done) -> frames.Done | frames.Failed:
+    """Have an output that lies in a file read as bytes are, and the file end with its last user."""
+    if done.clip is None or not done.clip.path:
+        return done
+    path, done.clip.path = Path(done.clip.path), ""
+    try:
+        with path.open("rb") as file:
+            # a buffer as any, and nobody asks more of it
+            done.clip.rgb = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # type: ignore[assignment]
+    except OSError as error:
+        said = f"the output could not be taken over: {error}"
+        return frames.Failed(done.request_id, StoreFailed.__name__, said)
+    finally:
+        path.unlink(missing_ok=True)
+    return done

@@ -1,14 +1,15 @@
 """What Prometheus reads: the front's own counts, and the worker's statistics as metrics.
 
-The front counts what it answers. All about forwards comes from the worker when it is asked: its
-counts begin at 0 again when it is replaced, as Prometheus' `rate` expects of a process, and are
-absent while there is none. Labels are never prompts, ids or paths of requests.
+The front counts what it answers, and its jobs. All about forwards comes from the worker when it is
+asked: its counts begin at 0 again when it is replaced, as Prometheus' `rate` expects of a process,
+and are absent while there is none. Labels are never prompts, ids or paths of requests.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -28,6 +29,7 @@ BUCKETS_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MEMORY = {"weights": "weights_bytes", "reserved": "reserved_bytes", "peak": "peak_bytes"}
 
 Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
+Seen = tuple[str, Mapping[str, str], Mapping[str, Any] | None, Mapping[str, int]]
 _FAMILIES: dict[str, type[Family]] = {
     "gauge": GaugeMetricFamily,
     "counter": CounterMetricFamily,
@@ -53,7 +55,21 @@ ALL: dict[str, About] = {
     "carpool_request_duration_seconds": About(
         "histogram", ("model", "endpoint", "outcome"), "from such a request to its answer's end"
     ),
-    "carpool_images_total": About("counter", ("model",), "pictures in answers"),
+    "carpool_images_total": About("counter", ("model",), "pictures in answers and of jobs"),
+    "carpool_video_seconds_total": About("counter", ("model",), "length of videos that were made"),
+    "carpool_first_preview_seconds": About(
+        "histogram", ("model",), "from a request for a stream to the first preview in it"
+    ),
+    "carpool_jobs_total": About(
+        "counter",
+        ("model", "kind", "outcome"),
+        "jobs that ended: ok, failed, cancelled (or deleted), expired; the request that brought "
+        "one counts for itself",
+    ),
+    "carpool_job_duration_seconds": About(
+        "histogram", ("model", "kind", "outcome"), "from such a job's acceptance to its end"
+    ),
+    "carpool_jobs": About("gauge", ("model", "state"), "jobs that are queued, in_progress"),
     "carpool_build_info": About(
         "gauge", ("version", "torch", "diffusers", "revision"), "always 1; what runs"
     ),
@@ -86,7 +102,7 @@ ALL: dict[str, About] = {
         "gauge", ("device", "kind"), "weights; reserved by torch (CUDA); peak in use"
     ),
 }
-"""The first four are the front's own; those after them come from the worker."""
+"""Those up to `carpool_build_info` are the front's own; those after it come from the worker."""
 
 
 class Metrics:
@@ -104,8 +120,18 @@ class Metrics:
             registry=self._registry,
         )
         self._images = Counter(*_front("carpool_images_total"), registry=self._registry)
-        self._worker = _Worker()
-        self._registry.register(self._worker)
+        self._video_seconds = Counter(
+            *_front("carpool_video_seconds_total"), registry=self._registry
+        )
+        self._previews = Histogram(
+            *_front("carpool_first_preview_seconds"), buckets=BUCKETS_S, registry=self._registry
+        )
+        self._jobs = Counter(*_front("carpool_jobs_total"), registry=self._registry)
+        self._job_durations = Histogram(
+            *_front("carpool_job_duration_seconds"), buckets=BUCKETS_S, registry=self._registry
+        )
+        self._asked = _Asked()
+        self._registry.register(self._asked)
 
     def answered(self, model: str, endpoint: str, status: int, duration_s: float) -> None:
         """A request for work was answered.
@@ -119,33 +145,52 @@ class Metrics:
         self._durations.labels(*labels).observe(duration_s)
 
     def drew(self, model: str, images: int) -> None:
-        """An answer has so many pictures."""
+        """An answer or a job has so many pictures."""
         self._images.labels(model).inc(images)
 
+    def filmed(self, model: str, length_s: float) -> None:
+        """A video was made."""
+        self._video_seconds.labels(model).inc(length_s)
+
+    def previewed(self, model: str, after_s: float) -> None:
+        """The first preview of a stream was sent so long after it was asked for."""
+        self._previews.labels(model).observe(after_s)
+
+    def ended(self, model: str, kind: str, outcome: str, duration_s: float) -> None:
+        """A job has ended."""
+        self._jobs.labels(model, kind, outcome).inc()
+        self._job_durations.labels(model, kind, outcome).observe(duration_s)
+
     def page(
-        self, model: str, build: Mapping[str, str], statistics: Mapping[str, Any] | None
+        self,
+        model: str,
+        build: Mapping[str, str],
+        statistics: Mapping[str, Any] | None,
+        jobs: Mapping[str, int] = MappingProxyType({}),
     ) -> bytes:
         """All metrics as text.
 
         Args:
             build: versions and revision, the labels of `carpool_build_info`.
             statistics: of the engine; None while there is no worker to ask.
+            jobs: that have not ended, by state.
         """
-        self._worker.seen = model, build, statistics
+        self._asked.seen = model, build, statistics, jobs
         return generate_latest(self._registry)
 
 
-class _Worker(Collector):
-    """The engine's statistics, as last seen."""
+class _Asked(Collector):
+    """What is asked for with every page: open jobs, and the engine's statistics."""
 
     def __init__(self) -> None:
-        self.seen: tuple[str, Mapping[str, str], Mapping[str, Any] | None] = "", {}, None
+        self.seen: Seen = "", {}, None, {}
 
     def describe(self) -> Iterable[Metric]:
         return []  # else the registry would collect to know the names
 
     def collect(self) -> Iterator[Metric]:
-        model, build, statistics = self.seen
+        model, build, statistics, jobs = self.seen
+        yield _family("carpool_jobs", {(model, state): count for state, count in jobs.items()})
         yield _family("carpool_build_info", {tuple(build.values()): 1})
         if statistics is None:
             return

@@ -58,7 +58,7 @@ class Supervisor:
         log: tuple[LogLevel, LogFormat] = ("info", "text"),
         otel: bool = False,
     ) -> None:
-        folder = "" if passing is None else str(passing)
+        folder, self._passing = "" if passing is None else str(passing), passing
         self._load = frames.Load(model, settings, folder, *log, otel)
         self._state: State = "starting"
         self._is_draining = False
@@ -218,7 +218,11 @@ class Supervisor:
     async def _run_once(self) -> bool:
         """Run one worker process to its end. Says whether it ever got ready."""
         self._began_s = asyncio.get_running_loop().time()
-        link = self._link = await Link.open()
+        try:
+            link = self._link = await Link.open(self._passing)
+        except OSError as error:  # no memory or descriptors for it just now
+            log.error("a worker cannot be started: %s", error)
+            return False
         vigil = Vigil(self._timeout_s, asyncio.get_running_loop().time)
         watch: asyncio.Task[None] | None = None
         try:
@@ -246,7 +250,7 @@ class Supervisor:
         """Kill the worker if it hangs; its end is then seen as any other."""
         while True:
             await asyncio.sleep(EVERY_S)
-            if vigil.is_over:
+            if vigil.look():
                 break
         log.error("the worker has done nothing for %.0f s: it is killed", vigil.still_s)
         link.kill()
@@ -301,8 +305,6 @@ class Supervisor:
         self._manifest.remove(request_id)
         future = self._pending.get(request_id)
         if future is None or future.done():  # nobody waits any more
-            if isinstance(answer, frames.Done) and answer.clip and answer.clip.path:
-                Path(answer.clip.path).unlink(missing_ok=True)
             return
         if isinstance(answer, CarpoolError):
             future.set_exception(answer)

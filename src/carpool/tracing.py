@@ -2,7 +2,9 @@
 
 The front's span is a child of the client's, if it sends `traceparent`; its own context crosses to
 the worker with each job, and the worker, when a job has ended, writes a span for it with one for
-each phase of its life: queue, encode, denoise, decode. Prompts are in none.
+each phase of its life: queue, encode, denoise, decode. That of denoising is linked to the spans of
+other requests that it shared forwards with. Work that waits in the store keeps the context of the
+request that it came with, and every run of it is one more child. Prompts are in none.
 
 Nothing of OpenTelemetry is imported unless traces are wanted. It is set up by the variables that it
 defines itself (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME`, ...).
@@ -15,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from carpool.errors import CarpoolError, LibraryMissing
@@ -22,7 +25,7 @@ from carpool.types import Job
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Span
+    from opentelemetry.trace import Link, Span
 
 OPERATION = "generate_content"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -107,19 +110,26 @@ class Tracing:
     # In the worker
 
     def life(
-        self, trace: str, job: Job, life: Mapping[str, Any], ended_s: float | None = None
+        self,
+        trace: str,
+        job: Job,
+        life: Mapping[str, Any],
+        company: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        ended_s: float | None = None,
     ) -> None:
         """Write the spans of a job that has ended.
 
         Args:
             trace: of `carried`, as it came with the job; nothing begins a trace of its own.
             life: of `engine.story.Life.to_json`.
+            company: of `engine.company.Company.left`, whose bounds hold: links to the first 32
+                other requests, the first and the last 32 forwards as events.
             ended_s: Unix seconds; default: now.
         """
         if self._provider is None:
             return
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         tracer = self._provider.get_tracer("carpool")
         began_s = (time.time() if ended_s is None else ended_s) - life["total_s"]
@@ -136,7 +146,7 @@ class Tracing:
             attributes["error.type"] = life["error"]
         whole = tracer.start_span(
             f"{OPERATION} {job.task}",
-            context=TraceContextTextMapPropagator().extract({"traceparent": trace}),
+            context=_context(trace),
             kind=SpanKind.INTERNAL,
             start_time=_ns(began_s),
             attributes=attributes,
@@ -144,9 +154,17 @@ class Tracing:
         inside = set_span_in_context(whole)
 
         def phase(name: str, start_s: float, duration_s: float, **told: Any) -> None:
+            rides = company if name == "denoise" else {}
             span = tracer.start_span(
-                name, context=inside, start_time=_ns(began_s + start_s), attributes=told
+                name,
+                context=inside,
+                start_time=_ns(began_s + start_s),
+                attributes=told,
+                links=[_link(other) for other in rides.get("others", ())],
             )
+            for one in rides.get("forwards", ()):
+                rode = {"carpool.rows": one["rows"], "carpool.requests": one["requests"]}
+                span.add_event("forward", rode, _ns(began_s + one["at_s"]))
             span.end(_ns(began_s + start_s + duration_s))
 
         phase("queue", 0.0, life["queued_s"])
@@ -159,18 +177,21 @@ class Tracing:
         whole.end(_ns(began_s + life["total_s"]))
 
 
-def asked(model: str, jobs: Sequence[Job], makes: str) -> None:
+def asked(model: str, seeds: Sequence[int], makes: str, *, job_id: str = "") -> None:
     """Note in the span that is open here what was asked for.
 
     Args:
+        seeds: of all outputs.
         makes: "image" or "video".
+        job_id: of the job that makes them in the background.
     """
     if span := _open_span():
         span.update_name(f"{OPERATION} {model}")
-        count = {"gen_ai.request.choice.count": len(jobs)} if len(jobs) > 1 else {}
+        count = {"gen_ai.request.choice.count": len(seeds)} if len(seeds) > 1 else {}
         told = {"gen_ai.request.model": model, "gen_ai.response.model": model}
-        seed = {"gen_ai.request.seed": jobs[0].seed}
-        span.set_attributes({**told, **seed, **count, "gen_ai.output.type": makes})
+        seed = {"gen_ai.request.seed": seeds[0]}
+        job = {"carpool.job": job_id} if job_id else {}
+        span.set_attributes({**told, **seed, **count, **job, "gen_ai.output.type": makes})
 
 
 def used(input_tokens: int, output_tokens: int) -> None:
@@ -181,23 +202,47 @@ def used(input_tokens: int, output_tokens: int) -> None:
 
 
 def carried() -> str:
-    """The context of the span that is open here, for the worker; nothing where there is none."""
-    if _open_span() is None:
+    """The context of the span that is open here, or was taken up, for the worker; else nothing."""
+    if not _is_loaded():
         return ""
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     carrier: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(carrier)
-    return carrier["traceparent"]
+    return carrier.get("traceparent", "")
+
+
+def take_up(trace: str) -> None:
+    """Have what the calling task does from here on belong to a trace of `carried`, again."""
+    if _is_loaded():
+        from opentelemetry.context import attach
+
+        attach(_context(trace))
 
 
 def _open_span() -> "Span | None":
-    if "opentelemetry.sdk.trace" not in sys.modules:
+    if not _is_loaded():
         return None
     from opentelemetry.trace import get_current_span
 
     span = get_current_span()
     return span if span.is_recording() else None
+
+
+def _is_loaded() -> bool:
+    return "opentelemetry.sdk.trace" in sys.modules
+
+
+def _context(trace: str) -> Any:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract({"traceparent": trace})
+
+
+def _link(trace: str) -> "Link":
+    from opentelemetry.trace import Link, get_current_span
+
+    return Link(get_current_span(_context(trace)).get_span_context())
 
 
 def _ns(seconds: float) -> int:

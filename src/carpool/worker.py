@@ -2,14 +2,17 @@
 
 The front starts it as `python -m carpool.worker FD` with one end of a socket pair. The main
 thread reads frames, the engine has its own thread, and a third one writes, so that the loop never
-waits for the front. The process ends when the front closes the socket, however that came about:
-none is left behind.
+waits for the front. The process ends when the front closes the socket, however that came about. One
+that is stopped, or stuck where its threads cannot run, is killed by the kernel once the front's
+process has ended: none is left behind.
 """
 
 import contextlib
+import ctypes
 import os
 import queue
 import select
+import signal
 import socket
 import sys
 import tempfile
@@ -26,6 +29,7 @@ from carpool.types import Event, Job
 from carpool.vigil import EVERY_S
 
 Made = tuple[list[frames.Picture], frames.Clip | None]
+_SET_PDEATHSIG = 1  # Linux: prctl(2)
 
 
 class Worker:
@@ -44,16 +48,20 @@ class Worker:
             return
         # Torch and diffusers take seconds to import; the front sees the process start meanwhile.
         from carpool.engine import pipeline
+        from carpool.engine.company import Company
         from carpool.engine.learned import Table
         from carpool.engine.loop import Engine
 
         began_s = time.monotonic()
         logs.set_up(first.log_level, first.log_format)
+        company = Company()
+        on_ride = company.rode if first.otel else None
         try:
             if first.otel:
                 self._tracing = tracing.start("worker")
             loaded = pipeline.load(first.model, first.settings)
-            engine = Engine(loaded, first.settings, table=Table(loaded, first.settings))
+            table = Table(loaded, first.settings)
+            engine = Engine(loaded, first.settings, table=table, on_ride=on_ride)
         except CarpoolError as error:
             self.say(frames.CannotLoad(str(error)))
             self._next()  # the front hangs up once it has read this
@@ -75,7 +83,9 @@ class Worker:
                     try:
                         usage = frames.Usage(*meter.usage(job))
                         follower = _Follower(self, job, usage, wrap, follow)
-                        follower.at_end = partial(self._trace, engine, trace, job)
+                        if self._tracing.is_on:
+                            follower.at_start = partial(company.came, job.request_id, trace)
+                            follower.at_end = partial(self._trace, engine, company, trace, job)
                         engine.submit(job, follower)
                     except Exception as error:  # a tokenizer's, say: others ride on
                         self.say(_failed(job.request_id, error))
@@ -96,9 +106,10 @@ class Worker:
             self.say(frames.Beat(stalled_s, expected_s, engine.place_s))
             time.sleep(EVERY_S)
 
-    def _trace(self, engine: Any, trace: str, job: Job) -> None:
+    def _trace(self, engine: Any, company: Any, trace: str, job: Job) -> None:
+        with_whom = company.left(job.request_id)
         if (life := engine.life(job.request_id)) is not None:
-            self._tracing.life(trace, job, life)
+            self._tracing.life(trace, job, life, with_whom)
 
     def _reload(self, engine: Any) -> None:
         problems = engine.reload()  # may read gigabytes
@@ -141,10 +152,12 @@ class _Follower:
     ) -> None:
         self._worker, self._job, self._usage = worker, job, usage
         self._wrap, self._follow = wrap, follow
+        self.at_start: Callable[[], None] = lambda: None
         self.at_end: Callable[[], None] = lambda: None
 
     def event(self, event: Event) -> None:
         if event.kind == "started":
+            self.at_start()
             self._worker.say(frames.Started(event.request_id))
         elif self._follow and event.kind == "step":
             self._worker.say(frames.Progress(event.request_id, event.step, event.steps))
@@ -225,7 +238,21 @@ def _end_with(connection: socket.socket, worker: Worker) -> None:
     worker.end()
 
 
+def _die_with_parent() -> None:
+    """Have the kernel kill this process at the end of the thread that started it, on Linux.
+
+    A parent that has ended before is not noticed: its socket tells.
+
+    Source: prctl(2), PR_SET_PDEATHSIG.
+    """
+    if sys.platform == "linux":
+        prctl = ctypes.CDLL(None).prctl
+        prctl.argtypes = [ctypes.c_int, ctypes.c_ulong]
+        prctl(_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
+    _die_with_parent()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         worker = Worker(connection)

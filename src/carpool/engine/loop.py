@@ -8,7 +8,7 @@ pipeline runs in a fiber, and stands still at each heavy module call until `step
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -42,12 +42,15 @@ from carpool.errors import (
     SettingRejected,
 )
 from carpool.schedule.policy import Policy
-from carpool.types import Clock, Event, Forward, Job
+from carpool.types import Clock, Event, Forward, Job, Phase
 
 log = logging.getLogger("carpool")
 
 Finish = Callable[[Callable[[], None]], object]
 """Runs work off the loop, in the order given: `executor.submit`, or a test's own."""
+
+OnRide = Callable[[Phase, int, Mapping[str, float]], None]
+"""Hears of a forward's phase, rows and riders: ids, with the seconds from each one's submission."""
 
 
 class Engine:
@@ -61,11 +64,12 @@ class Engine:
         clock: Clock = time.monotonic,
         finish: Finish | None = None,
         on_forward: Callable[[Forward], None] = lambda forward: None,
+        on_ride: OnRide | None = None,
         table: Table | None = None,
         policy: Policy | None = None,
     ) -> None:
         self.loaded, self.settings = loaded, settings
-        self._clock, self._on_forward = clock, on_forward
+        self._clock, self._on_forward, self._on_ride = clock, on_forward, on_ride
         self._lives, self._tally = Lives(), Tally(clock)
         self.pulse, self._faults = Pulse(clock), Faults(settings.fault)
         self._line = Line(settings.max_queue, clock, self._lives)
@@ -232,7 +236,11 @@ class Engine:
         answers = execute(ready, run, self._desk.widths, self.loaded.device.free)
         ended_s = self._clock()
         self._times["forward_s"] += ended_s - began_s
-        self._lives.rode([rider.life for rider in riders], began_s, ended_s)
+        lives = [rider.life for rider in riders]
+        self._lives.rode(lives, began_s, ended_s)
+        if self._on_ride is not None:
+            times = {life.request_id: began_s - life.submitted_s for life in lives}
+            self._on_ride(lives[0].phase, sum(one.rows for one in ready), times)
         return answers
 
     def _run(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:

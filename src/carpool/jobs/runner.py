@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from carpool.errors import (
     Cancelled,
@@ -28,7 +28,7 @@ from carpool.errors import (
     StoreFailed,
     WorkerLost,
 )
-from carpool.jobs.database import End, Record
+from carpool.jobs.database import End, Record, State
 from carpool.jobs.store import JobStore
 from carpool.types import Clock, Job, new_request_id
 
@@ -55,9 +55,45 @@ class Worker(Protocol):
     async def submit(self, job: Job, on_progress: OnProgress | None = None) -> Output: ...
 
 
-def work_of(model: str, jobs: Sequence[Job], **output: Any) -> dict[str, Any]:
-    """The work of a record: what the engine runs, and what is made of its outputs."""
-    return {"model": model, "jobs": [asdict(job) for job in jobs], "output": output}
+class Watcher(Protocol):
+    """Hears what becomes of jobs, on the event loop."""
+
+    def runs(self, record: Record, parts: Sequence[Job]) -> None:
+        """A job is run, maybe not for the first time, as these parts; told in their own task."""
+
+    def ended(
+        self,
+        record: Record,
+        state: End | Literal["completed"],
+        took_s: float,
+        done: Sequence[Output],
+    ) -> None:
+        """A job has ended, `took_s` after it was accepted; `done` is of a completed one only."""
+
+
+Reader = Callable[[bytes, Any], Any]
+"""Makes a picture of a stored file and its mode, as `media.inputs.unpacked` does. On a thread."""
+
+
+def work_of(
+    model: str,
+    jobs: Sequence[Job],
+    inputs: Mapping[str, Any] | None = None,
+    **output: Any,
+) -> dict[str, Any]:
+    """The work of a record: what the engine runs, and what is made of its outputs.
+
+    Args:
+        inputs: by argument of the pipeline the names and modes of stored pictures; all jobs
+            have the same.
+    """
+    given = inputs or {}
+    plain = [
+        replace(job, arguments={n: v for n, v in job.arguments.items() if n not in given})
+        for job in jobs
+    ]
+    work = {"model": model, "jobs": [asdict(job) for job in plain], "output": output}
+    return work | ({"inputs": given} if given else {})
 
 
 class Runner:
@@ -71,6 +107,7 @@ class Runner:
         *,
         model: Callable[[], str],
         max_running: int,
+        read: Reader | None = None,
         again_s: float = 2.0,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -82,20 +119,28 @@ class Runner:
             writers: by kind of job.
             model: the name of what the worker runs, once it is open.
             max_running: jobs handed to the worker at once.
+            read: reads the pictures that jobs begin from, if there are such jobs.
             again_s: until what the disk refused, or a full queue, is tried again.
             clock: says when old jobs are looked for.
         """
         self.store = store
         self._worker, self._writers, self._model = worker, writers, model
         self._max_running, self._again_s, self._clock = max_running, again_s, clock
+        self._read = read
         self._tidy_s = min(_TIDY_S, store.ttl_s / 2)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._at_work: dict[str, asyncio.Task[list[Output]]] = {}  # those that can be given up
         self._percents: dict[str, int] = {}
+        self._watchers: list[Watcher] = []
         self._changing = asyncio.Lock()  # nobody takes a job while another cancels it
         self._news = asyncio.Event()
+        self._ended = asyncio.Event()  # of the next job that ends, whichever it is
         self._tidied_s = clock()
         self._finisher = ThreadPoolExecutor(2, "carpool-files")
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell somebody from now on what becomes of jobs."""
+        self._watchers.append(watcher)
 
     # What clients ask
 
@@ -112,10 +157,11 @@ class Runner:
             JobNotFound: there is none of this id, or it is somebody else's.
         """
         async with self._changing:
-            await asyncio.to_thread(self.store.get, job_id, owner)
+            record = await asyncio.to_thread(self.store.get, job_id, owner)
             error = Cancelled("the job was cancelled")
-            percent = self._percents.get(job_id, 0)
-            await asyncio.to_thread(self.store.end, job_id, "cancelled", error, progress=percent)
+            end = partial(self.store.end, job_id, "cancelled", error)
+            if await asyncio.to_thread(end, progress=self._percents.get(job_id, 0)):
+                self._tell(record, "cancelled")
             self._give_up(job_id)
         return await self.get(job_id, owner)
 
@@ -126,7 +172,10 @@ class Runner:
             JobNotFound: as for `cancel`.
         """
         async with self._changing:
+            record = await asyncio.to_thread(self.store.get, job_id, owner)
             await asyncio.to_thread(self.store.remove, job_id, owner)
+            if record.is_open:
+                self._tell(record, "cancelled")
             self._give_up(job_id)
 
     async def get(self, job_id: str, owner: str = "") -> Record:
@@ -138,6 +187,23 @@ class Runner:
         percents = self._percents.copy()
         record = await asyncio.to_thread(self.store.get, job_id, owner)
         return (await self._come_so_far([record], percents))[0]
+
+    async def ended(self, job_id: str, owner: str = "") -> Record:
+        """Wait until a job has ended, however it does.
+
+        Raises:
+            JobNotFound: as for `cancel`, or it is removed meanwhile.
+        """
+        while True:
+            next_end = self._ended
+            record = await self.get(job_id, owner)
+            if not record.is_open:
+                return record
+            await next_end.wait()
+
+    async def count_open(self, owner: str | None = None) -> dict[State, int]:
+        """How many jobs are queued and how many in progress: the owner's, or all."""
+        return await asyncio.to_thread(self.store.count_open, owner)
 
     async def page(self, owner: str = "", **options: Any) -> tuple[list[Record], bool]:
         """Some of the owner's jobs, and whether there are more: see `JobStore.page`."""
@@ -178,7 +244,8 @@ class Runner:
                 continue
             if not taken:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), self._tidy_s)
+                    async with asyncio.timeout(self._tidy_s):  # `wait_for` may miss a cancellation
+                        await self._news.wait()
                 self._news.clear()
 
     async def stop(self) -> None:
@@ -204,8 +271,9 @@ class Runner:
     async def _tidy(self) -> None:
         if self._clock() - self._tidied_s >= self._tidy_s:
             self._tidied_s = self._clock()
-            for job_id in await asyncio.to_thread(self.store.tidy):
-                self._give_up(job_id)
+            for record in await asyncio.to_thread(self.store.tidy):
+                self._tell(record, "expired")
+                self._give_up(record.id)
 
     async def _work(self, record: Record) -> list[Output]:
         """Run all parts of a job side by side. If one fails, the others are given up."""
@@ -217,8 +285,11 @@ class Runner:
         if wanted != self._model():
             told = f"the job wants model {wanted!r}, and the server runs {self._model()!r} by now"
             raise ModelNotFound(told, param="model")
+        pictures = await asyncio.to_thread(self._pictures, record)
         waited_s = self.store.clock() - record.created_s
-        jobs = [_now(job, waited_s) for job in jobs]
+        jobs = [_now(job, waited_s, pictures) for job in jobs]
+        for watcher in self._watchers:
+            watcher.runs(record, jobs)
         steps = [(0, 0)] * len(jobs)
 
         def progressed(part: int, done: int, of: int) -> None:
@@ -237,6 +308,17 @@ class Runner:
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [part.result() for part in parts]
+
+    def _pictures(self, record: Record) -> dict[str, Any]:
+        """What a job begins from, as arguments of the pipeline."""
+        found: dict[str, Any] = {}
+        for argument, files in record.work.get("inputs", {}).items():
+            stored = [(self.store.input(record.id, name), mode) for name, mode in files]
+            if self._read is None or any(file is None for file, _ in stored):
+                raise StoreFailed("the job was stored, but its pictures cannot be read any more")
+            pictures = [self._read(file, mode) for file, mode in stored if file is not None]
+            found[argument] = pictures if len(pictures) > 1 else pictures[0]
+        return found
 
     async def _see_through(self, record: Record, work: "asyncio.Task[list[Output]]") -> None:
         """Bring one job to its end, or back into the line."""
@@ -268,8 +350,10 @@ class Runner:
 
     async def _store(self, record: Record, done: Sequence[Output]) -> None:
         write = partial(self._writers[record.kind], record, done)
+        complete = partial(self.store.complete, record.id, write, keep=record.work.get("keep", ()))
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._finisher, self.store.complete, record.id, write)
+        if await loop.run_in_executor(self._finisher, complete):
+            self._tell(record, "completed", done)
 
     async def _after_loss(self, record: Record, error: WorkerLost) -> None:
         """The worker died while it ran this job, which may be why."""
@@ -286,27 +370,40 @@ class Runner:
 
     async def _end(self, record: Record, state: End, error: CarpoolError) -> None:
         percent = self._percents.get(record.id, 0)
-        await self._patiently(partial(self.store.end, record.id, state, error, progress=percent))
+        end = partial(self.store.end, record.id, state, error, progress=percent)
+        if await self._patiently(end):
+            self._tell(record, state)
 
-    async def _patiently(self, change: Callable[[], object]) -> None:
+    async def _patiently(self, change: Callable[[], object]) -> object:
         """Change the store, again and again while the disk refuses."""
         while True:
             try:
-                await asyncio.to_thread(change)
-                return
+                return await asyncio.to_thread(change)
             except StoreFailed as error:
                 log.error("the end of a job cannot be written yet: %s", error)
                 await asyncio.sleep(self._again_s)
+
+    def _tell(
+        self, record: Record, state: End | Literal["completed"], done: Sequence[Output] = ()
+    ) -> None:
+        self._ended.set()
+        self._ended = asyncio.Event()
+        took_s = max(0.0, self.store.clock() - record.created_s)
+        for watcher in self._watchers:
+            watcher.ended(record, state, took_s, done)
 
     def _give_up(self, job_id: str) -> None:
         if work := self._at_work.get(job_id):
             work.cancel()
 
 
-def _now(job: Job, waited_s: float) -> Job:
+def _now(job: Job, waited_s: float, pictures: Mapping[str, Any]) -> Job:
     """A job as it is run this time: under a name of its own, with the time that is left."""
     timeout_s = None if job.timeout_s is None else job.timeout_s - max(waited_s, 0.0)
     if timeout_s is not None and timeout_s <= 0:
         raise DeadlineExceeded(f"timeout_s={job.timeout_s} ran out before the job was run")
     lora = tuple((str(name), float(scale)) for name, scale in job.lora)
-    return replace(job, request_id=new_request_id(), timeout_s=timeout_s, lora=lora)
+    arguments = {**job.arguments, **pictures}
+    return replace(
+        job, request_id=new_request_id(), arguments=arguments, timeout_s=timeout_s, lora=lora
+    )

@@ -2,20 +2,21 @@
 
 SQLite (`database.py`) holds the jobs, a folder beside it their files. A job that `submit` has
 returned is on the disk, and every change of state is one `UPDATE ... WHERE state`: whoever ends a
-job first has ended it for good. The files of a job appear all at once, by renaming their folder,
-before the job is completed; folders of no completed job are swept when the store is opened.
+job first has ended it for good. The files of a job appear all at once (`folders.py`), before it is
+completed; those that it begins from, before it is accepted, and they go as it ends. What no such
+job has is swept when the store is opened.
 
 Everything here may wait for the disk: call it off the event loop, from any thread. Nothing here
 knows of HTTP, workers or pictures.
 """
 
+import contextlib
 import json
-import os
 import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from carpool.errors import (
     Overloaded,
     StoreFailed,
 )
-from carpool.jobs.database import Database, End, Record, record_of
+from carpool.jobs.database import OPEN, Database, End, Record, State, record_of
+from carpool.jobs.folders import Folders
+from carpool.jobs.scratch import Scratch
 
 _FULL_AGAIN_S = 10.0  # when to come again if too many jobs wait
 
@@ -49,7 +52,8 @@ class JobStore:
         Args:
             folder: made if it is missing.
             ttl_s: how long a job may take to end, and is kept after that.
-            max_bytes: of all files; older jobs go to make room.
+            max_bytes: of all files; older jobs that were completed go to make room. Half of it
+                is for what open jobs begin from.
             max_waiting: queued jobs; beyond it `submit` raises `Overloaded`.
             clock: Unix seconds; may jump.
 
@@ -58,12 +62,16 @@ class JobStore:
         """
         self.ttl_s, self.clock = ttl_s, clock
         self._max_bytes, self._max_waiting = max_bytes, max_waiting
-        self._temporary = tempfile.TemporaryDirectory("-carpool") if folder is None else None
-        self.folder = Path(self._temporary.name if self._temporary else folder or "")
-        self._files, self.passing = self.folder / "files", self.folder / "passing"
+        try:
+            self._temporary = Scratch() if folder is None else None
+        except OSError as error:
+            raise StoreFailed(f"there is no temporary folder to be had: {error}") from error
+        self.folder = self._temporary.path if self._temporary else Path(folder or "")
+        self.passing = self.folder / "passing"
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._files.mkdir(exist_ok=True)
+            self._files = Folders(self.folder / "files")
+            self._inputs = Folders(self.folder / "inputs")
             self._db = Database(self.folder, in_memory=folder is None)
         except OSError as error:
             raise StoreFailed(f"{self.folder} cannot hold jobs: {error}") from error
@@ -80,7 +88,7 @@ class JobStore:
         """Let go of the folder. What is open stays as it is."""
         self._db.close()
         if self._temporary:
-            self._temporary.cleanup()
+            self._temporary.remove()
 
     # What clients ask
 
@@ -93,12 +101,16 @@ class JobStore:
         owner: str = "",
         key: str | None = None,
         digest: str = "",
+        room: Callable[[int], None] | None = None,
+        inputs: Mapping[str, bytes] | None = None,
     ) -> tuple[Record, bool]:
         """Accept a job; it is on the disk when this returns.
 
         Args:
             key: the client's own: the same one again gives the same job.
             digest: of what the client sent with that key.
+            room: is told how many of the owner's jobs are open, and raises if another is too many.
+            inputs: files that it begins from, by names of ours: see `input`.
 
         Returns:
             The job, and whether it is new.
@@ -108,29 +120,50 @@ class JobStore:
             Overloaded: too many jobs wait already.
             StoreFailed: nothing was accepted.
         """
-        with self._db.writing() as db:
-            if key is not None:
-                found = "SELECT * FROM jobs WHERE owner = ? AND idempotency_key = ?"
-                if (row := db.execute(found, [owner, key]).fetchone()) is not None:
-                    if row["digest"] != digest:
-                        raise IdempotencyMismatch(
-                            f"Idempotency-Key {key!r} came before with another body, for job "
-                            f"{row['id']}: send a new key with a new request"
-                        )
-                    return record_of(row), False
-            [waiting] = db.execute("SELECT count(*) FROM jobs WHERE state = 'queued'").fetchone()
-            if waiting >= self._max_waiting:
-                raise Overloaded(
-                    f"{waiting} jobs wait already, the most is {self._max_waiting} (--max-queue)",
-                    retry_after_s=_FULL_AGAIN_S,
-                )
-            [row] = db.execute(
-                "INSERT INTO jobs (id, kind, owner, state, asked, work, created_s,"
-                " idempotency_key, digest) VALUES (?, ?, ?, 'queued', ?, ?, ?, ?, ?) RETURNING *",
-                [f"{kind}_{uuid.uuid4().hex}", kind, owner, json.dumps(dict(asked)),
-                 json.dumps(dict(work)), self.clock(), key, digest],
-            ).fetchall()  # fmt: skip
+        job_id, is_new, size = f"{kind}_{uuid.uuid4().hex}", False, 0
+        find = partial(self._earlier, owner, key, digest, room)
+        try:
+            if inputs:
+                if (earlier := find()) is not None:
+                    return earlier, False
+                size = sum(self._put(self._inputs, job_id, partial(_write, inputs)).values())
+            with self._db.writing() as db:
+                if (earlier := find()) is not None:
+                    return earlier, False
+                [row] = db.execute(
+                    "INSERT INTO jobs (id, kind, owner, state, asked, work, created_s, bytes,"
+                    " idempotency_key, digest) VALUES (?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?)"
+                    " RETURNING *",
+                    [job_id, kind, owner, json.dumps(dict(asked)), json.dumps(dict(work)),
+                     self.clock(), size, key, digest],
+                ).fetchall()  # fmt: skip
+            is_new = True
+        finally:
+            if inputs and not is_new:
+                self._inputs.drop(job_id)
         return record_of(row), True
+
+    def _earlier(
+        self, owner: str, key: str | None, digest: str, room: Callable[[int], None] | None
+    ) -> Record | None:
+        """The job that this key came with before; None if a new one may be accepted."""
+        query = "SELECT * FROM jobs WHERE owner = ? AND idempotency_key = ?"
+        if key is not None and (rows := self._db.read(query, [owner, key])):
+            if rows[0]["digest"] != digest:
+                raise IdempotencyMismatch(
+                    f"Idempotency-Key {key!r} came before with another body, for job "
+                    f"{rows[0]['id']}: send a new key with a new request"
+                )
+            return record_of(rows[0])
+        if room is not None:
+            room(sum(self.count_open(owner).values()))
+        waiting = self._db.read("SELECT count(*) FROM jobs WHERE state = 'queued'")[0][0]
+        if waiting >= self._max_waiting:
+            raise Overloaded(
+                f"{waiting} jobs wait already, the most is {self._max_waiting} (--max-queue)",
+                retry_after_s=_FULL_AGAIN_S,
+            )
+        return None
 
     def get(self, job_id: str, owner: str = "") -> Record:
         """One job.
@@ -168,6 +201,14 @@ class JobStore:
         )
         return [record_of(row) for row in rows[:limit]], len(rows) > limit
 
+    def count_open(self, owner: str | None = None) -> dict[State, int]:
+        """How many jobs are queued and how many in progress: the owner's, or all."""
+        query = """SELECT state, count(*) AS jobs FROM jobs INDEXED BY by_state
+            WHERE state IN ('queued', 'in_progress') AND (:owner IS NULL OR owner = :owner)
+            GROUP BY state"""
+        rows = self._db.read(query, {"owner": owner})
+        return dict.fromkeys(OPEN, 0) | {row["state"]: row["jobs"] for row in rows}
+
     def ahead_of(self, record: Record) -> int:
         """How many queued jobs were accepted before this one."""
         query = "SELECT count(*) FROM jobs WHERE state = 'queued' AND number < ?"
@@ -175,8 +216,15 @@ class JobStore:
 
     def file(self, record: Record, name: str) -> Path | None:
         """Where a completed job's file lies; None if it has none of this name."""
-        path = self._files / record.id / name
+        path = self._files.of(record.id) / name
         return path if name in record.files and path.is_file() else None
+
+    def input(self, job_id: str, name: str) -> bytes | None:
+        """A file that a job begins from; None once it is gone, with the end of the job."""
+        for folders in (self._inputs, self._files):  # where `complete` keeps it, it moves
+            with contextlib.suppress(FileNotFoundError):
+                return (folders.of(job_id) / name).read_bytes()
+        return None
 
     def remove(self, job_id: str, owner: str = "") -> None:
         """Forget a job and its files, whatever state it is in.
@@ -213,11 +261,14 @@ class JobStore:
         with self._db.writing() as db:
             db.executemany(query, [(percent, job_id) for job_id, percent in percents.items()])
 
-    def complete(self, job_id: str, write: Callable[[Path], object]) -> bool:
+    def complete(
+        self, job_id: str, write: Callable[[Path], object], *, keep: Sequence[str] = ()
+    ) -> bool:
         """End a job well, with files.
 
         Args:
             write: puts them into the empty folder that it is given.
+            keep: inputs that become such files.
 
         Returns:
             Whether it was this call that ended it; if not, the files are gone.
@@ -225,53 +276,47 @@ class JobStore:
         Raises:
             StoreFailed: the files do not fit, or the disk refuses them; the job is still open.
         """
-        part, whole = self._files / f"{job_id}.part", self._files / job_id
+
+        def write_all(folder: Path) -> None:
+            write(folder)
+            for name in keep:
+                shutil.copyfile(self._inputs.of(job_id) / name, folder / name)
+
         query = """UPDATE jobs SET state = 'completed', progress = 100, ended_s = ?, files = ?,
             bytes = ? WHERE id = ? AND state = 'in_progress' RETURNING id"""
         is_ours = False
         try:
-            for old in (part, whole):
-                shutil.rmtree(old, ignore_errors=True)
-            part.mkdir()
-            write(part)
-            files = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
-            total = sum(files.values())
-            self._make_room(total)
-            for path in (*part.iterdir(), part):
-                _sync(path)
-            os.rename(part, whole)
-            _sync(self._files)
-            is_ours = bool(self._db.write(query, [self.clock(), json.dumps(files), total, job_id]))
-        except OSError as error:
-            raise StoreFailed(f"the files could not be stored: {error}") from error
+            files = self._put(self._files, job_id, write_all)
+            values = [self.clock(), json.dumps(files), sum(files.values()), job_id]
+            is_ours = bool(self._db.write(query, values))
         finally:
-            if not is_ours:
-                for old in (part, whole):
-                    shutil.rmtree(old, ignore_errors=True)
+            (self._inputs if is_ours else self._files).drop(job_id)
         return is_ours
 
     def end(self, job_id: str, state: End, error: CarpoolError, *, progress: int = 0) -> bool:
         """End a job without files. Says whether it was this call that ended it."""
         told = {"code": error.code, "message": error.message, "param": error.param}
         told["type"] = error.type
-        query = """UPDATE jobs SET state = ?, ended_s = ?, error = ?, progress = max(progress, ?)
-            WHERE id = ? AND state IN ('queued', 'in_progress') RETURNING id"""
+        query = """UPDATE jobs SET state = ?, ended_s = ?, error = ?, progress = max(progress, ?),
+            bytes = 0 WHERE id = ? AND state IN ('queued', 'in_progress') RETURNING id"""
         values = [state, self.clock(), json.dumps(told), progress, job_id]
-        return bool(self._db.write(query, values))
+        if is_ours := bool(self._db.write(query, values)):
+            self._inputs.drop(job_id)
+        return is_ours
 
-    def tidy(self) -> list[str]:
+    def tidy(self) -> list[Record]:
         """Expire jobs that took too long, forget those that ended long ago.
 
         Returns:
-            The ids of those that expired: whatever runs them may stop.
+            Those that expired: whatever runs them may stop.
         """
         old_s = self.clock() - self.ttl_s
         late = self._db.read(
-            "SELECT id FROM jobs WHERE state IN ('queued', 'in_progress') AND created_s < ?",
+            "SELECT * FROM jobs WHERE state IN ('queued', 'in_progress') AND created_s < ?",
             [old_s],
         )
         error = DeadlineExceeded(f"the job did not end within {self.ttl_s:g} s (--job-ttl)")
-        expired = [row["id"] for row in late if self.end(row["id"], "expired", error)]
+        expired = [record_of(row) for row in late if self.end(row["id"], "expired", error)]
         gone = self._db.read("SELECT id FROM jobs WHERE ended_s < ?", [old_s])
         self._forget([row["id"] for row in gone])
         return expired
@@ -282,31 +327,53 @@ class JobStore:
         with self._db.writing() as db:
             db.executemany("DELETE FROM jobs WHERE id = ?", [[job_id] for job_id in job_ids])
         for job_id in job_ids:
-            shutil.rmtree(self._files / job_id, ignore_errors=True)
+            self._files.drop(job_id)
+            self._inputs.drop(job_id)
 
-    def _make_room(self, needed: int) -> None:
-        if needed > self._max_bytes:
-            raise OSError(f"{needed} bytes, the most is {self._max_bytes} (--max-store-bytes)")
-        rows = self._db.read("SELECT id, bytes FROM jobs WHERE bytes > 0 ORDER BY ended_s, number")
+    def _put(
+        self, folders: Folders, job_id: str, write: Callable[[Path], object]
+    ) -> dict[str, int]:
+        """Store the files of a job, where there is room for them.
+
+        Raises:
+            StoreFailed: there is none, or the disk refuses them.
+        """
+        try:
+            files = folders.fill(job_id, write)
+            # open jobs take half at most: what they give has to find room, too
+            most = self._max_bytes // 2 if folders is self._inputs else self._max_bytes
+            self._make_room(sum(files.values()), most, job_id)
+            folders.show(job_id)
+        except OSError as error:
+            raise StoreFailed(f"the files could not be stored: {error}") from error
+        return files
+
+    def _make_room(self, needed: int, most: int, job_id: str) -> None:
+        """Forget completed jobs, the oldest first, until there is room for the files of another.
+
+        Raises:
+            OSError: with those that open jobs hold they would be more than `most`.
+        """
+        query = """SELECT id, bytes, state FROM jobs WHERE bytes > 0 AND id != ?
+            ORDER BY ended_s, number"""
+        rows = self._db.read(query, [job_id])
+        held = sum(row["bytes"] for row in rows if row["state"] in OPEN)
+        if held + needed > most:
+            others = f", {held} more are held by jobs that have not ended" if held else ""
+            raise OSError(f"{needed} bytes{others}, the most is {most} (--max-store-bytes)")
         excess = sum(row["bytes"] for row in rows) + needed - self._max_bytes
         for row in rows:
-            if excess <= 0:
-                return
-            self._forget([row["id"]])
-            excess -= row["bytes"]
+            if excess > 0 and row["state"] not in OPEN:
+                self._forget([row["id"]])
+                excess -= row["bytes"]
 
     def _sweep(self) -> None:
-        """Remove the files of no completed job: it was not, when the server was killed."""
-        kept = {row["id"] for row in self._db.read("SELECT id FROM jobs WHERE state = 'completed'")}
-        for path in self._files.iterdir():
-            if path.name not in kept:
-                shutil.rmtree(path, ignore_errors=True)
+        """Remove files of jobs that were not completed, or not accepted, when it was killed."""
+        states = {row["id"]: row["state"] for row in self._db.read("SELECT id, state FROM jobs")}
+        self._files.sweep({job for job, state in states.items() if state == "completed"})
+        self._inputs.sweep({job for job, state in states.items() if state in OPEN})
 
 
-def _sync(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _write(files: Mapping[str, bytes], folder: Path) -> None:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)

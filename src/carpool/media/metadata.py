@@ -11,6 +11,8 @@ from typing import Any
 
 from PIL import Image, PngImagePlugin
 
+from carpool.pictures import NAMES as PICTURES
+
 _EXIF_IFD, _USER_COMMENT = 0x8769, 0x9286
 _MOST_EXIF_BYTES = 65_533 - 6  # what a JPEG has room for
 _XMP_BOX = bytes.fromhex("be7acfcb97a942e89c71999491e3afac")  # its place in an MP4
@@ -26,6 +28,20 @@ XMP = (
     '</rdf:RDF></x:xmpmeta><?xpacket end="r"?>'
 )
 """Source: IPTC Photo Metadata Standard 2023.1, Digital Source Type; XMP specification, part 1."""
+
+
+def told(
+    settings: Mapping[str, Any], *, metadata: bool, metadata_prompt: bool
+) -> dict[str, Any] | None:
+    """As much of the settings as files may say, and no pictures; None for nothing at all.
+
+    Args:
+        metadata, metadata_prompt: the settings of these names.
+    """
+    if not metadata:
+        return None
+    said = {name: value for name, value in settings.items() if name not in PICTURES}
+    return said if metadata_prompt else without_prompts(said)
 
 
 def without_prompts(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from carpool.errors import (
     MissingParameter,
     ModelNotFound,
     NoSuchEndpoint,
-    UnsupportedParameter,
 )
 from carpool.jobs.runner import Runner
 from carpool.server import edits, jobs, schema, videos
@@ -37,9 +36,8 @@ from carpool.server.idempotency import Answers
 from carpool.server.images import Served, drawing_of, model_entry
 from carpool.server.jobs import Office
 from carpool.server.keys import Keyring
-from carpool.server.limits import Limits
+from carpool.server.limits import Limits, Place
 from carpool.server.observe import Observed, Observer, routes
-from carpool.server.schema_jobs import JobStatus
 from carpool.server.stream import STREAMED
 from carpool.server.strict import StrictRoute
 from carpool.server.studio import Client, Studio
@@ -78,7 +76,7 @@ def create_app(
     spans = traces or Tracing()
     answers: Answers[schema.ImagesResponse] = Answers(_bytes_of, time.monotonic)
     limits = Limits(settings.requests_per_minute, settings.max_in_flight_per_key, time.monotonic)
-    started, observer = int(time.time()), Observer(supervisor, settings)
+    started, observer = int(time.time()), Observer(supervisor, settings, runner)
 
     def served() -> Served:
         supervisor.check_open()
@@ -106,7 +104,7 @@ def create_app(
         if request.method != "POST":
             yield
             return
-        async with limits.hold(key):
+        async with limits.hold(key) as request.state.place:
             with spans.request(request.headers, request.scope["request_id"]):
                 yield
 
@@ -125,10 +123,17 @@ def create_app(
     ) -> Client:
         return Client(key, whose)
 
+    async def check_room(request: Request, client: Client) -> None:
+        """Refuse work that the worker would refuse, or that is too much beside a client's jobs."""
+        supervisor.check_room()
+        place: Place = request.state.place
+        if runner is not None and place.most is not None:
+            place.check(sum((await runner.count_open(client.owner)).values()))
+
     files = Files(runner.store.folder / "links" if runner else None)
     remote = settings.allow_remote_media
-    studio = Studio(supervisor, observer, answers, files, served, allow_remote=remote)
-    office = Office(runner, awaited, owner, settings.max_frames) if runner else None
+    studio = Studio(supervisor, observer, answers, files, served, check_room, allow_remote=remote)
+    office = Office(runner, awaited, owner, settings.max_frames, remote) if runner else None
     api = APIRouter(
         prefix="/v1",
         dependencies=[Depends(working)],
@@ -139,7 +144,7 @@ def create_app(
     @api.post(
         "/images/generations",
         response_model=schema.ImagesResponse,
-        responses={**STREAMED, 202: {"model": JobStatus, "description": "of a background_job"}},
+        responses={**STREAMED, **jobs.ACCEPTED},
     )
     async def create_images(
         body: schema.ImageRequest,
@@ -147,11 +152,6 @@ def create_app(
         client: Annotated[Client, Depends(asking)],
     ) -> Any:
         if body.background_job:
-            if body.stream:
-                rule = "a job is polled: leave it out"
-                raise UnsupportedParameter(f"stream: {rule}", param="stream")
-            if office is None:
-                raise UnsupportedParameter("there are no jobs here", param="background_job")
             job = await jobs.accept_images(office, request, client.owner, body, client.key)
             return JSONResponse(job.model_dump(), 202)
         sent = body.model_dump(exclude_unset=True)
@@ -172,12 +172,13 @@ def create_app(
     root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
     app = FastAPI(title="Carpool", version=carpool.__version__, root_path=root_path)
     app.include_router(api)
-    app.include_router(edits.routes(studio, asking, ERRORS), dependencies=[Depends(working)])
+    drawn = edits.routes(studio, asking, ERRORS, office)
+    app.include_router(drawn, dependencies=[Depends(working)])
     app.include_router(files_at(files, ERRORS))
     if office is not None:
         app.include_router(jobs.routes(office, ERRORS))
         app.include_router(videos.routes(office, ERRORS), dependencies=[Depends(working)])
-    app.include_router(routes(observer, supervisor, authorised, ERRORS))
+    app.include_router(routes(observer, supervisor, authorised, owner, ERRORS))
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", responses={503: {"model": schema.Health}})

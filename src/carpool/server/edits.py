@@ -1,4 +1,4 @@
-"""`POST /v1/images/edits` and `/v1/images/variations`: forms with pictures, which tell what to do.
+"""`POST /v1/images/edits` and `/v1/images/variations`: pictures with words for what to do.
 
 A mask means inpainting, else the model's first task that takes a picture does it. Where that
 starts from the picture's own pixels, the result has the picture's size, as near as the model
@@ -6,23 +6,15 @@ can; other models follow rules of their own.
 """
 
 import asyncio
-import hashlib
-import json
 import math
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
-from starlette.datastructures import UploadFile
+from fastapi.responses import JSONResponse
 
 from carpool.errors import (
-    BodyTooLarge,
-    InvalidJSON,
     InvalidValue,
     MaskMismatch,
     MissingParameter,
@@ -30,119 +22,43 @@ from carpool.errors import (
     UnsupportedImage,
     UnsupportedParameter,
 )
-from carpool.media.uploads import MOST_BYTES, Mode, from_url, read_image
+from carpool.media.uploads import Mode, from_url, read_image
 from carpool.parameters import Card, Task
 from carpool.server import schema
+from carpool.server.forms import (
+    FILE,
+    MOST_IMAGES,
+    REFERENCE,
+    Form,
+    Sent,
+    document,
+    read_body,
+    validated,
+)
 from carpool.server.images import drawing_of
+from carpool.server.jobs import ACCEPTED, Office, accept_images
 from carpool.server.stream import STREAMED
+from carpool.server.strict import StrictRoute
 from carpool.server.studio import Client, Studio
 
-UPLOADS = frozenset({"/v1/images/edits", "/v1/images/variations"})  # whose bodies may be large
-MOST_IMAGES = 16  # of a request, whatever the model takes
-MOST_MASK_BYTES = 4 << 20
+UPLOADS = frozenset({"/v1/images/edits", "/v1/images/variations", "/v1/videos"})
+"""Paths whose bodies may be large."""
 MOST_PIXELS = 32_000_000  # of an upload; a model takes less, and gets it made smaller
-MOST_FIELDS = 100
 
-_IMAGE = re.compile(r"image(\[[0-9]{0,3}\])?")  # `image`, and what SDKs send for lists
-_INNER = re.compile(r"([^\[\]]+)\[\]\[([^\[\]]+)\]")  # `lora[][id]`: of a list of objects
-_BOOLEANS = {"true": True, "false": False}
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "int": int,
-    "float": float,
-    "bool": lambda text: _BOOLEANS[text.lower()],
-    "numbers": json.loads,
+_NAMES = "image", "images"  # in a form, in JSON
+_SEVERAL = {"type": "array", "maxItems": MOST_IMAGES}
+_IN_FORM = {
+    "image": {**_SEVERAL, "items": FILE},
+    "mask": {**FILE, "description": "PNG; transparent where to draw anew"},
 }
-_KINDS = {
-    **dict.fromkeys(("n", "seed", "priority", "output_compression", "partial_images"), "int"),
-    **dict.fromkeys(("timeout_s", "deadline_s"), "float"),
-    **dict.fromkeys(("stream", "background_job"), "bool"),
-    "lora": "numbers",
-}
-
-Sent = bytes | str
-"""A file, or the URL of one."""
-
-
-@dataclass(slots=True)
-class Form:
-    """What a form said."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    images: list[Sent] = field(default_factory=list)
-    mask: Sent | None = None
-
-
-async def read_form(request: Request, card: Card) -> Form:
-    """Read a form with pictures; its texts become what they stand for, where they can.
-
-    Raises:
-        InvalidJSON, InvalidValue, BodyTooLarge: it is no such form.
-    """
-    kind = request.headers.get("content-type", "")
-    if not kind.lower().startswith("multipart/form-data"):
-        raise InvalidJSON(f"the body is {kind[:60]!r}: must be a form sent as multipart/form-data")
-    form, texts = Form(), list[tuple[str, str]]()
-    async with request.form(
-        max_files=MOST_IMAGES + 1, max_fields=MOST_FIELDS, max_part_size=2 * MOST_BYTES
-    ) as parts:
-        for name, value in parts.multi_items():
-            sent = await _read(name, value) if isinstance(value, UploadFile) else value
-            if _IMAGE.fullmatch(name):
-                form.images.append(sent)
-            elif name == "mask":
-                if form.mask is not None:
-                    raise InvalidValue("mask is given twice: say it once", param="mask")
-                form.mask = sent
-            elif isinstance(sent, str):
-                texts.append((name, sent))
-            else:
-                rule = "is a file: only image and mask may be"
-                raise InvalidValue(f"{name[:60]} {rule}", param=name[:60])
-    form.values = _typed(texts, card)
-    return form
-
-
-async def _read(name: str, file: UploadFile) -> bytes:
-    most = MOST_MASK_BYTES if name == "mask" else MOST_BYTES
-    if (file.size or 0) > most:
-        raise BodyTooLarge(f"{name} is larger than {most} bytes", param=name)
-    return await file.read()
-
-
-def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
-    """Texts as what they stand for; those that cannot be are left for the checks to refuse."""
-    kinds: dict[str, str] = {p.name: p.kind for task in card.tasks for p in task.parameters}
-    kinds |= _KINDS
-    values: dict[str, Any] = {}
-    for key, text in texts:
-        value: Any = text
-        inner = _INNER.fullmatch(key)
-        name = inner[1] if inner else key.removesuffix("[]")
-        try:
-            # of lists, an entry at a time; of objects, numbers look like numbers
-            is_single = not inner and not key.endswith("[]")
-            value = _PARSERS[kinds[name]](text) if is_single else json.loads(text)
-        except (KeyError, ValueError, RecursionError):
-            value = text
-        if inner:
-            entries = values.setdefault(name, [])
-            if not entries or inner[2] in entries[-1]:
-                entries.append({})
-            entries[-1][inner[2]] = value
-        elif key.endswith("[]"):
-            values.setdefault(name, []).append(value)
-        elif name in values:
-            raise InvalidValue(f"{name[:60]} is given twice: say it once", param=name[:60])
-        else:
-            values[name] = value
-    return values
+_IN_JSON = {"images": {**_SEVERAL, "items": REFERENCE}, "mask": REFERENCE}
 
 
 def task_of(card: Card, form: Form, *, is_variation: bool = False) -> Task:
     """What is to be done with the pictures of a form.
 
     Raises:
-        MissingParameter, InvalidValue: too few pictures, or too many.
+        MissingParameter: there is no picture.
         ModelNotSupported: the model does nothing of the kind.
         UnsupportedParameter: it does, but not with a mask.
     """
@@ -157,9 +73,6 @@ def task_of(card: Card, form: Form, *, is_variation: bool = False) -> Task:
             raise UnsupportedParameter(f"mask: {card.id} takes none, leave it out", param="mask")
     if not form.images:
         raise MissingParameter("image is missing: send the picture as a file", param="image")
-    if len(form.images) > (most := min(MOST_IMAGES, task.max_images)):
-        seen = f"image is given {len(form.images)} times"
-        raise InvalidValue(f"{seen}: {card.id} takes at most {most} for this", param="image")
     return task
 
 
@@ -175,10 +88,13 @@ async def pictures_of(
     Raises:
         Rejected, BodyTooLarge: one of them is not as it has to be.
     """
+    if len(form.images) > (most := min(MOST_IMAGES, task.max_images)):
+        seen = f"{form.name} is given {len(form.images)} times"
+        raise InvalidValue(f"{seen}: {card.id} takes at most {most} for this", param=form.name)
     mode: Mode = "RGBA" if task.image_mode == "RGBA" else "RGB"
     images: list[Any] = []
     for sent in form.images:  # one by one: decoded, a picture may take 100 MB
-        image = await _decoded(sent, mode, "image", allow_remote)
+        image = await _decoded(sent, mode, form.name, allow_remote)
         if not images:
             original = image.size
         images.append(_resized(image, within(image.size, card.max_pixels, 1)))
@@ -186,12 +102,12 @@ async def pictures_of(
     if form.mask is not None:
         mask = await _mask(form.mask, allow_remote)
         if mask.size != original:
-            seen = f"mask has {_by(mask.size)} pixels, and image {_by(original)}"
+            seen = f"mask has {_by(mask.size)} pixels, and {form.name} {_by(original)}"
             raise MaskMismatch(f"{seen}: both must have the same size", param="mask")
         arguments["mask_image"] = mask
     if _starts_from_pixels(task):
         if not is_sized:
-            size = within(original, card.max_pixels, card.size_multiple_px)
+            size = within(original, _most_pixels(card, task), card.size_multiple_px)
             images = [_resized(image, size) for image in images]
             if task.takes("width") and task.takes("height"):
                 arguments |= {"width": size[0], "height": size[1]}
@@ -204,7 +120,17 @@ async def pictures_of(
 
 
 def _starts_from_pixels(task: Task) -> bool:
-    return task.takes("strength")
+    """Does its picture become the result, in the same size? A video begins with it."""
+    return task.takes("strength") or (task.makes == "videos" and task.takes("width"))
+
+
+def _most_pixels(card: Card, task: Task) -> int:
+    """Of a result whose size nobody said: a video's is at most what its model does by itself."""
+    own = {one.name: one.default for one in task.parameters} | card.defaults
+    sides = own.get("width"), own.get("height")
+    if task.makes != "videos" or not all(isinstance(side, int) for side in sides):
+        return card.max_pixels
+    return min(card.max_pixels, math.prod(sides))  # type: ignore[arg-type]
 
 
 def within(size: tuple[int, int], max_pixels: int, multiple: int) -> tuple[int, int]:
@@ -236,76 +162,56 @@ async def _mask(sent: Sent, allow_remote: bool) -> Any:
     return alpha.point(lambda value: 255 - value)
 
 
-def _digests(form: Form) -> list[str]:
-    """Of the pictures. Takes its time: not on the event loop."""
-    sent = [*form.images, form.mask or ""]
-    plain = (one.encode() if isinstance(one, str) else one for one in sent)
-    return [hashlib.sha256(one).hexdigest() for one in plain]
-
-
 def _by(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-def _validated(values: dict[str, Any]) -> schema.ImageRequest:
-    try:
-        body = schema.ImageRequest.model_validate(values)
-    except ValidationError as error:
-        problems = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-        raise RequestValidationError(problems) from error
-    if body.background_job:
-        rule = "jobs have no pictures to begin with: leave it out"
-        raise UnsupportedParameter(f"background_job: {rule}", param="background_job")
-    return body
-
-
-def _form_schema(*required: str) -> dict[str, Any]:
-    """The form for the OpenAPI document."""
-    fields = schema.ImageRequest.model_json_schema()["properties"]
-    file = {"type": "string", "format": "binary"}
-    properties = {name: rule for name, rule in fields.items() if name != "background_job"}
-    properties |= {"image": {"type": "array", "items": file, "maxItems": MOST_IMAGES}}
-    properties |= {"mask": {**file, "description": "PNG; transparent where to draw anew"}}
-    form = {"type": "object", "required": list(required), "properties": properties}
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
-
-
-def routes(studio: Studio, asking: Callable[..., Client], errors: Any) -> APIRouter:
+def routes(
+    studio: Studio, asking: Callable[..., Client], errors: Any, office: Office | None = None
+) -> APIRouter:
     """The endpoints.
 
     Args:
         asking: dependency: who asks.
         errors: for the OpenAPI document.
+        office: takes what is drawn in the background.
     """
-    api = APIRouter(prefix="/v1", responses=errors)
+    api = APIRouter(prefix="/v1", responses=errors, route_class=StrictRoute)
 
     async def work(
         request: Request, client: Client, kind: Literal["image_edit", "image_generation"]
     ) -> Any:
-        served = studio.served()
+        served = (office or studio).served()  # jobs are taken even while no worker is there
         is_variation = kind == "image_generation"
-        form = await read_form(request, served.card)
+        form = await read_body(request, served.card, *_NAMES, "mask")
         if is_variation:
             form.values.setdefault("prompt", "")
-        body = _validated(form.values)
+        body = validated(schema.ImageRequest, form.values)
+        if not body.background_job:
+            served = studio.served()
         task = task_of(served.card, form, is_variation=is_variation)
-        given = {body.size, form.values.get("width"), form.values.get("height")}
+        sizes = body.size, form.values.get("width"), form.values.get("height")
         pictures = await pictures_of(
             served.card,
             task,
             form,
-            is_sized=bool(given - {None, "auto"}),
+            is_sized=any(one not in (None, "auto") for one in sizes),
             allow_remote=studio.allow_remote,
         )
-        sent = await asyncio.to_thread(_digests, form)
+        digests = await asyncio.to_thread(form.digests)
+        if body.background_job:
+            job = await accept_images(
+                office, request, client.owner, body, client.key, pictures=pictures, digests=digests
+            )
+            return JSONResponse(job.model_dump(), 202)
         make = partial(drawing_of, served, body, key=client.key, pictures=pictures, kind=kind)
-        return await studio.answer(request, client, {**form.values, "pictures": sent}, make)
+        return await studio.answer(request, client, {**form.values, "pictures": digests}, make)
 
     @api.post(
         "/images/edits",
         response_model=schema.ImagesResponse,
-        responses=STREAMED,
-        openapi_extra=_form_schema("prompt", "image"),
+        responses={**STREAMED, **ACCEPTED},
+        openapi_extra=document(schema.ImageRequest, ["prompt", *_NAMES], _IN_FORM, _IN_JSON),
     )
     async def edit_images(request: Request, client: Annotated[Client, Depends(asking)]) -> Any:
         """Draw a picture anew: as a prompt says, where a mask says, from one or several."""
@@ -314,8 +220,8 @@ def routes(studio: Studio, asking: Callable[..., Client], errors: Any) -> APIRou
     @api.post(
         "/images/variations",
         response_model=schema.ImagesResponse,
-        responses=STREAMED,
-        openapi_extra=_form_schema("image"),
+        responses={**STREAMED, **ACCEPTED},
+        openapi_extra=document(schema.ImageRequest, _NAMES, _IN_FORM, _IN_JSON),
     )
     async def vary_images(request: Request, client: Annotated[Client, Depends(asking)]) -> Any:
         """Draw something like a picture, without a prompt."""

@@ -17,9 +17,8 @@ from carpool.errors import (
     UnsupportedParameter,
     nearest,
 )
-from carpool.media.metadata import without_prompts
+from carpool.media.metadata import told
 from carpool.parameters import Card, check, check_n, seeds
-from carpool.pictures import NAMES as PICTURES
 from carpool.pictures import size_of
 from carpool.server import schema
 from carpool.supervise import Supervisor
@@ -44,10 +43,7 @@ class Served:
 
     def told(self, settings: dict[str, Any]) -> dict[str, Any] | None:
         """As much of the settings as files may say; None for nothing at all."""
-        if not self.metadata:
-            return None
-        settings = {name: value for name, value in settings.items() if name not in PICTURES}
-        return settings if self.metadata_prompt else without_prompts(settings)
+        return told(settings, metadata=self.metadata, metadata_prompt=self.metadata_prompt)
 
 
 @dataclass(frozen=True, slots=True)

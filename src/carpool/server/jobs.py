@@ -5,7 +5,7 @@ the same in OpenAI's words for videos.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,20 +13,26 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import FileResponse
 
-from carpool import media
-from carpool.errors import FileNotReady
+from carpool import media, tracing
+from carpool.errors import FileNotReady, UnsupportedParameter
 from carpool.frames import Done
 from carpool.jobs.database import Record
 from carpool.jobs.runner import Runner, work_of
+from carpool.media.inputs import packed
 from carpool.server import schema
 from carpool.server.idempotency import digest_of, key_of
 from carpool.server.images import Served, make_jobs
+from carpool.server.limits import Place
 from carpool.server.schema_jobs import JobDeleted, JobFile, Jobs, JobStatus
 from carpool.server.strict import StrictRoute
 from carpool.types import Job
 
 TYPES = {".png": "image/png", ".jpeg": "image/jpeg", ".jpg": "image/jpeg"}
 TYPES |= {".webp": "image/webp", ".mp4": "video/mp4"}
+ACCEPTED: dict[int | str, dict[str, Any]] = {
+    202: {"model": JobStatus, "description": "of a background_job"}
+}
+"""For the OpenAPI document: an answer may be a job."""
 
 Order = Annotated[Literal["asc", "desc"], Query()]
 Limit = Annotated[int, Query(ge=1, le=100)]
@@ -40,6 +46,7 @@ class Office:
     served: Callable[[], Served]  # may raise: no job can be accepted now
     owner: Callable[..., str]  # dependency: whose jobs a client sees
     max_frames: int
+    allow_remote: bool = False  # fetch pictures that requests name by URL
 
 
 async def accept(
@@ -50,6 +57,7 @@ async def accept(
     body: dict[str, Any],
     asked: dict[str, Any],
     work: dict[str, Any],
+    inputs: Mapping[str, bytes] | None = None,
 ) -> Record:
     """Put a checked request into the store; it is acknowledged once this returns.
 
@@ -57,33 +65,70 @@ async def accept(
         body: as the client sent it: with the same `Idempotency-Key` it must be the same.
         asked: what clients see of it.
         work: of `work_of`.
+        inputs: the files that its `inputs` name.
 
     Raises:
         IdempotencyMismatch, Overloaded, StoreFailed: see `JobStore.submit`.
+        RateLimited: its key has too much open already.
     """
     digest = digest_of(kind, request.url.path, body)
+    place: Place = request.state.place
+    place.leave()  # a job counts as one in the store
+    work = work | {"trace": tracing.carried()}
     record, _ = await office.runner.submit(
-        kind, asked, work, owner=owner, key=key_of(request), digest=digest
+        kind,
+        asked,
+        work,
+        owner=owner,
+        key=key_of(request),
+        digest=digest,
+        room=place.check,
+        inputs=inputs or {},
     )
+    told = asked | record.asked
+    tracing.asked(told["model"], told["seeds"], kind, job_id=record.id)
     return record
 
 
 async def accept_images(
-    office: Office, request: Request, owner: str, body: schema.ImageRequest, tenant: str
+    office: Office | None,
+    request: Request,
+    owner: str,
+    body: schema.ImageRequest,
+    tenant: str,
+    *,
+    pictures: Mapping[str, Any] | None = None,
+    digests: Sequence[str] = (),
 ) -> JobStatus:
-    """`POST /v1/images/generations` with `background_job`."""
-    served = office.served()
-    jobs = make_jobs(served, body, tenant=body.safety_identifier or body.user or tenant)
+    """A request for pictures with `background_job`.
+
+    Args:
+        pictures: that came with it, and what follows from them, as the pipeline's arguments.
+        digests: of the pictures, as they were sent.
+
+    Raises:
+        CarpoolError: whatever is wrong with it; nothing was accepted.
+    """
+    if body.stream:
+        raise UnsupportedParameter("stream: a job is polled: leave it out", param="stream")
+    if office is None:
+        raise UnsupportedParameter("there are no jobs here", param="background_job")
+    served, given = office.served(), pictures or {}
+    tenant = body.safety_identifier or body.user or tenant
+    jobs = make_jobs(served, body, tenant=tenant, pictures=given)
+    names, inputs = await asyncio.to_thread(packed, given)
     work = work_of(
         served.id,
         jobs,
+        inputs=names,
         format=body.output_format or "png",
         compression=100 if body.output_compression is None else body.output_compression,
         told=[served.told(settings_of(served, job)) for job in jobs],
     )
     asked = {"model": served.id, "seeds": [job.seed for job in jobs]}
-    sent = body.model_dump(exclude_unset=True)
-    return await status_of(office, await accept(office, request, owner, "image", sent, asked, work))
+    sent = body.model_dump(exclude_unset=True) | ({"pictures": digests} if digests else {})
+    record = await accept(office, request, owner, "image", sent, asked, work, inputs)
+    return await status_of(office, record)
 
 
 def settings_of(served: Served, job: Job) -> dict[str, Any]:

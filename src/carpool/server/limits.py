@@ -1,8 +1,13 @@
-"""What one API key may ask for: requests a minute, and requests unanswered at once.
+"""What one API key may ask for: requests a minute, and how much of it is open at once.
 
 A bucket for each key: it holds a minute's worth of requests, fills again steadily, and a request
 takes one out. So a quiet client may come with a burst, and none can save up for more than a
-minute. Where there are no keys, all clients share one bucket. A refused request takes nothing.
+minute. Where there are no keys, all clients share one bucket. A refused request takes nothing, but
+for one that is refused because of jobs: it takes one out of the bucket.
+
+Open are requests without an answer and jobs that have not ended, wherever those were begun: the
+store counts these. A request that becomes a job leaves its place first, and the store holds it
+against the others while it alone writes. So no order of events lets one too many in.
 """
 
 from collections.abc import AsyncIterator
@@ -13,6 +18,7 @@ from carpool.errors import RateLimited
 from carpool.types import Clock
 
 BOUNDS_S = (0.1, 120.0)  # of hints when to come again; SDKs ignore longer ones
+JOBS_AGAIN_S = 10.0  # the hint where jobs are among what is open
 
 
 @dataclass(slots=True)
@@ -21,6 +27,37 @@ class _Client:
     filled_s: float
     in_flight: int = 0
     mean_s: float = 1.0  # how long its requests take: moving mean
+
+
+class Place:
+    """Where a request that was let in is counted."""
+
+    def __init__(self, whom: str, client: _Client, most: int | None) -> None:
+        self._whom, self._client, self._has_left = whom, client, False
+        self.most = most  # open at once; None: any number
+
+    def leave(self) -> bool:
+        """Count it no more: it is answered, or a job. Says whether it was counted till now."""
+        was_there, self._has_left = not self._has_left, True
+        self._client.in_flight -= was_there
+        return was_there
+
+    def check(self, jobs: int) -> None:
+        """Hold the request against what else is open. From any thread.
+
+        Args:
+            jobs: of its key, open just now.
+
+        Raises:
+            RateLimited: it is one too many.
+        """
+        others = self._client.in_flight - (not self._has_left)
+        if self.most is not None and others + jobs >= self.most:
+            raise RateLimited(
+                f"{others} other requests of {self._whom} are unanswered and {jobs} jobs have not "
+                f"ended, the most together is {self.most} (--max-in-flight-per-key)",
+                retry_after_s=JOBS_AGAIN_S,
+            )
 
 
 class Limits:
@@ -37,22 +74,25 @@ class Limits:
         self._clients: dict[str, _Client] = {}  # as many as there are keys
 
     @asynccontextmanager
-    async def hold(self, key: str) -> AsyncIterator[None]:
-        """Let a request of this key in, and count it until the block is left.
+    async def hold(self, key: str) -> AsyncIterator[Place]:
+        """Let a request of this key in, and count it until the block or its place is left.
+
+        Jobs are not looked at: a job that is sent again must be found first, see `Place.check`.
 
         Raises:
             RateLimited: it is one too many; `retry_after_s` says when it would not be.
         """
         if self._per_minute is None and self._max_in_flight is None:
-            yield
+            yield Place(_whom(key), _Client(0.0, 0.0), None)
             return
         began_s = self._clock()
         client = self._enter(key, began_s)
+        place = Place(_whom(key), client, self._max_in_flight)
         try:
-            yield
+            yield place
         finally:
-            client.in_flight -= 1
-            client.mean_s += 0.2 * (self._clock() - began_s - client.mean_s)
+            if place.leave():
+                client.mean_s += 0.2 * (self._clock() - began_s - client.mean_s)
 
     def _enter(self, key: str, now_s: float) -> _Client:
         most = float(self._per_minute or 0)

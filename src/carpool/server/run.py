@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Mapping
@@ -18,9 +20,11 @@ from carpool.config import ServeSettings
 from carpool.errors import LoadFailed, SettingRejected, StoreFailed
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
+from carpool.media.inputs import unpacked
 from carpool.server.app import create_app
 from carpool.server.jobs import write_images
 from carpool.server.keys import Keyring
+from carpool.server.unix import WAITING, UnixSocket
 from carpool.server.videos import write_video
 from carpool.server.wire import Wire
 from carpool.supervise import Supervisor
@@ -28,10 +32,15 @@ from carpool.tracing import Tracing
 
 log = logging.getLogger("carpool")
 
+# Connections that one turn of the event loop accepts. Where descriptors run out, Python 3.11 tries
+# and complains as often, a thousand times a second with uvicorn's own number.
+_ACCEPTED = 1
+
 
 def serve(model: str, settings: ServeSettings) -> int:
     """Serve until a signal says to stop; gives the exit status of the process."""
     logs.set_up(settings.log_level, settings.log_format)
+    _allow_descriptors()
     keys = Keyring(settings.api_key, settings.api_key_file)
     otel = tracing.is_wanted(settings.otel, os.environ)
     traces = tracing.start("front") if otel else Tracing()
@@ -39,6 +48,13 @@ def serve(model: str, settings: ServeSettings) -> int:
         return asyncio.run(_serve(model, settings, keys, traces))
     finally:
         traces.stop()
+
+
+def _allow_descriptors() -> None:
+    """Take as many as the system gives: the usual 1,024 are fewer than requests may wait."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS says "infinite" and means fewer
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _serve(model: str, settings: ServeSettings, keys: Keyring, traces: Tracing) -> int:
@@ -74,6 +90,7 @@ async def _serve_with(
         {"image": write_images, "video": write_video},
         model=lambda: settings.served_model_name or _served_id(supervisor),
         max_running=settings.max_running,
+        read=unpacked,
     )
     server = _Server(supervisor, settings, runner, keys, traces)
     click.echo(f"Loading {model} ...", err=True)
@@ -96,8 +113,8 @@ async def _serve_with(
         jobs.cancel()
         server.should_exit = True
         await asyncio.wait({http, jobs})
-        if settings.uds is not None and server.started:
-            await asyncio.to_thread(Path(settings.uds).unlink, missing_ok=True)
+        if server.unix is not None:
+            await asyncio.to_thread(server.unix.remove)
         await runner.stop()
         await supervisor.stop()
 
@@ -148,6 +165,7 @@ class _Server(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 uds=settings.uds,
+                backlog=_ACCEPTED,
                 access_log=False,  # `Accessed` says more
                 log_level=settings.log_level,
                 log_config=None,
@@ -159,10 +177,18 @@ class _Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
         self.exit_status = 0
         self.is_up = asyncio.Event()
+        self.unix: UnixSocket | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
+            if self.config.uds is not None:
+                self.unix = await asyncio.to_thread(UnixSocket, Path(self.config.uds))
+                sockets = [self.unix.socket]
+                log.info("listening on %s", self.config.uds)
             await super().startup(sockets)
+            for listening in itertools.chain.from_iterable(one.sockets for one in self.servers):
+                with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                    same.listen(WAITING)  # uvicorn's only setting for both is `_ACCEPTED`
         except (SystemExit, OverflowError, OSError) as error:
             if not isinstance(error, SystemExit):  # uvicorn's way to say: the port is taken
                 where = self.config.uds or f"{self.config.host}:{self.config.port}"

@@ -61,6 +61,7 @@ async def open_stream(
     drawing: Drawing,
     *,
     drew: Callable[[int, schema.Usage], None],
+    previewed: Callable[[float], None],
     until: Callable[[Awaitable[bytes]], Awaitable[bytes]],
     heartbeat_s: float = HEARTBEAT_S,
 ) -> Stream:
@@ -68,13 +69,14 @@ async def open_stream(
 
     Args:
         drew: hears of every picture and what it used.
+        previewed: hears after how many seconds the first preview is sent, if any is.
         until: awaits something for as long as the client is there.
         heartbeat_s: the longest silence.
 
     Raises:
         CarpoolError: it failed before that.
     """
-    told = events(supervisor, drawing, drew=drew, heartbeat_s=heartbeat_s)
+    told = events(supervisor, drawing, drew=drew, previewed=previewed, heartbeat_s=heartbeat_s)
     first = await until(anext(told))
     return Stream(_from(first, told))
 
@@ -91,16 +93,19 @@ async def events(
     drawing: Drawing,
     *,
     drew: Callable[[int, schema.Usage], None],
+    previewed: Callable[[float], None],
     heartbeat_s: float = HEARTBEAT_S,
 ) -> AsyncIterator[bytes]:
     """Run the jobs of a request and tell of them, as the stream's bytes.
+
+    Arguments as those of `open_stream`.
 
     Raises:
         CarpoolError: they failed before anything was told.
     """
     news: asyncio.Queue[News] = asyncio.Queue()
     work = asyncio.create_task(_run(supervisor, drawing, news))
-    left, is_begun = len(drawing.jobs), False
+    left, is_begun, began_s = len(drawing.jobs), False, time.monotonic()
     shown, last = [0] * left, [0] * left  # previews of each; the step of the last one
     try:
         while left:
@@ -124,11 +129,14 @@ async def events(
                 if isinstance(seen, frames.Preview):
                     if seen.step <= last[number]:
                         continue  # shown before the worker died
-                    last[number] = seen.step
+                    is_first, last[number] = not any(last), seen.step
                 else:
+                    is_first = False
                     left -= 1
                     drew(1, drawing.usage([seen.usage]))
                 event = await asyncio.to_thread(_event, drawing, number, seen, shown[number])
+                if is_first:
+                    previewed(time.monotonic() - began_s)
                 shown[number] += 1
                 yield event
             is_begun = True

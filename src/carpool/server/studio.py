@@ -38,6 +38,7 @@ class Studio:
     answers: Answers[schema.ImagesResponse]
     files: Files
     served: Callable[[], Served]  # may raise: nothing can be drawn now
+    check_room: Callable[[Request, Client], Awaitable[None]]  # raises where there is none
     allow_remote: bool = False  # fetch pictures that requests name by URL
 
     async def answer(
@@ -54,16 +55,20 @@ class Studio:
             CarpoolError: whatever is wrong with the request, or became of it.
         """
         if sent.get("stream"):
-            self.supervisor.check_room()
+            await self.check_room(request, client)
             drawing = make()
             self.observer.began(request, client.key, drawing.jobs)
             return await open_stream(
-                self.supervisor, drawing, drew=self._drew, until=partial(unless_gone, request)
+                self.supervisor,
+                drawing,
+                drew=self._drew,
+                previewed=self.observer.previewed,
+                until=partial(unless_gone, request),
             )
         base = str(request.base_url).rstrip("/")
 
         async def work() -> schema.ImagesResponse:
-            self.supervisor.check_room()
+            await self.check_room(request, client)
             drawing = make()
             self.observer.began(request, client.key, drawing.jobs)
 

@@ -1,31 +1,33 @@
 """`/v1/videos`: OpenAI's video API over jobs."""
 
+import asyncio
 import importlib.util
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse
-from pydantic import ValidationError
-from starlette.datastructures import UploadFile
 
 from carpool.errors import (
     FileNotReady,
     InvalidValue,
     LibraryMissing,
+    MissingParameter,
     PipelineFailed,
     UnknownParameter,
     UnsupportedParameter,
 )
-from carpool.frames import Clip, Done
+from carpool.frames import Done
 from carpool.jobs.database import Record
 from carpool.jobs.runner import work_of
+from carpool.media.inputs import packed
 from carpool.media.outputs import encode_video, spritesheet, thumbnail
 from carpool.parameters import Card, check
+from carpool.server import forms
+from carpool.server.edits import pictures_of
+from carpool.server.forms import Form, read_body, validated
 from carpool.server.images import Served, check_model, check_text, parse_size
 from carpool.server.jobs import (
     Limit,
@@ -38,13 +40,7 @@ from carpool.server.jobs import (
     outlook,
     settings_of,
 )
-from carpool.server.schema_jobs import (
-    RemixRequest,
-    Video,
-    VideoDeleted,
-    VideoRequest,
-    Videos,
-)
+from carpool.server.schema_jobs import RemixRequest, Video, VideoDeleted, VideoRequest, Videos
 from carpool.server.strict import StrictRoute
 from carpool.types import Job
 from carpool.types import Request as Wish
@@ -56,51 +52,50 @@ POLL_MS = 500, 5000  # least and most between polls
 STATUS: dict[str, Any] = {"cancelled": "failed", "expired": "failed"}  # the SDK knows no others
 NOT_PASSED = {"prompt", "model", "seconds", "fps", "size", "seed", "timeout_s", "user"}
 NOT_PASSED |= {"safety_identifier"}
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "int": int,
-    "float": float,
-    "bool": {"true": True, "false": False}.__getitem__,
-    "numbers": json.loads,
-}
+REFERENCE = "input_reference"  # the picture that a video begins with
 
 
-async def read_body(request: Request, card: Card) -> VideoRequest:
-    """The request, from JSON or from a form, where every value is text."""
-    if request.headers.get("content-type", "").startswith("multipart/form-data"):
-        values: Any = {}
-        async with request.form(max_files=1, max_fields=100) as form:
-            for name, value in form.multi_items():
-                if isinstance(value, UploadFile):
-                    raise _no_reference(name)
-                values[name] = value
-        values = _typed(values, card)
-    else:
-        values = await request.json()
-    try:
-        return VideoRequest.model_validate(values)
-    except ValidationError as error:
-        problems = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-        raise RequestValidationError(problems) from error
+async def pictures_for(
+    card: Card, form: Form, body: VideoRequest, *, allow_remote: bool
+) -> dict[str, Any]:
+    """What a video is to begin with, as arguments of the pipeline.
 
+    Args:
+        allow_remote: fetch it if it is named by URL.
 
-def _typed(texts: dict[str, str], card: Card) -> dict[str, Any]:
-    """Form fields as what they stand for; those that cannot be are left for `check` to refuse."""
-    kinds: dict[str, str] = {p.name: p.kind for task in card.tasks for p in task.parameters}
-    kinds |= dict.fromkeys(("fps", "timeout_s", "deadline_s"), "float")
-    kinds |= {"seed": "int", "priority": "int", "lora": "numbers"}
-    values: dict[str, Any] = {}
-    for name, text in texts.items():
-        try:
-            values[name] = _PARSERS[kinds[name]](text)
-        except (KeyError, ValueError, RecursionError):
-            values[name] = text
-    return values
+    Raises:
+        CarpoolError: the model begins with none, needs one, or it is not as it has to be.
+    """
+    if (task := card.task_for(["image"])).makes != "videos":
+        return {}  # `make_job` refuses
+    if not form.images:
+        if any(one.name == "image" and one.required for one in card.parameters):
+            rule = f"{card.id} does {card.tasks[0].name}, send the picture as a file"
+            raise MissingParameter(f"{REFERENCE} is missing: {rule}", param=REFERENCE)
+        return {}
+    if not task.takes("image"):
+        does = ", ".join(one.name for one in card.tasks)
+        raise UnsupportedParameter(
+            f"{REFERENCE} is not taken: {card.id} does {does}", param=REFERENCE
+        )
+    extra = body.model_extra or {}
+    sizes = body.size, extra.get("width"), extra.get("height")
+    is_sized = any(one not in (None, "auto") for one in sizes)
+    return await pictures_of(card, task, form, is_sized=is_sized, allow_remote=allow_remote)
 
 
 def make_job(
-    served: Served, body: VideoRequest, max_frames: int, *, tenant: str = ""
+    served: Served,
+    body: VideoRequest,
+    max_frames: int,
+    *,
+    tenant: str = "",
+    pictures: Mapping[str, Any] | None = None,
 ) -> tuple[Job, dict[str, Any]]:
     """Check a body and turn it into a job, and into what clients see of it.
+
+    Args:
+        pictures: of `pictures_for`.
 
     Raises:
         Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
@@ -113,13 +108,11 @@ def make_job(
         )
     sent = body.model_dump(exclude_none=True)
     check_text(sent)
-    if "input_reference" in sent:
-        raise _no_reference("input_reference")
     parameters = {name: value for name, value in sent.items() if name not in NOT_PASSED}
     if own := parameters.keys() & {"self", "request_id", "tenant"}:  # `Wish`'s own arguments
         name = min(own)
         raise UnknownParameter(f"{card.pipeline} has no parameter {name!r}", param=name)
-    parameters |= parse_size(body.size, parameters)
+    parameters |= parse_size(body.size, parameters) | dict(pictures or {})
     own_rate = {p.name: p.default for p in card.parameters}.get("frame_rate")
     own_rate = parameters.get("frame_rate") or own_rate or FPS
     fps = _number("fps", body.fps, MOST_FPS) or _number("frame_rate", own_rate, MOST_FPS) or FPS
@@ -166,10 +159,6 @@ def _number(name: str, value: Any, most: float) -> float | None:
     return number
 
 
-def _no_reference(name: str) -> UnsupportedParameter:
-    return UnsupportedParameter(f"{name} is not taken: videos start from text here", param=name)
-
-
 def write_video(record: Record, done: Sequence[Done], folder: Path) -> None:
     """The files of a video's job: the MP4, and its small pictures."""
     [clip] = [one.clip for one in done]
@@ -177,23 +166,13 @@ def write_video(record: Record, done: Sequence[Done], folder: Path) -> None:
         raise PipelineFailed("the pipeline gave no video")
     output = record.work["output"]
     path = folder / FILES["video"]
-    try:
-        audio = None
-        if clip.rate:
-            audio = np.frombuffer(clip.sound, np.float32).reshape(clip.channels, -1), clip.rate
-        encode_video(_frames(clip), output["fps"], audio, path, metadata=output["told"])
-    finally:
-        if clip.path:
-            Path(clip.path).unlink(missing_ok=True)
+    pixels = np.frombuffer(clip.rgb, np.uint8).reshape(clip.length, clip.height, clip.width, 3)
+    audio = None
+    if clip.rate:
+        audio = np.frombuffer(clip.sound, np.float32).reshape(clip.channels, -1), clip.rate
+    encode_video(pixels, output["fps"], audio, path, metadata=output["told"])
     (folder / FILES["thumbnail"]).write_bytes(thumbnail(path))
     (folder / FILES["spritesheet"]).write_bytes(spritesheet(path))
-
-
-def _frames(clip: Clip) -> Any:
-    shape = clip.length, clip.height, clip.width, 3
-    if clip.path:
-        return np.memmap(clip.path, np.uint8, "r", shape=shape)
-    return np.frombuffer(clip.rgb, np.uint8).reshape(shape)
 
 
 async def video_of(office: Office, record: Record) -> Video:
@@ -234,27 +213,30 @@ def routes(office: Office, errors: Any) -> APIRouter:
         return record
 
     async def submit(
-        request: Request, owner: str, body: VideoRequest, sent: dict[str, Any], **more: Any
+        request: Request, owner: str, form: Form, sent: dict[str, Any], **more: Any
     ) -> Video:
-        served = office.served()
+        body, served = validated(VideoRequest, form.values), office.served()
         if importlib.util.find_spec("av") is None:
             raise LibraryMissing("videos need PyAV: pip install 'carpool[video]'")
         tenant = body.safety_identifier or body.user or owner
-        job, asked = make_job(served, body, office.max_frames, tenant=tenant)
+        remote = office.allow_remote
+        pictures = await pictures_for(served.card, form, body, allow_remote=remote)
+        job, asked = make_job(served, body, office.max_frames, tenant=tenant, pictures=pictures)
         told = served.told(settings_of(served, job))
-        work = work_of(served.id, [job], fps=asked["fps"], told=told)
-        record = await accept(office, request, owner, "video", sent, asked | more, work)
+        names, inputs = await asyncio.to_thread(packed, pictures)
+        work = work_of(served.id, [job], names, fps=asked["fps"], told=told)
+        work |= {"keep": list(inputs)} if inputs else {}  # for `remix_video`
+        record = await accept(office, request, owner, "video", sent, asked | more, work, inputs)
         return await video_of(office, record)
 
-    body_document = {
-        kind: {"schema": VideoRequest.model_json_schema()}
-        for kind in ("application/json", "multipart/form-data")
-    }
+    picture = {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE}
 
-    @api.post("/videos", openapi_extra={"requestBody": {"content": body_document}})
+    @api.post("/videos", openapi_extra=forms.document(VideoRequest, ["prompt"], *picture))
     async def create_video(request: Request, owner: str = whose) -> Video:
-        body = await read_body(request, office.served().card)
-        return await submit(request, owner, body, body.model_dump(exclude_unset=True))
+        form = await read_body(request, office.served().card, REFERENCE)
+        digests = await asyncio.to_thread(form.digests)
+        sent = form.values | ({"pictures": digests} if digests else {})
+        return await submit(request, owner, form, sent)
 
     @api.get("/videos")
     async def list_videos(
@@ -297,7 +279,12 @@ def routes(office: Office, errors: Any) -> APIRouter:
     ) -> Video:
         """The same video with another prompt, from the same seed."""
         source = await get(video_id, owner)
-        asked = VideoRequest.model_validate(source.asked["body"] | {"prompt": body.prompt})
-        return await submit(request, owner, asked, body.model_dump(), remixed_from=video_id)
+        form = Form(source.asked["body"] | {"prompt": body.prompt}, name=REFERENCE)
+        for name, _ in source.work.get("inputs", {}).get("image", []):
+            picture = await asyncio.to_thread(runner.store.input, video_id, name)
+            if picture is None:
+                raise FileNotReady(f"the picture that {video_id} began with is not kept any more")
+            form.images.append(picture)
+        return await submit(request, owner, form, body.model_dump(), remixed_from=video_id)
 
     return api

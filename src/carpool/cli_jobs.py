@@ -1,0 +1,199 @@
+"""`carpool jobs`: the jobs of a running server, over HTTP."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import datetime
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import click
+
+from carpool.errors import CarpoolError
+
+if TYPE_CHECKING:
+    import httpx2
+
+PAGE = 100  # jobs; the most that a server gives at once
+URL = "http://127.0.0.1:8000"
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+_MOMENTS = ("created_at", "started_at", "completed_at", "expires_at")
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_ID = click.argument("job_id", metavar="ID")
+
+
+class Server:
+    """One server, asked about its jobs."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        import httpx2  # not for `--help`
+
+        try:
+            base = httpx2.URL(url.rstrip("/").removesuffix("/v1") + "/")
+        except httpx2.InvalidURL:
+            base = httpx2.URL()
+        if base.scheme not in ("http", "https") or not base.host:
+            raise click.UsageError(f"--url {url}: write http://HOST:PORT")
+        self._url, self._failures = url, httpx2.HTTPError
+        self._http = httpx2.Client(
+            base_url=base,
+            headers={"authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=30,
+            trust_env=base.host not in _LOOPBACK,  # proxies
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def ask(self, method: str, *path: str, **query: Any) -> dict[str, Any]:
+        """The JSON object that the server answers; `path` are parts after `/v1/jobs`.
+
+        Raises:
+            CarpoolError: nothing answers, or it says no.
+        """
+        with self._heard():
+            return self._checked(self._http.request(method, _path(path), params=query))
+
+    def fetch(self, job_id: str, name: str, to: Path) -> None:
+        """Write a file of a job; the whole of it, or nothing."""
+        part = to.with_name(f"{to.name}.part")
+        try:
+            with self._heard(), self._http.stream("GET", _path((job_id, "files", name))) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    self._checked(answer)
+                with part.open("wb") as file:
+                    file.writelines(answer.iter_bytes())
+            part.replace(to)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        try:
+            yield
+        except self._failures as error:
+            told = f"no answer from {self._url}: {error}"
+            raise CarpoolError(f"{told}; is `carpool serve` running there?") from None
+
+    def _checked(self, answer: "httpx2.Response") -> dict[str, Any]:
+        try:
+            found = answer.json()
+        except ValueError:
+            found = None
+        match found:
+            case dict() if answer.is_success:
+                return found
+            case {"error": {"message": message}}:
+                raise CarpoolError(str(message))
+        raise CarpoolError(f"{self._url} answers {answer.status_code}, not as `carpool serve` does")
+
+
+def _path(parts: tuple[str, ...]) -> str:
+    return "/".join(("v1/jobs", *(quote(part, safe="") for part in parts)))
+
+
+def _of_a_server(command: Callable[..., Iterator[str]]) -> Callable[..., None]:
+    """Give a command its flags and the server; what it yields are the lines that it prints."""
+
+    @click.option("--url", default=URL, show_default=True, help="of the server")
+    @click.option("--api-key", envvar="CARPOOL_API_KEY", help="bearer token to send")
+    @click.option("--json", "as_json", is_flag=True, help="print JSON, one object a line")
+    @wraps(command)
+    def run(url: str, api_key: str | None, **said: Any) -> None:
+        with closing(Server(url, api_key)) as server:
+            for line in command(server, **said):
+                click.echo(line)
+
+    return run
+
+
+@click.group()
+def jobs() -> None:
+    """See, cancel, remove and fetch the jobs of a running server.
+
+    CARPOOL_API_KEY stands for --api-key. A key sees its own jobs only.
+    """
+
+
+@jobs.command("list")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="of jobs")
+@_of_a_server
+def list_(server: Server, limit: int, as_json: bool) -> Iterator[str]:
+    """List the newest jobs: id, state, progress, when accepted, model."""
+    query: dict[str, Any] = {}
+    while limit > 0:
+        page = server.ask("GET", limit=min(limit, PAGE), **query)
+        for job in page["data"]:
+            yield json.dumps(job) if as_json else _line(job)
+        limit -= len(page["data"])
+        if not page["has_more"]:
+            return
+        query = {"after": page["last_id"]}
+
+
+@jobs.command()
+@_ID
+@_of_a_server
+def show(server: Server, job_id: str, as_json: bool) -> Iterator[str]:
+    """Say everything about a job."""
+    job = server.ask("GET", job_id)
+    yield json.dumps(job) if as_json else _all(job)
+
+
+@jobs.command()
+@_ID
+@_of_a_server
+def cancel(server: Server, job_id: str, as_json: bool) -> Iterator[str]:
+    """End a job before its next step; one that has ended stays as it is."""
+    job = server.ask("POST", job_id, "cancel")
+    yield json.dumps(job) if as_json else _line(job)
+
+
+@jobs.command()
+@_ID
+@_of_a_server
+def remove(server: Server, job_id: str, as_json: bool) -> Iterator[str]:
+    """Forget a job and its files; one that runs ends before its next step."""
+    gone = server.ask("DELETE", job_id)
+    yield json.dumps(gone) if as_json else gone["id"]
+
+
+@jobs.command()
+@_ID
+@click.option("-o", "--output", default=".", type=_FOLDER, help="where to write ID-NAME")
+@_of_a_server
+def fetch(server: Server, job_id: str, output: Path, as_json: bool) -> Iterator[str]:
+    """Write the files of a completed job into a folder, and print where."""
+    job = server.ask("GET", job_id)
+    if job["status"] != "completed":
+        raise CarpoolError(f"job {job_id} has no files: it is {_state(job)}")
+    output.mkdir(parents=True, exist_ok=True)
+    for file in job["files"]:
+        path = output / Path(f"{job['id']}-{file['name']}").name
+        server.fetch(job_id, file["name"], path)
+        yield json.dumps({"path": str(path), **file}) if as_json else str(path)
+
+
+def _line(job: dict[str, Any]) -> str:
+    state, created = job["status"], _moment(job["created_at"])
+    return f"{job['id']}  {state:11}  {job['progress']:3} %  {created}  {job['model']}"
+
+
+def _state(job: dict[str, Any]) -> str:
+    error = job["error"]
+    return f"{job['status']}: {error['message']}" if error else str(job["status"])
+
+
+def _all(job: dict[str, Any]) -> str:
+    said = {name: value for name, value in job.items() if value not in (None, [])}
+    said |= {name: _moment(job[name]) for name in _MOMENTS if job[name]}
+    said |= {"status": _state(job), "files": ", ".join(file["name"] for file in job["files"])}
+    shown = said.keys() - {"object", "error"}
+    return "\n".join(f"{name:15} {said[name]}" for name in job if name in shown)
+
+
+def _moment(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s).isoformat(" ")

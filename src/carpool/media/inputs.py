@@ -1,0 +1,44 @@
+"""Pictures that wait with their job, as files that lose nothing: it gives the same every time."""
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from PIL import Image
+
+from carpool.media.uploads import Mode, read_image
+from carpool.pictures import NAMES
+
+MOST_PIXELS = 1 << 30  # they were checked before they were stored
+_QUICK = 1  # of zlib
+
+
+def packed(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The pictures among a pipeline's arguments as PNG files. Takes its time.
+
+    Args:
+        arguments: each picture of mode RGB, RGBA or L, or a list of them.
+
+    Returns:
+        By argument the names and modes of its pictures; and the files by name.
+    """
+    named: dict[str, Any] = {}
+    files: dict[str, bytes] = {}
+    for argument in NAMES:
+        given = arguments.get(argument, [])
+        for picture in [given] if isinstance(given, Image.Image) else given:
+            file = io.BytesIO()
+            picture.save(file, "PNG", compress_level=_QUICK)
+            name = f"input-{len(files)}.png"
+            named.setdefault(argument, []).append([name, picture.mode])
+            files[name] = file.getvalue()
+    return named, files
+
+
+def unpacked(file: bytes, mode: Mode) -> Image.Image:
+    """A picture as it was before `packed`.
+
+    Raises:
+        UnsupportedImage: the disk has spoiled it.
+    """
+    return read_image(file, max_pixels=MOST_PIXELS, mode=mode)

@@ -1,0 +1,63 @@
+"""Large outputs on their way from a worker: files that nobody can forget."""
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+
+from carpool import frames
+from carpool.link import Link
+from carpool.types import Timings
+
+CONTENT = bytes(range(48))
+
+
+def done(path: Path | str) -> frames.Done:
+    """A clip of one frame, 4 x 4, that lies in a file."""
+    clip = frames.Clip(4, 4, 1, b"", path=str(path))
+    return frames.Done("one", 1, [], Timings(), frames.Usage(0, 0), clip)
+
+
+async def heard(passing: Path, *said: frames.ToFront) -> list[frames.ToFront]:
+    """What the front hears of a worker that says this, hangs up and ends."""
+    ours, theirs = socket.socketpair()
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    link = Link(process, *await asyncio.open_unix_connection(sock=ours), passing)
+    with theirs:
+        theirs.sendall(b"".join(map(frames.encode, said)))
+    told = [frame async for frame in link.heard()]
+    await link.close()
+    return told
+
+
+def test_a_large_output_has_no_name_once_it_is_heard_of(tmp_path: Path) -> None:
+    (tmp_path / "film").write_bytes(CONTENT)
+
+    [told] = asyncio.run(heard(tmp_path, done(tmp_path / "film")))
+
+    assert isinstance(told, frames.Done)
+    assert told.clip is not None
+    assert (bytes(told.clip.rgb), told.clip.path) == (CONTENT, "")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_a_worker_began_to_write_goes_with_it(tmp_path: Path) -> None:
+    (tmp_path / "half").write_bytes(CONTENT)
+
+    assert asyncio.run(heard(tmp_path)) == []
+
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_output_that_cannot_be_read_fails_its_request_only(tmp_path: Path) -> None:
+    told = asyncio.run(heard(tmp_path, done(tmp_path / "nothing"), frames.Started("two")))
+
+    [failed, other] = told
+    assert isinstance(failed, frames.Failed)
+    assert (failed.request_id, failed.error) == ("one", "StoreFailed")
+    assert "No such file" in failed.message
+    assert other == frames.Started("two")
+
+
+def test_a_folder_that_is_gone_does_not_matter_to_the_end(tmp_path: Path) -> None:
+    assert asyncio.run(heard(tmp_path / "gone")) == []
