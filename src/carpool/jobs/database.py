@@ -46,6 +46,10 @@ CREATE TABLE jobs (
 );
 CREATE INDEX by_state ON jobs (state, number);
 """
+_LATER = """
+CREATE INDEX IF NOT EXISTS by_size ON jobs (state, ended_s, number, bytes, id) WHERE bytes > 0;
+CREATE INDEX IF NOT EXISTS by_end ON jobs (ended_s);
+"""  # what older files of this version lack
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ def _opened(path: Path | str) -> sqlite3.Connection:
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA cache_size = -512")  # KiB: the system's own cache has the rest
     [version] = db.execute("PRAGMA user_version").fetchone()
     if version == 0:
         db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT")
@@ -140,6 +145,7 @@ def _opened(path: Path | str) -> sqlite3.Connection:
             f"its tables are of version {version}, this Carpool reads {VERSION}: give another "
             "--state-dir"
         )
+    db.executescript(_LATER)
     return db
 
 

@@ -354,18 +354,19 @@ class JobStore:
         Raises:
             OSError: with those that open jobs hold they would be more than `most`.
         """
-        query = """SELECT id, bytes, state FROM jobs WHERE bytes > 0 AND id != ?
-            ORDER BY ended_s, number"""
-        rows = self._db.read(query, [job_id])
-        held = sum(row["bytes"] for row in rows if row["state"] in OPEN)
+        query = """SELECT state, sum(bytes) AS bytes FROM jobs WHERE bytes > 0 AND id != ?
+            GROUP BY state"""
+        taken = {row["state"]: row["bytes"] for row in self._db.read(query, [job_id])}
+        held = sum(taken.get(state, 0) for state in OPEN)
         if held + needed > most:
             others = f", {held} more are held by jobs that have not ended" if held else ""
             raise OSError(f"{needed} bytes{others}, the most is {most} (--max-store-bytes)")
-        excess = sum(row["bytes"] for row in rows) + needed - self._max_bytes
-        for row in rows:
-            if excess > 0 and row["state"] not in OPEN:
-                self._forget([row["id"]])
-                excess -= row["bytes"]
+        excess = sum(taken.values()) + needed - self._max_bytes
+        query = """SELECT id, bytes FROM jobs WHERE bytes > 0 AND state = 'completed' AND id != ?
+            ORDER BY ended_s, number LIMIT 1"""
+        while excess > 0 and (oldest := self._db.read(query, [job_id])):
+            self._forget([oldest[0]["id"]])
+            excess -= oldest[0]["bytes"]
 
     def _sweep(self) -> None:
         """Remove files of jobs that were not completed, or not accepted, when it was killed."""
