@@ -13,8 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from carpool import frames
 from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import PipelineFailed
-from carpool.jobs.runner import Runner, work_of
+from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
+from carpool.jobs.work import work_of
 from carpool.metrics import ALL, Metrics
 from carpool.server.app import create_app
 from carpool.supervise import Supervisor

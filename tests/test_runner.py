@@ -19,8 +19,9 @@ from carpool.errors import (
 )
 from carpool.frames import Done, Usage
 from carpool.jobs.database import Record
-from carpool.jobs.runner import OnProgress, Runner, work_of
+from carpool.jobs.runner import OnProgress, Runner
 from carpool.jobs.store import JobStore
+from carpool.jobs.work import work_of
 from carpool.types import Job, Timings
 
 
@@ -321,6 +322,21 @@ def test_a_full_line_only_delays() -> None:
         await house.runs(1)
         house.worker.end(1)
         assert (await house.becomes(job_id, "completed")).losses == 0
+
+    live(scene)
+
+
+def test_what_a_full_line_refuses_of_a_job_leaves_its_other_parts_alone() -> None:
+    async def scene(house: House) -> None:
+        job_id = await house.submit(1, 2, 3)
+        await house.runs(1, 2, 3)
+        house.worker.end(2, Overloaded("full", retry_after_s=0.01))
+        await until(lambda: len(house.worker.jobs) == 4, "the refused part is run again")
+        await house.runs(1, 2, 3)
+        for seed in (1, 2, 3):
+            house.worker.end(seed)
+        await house.becomes(job_id, "completed")
+        assert [job.seed for job in house.worker.jobs] == [1, 2, 3, 2]
 
     live(scene)
 

@@ -14,7 +14,8 @@ from carpool.config import ServeSettings
 from carpool.engine.loop import Engine as Loop
 from carpool.errors import InvalidValue, LibraryMissing, UnsupportedParameter
 from carpool.jobs.database import Record
-from carpool.jobs.runner import OnProgress, work_of
+from carpool.jobs.runner import OnProgress
+from carpool.jobs.work import work_of
 from carpool.media.metadata import told
 from carpool.media.outputs import Audio, Format, encode, encode_video
 from carpool.parameters import Card, check, check_n

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -21,7 +21,6 @@ from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
     Draining,
-    ModelNotFound,
     Overloaded,
     PipelineFailed,
     Starting,
@@ -30,7 +29,8 @@ from carpool.errors import (
 )
 from carpool.jobs.database import End, Record, State
 from carpool.jobs.store import JobStore
-from carpool.types import Clock, Job, new_request_id
+from carpool.jobs.work import Reader, parts_of
+from carpool.types import Clock, Job
 
 log = logging.getLogger("carpool")
 
@@ -69,31 +69,6 @@ class Watcher(Protocol):
         done: Sequence[Output],
     ) -> None:
         """A job has ended, `took_s` after it was accepted; `done` is of a completed one only."""
-
-
-Reader = Callable[[bytes, Any], Any]
-"""Makes a picture of a stored file and its mode, as `media.inputs.unpacked` does. On a thread."""
-
-
-def work_of(
-    model: str,
-    jobs: Sequence[Job],
-    inputs: Mapping[str, Any] | None = None,
-    **output: Any,
-) -> dict[str, Any]:
-    """The work of a record: what the engine runs, and what is made of its outputs.
-
-    Args:
-        inputs: by argument of the pipeline the names and modes of stored pictures; all jobs
-            have the same.
-    """
-    given = inputs or {}
-    plain = [
-        replace(job, arguments={n: v for n, v in job.arguments.items() if n not in given})
-        for job in jobs
-    ]
-    work = {"model": model, "jobs": [asdict(job) for job in plain], "output": output}
-    return work | ({"inputs": given} if given else {})
 
 
 class Runner:
@@ -278,16 +253,10 @@ class Runner:
     async def _work(self, record: Record) -> list[Output]:
         """Run all parts of a job side by side. If one fails, the others are given up."""
         await self._worker.wait_open()
-        try:
-            wanted, jobs = record.work["model"], [Job(**job) for job in record.work["jobs"]]
-        except (KeyError, TypeError):
-            raise StoreFailed("the job was stored, but cannot be read any more") from None
-        if wanted != self._model():
-            told = f"the job wants model {wanted!r}, and the server runs {self._model()!r} by now"
-            raise ModelNotFound(told, param="model")
-        pictures = await asyncio.to_thread(self._pictures, record)
-        waited_s = self.store.clock() - record.created_s
-        jobs = [_now(job, waited_s, pictures) for job in jobs]
+        stored = partial(self.store.input, record.id)
+        jobs = await asyncio.to_thread(
+            parts_of, record, self._model(), stored, self._read, self.store.clock()
+        )
         for watcher in self._watchers:
             watcher.runs(record, jobs)
         steps = [(0, 0)] * len(jobs)
@@ -302,23 +271,20 @@ class Runner:
         try:
             async with asyncio.TaskGroup() as group:
                 parts = [
-                    group.create_task(self._worker.submit(job, partial(progressed, part)))
+                    group.create_task(self._part(job, partial(progressed, part)))
                     for part, job in enumerate(jobs)
                 ]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [part.result() for part in parts]
 
-    def _pictures(self, record: Record) -> dict[str, Any]:
-        """What a job begins from, as arguments of the pipeline."""
-        found: dict[str, Any] = {}
-        for argument, files in record.work.get("inputs", {}).items():
-            stored = [(self.store.input(record.id, name), mode) for name, mode in files]
-            if self._read is None or any(file is None for file, _ in stored):
-                raise StoreFailed("the job was stored, but its pictures cannot be read any more")
-            pictures = [self._read(file, mode) for file, mode in stored if file is not None]
-            found[argument] = pictures if len(pictures) > 1 else pictures[0]
-        return found
+    async def _part(self, job: Job, on_progress: OnProgress) -> Output:
+        """Run one part, as soon as the worker has a place for it."""
+        while True:
+            try:
+                return await self._worker.submit(job, on_progress)
+            except Overloaded as error:
+                await asyncio.sleep(max(error.retry_after_s or 0.0, self._again_s))
 
     async def _see_through(self, record: Record, work: "asyncio.Task[list[Output]]") -> None:
         """Bring one job to its end, or back into the line."""
@@ -330,9 +296,6 @@ class Runner:
                 return
             await self._store(record, work.result())
         except (Starting, Draining):
-            await self._requeue(record)
-        except Overloaded as error:
-            await asyncio.sleep(error.retry_after_s or self._again_s)
             await self._requeue(record)
         except WorkerLost as error:
             await self._after_loss(record, error)
@@ -395,15 +358,3 @@ class Runner:
     def _give_up(self, job_id: str) -> None:
         if work := self._at_work.get(job_id):
             work.cancel()
-
-
-def _now(job: Job, waited_s: float, pictures: Mapping[str, Any]) -> Job:
-    """A job as it is run this time: under a name of its own, with the time that is left."""
-    timeout_s = None if job.timeout_s is None else job.timeout_s - max(waited_s, 0.0)
-    if timeout_s is not None and timeout_s <= 0:
-        raise DeadlineExceeded(f"timeout_s={job.timeout_s} ran out before the job was run")
-    lora = tuple((str(name), float(scale)) for name, scale in job.lora)
-    arguments = {**job.arguments, **pictures}
-    return replace(
-        job, request_id=new_request_id(), arguments=arguments, timeout_s=timeout_s, lora=lora
-    )
