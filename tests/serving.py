@@ -145,8 +145,12 @@ class Server:
         eventually(lambda: self._find("stderr"), PATIENCE_S, "the server listens")
 
     def wait_ready(self) -> None:
-        eventually(lambda: self._find("stdout"), PATIENCE_S, "it says where it serves")
+        eventually(self._is_greeting, PATIENCE_S, "it says where it serves")
         eventually(lambda: self.health() == 200, 10, "/health is 200")
+
+    def _is_greeting(self) -> bool:
+        """Does it say so? On stderr where the log is for machines."""
+        return self._find("stderr" if '"Serving ' in self.stderr else "stdout")
 
     def _find(self, stream: str) -> bool:
         text = (self.folder / stream).read_text()

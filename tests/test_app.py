@@ -1,14 +1,17 @@
 """The HTTP application with no worker behind it: keys, and failures that nobody foresaw."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
 
+import hostile
 from carpool.config import EngineSettings, ServeSettings
 from carpool.server.app import create_app
 from carpool.supervise import Supervisor
+from driven import open_house
 
 KEYS = ("first-key", "zweiter-schlüssel")
 KEYED = ServeSettings(api_key=KEYS)
@@ -62,6 +65,60 @@ def test_without_a_right_key_nothing_opens(path: str, authorization: str | None)
     assert answer.headers["www-authenticate"] == "Bearer"
     told = error(answer)
     assert (told["code"], told["type"]) == ("invalid_api_key", "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [ENDPOINT, "/v1/images/edits", "/v1/images/variations", "/v1/videos", "/v1/videos/x/remix",
+     "/v1/jobs/x/cancel"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=b", ""])
+def test_without_a_right_key_nothing_of_a_body_is_read(path: str, kind: str) -> None:
+    limits: Any = {"api_key": KEYS, "max_body_bytes": 5000, "max_upload_bytes": 5000}
+
+    answer = asyncio.run(sent_to_all_routes(path, b"{" * 9000, kind, **limits))
+
+    assert (answer.status_code, error(answer)["code"]) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("state", ["starting", "worker_lost"])
+def test_a_model_that_was_loaded_once_is_known_whatever_became_of_its_worker(state: Any) -> None:
+    worker = hostile.Grey()
+    worker._state = state
+
+    listed = hostile.ask("", "/v1/models", worker=worker, method="GET")
+    found = hostile.ask("", "/v1/models/grey", worker=worker, method="GET")
+
+    assert [one["id"] for one in listed.json()["data"]] == [found.json()["id"]] == ["grey"]
+    assert hostile.ask('{"prompt": "a"}', worker=worker).status_code == 503
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+@pytest.mark.parametrize(
+    ("path", "flag"), [(ENDPOINT, "--max-body-bytes"), ("/v1/videos", "--max-upload-bytes")]
+)
+def test_a_body_that_is_too_large_is_told_the_limit_and_who_sets_it(
+    path: str, flag: str, is_announced: bool
+) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield bytes(9000)
+
+    content: Any = bytes(9000) if is_announced else pieces()
+    limits: Any = {"max_body_bytes": 5000, "max_upload_bytes": 5000}
+
+    answer = asyncio.run(sent_to_all_routes(path, content, "application/json", **limits))
+
+    assert (answer.status_code, error(answer)["code"]) == (413, "body_too_large")
+    seen = "9000" if is_announced else "more than 5000"
+    rule = f"the body has {seen} bytes: the most is 5000 ({flag})"
+    assert answer.json()["error"]["message"] == rule
+
+
+async def sent_to_all_routes(
+    path: str, content: Any, kind: str, **settings: Any
+) -> httpx2.Response:
+    async with open_house(hostile.Grey(), runs=False, **settings) as house:
+        return await house.http.post(path, content=content, headers={"content-type": kind})
 
 
 def test_without_keys_any_token_will_do() -> None:

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 
 from carpool import frames
-from carpool.parameters import Card, Parameter, Task
+from carpool.parameters import Card, Parameter, Task, within
 from carpool.server import schema
-from carpool.server.edits import pictures_of, task_of, within
+from carpool.server.edits import pictures_of, task_of
 from carpool.server.forms import Form
 from carpool.server.images import Served, drawing_of
 from hostile import CARD, Grey, app_of, ask, refusal
@@ -123,6 +123,17 @@ def test_sizes_are_rounded_down_to_what_the_model_can(
     size: tuple[int, int], expected: tuple[int, int]
 ) -> None:
     assert within(size, 64 * 64, 16) == expected
+
+
+@pytest.mark.parametrize("size", [(1, 100_000), (9000, 1)])
+def test_a_picture_too_long_for_the_model_is_refused_as_a_picture(size: tuple[int, int]) -> None:
+    told = refusal(send([("image", saved(Image.new("RGB", size)))]))
+
+    assert (told["code"], told["param"]) == ("unsupported_image", "image")
+    assert told["message"] == (
+        f"image has {size[0]}x{size[1]} pixels: too long for this model, whose sides are "
+        "multiples of 16 and make at most 4096 pixels: cut it"
+    )
 
 
 def test_a_size_that_is_asked_for_wins_and_the_picture_stays() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from carpool.server.edits import UPLOADS
 from hostile import ask, plain, refusal
-from test_edits import BOTH, EDITS, SEVERAL, VARIATIONS, mask, png, send, worker_of
+from test_edits import BOTH, EDITS, PICTURE, SEVERAL, VARIATIONS, mask, png, send, worker_of
 
 
 def url_of(content: bytes) -> dict[str, str]:
@@ -127,3 +127,74 @@ def test_large_bodies_are_taken_where_pictures_are() -> None:
     for path, code in ((EDITS, "invalid_value"), ("/v1/images/generations", "body_too_large")):
         told = refusal(ask(content, path, worker=worker_of(BOTH), max_body_bytes=1 << 20))
         assert told["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("n", "1_0"), ("n", "\u0664"), ("n", " 4"), ("n", "4 "), ("n", "+4"), ("n", "0x4"),
+        ("n", "4.0"), ("seed", "9" * 5000), ("strength", "0_1"), ("strength", "\u0660.5"),
+        ("strength", ".5"), ("strength", " 0.5"), ("strength", "nan"), ("strength", "Infinity"),
+        ("timeout_s", "1_0"),
+    ],
+)  # fmt: skip
+def test_a_number_in_a_form_is_one_that_json_would_take(name: str, text: str) -> None:
+    worker = worker_of(BOTH)
+    said: dict[str, Any] = {name: text}
+
+    told = refusal(send([PICTURE], worker=worker, **said))
+
+    assert (told["code"], told["param"], worker.jobs) == ("invalid_value", name, [])
+    assert told["message"].startswith(f'{name}="')
+
+
+def test_numbers_in_a_form_may_have_a_sign_a_point_and_an_exponent() -> None:
+    worker = worker_of(BOTH)
+
+    answer = send([PICTURE], worker=worker, strength="5e-1", guidance_scale="-1.5E+0", seed="007")
+
+    assert answer.status_code == 200, answer.text
+    [job] = worker.jobs
+    assert (job.arguments["strength"], job.arguments["guidance_scale"], job.seed) == (0.5, -1.5, 7)
+
+
+def form_of(*parts: tuple[bytes, bytes]) -> httpx2.Response:
+    """Send a form of these names and texts, byte by byte."""
+    pieces = (b'--b\r\ncontent-disposition: form-data; name="%s"\r\n\r\n%s\r\n' % p for p in parts)
+    kind = {"content-type": "multipart/form-data; boundary=b"}
+    return ask(b"".join(pieces) + b"--b--\r\n", EDITS, worker=worker_of(BOTH), headers=kind)
+
+
+def test_a_form_is_utf_8() -> None:
+    answers = [form_of((b"prompt", b"caf\xe9")), form_of((b"caf\xe9", b"a"))]
+    for answer, seen in zip(answers, ("prompt in this form", "a name in this form"), strict=True):
+        assert answer.status_code == 400
+        assert refusal(answer)["message"] == f"{seen} is not UTF-8"
+
+    worker = worker_of(BOTH)
+    assert send([PICTURE], worker=worker, prompt="caf\u00e9 \u4e2d").status_code == 200
+    assert worker.jobs[0].arguments["prompt"] == "caf\u00e9 \u4e2d"
+
+
+@pytest.mark.parametrize("count", [2, 17, 18, 40])
+def test_too_many_pictures_are_counted_by_what_the_model_takes(count: int) -> None:
+    told = refusal(send([PICTURE] * count))
+
+    assert (told["code"], told["param"]) == ("invalid_value", "image")
+    assert "grey takes at most 1" in told["message"]
+
+
+def test_a_form_of_too_many_texts_is_refused_with_how_many_may_be() -> None:
+    many: dict[str, Any] = {f"x{i}": "1" for i in range(200)}
+
+    told = refusal(send([PICTURE], **many))
+
+    assert (told["code"], told["message"]) == ("invalid_value", "a form has at most 100 texts")
+
+
+@pytest.mark.parametrize("path", sorted(UPLOADS))
+def test_an_empty_body_is_called_empty(path: str) -> None:
+    told = refusal(ask(b"", path))
+
+    assert told["code"] == "invalid_json"
+    assert told["message"] == "the body is empty: send a form, or a JSON object"

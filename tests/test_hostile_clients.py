@@ -24,8 +24,18 @@ WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 ALIVE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
+FORM = (
+    b"POST /v1/images/edits HTTP/1.1\r\nhost: x\r\ncontent-length: 999\r\n"
+    b"content-type: multipart/form-data; boundary=b\r\n\r\n--b\r\ncontent-disposition: form-data; "
+)
+
+
 class Hasty(Wire):
     head_timeout_s = body_timeout_s = 0.15
+
+
+class Watchful(Wire):
+    look_s = 0.01
 
 
 class Client:
@@ -224,7 +234,7 @@ def test_what_is_no_http_is_refused_and_never_drawn(sent: bytes) -> None:
     asyncio.run(talk())
 
 
-def test_a_websocket_is_not_spoken() -> None:
+def test_a_websocket_is_not_spoken_nor_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     upgrade = (
         b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
         b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: 13\r\n\r\n"
@@ -236,6 +246,7 @@ def test_a_websocket_is_not_spoken() -> None:
             return await client.status()
 
     assert asyncio.run(talk()) == 200
+    assert [one.message for one in caplog.records if one.levelname != "INFO"] == []
 
 
 def test_expecting_to_continue_is_answered() -> None:
@@ -249,6 +260,23 @@ def test_expecting_to_continue_is_answered() -> None:
             return told
 
     assert asyncio.run(talk()).startswith(b"HTTP/1.1 100 ")
+
+
+@pytest.mark.parametrize(
+    ("key", "length", "status"), [("wrong", 20, 401), ("right", 2000, 413), ("wrong", 2000, 401)]
+)
+def test_who_expects_to_continue_is_refused_before_a_body_is_sent(
+    key: str, length: int, status: int
+) -> None:
+    more = f"authorization: Bearer {key}\r\nexpect: 100-continue\r\ncontent-length: {length}"
+
+    async def talk() -> bytes:
+        settings: Any = {"api_key": ("right",), "max_body_bytes": 1000}
+        async with wired(**settings) as server, server.client() as client:
+            await client.send(HEAD + more.encode() + b"\r\n\r\n")
+            return await client.until_closed()  # nobody knows whether a body comes
+
+    assert asyncio.run(talk()).startswith(b"HTTP/1.1 %d " % status)
 
 
 def test_a_hundred_requests_at_once_on_one_connection_are_answered_in_order() -> None:
@@ -285,6 +313,56 @@ def test_work_ends_when_its_client_is_gone() -> None:
             await server.check()
 
     asyncio.run(talk())
+
+
+BEHIND = {
+    "at once": [WHOLE + ALIVE],
+    "later": [WHOLE, ALIVE],
+    "more work": [WHOLE, WHOLE],
+    "a large body": [WHOLE, HEAD + b"content-length: 90000\r\n\r\n" + b" " * 80_000],
+}
+
+
+@pytest.mark.parametrize("pieces", BEHIND.values(), ids=BEHIND)
+def test_work_ends_when_its_client_is_gone_whatever_it_sent_in_advance(
+    pieces: list[bytes],
+) -> None:
+    async def talk() -> None:
+        async with wired(Watchful, is_slow=True) as server:
+            async with server.client() as leaving:
+                for piece in pieces:
+                    leaving.writer.write(piece)
+                    await server.worker.until(lambda: server.worker.running == 1)
+                await server.check()
+            await server.worker.until(lambda: server.worker.running == 0)
+            await server.check()
+            assert len(server.worker.jobs) == 1
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize("sent", [WHOLE[:-5], FORM], ids=["JSON", "form"])
+def test_who_leaves_while_uploading_is_logged_as_gone_and_nothing_failed(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "carpool")
+
+    def statuses() -> list[int]:
+        return [vars(one)["status"] for one in caplog.records if "status" in vars(one)]
+
+    async def talk() -> None:
+        async with wired() as server:
+            async with server.client() as leaving:
+                await leaving.send(sent)
+                await server.check()
+            async with asyncio.timeout(10):
+                while not statuses():
+                    await server.check()
+
+    asyncio.run(talk())
+
+    assert statuses() == [499]
+    assert [one.message for one in caplog.records if one.levelname != "INFO"] == []
 
 
 def test_many_idle_connections_keep_nobody_out() -> None:

@@ -172,7 +172,7 @@ TEXTS = {
 @pytest.mark.parametrize("format_", ["png", "jpeg", "webp"])
 def test_any_text_reaches_the_worker_as_it_was_sent(text: str, format_: str) -> None:
     worker = Grey()
-    content = body(prompt=text, negative_prompt=text, output_format=format_, user=text)
+    content = body(prompt=text, negative_prompt=text, output_format=format_, user=text[:256])
 
     answer = ask(content, worker=worker, metadata_prompt=True)
 
@@ -365,3 +365,9 @@ def test_risky_things_are_off_unless_asked_for() -> None:
     assert settings.host == "127.0.0.1"
     assert settings.allow_remote_media is False
     assert settings.metadata_prompt is False
+
+
+def test_more_pictures_than_the_server_ever_holds_are_refused_for_good() -> None:
+    told = refusal(ask(json.dumps({"prompt": "a", "n": 4}), max_running=2, max_queue=1))
+
+    assert "from 1 to 3" in told["message"]

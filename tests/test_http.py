@@ -172,11 +172,12 @@ def wrong(rule: str, *values: Any) -> list[Any]:
         *wrong("seed: from 0 to 2**63 - 1", -1, 2**63, 2**64, 1.5, "1", True),
         *wrong("n: from 1 to 10", 0, 11, -1, 1.0, "1", True),
         *wrong("timeout_s: seconds above 0", 0, -1, float("inf"), "1", True, 10**400),
-        *wrong("prompt: must be a valid string", ["a"], 5, None, "\ud800"),
+        *wrong("prompt: must be a valid string", 5, None, "\ud800"),
+        *wrong("prompt: send one request for each prompt", ["a"]),
         *wrong("prompt: at most 32000 characters", "a" * 40_000),
         *wrong("negative_prompt: one string", ["a"], 5),
         *wrong("negative_prompt: without lone surrogates", "\ud800"),
-        *wrong("user: without lone surrogates", "\ud800"),
+        *wrong("user: must be a valid string", "\ud800"),
         *wrong("output_compression: less than or equal to 100", 101),
         *wrong("style: not supported", "vivid"),
         *wrong("self: no parameter 'self'", 1),
@@ -222,16 +223,13 @@ def test_a_prompt_is_needed(client: httpx2.Client) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/nope"), ("GET", ENDPOINT), ("POST", "/health"), ("DELETE", "/v1/models"),
-     ("GET", "/%ff"), ("OPTIONS", ENDPOINT)],
-)  # fmt: skip
-def test_unknown_paths_and_methods_are_not_found(
-    client: httpx2.Client, method: str, path: str
-) -> None:
+    [("GET", "/nope"), ("HEAD", "/nope"), ("POST", "/v1/nope"), ("GET", "/%ff")],
+)
+def test_unknown_paths_are_not_found(client: httpx2.Client, method: str, path: str) -> None:
     answer = client.request(method, path)
 
     assert answer.status_code == 404
-    assert refusal(answer)["code"] == "not_found"
+    assert method == "HEAD" or refusal(answer)["code"] == "not_found"
 
 
 # Ids

@@ -99,6 +99,113 @@ def test_a_model_needs_not_know_every_name_that_others_do() -> None:
     assert (told["code"], told["param"]) == ("unknown_parameter", "true_cfg_scale")
 
 
+# What is meant for somewhere else
+
+PICTURE = Parameter("image", "other")
+STRENGTH = Parameter("strength", "float", default=0.6)
+OWN = tuple(one for one in CARD.parameters if one.name != "strength")
+DRAWS = Task("text-to-image", "GreyPipeline", OWN)
+CHANGES = Task("image-to-image", "GreyImg2Img", (*OWN, PICTURE, STRENGTH))
+FILLS = Task("inpaint", "GreyInpaint", (*OWN, PICTURE, Parameter("mask_image", "other"), STRENGTH))
+
+
+@pytest.mark.parametrize("name", ["image", "images", "mask", "mask_image", "strength"])
+def test_what_an_edit_says_is_sent_to_the_edits(name: str) -> None:
+    worker = worker_of(tasks=(DRAWS, CHANGES))
+
+    told = refusal(draw(worker, **{name: 0.5}))
+
+    assert (told["code"], told["param"]) == ("unsupported_parameter", name)
+    assert told["message"].endswith("send it with its picture to POST /v1/images/edits")
+
+
+def test_an_edit_that_says_nothing_is_no_edit() -> None:
+    worker = worker_of(tasks=(DRAWS, CHANGES))
+
+    assert draw(worker, image=None, strength=None).status_code == 200
+
+
+def test_a_model_without_edits_does_not_point_to_them() -> None:
+    told = refusal(draw(worker_of(tasks=(PLAIN,)), image="x"))
+
+    assert told["message"] == "PlainPipeline has no parameter 'image'"
+
+
+def test_what_makes_no_pictures_points_to_what_it_makes() -> None:
+    film = replace(PLAIN, name="text-to-video")
+    song = replace(PLAIN, name="text-to-audio")
+
+    for task, says in ((film, "POST /v1/videos makes them"), (song, "`carpool generate`")):
+        told = refusal(draw(worker_of(tasks=(task,)), size="1x1", image="x"))
+        assert (told["code"], told["param"]) == ("unsupported_parameter", "model")
+        assert says in told["message"]
+
+
+# What is shown of values and of the model
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"n": None, "seed": True}, "seed=true: must be a whole number"),
+        ({"n": "2"}, 'n="2": must be a whole number'),
+        ({"sigmas": [None, False]}, "sigmas=[null, false]: must be"),
+        ({"timeout_s": 3.5e38}, "must be a number of seconds above 0, at most 3.4e38"),
+        ({"size": "64X64"}, 'size "64X64" is not supported: write WIDTHxHEIGHT in pixels, such as '
+                            "64x64, or auto"),
+        ({"size": "4096x2048"}, "the nearest size of this shape is 2896x1440"),
+        ({"prompt": ["a", "b"]}, "prompt is a list of 2: send one request for each prompt"),
+        ({"output_typ": "pil"}, "GreyPipeline has no parameter 'output_typ'"),
+    ],
+)  # fmt: skip
+def test_values_are_written_as_json_with_what_works(body: dict[str, Any], says: str) -> None:
+    told = refusal(draw(**body))
+
+    assert says in told["message"]
+    assert "output_type" not in told["message"]
+
+
+@pytest.mark.parametrize("name", ["user", "safety_identifier"])
+def test_the_name_of_a_user_has_at_most_256_characters(name: str) -> None:
+    said: dict[str, Any] = {name: "x" * 256}
+    assert draw(**said).status_code == 200
+
+    said[name] += "x"
+    told = refusal(draw(**said))
+    assert (told["param"], told["code"]) == (name, "invalid_value")
+    assert "at most 256 characters" in told["message"]
+
+
+def test_the_model_tells_its_tasks_and_the_defaults_that_count() -> None:
+    worker = worker_of(20, tasks=(DRAWS, CHANGES, FILLS), defaults={"num_inference_steps": 12})
+
+    [model] = ask("", "/v1/models", method="GET", worker=worker).json()["data"]
+
+    assert model["tasks"] == ["text-to-image", "image-to-image", "inpaint"]
+    known = {one["name"]: one for one in model["parameters"]}
+    assert known["num_inference_steps"] == {
+        "name": "num_inference_steps", "kind": "int", "required": False, "default": 12,
+        "tasks": ["text-to-image", "image-to-image", "inpaint"],
+    }  # fmt: skip
+    assert known["guidance_scale"]["default"] == 3.5
+    assert (known["strength"]["tasks"], known["strength"]["default"]) == (
+        ["image-to-image", "inpaint"], 0.6,
+    )  # fmt: skip
+    assert (known["mask"]["kind"], known["mask"]["tasks"]) == ("picture", ["inpaint"])
+    assert "latents" not in known
+
+
+def test_a_model_of_videos_has_the_size_of_its_pipeline() -> None:
+    sides = (Parameter("width", "int", default=832), Parameter("height", "int", default=480))
+    film = Task("image-to-video", "GreyVideo", (Parameter("prompt", "str"), PICTURE, *sides))
+    worker = worker_of(tasks=(film,), default_size_px=None)
+
+    [model] = ask("", "/v1/models", method="GET", worker=worker).json()["data"]
+
+    assert model["default_size"] == "832x480"
+    assert {one["name"] for one in model["parameters"]} >= {"input_reference", "width"}
+
+
 # Links
 
 

@@ -79,6 +79,21 @@ def drawn(server: Server, seed: int, steps: int) -> str:
         return hashlib.sha256(http.get(f"/v1/jobs/{job_id}/files/0.png").content).hexdigest()
 
 
+def test_what_a_server_keeps_is_its_users_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # as an earlier server may have made it
+
+    with serving("--state-dir", str(tmp_path)) as server:
+        drawn(server, 1, 3)
+        with server.client() as http:
+            assert http.post(ENDPOINT, json=body(response_format="url")).status_code == 200
+        kept = [tmp_path, *tmp_path.rglob("*")]
+        modes = {str(path): oct(path.stat().st_mode & 0o777) for path in kept}
+
+    assert len(modes) > 5
+    wrong = {path: mode for path, mode in modes.items() if not mode.endswith("00")}
+    assert wrong == {}
+
+
 def kill_worker(server: Server) -> None:
     os.kill(server.worker(), signal.SIGKILL)
 

@@ -16,6 +16,8 @@ from carpool.config import EngineSettings, ServeSettings
 from carpool.logs import JSONLines
 from carpool.server.app import create_app
 from carpool.supervise import Supervisor
+from hostile import Grey
+from hostile import ask as asked
 
 PROMPT = "a secret wish"
 
@@ -91,6 +93,18 @@ def test_neither_prompts_nor_keys_nor_queries_are_logged(lines: list[dict[str, A
     assert len(lines) == 2
 
 
+@pytest.mark.parametrize(
+    ("count", "told"), [("0", None), ("1", "1"), ("99", "99"), ("100", None), ("x 200", None)]
+)
+def test_an_sdk_that_tries_again_is_seen(
+    lines: list[dict[str, Any]], count: str, told: str | None
+) -> None:
+    ask("POST", "/v1/images/generations", None, **{"x-stainless-retry-count": count})
+
+    [line] = lines
+    assert line.get("retry") == told
+
+
 def test_a_path_cannot_forge_a_line(lines: list[dict[str, Any]]) -> None:
     ask("GET", "/%0a2026-01-01 INFO all is well")
     ask("GET", "/" + "x" * 5000)
@@ -157,3 +171,35 @@ def test_lines_go_to_standard_error_from_the_level_on(
     else:
         assert err.endswith(" WARNING loud\n")
     assert root.handlers[0].stream is sys.stderr  # type: ignore[attr-defined]
+
+
+# Prompts
+
+
+CUT = "The following part of your input was truncated because CLIP can only handle sequences up to"
+
+
+@pytest.mark.parametrize("why", [CUT, "Your input was truncated because `x` is set to"])
+def test_what_diffusers_repeats_of_a_long_prompt_is_cut_out(why: str) -> None:
+    record = logging.makeLogRecord({"msg": f"{why} 77 tokens: ['{PROMPT}']"})
+
+    assert logs.without_prompts(record)
+    assert record.getMessage() == f"{why} 77 tokens"
+
+
+def test_other_lines_stay_as_they_are() -> None:
+    record = logging.makeLogRecord({"msg": "%d of %s tokens: %s", "args": (3, "7", "kept")})
+
+    assert logs.without_prompts(record)
+    assert record.getMessage() == "3 of 7 tokens: kept"
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+def test_prompts_are_logged_only_where_that_is_asked_for(
+    caplog: pytest.LogCaptureFixture, is_wanted: bool
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    asked(json.dumps({"prompt": PROMPT}), worker=Grey(), log_prompts=is_wanted)
+
+    assert (PROMPT in caplog.text) is is_wanted

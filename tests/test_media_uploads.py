@@ -288,6 +288,15 @@ def test_a_damaged_file_is_read_or_refused_but_never_an_error_of_ours(
         assert read(bytes(data)).mode == "RGB"
 
 
+@pytest.mark.parametrize("lost", [1, 8, 12, 16, 20])
+def test_a_png_without_its_end_is_cut_short_though_every_row_is_there(lost: int) -> None:
+    whole = png(40, 20)
+
+    assert read(whole + b"more").size == (40, 20)
+    with pytest.raises(UnsupportedImage, match="image cannot be read"):
+        read(whole[:-lost])
+
+
 # data: URLs
 
 
@@ -337,6 +346,15 @@ def test_what_is_no_picture_url_is_refused_without_repeating_it(url: str) -> Non
 
     assert refused.value.param == "image"
     assert len(refused.value.message) < 160
+
+
+def test_a_url_of_another_kind_is_told_which_kinds_are_read() -> None:
+    for allowed, rule in ((True, "... or http(s)://..."), (False, "base64,...")):
+        with pytest.raises(InvalidValue) as refused:
+            fetched("file:///etc/passwd", allow_remote=allowed)
+
+        assert refused.value.message.startswith('image="file:///etc/passwd": must be data:image/')
+        assert refused.value.message.endswith(rule)
 
 
 def test_no_url_is_fetched_unless_the_server_allows_it() -> None:

@@ -1,7 +1,10 @@
 """What a request may say: every refusal names what was seen, the rule, and what would do."""
 
+import json
 import math
-from typing import Any
+import re
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -71,7 +74,7 @@ BARE = Card(
 STEPS = "must be a whole number from 1 to 100"
 WHOLE = "must be a whole number, at most 2**63 - 1"
 SEED = "must be a whole number from 0 to 2**63 - 1"
-SECONDS = "must be a number of seconds above 0"
+SECONDS = "must be a number of seconds above 0, at most 3.4e38"
 MULTIPLE = "both sides must be multiples of 16, above 0; the nearest size is"
 
 
@@ -88,45 +91,46 @@ def refusal(prompt: Any = "a cat", *, from_json: bool = False, **parameters: Any
         ({"num_inference_steps": -1}, f"num_inference_steps=-1: {STEPS}"),
         ({"num_inference_steps": 101}, f"num_inference_steps=101: {STEPS}"),
         ({"num_inference_steps": 2.5}, f"num_inference_steps=2.5: {WHOLE}"),
-        ({"num_inference_steps": "50"}, f"num_inference_steps='50': {WHOLE}"),
-        ({"num_inference_steps": True}, f"num_inference_steps=True: {WHOLE}"),
+        ({"num_inference_steps": "50"}, f'num_inference_steps="50": {WHOLE}'),
+        ({"num_inference_steps": True}, f"num_inference_steps=true: {WHOLE}"),
         ({"max_sequence_length": 2**63}, f"max_sequence_length={2**63}: {WHOLE}"),
         ({"max_sequence_length": 0}, "max_sequence_length=0: must be at least 1"),
         (
             {"guidance_scale": math.nan},
-            "guidance_scale=nan: must be a finite number of at most 3.4e38",
+            "guidance_scale=NaN: must be a finite number of at most 3.4e38",
         ),
         (
             {"guidance_scale": math.inf},
-            "guidance_scale=inf: must be a finite number of at most 3.4e38",
+            "guidance_scale=Infinity: must be a finite number of at most 3.4e38",
         ),
-        ({"guidance_scale": "7"}, "guidance_scale='7': must be a finite number of at most 3.4e38"),
+        ({"guidance_scale": "7"}, 'guidance_scale="7": must be a finite number of at most 3.4e38'),
         (
             {"guidance_scale": True},
-            "guidance_scale=True: must be a finite number of at most 3.4e38",
+            "guidance_scale=true: must be a finite number of at most 3.4e38",
         ),
         ({"strength": 1.5}, "strength=1.5: must be from 0 to 1"),
         ({"strength": -0.1}, "strength=-0.1: must be from 0 to 1"),
-        ({"sigmas": [1, math.nan]}, "sigmas=[1, nan]: must be a list of finite numbers"),
+        ({"sigmas": [1, math.nan]}, "sigmas=[1, NaN]: must be a list of finite numbers"),
         ({"sigmas": 1.0}, "sigmas=1.0: must be a list of finite numbers"),
         ({"use_karras": 1}, "use_karras=1: must be true or false"),
-        ({"negative_prompt": ["bad"]}, "negative_prompt=['bad']: must be one string of valid"),
-        ({"negative_prompt": "\ud800"}, r"negative_prompt='\ud800': must be one string of valid"),
-        ({"output_type": "png"}, "output_type='png': must be one of pil, np, pt, latent"),
+        ({"negative_prompt": ["bad"]}, 'negative_prompt=["bad"]: must be one string of valid'),
+        ({"negative_prompt": "\ud800"}, r'negative_prompt="\ud800": must be one string of valid'),
+        ({"output_type": "png"}, 'output_type="png": must be one of pil, np, pt, latent'),
         ({"seed": -1}, f"seed=-1: {SEED}"),
         ({"seed": 2**63}, f"seed={2**63}: {SEED}"),
         ({"seed": 2**64}, f"seed={2**64}: {SEED}"),
         ({"seed": 1.5}, f"seed=1.5: {SEED}"),
-        ({"seed": True}, f"seed=True: {SEED}"),
-        ({"seed": "1"}, f"seed='1': {SEED}"),
+        ({"seed": True}, f"seed=true: {SEED}"),
+        ({"seed": "1"}, f'seed="1": {SEED}'),
         ({"timeout_s": 0}, f"timeout_s=0: {SECONDS}"),
         ({"timeout_s": -1}, f"timeout_s=-1: {SECONDS}"),
-        ({"timeout_s": math.inf}, f"timeout_s=inf: {SECONDS}"),
-        ({"timeout_s": math.nan}, f"timeout_s=nan: {SECONDS}"),
-        ({"timeout_s": "3"}, f"timeout_s='3': {SECONDS}"),
-        ({"timeout_s": True}, f"timeout_s=True: {SECONDS}"),
+        ({"timeout_s": 3.5e38}, f"timeout_s=3.5e+38: {SECONDS}"),
+        ({"timeout_s": math.inf}, f"timeout_s=Infinity: {SECONDS}"),
+        ({"timeout_s": math.nan}, f"timeout_s=NaN: {SECONDS}"),
+        ({"timeout_s": "3"}, f'timeout_s="3": {SECONDS}'),
+        ({"timeout_s": True}, f"timeout_s=true: {SECONDS}"),
         ({"prompt": 5}, "prompt=5: must be one string of valid Unicode"),
-        ({"prompt": b"a cat"}, "prompt is a list of 5: a request has one prompt"),
+        ({"prompt": b"a cat"}, "prompt is a list of 5: send one request for each prompt"),
     ],
     ids=lambda value: str(value)[:50] if isinstance(value, dict) else "",
 )
@@ -151,7 +155,18 @@ def test_impossible_values_are_refused(given: dict[str, Any], says: str) -> None
         (70, 41, f"size 70x41 is not supported: {MULTIPLE} 64x48"),
         (70, None, f"size 70x64 is not supported: {MULTIPLE} 64x64"),
         (None, 4, f"size 64x4 is not supported: {MULTIPLE} 64x16"),
-        (256, 128, "size 256x128 is not supported: it has 32768 pixels, the most is 16384"),
+        (
+            256,
+            128,
+            "size 256x128 is not supported: it has 32768 pixels, the most is 16384; the "
+            "nearest size of this shape is 176x80",
+        ),
+        (
+            16,
+            4096,
+            "size 16x4096 is not supported: it has 65536 pixels, the most is 16384; the "
+            "nearest size of this shape is 16x1024",
+        ),
         (2**62, 2**62, f"size {2**62}x{2**62} is not supported: it has {2**124} pixels, the most"),
     ],
 )
@@ -207,8 +222,7 @@ def test_a_list_of_prompts_is_several_requests() -> None:
     refused = refusal(["a cat", "a dog"])
 
     assert str(refused) == (
-        "prompt is a list of 2: a request has one prompt; send a request for each (in Python, "
-        "generate([...]) does)"
+        "prompt is a list of 2: send one request for each prompt (in Python, generate([...]) does)"
     )
 
 
@@ -228,6 +242,69 @@ def test_what_a_pipeline_requires_must_be_said() -> None:
     with pytest.raises(UnknownParameter, match="BarePipeline has no parameter 'prompt'"):
         check(BARE, Request("a cat", label=1))
     assert check(BARE, Request(label=1)).arguments == {"label": 1}
+
+
+def test_what_json_has_no_use_for_is_not_suggested() -> None:
+    assert str(refusal(output_typ=1)).endswith("did you mean 'output_type'?")
+    assert "output_type" not in str(refusal(output_typ=1, from_json=True))
+
+
+def strong(rounds: Literal["up", "down"], strength: float, steps: int) -> Rejected | None:
+    """What is wrong with a strength, where a pipeline counts its steps in this way."""
+    card = replace(CARD, tasks=(replace(CARD.tasks[0], strength_rounds=rounds),))
+    try:
+        check(card, Request("a cat", strength=strength, num_inference_steps=steps))
+    except Rejected as refused:
+        return refused
+    return None
+
+
+@pytest.mark.parametrize(
+    ("rounds", "strength", "says"),
+    [
+        ("up", 0.0, "strength=0.0: leaves none of 4 steps, must be above 0, such as 0.25"),
+        ("up", -0.0, "strength=-0.0: leaves none of 4 steps, must be above 0, such as 0.25"),
+        ("up", 1e-30, "strength=1e-30: leaves none of 4 steps, must be above 0, such as 0.25"),
+        ("up", 0.1, None),
+        ("down", 0.0, "strength=0.0: leaves none of 4 steps, must be at least 0.25"),
+        ("down", 0.24, "strength=0.24: leaves none of 4 steps, must be at least 0.25"),
+        ("down", 0.25, None),
+    ],
+)
+def test_a_strength_that_leaves_no_step_is_refused_with_one_that_works(
+    rounds: Literal["up", "down"], strength: float, says: str | None
+) -> None:
+    refused = strong(rounds, strength, 4)
+
+    assert (str(refused), refused and refused.param) == (str(says), says and "strength")
+
+
+def test_the_strength_that_is_named_works() -> None:
+    for rounds in ("up", "down"):
+        for steps in range(1, CARD.max_steps + 1):
+            least = re.findall(r"[0-9.]+$", str(strong(rounds, 0, steps)))
+            assert strong(rounds, float(least[0]), steps) is None
+
+
+def test_the_models_own_strength_and_the_steps_of_sigmas_count_too() -> None:
+    card = replace(CARD, tasks=(replace(CARD.tasks[0], strength_rounds="down"),))
+
+    with pytest.raises(InvalidValue, match=r"strength=0.6: leaves none of 1 steps"):
+        check(card, Request("a cat", num_inference_steps=1))
+    with pytest.raises(InvalidValue, match=r"strength=0.3: leaves none of 2 steps"):
+        check(card, Request("a cat", sigmas=[1.0, 0.5], strength=0.3))
+
+
+def test_a_card_knows_its_size_from_the_model_its_defaults_or_its_pipeline() -> None:
+    sided = replace(
+        BARE.tasks[0],
+        parameters=(Parameter("width", "int", default=32), Parameter("height", "int", default=16)),
+    )
+
+    assert CARD.usual_size_px == (64, 64)
+    assert BARE.usual_size_px is None
+    assert replace(BARE, tasks=(sided,)).usual_size_px == (32, 16)
+    assert replace(BARE, tasks=(sided,), defaults={"width": 8}).usual_size_px == (8, 16)
 
 
 def test_json_carries_no_objects_and_no_output_type() -> None:
@@ -275,7 +352,7 @@ def test_n_is_a_whole_number_in_its_range(n: Any) -> None:
     with pytest.raises(InvalidValue) as refused:
         check_n(n, 10)
 
-    assert str(refused.value) == f"n={n!r}: must be a whole number from 1 to 10"
+    assert str(refused.value) == f"n={json.dumps(n)}: must be a whole number from 1 to 10"
     assert refused.value.param == "n"
     assert [check_n(n, 10) for n in (1, 10)] == [1, 10]
 

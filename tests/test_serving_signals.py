@@ -16,7 +16,17 @@ import httpx2
 import pytest
 
 from adapters import adapter
-from serving import ENDPOINT, MODEL_ID, PATIENCE_S, Server, body, eventually, serving, starting
+from serving import (
+    ENDPOINT,
+    MODEL,
+    MODEL_ID,
+    PATIENCE_S,
+    Server,
+    body,
+    eventually,
+    serving,
+    starting,
+)
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
 ENDLESS = 1000  # steps; some 15 s where nothing else runs
@@ -68,6 +78,15 @@ def adapters(server: Server, key: str = "two") -> list[str]:
     with server.client(headers=bearer(key)) as client:
         offered: list[str] = client.get("/v1/models").json()["data"][0]["lora"]
         return offered
+
+
+def test_the_front_writes_nothing_but_objects(server: Server) -> None:
+    said = [line["message"] for line in lines(server)]
+
+    assert f"Loading {MODEL} ..." in said
+    assert any(one.startswith(f"Serving {MODEL_ID} ") for one in said)
+    assert server.stdout == ""
+    assert "Warning" not in server.stderr  # of a framework that takes the path otherwise
 
 
 def test_a_hangup_brings_new_adapters_keys_and_rules_without_a_restart(
@@ -190,6 +209,9 @@ def test_a_socket_serves_and_is_gone_after_the_drain(tmp_path: Path) -> None:
         assert f"--unix-socket {path} http://localhost" in server.stdout
         with over_socket(path) as client:
             assert client.get("/v1/models").json()["data"][0]["id"] == MODEL_ID
+            secure = {"x-forwarded-proto": "https"}  # as the proxy in front says
+            linked = client.post(ENDPOINT, json=body(response_format="url"), headers=secure)
+            assert linked.json()["data"][0]["url"].startswith("https://localhost/v1/files/")
             with ThreadPoolExecutor() as pool:
                 running = pool.submit(client.post, ENDPOINT, json=body(num_inference_steps=100))
                 eventually(lambda: client.get("/stats").json()["running"] == 1, 10, "it runs")

@@ -219,7 +219,7 @@ def test_silence_is_broken_by_pings_and_whoever_leaves_ends_the_work() -> None:
     assert len(worker.jobs) == 2
 
 
-def test_a_client_that_leaves_a_stream_ends_its_jobs() -> None:
+def test_a_client_that_leaves_a_stream_ends_its_jobs(caplog: pytest.LogCaptureFixture) -> None:
     class Moving(Grey):
         async def submit(
             self, job: Job, on_progress: Any = None, on_preview: Any = None
@@ -249,6 +249,105 @@ def test_a_client_that_leaves_a_stream_ends_its_jobs() -> None:
         incoming.put_nowait({"type": "http.disconnect"})
         await task
 
+    caplog.set_level("INFO", "carpool.access")
     asyncio.run(leave())
 
     assert worker.running == 0
+    [line] = [one for one in caplog.records if one.name == "carpool.access"]
+    assert vars(line)["status"] == 499
+
+
+# Asked again with the same key
+
+KEY = {"idempotency-key": "k"}
+
+
+async def streamed(client: httpx2.AsyncClient, **body: Any) -> httpx2.Response:
+    sent = {"prompt": "a", "stream": True, "partial_images": 2, **body}
+    return await client.post(ENDPOINT, json=sent, headers=KEY)
+
+
+def client_of(worker: Grey) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app_of(worker)), base_url="http://test"
+    )
+
+
+def test_a_stream_that_is_asked_for_again_gives_the_same_picture_without_work() -> None:
+    async def twice(worker: Grey) -> list[httpx2.Response]:
+        async with client_of(worker) as client:
+            first, second = await streamed(client), await streamed(client)
+            return [first, second, await streamed(client, prompt="b")]
+
+    worker = Showing()
+    first, second, other = asyncio.run(twice(worker))
+
+    assert [name for name, _ in told(second)] == ["image_generation.completed", "[DONE]"]
+    assert told(second) == told(first)[2:]
+    assert refusal(other)["code"] == "idempotency_mismatch"
+    assert len(worker.jobs) == 1
+
+
+def test_who_asks_again_while_it_runs_waits_for_the_same_picture_though_the_first_leaves() -> None:
+    class Gated(Grey):
+        def __init__(self) -> None:
+            super().__init__()
+            self.may_end = asyncio.Event()
+
+        async def submit(self, job: Job, *_: Any, **__: Any) -> frames.Done:
+            self._count(+1)
+            await self.may_end.wait()
+            return await super().submit(job)
+
+    async def both(worker: Gated) -> httpx2.Response:
+        async with client_of(worker) as client:
+            first = asyncio.create_task(streamed(client))
+            await worker.until(lambda: worker.running == 1)
+            second = asyncio.create_task(streamed(client))
+            for _ in range(500):  # until it waits, too
+                await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.wait([first])
+            worker.may_end.set()
+            return await second
+
+    worker = Gated()
+    found = told(asyncio.run(both(worker)))
+
+    assert [name for name, _ in found] == ["image_generation.completed", "[DONE]"]
+    assert len(worker.jobs) == 1
+
+
+def test_a_stream_that_failed_is_done_anew() -> None:
+    class Once(Showing):
+        async def submit(self, job: Job, on_progress: Any = None, on_preview: Any = None) -> Any:
+            try:
+                return await super().submit(job, on_progress, on_preview)
+            finally:
+                self.error = None
+
+    async def twice(worker: Grey) -> list[httpx2.Response]:
+        async with client_of(worker) as client:
+            return [await streamed(client), await streamed(client)]
+
+    first, second = asyncio.run(twice(Once(WorkerLost("it died"), fails_at=1)))
+
+    assert told(first)[-1][0] == "error"
+    assert [name for name, _ in told(second)][-2:] == ["image_generation.completed", "[DONE]"]
+
+
+# What the log and the metrics say of it
+
+
+@pytest.mark.parametrize(
+    ("worker", "status"), [(Showing(), 200), (Showing(WorkerLost("it died"), fails_at=1), 503)]
+)
+def test_the_log_says_how_a_stream_ended(
+    caplog: pytest.LogCaptureFixture, worker: Grey, status: int
+) -> None:
+    caplog.set_level("INFO", "carpool.access")
+
+    stream(worker, partial_images=1)
+
+    [line] = [one for one in caplog.records if one.name == "carpool.access"]
+    assert vars(line)["status"] == status

@@ -10,11 +10,11 @@ from diffusers.pipelines.ltx2.pipeline_output import LTX2PipelineOutput
 from PIL import Image
 
 from carpool.engine.pipeline import finish
-from carpool.errors import UnsupportedParameter
-from carpool.parameters import Card, Parameter, Task
+from carpool.errors import Rejected, SizeRejected, UnsupportedParameter
+from carpool.parameters import Card, Parameter, Task, check
 from carpool.server.images import Served, make_jobs
 from carpool.server.schema import ImageRequest
-from carpool.types import Job
+from carpool.types import Job, Request
 from support import CLOSE, driving, gap, plain, solo
 from tiny import ARGUMENTS
 
@@ -93,5 +93,57 @@ def test_the_image_endpoint_refuses_a_model_that_makes_videos() -> None:
     task = Task("text-to-video", "WanPipeline", (Parameter("prompt", "str"),))
     card = Card("wan", (task,), {}, 16, None, 1 << 20, 100)
 
-    with pytest.raises(UnsupportedParameter, match="wan makes videos, and this endpoint answers"):
+    with pytest.raises(UnsupportedParameter, match="with pictures: POST /v1/videos makes them"):
         make_jobs(Served("wan", card, 10), ImageRequest.model_validate({"prompt": "a cat"}))
+
+
+@pytest.mark.parametrize(
+    ("family", "strength", "works"),
+    [
+        ("flux", 0.0, False),
+        ("flux", 1e-30, False),
+        ("flux", 0.01, True),  # half a step is one
+        ("sd15", 0.0, True),  # its scheduler has a step to spare
+        ("sdxl", 0.0, False),
+        ("sdxl", 0.3, False),  # half a step is none
+        ("sdxl", 0.34, True),
+    ],
+)
+def test_a_strength_is_refused_exactly_where_the_pipeline_would_have_no_step(
+    family: str, strength: float, works: bool
+) -> None:
+    given: dict[str, Any] = {"strength": strength, "num_inference_steps": 3, "image": PICTURE}
+    given = {**ARGUMENTS[family], **given}
+
+    with driving(family) as drive:
+        loaded = drive.engine.loaded
+        task = loaded.card.task_for(["image"])
+        known = {name: value for name, value in given.items() if task.takes(name)}
+        pipe, _ = loaded.originals[task.name]
+
+        def runs() -> bool:
+            try:
+                return len(pipe(prompt="a cat", **known).images) == 1
+            except Exception:  # whatever it is that no step leads to
+                return False
+
+        def is_taken() -> bool:
+            try:
+                check(loaded.card, Request("a cat", **known))
+            except Rejected:
+                return False
+            return True
+
+        assert (runs(), is_taken()) == (works, works)
+
+
+@pytest.mark.parametrize(
+    ("family", "multiple"), [("wan21_t2v", 16), ("wan22_i2v_a14b", 16), ("wan22_ti2v_5b", 32)]
+)
+def test_a_video_has_whole_patches_of_its_denoiser(family: str, multiple: int) -> None:
+    with driving(family) as drive:
+        card = drive.engine.loaded.card
+
+    assert card.size_multiple_px == multiple
+    with pytest.raises(SizeRejected, match=f"multiples of {multiple}, above 0; the nearest size"):
+        check(card, Request("a cat", width=40, height=72))

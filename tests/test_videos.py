@@ -11,10 +11,14 @@ from PIL import Image
 from carpool.errors import PipelineFailed
 from carpool.frames import Clip, Done, Usage
 from carpool.jobs.database import Record
-from carpool.jobs.runner import work_of
 from carpool.jobs.store import JobStore
-from carpool.server.videos import write_video
+from carpool.jobs.work import work_of
+from carpool.server.videos import length_of, write_video
 from carpool.types import Timings
+from hostile import CARD
+from matrix.wan import without_ftfy
+from support import driving, served
+from tiny import ARGUMENTS
 
 RATE = 24_000
 
@@ -68,3 +72,21 @@ def test_what_is_heard_in_a_clip_is_in_the_video(tmp_path: Path, record: Record)
 def test_a_pipeline_that_gave_no_video_has_failed(tmp_path: Path, record: Record) -> None:
     with pytest.raises(PipelineFailed, match="gave no video"):
         write_video(record, done(None), tmp_path)
+
+
+@pytest.mark.parametrize("family", ["wan21_t2v", "hunyuan_t2v", "ltx2", "helios_base"])
+def test_a_video_is_as_long_as_its_job_says(family: str) -> None:
+    without_ftfy(served(family))
+
+    with driving(family) as drive:
+        for asked in (1, 2, 8, 11):
+            arguments = {**ARGUMENTS[family], "num_frames": asked, "num_inference_steps": 1}
+            length = length_of(drive.engine.loaded.card, arguments)
+            video = drive.submit(**{**arguments, "num_frames": length})
+            drive.finish()
+            assert len(video.outcome.fields["frames"][0]) == length
+
+
+def test_a_model_that_counts_single_frames_makes_as_many_as_asked() -> None:
+    assert [length_of(CARD, {"num_frames": n}) for n in (1, 2, 8)] == [1, 2, 8]
+    assert length_of(CARD, {}) == 0

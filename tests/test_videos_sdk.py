@@ -131,14 +131,14 @@ def test_a_video_that_is_being_made_is_deleted_and_ends(
     eventually(lambda: server.stats()["running"] == 1, 10, "it runs")
     with pytest.raises(openai.NotFoundError) as caught:
         client.videos.download_content(video.id)
-    assert caught.value.code == "file_not_ready"
+    assert caught.value.code == "video_not_ready"
 
     deleted = client.videos.delete(video.id)
 
     assert (deleted.id, deleted.deleted, deleted.object) == (video.id, True, "video.deleted")
     eventually(lambda: server.stats()["running"] == 0, 3, "it is given up")
     for ask in (client.videos.retrieve, client.videos.delete, client.videos.download_content):
-        with pytest.raises(openai.NotFoundError, match="there is no job"):
+        with pytest.raises(openai.NotFoundError, match="there is no video"):
             ask(video.id)
 
 
@@ -220,8 +220,9 @@ def test_seconds_times_fps_are_frames(client: openai.OpenAI) -> None:
         ({"seconds": "100"}, "invalid_value", "seconds", "at most 512"),
         ({"seconds": "1", "num_frames": 9}, "invalid_value", "seconds", "not both"),
         ({"num_frames": 2**40}, "invalid_value", "num_frames", "at most 512"),
-        ({"fps": "nan"}, "invalid_value", "fps", "must be above 0"),
-        ({"fps": True}, "invalid_value", "fps", "must be above 0"),
+        ({"fps": "nan"}, "invalid_value", "fps", "must be from 1 to 240"),
+        ({"fps": True}, "invalid_value", "fps", "must be from 1 to 240"),
+        ({"fps": 1e-9}, "invalid_value", "fps", "must be from 1 to 240"),
         ({"size": "47x48"}, "size_not_supported", "size", "nearest size is 48x48"),
         ({"seed": -1}, "invalid_value", "seed", "from 0 to"),
         ({"seed": "one"}, "invalid_value", "seed", "from 0 to"),
@@ -361,7 +362,8 @@ def test_a_job_in_the_background_is_refused_as_one_in_the_foreground(
     assert answer.status_code == 400
     assert "nearest size is 64x64" in answer.json()["error"]["message"]
     assert painter.post("/v1/videos", json={"prompt": "a"}).json()["error"]["message"] == (
-        "shapes makes pictures, and this endpoint answers with videos"
+        "shapes makes pictures, and this endpoint answers with videos: "
+        "POST /v1/images/generations makes them"
     )
 
 

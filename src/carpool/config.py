@@ -178,6 +178,7 @@ class ServeSettings(EngineSettings):
     )
     log_level: LogLevel = _setting("info", "least severe log")
     log_format: LogFormat = _setting("text", "json: an object a line, on standard error too")
+    log_prompts: bool = _setting(False, "write prompts into the log")
     otel: bool = _setting(
         False, "send traces by OpenTelemetry; so does any OTEL_EXPORTER_OTLP_*ENDPOINT variable"
     )

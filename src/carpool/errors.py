@@ -14,9 +14,14 @@
     ModelNotFound            404  model_not_found
     ModelNotSupported        404  model_not_supported
     NoSuchEndpoint           404  not_found
+      UnsupportedEndpoint         unsupported_endpoint
+    MethodNotAllowed         405  method_not_allowed
+    RangeNotSatisfiable      416  range_not_satisfiable
     FileNotFound             404  file_not_found
     JobNotFound              404  job_not_found
       FileNotReady                file_not_ready
+      VideoNotFound               video_not_found
+        VideoNotReady             video_not_ready
     IdempotencyMismatch      422  idempotency_mismatch
     StoreFailed              503  store_failed       the disk is full, say: safe to retry
     BodyTooLarge             413  body_too_large
@@ -37,8 +42,9 @@ The HTTP layer reads `status`, `code`, `param` and `retry_after_s`; it adds noth
 """
 
 import difflib
+import json
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class CarpoolError(Exception):
@@ -140,10 +146,30 @@ class FileNotFound(CarpoolError):
 
 
 class NoSuchEndpoint(CarpoolError):
-    """The server has no such path, or not with this method."""
+    """The server has no such path."""
 
     status = 404
     code = "not_found"
+
+
+class UnsupportedEndpoint(NoSuchEndpoint):
+    """OpenAI has this path, and this server does not."""
+
+    code = "unsupported_endpoint"
+
+
+class MethodNotAllowed(CarpoolError):
+    """The path is there, but not with this method: `allow` says with which."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class RangeNotSatisfiable(CarpoolError):
+    """`Range` names no byte of the file."""
+
+    status = 416
+    code = "range_not_satisfiable"
 
 
 class JobNotFound(CarpoolError):
@@ -157,6 +183,18 @@ class FileNotReady(JobNotFound):
     """The job has no such file, or not yet."""
 
     code = "file_not_ready"
+
+
+class VideoNotFound(JobNotFound):
+    """No such video: see `JobNotFound`."""
+
+    code = "video_not_found"
+
+
+class VideoNotReady(VideoNotFound):
+    """The video has no such file, or not yet."""
+
+    code = "video_not_ready"
 
 
 class IdempotencyMismatch(CarpoolError):
@@ -294,3 +332,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the closest known name, or nothing."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def show(value: Any) -> str:
+    """A value as JSON has it, in Python's words where it has none; cut to what a log can bear."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode()
+    except UnicodeEncodeError:  # half a character
+        text = json.dumps(value)
+    except TypeError:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python prints no integer of thousands of digits
+        text = f"a {type(value).__name__} too long to show"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -28,6 +28,7 @@ class Load(msgspec.Struct, tag="load"):
     passing: str = ""  # folder for outputs too large for a frame; nothing: all cross in frames
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
+    log_prompts: bool = False
     otel: bool = False  # send traces
 
 

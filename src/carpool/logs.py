@@ -1,4 +1,4 @@
-"""Log lines: as text for people, or an object a line for machines. Prompts are never in them.
+"""Log lines: as text for people, or an object a line for machines. No prompts, unless asked for.
 
 While an HTTP request is worked on, every line says its id and the name of its API key, whoever
 writes it: both stand in `about`, which tasks inherit from the one that set it.
@@ -21,11 +21,22 @@ about: ContextVar[dict[str, str]] = ContextVar("about")
 access = logging.getLogger("carpool.access")
 
 
-def set_up(level: LogLevel, format_: LogFormat) -> None:
-    """Send all log lines of this process to standard error."""
+def set_up(level: LogLevel, format_: LogFormat, *, prompts: bool = False) -> None:
+    """Send all log lines of this process, and Python's warnings, to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JSONLines() if format_ == "json" else logging.Formatter(TEXT))
+    if not prompts:
+        handler.addFilter(without_prompts)
     logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.captureWarnings(True)
+
+
+def without_prompts(record: logging.LogRecord) -> bool:
+    """Cut out of a line what diffusers repeats of prompts that are too long. Keeps every line."""
+    said, mark, _ = record.getMessage().partition(" tokens: ")
+    if mark and "was truncated because" in said:
+        record.msg, record.args = f"{said} tokens", ()
+    return True
 
 
 def answered(method: str, path: str, status: int, duration_s: float) -> None:
@@ -42,7 +53,7 @@ def answered(method: str, path: str, status: int, duration_s: float) -> None:
         path,
         status,
         took_ms,
-        " ".join(here.values()),
+        " ".join(f"retry={text}" if name == "retry" else text for name, text in here.items()),
         extra={"method": method, "path": path, "status": status, "duration_ms": took_ms, **here},
     )
 

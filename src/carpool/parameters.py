@@ -17,6 +17,7 @@ from carpool.errors import (
     UnknownParameter,
     UnsupportedParameter,
     nearest,
+    show,
 )
 from carpool.lora import check_lora, refuse_scale
 from carpool.pictures import NAMES as PICTURE_NAMES
@@ -57,6 +58,7 @@ class Task:
     parameters: tuple[Parameter, ...]
     max_images: int = 1  # reference images of a request
     image_mode: str = "RGB"  # of PIL images
+    strength_rounds: Literal["up", "down"] | None = None  # steps * strength; None: not known
 
     @property
     def makes(self) -> Literal["pictures", "videos", "sound"]:
@@ -79,6 +81,7 @@ class Card:
     max_pixels: int
     max_steps: int
     lora: tuple[str, ...] = ()  # adapters that a request may name
+    frame_step: int = 1  # videos have k * frame_step + 1 frames
 
     @property
     def pipeline(self) -> str:
@@ -87,6 +90,15 @@ class Card:
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         return self.tasks[0].parameters
+
+    @property
+    def usual_size_px(self) -> tuple[int, int] | None:
+        """Width and height where nobody says any, if the model or its pipeline tells."""
+        own = {p.name: p.default for p in self.parameters} | self.defaults
+        width, height = own.get("width"), own.get("height")
+        if self.default_size_px or not isinstance(width, int) or not isinstance(height, int):
+            return self.default_size_px
+        return width, height
 
     def task(self, name: str) -> Task:
         return next(task for task in self.tasks if task.name == name)
@@ -134,12 +146,13 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
         if value is None and any(one.takes(name) for one in card.tasks):
             continue  # as if it had not been said
         if name not in known:
-            raise _unknown(card, task, name)
+            raise _unknown(card, task, name, from_json)
         refuse_scale(name, value)
-        arguments[name] = _value(known[name], value, from_json)
+        arguments[name] = _value(task, known[name], value, from_json)
     if "negative_prompt" in known and "negative_prompt_embeds" in arguments:
         arguments.setdefault("negative_prompt", None)  # SANA's own is "", and refused beside them
     _check_rules(card, arguments)
+    _check_strength(task, arguments)
     check_pictures(
         arguments,
         mode=task.image_mode,
@@ -167,20 +180,20 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
     )
 
 
-def _unknown(card: Card, task: Task, name: str) -> UnknownParameter:
+def _unknown(card: Card, task: Task, name: str, from_json: bool) -> UnknownParameter:
     others = [other for other in card.tasks if other.takes(name)]
     if others:  # as `strength` without a picture
         pictures = [p.name for p in others[0].parameters if p.name in PICTURE_NAMES]
         hint = f": {others[0].name} takes it, with {' and '.join(pictures) or 'other inputs'}"
     else:
-        hint = nearest(name, card.names())
+        hint = nearest(name, (n for n in card.names() if not (from_json and n == "output_type")))
     return UnknownParameter(f"{task.pipeline} has no parameter {name!r}{hint}", param=name)
 
 
 def check_n(n: Any, most: int) -> int:
     """How many outputs one prompt is to have."""
     if not _is_int(n) or not 1 <= n <= most:
-        raise InvalidValue(f"n={_show(n)}: must be a whole number from 1 to {most}", param="n")
+        raise InvalidValue(f"n={show(n)}: must be a whole number from 1 to {most}", param="n")
     return int(n)
 
 
@@ -189,7 +202,7 @@ def check_seed(seed: Any) -> int:
         return new_seed()
     if not _is_int(seed) or not 0 <= seed <= MAX_SEED:
         rule = "must be a whole number from 0 to 2**63 - 1"
-        raise InvalidValue(f"seed={_show(seed)}: {rule}", param="seed")
+        raise InvalidValue(f"seed={show(seed)}: {rule}", param="seed")
     return int(seed)
 
 
@@ -201,24 +214,24 @@ def seeds(seed: Any, n: int) -> list[int]:
 
 def check_timeout(timeout_s: Any, name: str = "timeout_s") -> float:
     if not _is_number(timeout_s) or not 0 < timeout_s < math.inf:
-        rule = "must be a number of seconds above 0"
-        raise InvalidValue(f"{name}={_show(timeout_s)}: {rule}", param=name)
+        rule = "must be a number of seconds above 0, at most 3.4e38"
+        raise InvalidValue(f"{name}={show(timeout_s)}: {rule}", param=name)
     return float(timeout_s)
 
 
 def check_priority(priority: Any) -> int:
     if not _is_int(priority) or not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
         rule = f"must be a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}"
-        raise InvalidValue(f"priority={_show(priority)}: {rule}", param="priority")
+        raise InvalidValue(f"priority={show(priority)}: {rule}", param="priority")
     return int(priority)
 
 
-def _value(parameter: Parameter, value: Any, from_json: bool) -> Any:
+def _value(task: Task, parameter: Parameter, value: Any, from_json: bool) -> Any:
     name, kind = parameter.name, parameter.kind
     if name == "prompt" and isinstance(value, Sequence) and not isinstance(value, str):
         raise InvalidValue(
-            f"prompt is a list of {len(value)}: a request has one prompt; send a request for each "
-            "(in Python, generate([...]) does)",
+            f"prompt is a list of {len(value)}: send one request for each prompt (in Python, "
+            "generate([...]) does)",
             param="prompt",
         )
     fits, rule = {
@@ -232,12 +245,13 @@ def _value(parameter: Parameter, value: Any, from_json: bool) -> Any:
     if name == "output_type":
         fits, rule = value in OUTPUT_TYPES, f"one of {', '.join(OUTPUT_TYPES)}"
         if from_json:
-            raise UnsupportedParameter("output_type is not taken: use output_format", param=name)
+            instead = "a video is an MP4 file" if task.makes == "videos" else "use output_format"
+            raise UnsupportedParameter(f"output_type is not taken: {instead}", param=name)
     if fits:
         return float(value) if kind == "float" else value
     if kind == "other":
         raise UnsupportedParameter(f"{name} cannot be sent as JSON", param=name)
-    raise InvalidValue(f"{name}={_show(value)}: must be {rule}", param=name)
+    raise InvalidValue(f"{name}={show(value)}: must be {rule}", param=name)
 
 
 def _check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
@@ -245,8 +259,7 @@ def _check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
     steps = arguments.get("num_inference_steps")
     if steps is not None and not 1 <= steps <= card.max_steps:
         raise InvalidValue(
-            f"num_inference_steps={_show(steps)}: must be a whole number from 1 to "
-            f"{card.max_steps}",
+            f"num_inference_steps={show(steps)}: must be a whole number from 1 to {card.max_steps}",
             param="num_inference_steps",
         )
     for name in ("sigmas", "timesteps"):  # one entry a step
@@ -256,16 +269,36 @@ def _check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
             raise InvalidValue(f"{name} has {len(given)} entries: {rule}", param=name)
     strength = arguments.get("strength")
     if strength is not None and not 0 <= strength <= 1:
-        raise InvalidValue(f"strength={_show(strength)}: must be from 0 to 1", param="strength")
+        raise InvalidValue(f"strength={show(strength)}: must be from 0 to 1", param="strength")
     for name in ("max_sequence_length", "num_frames"):
         value = arguments.get(name)
         if value is not None and value < 1:
-            raise InvalidValue(f"{name}={_show(value)}: must be at least 1", param=name)
+            raise InvalidValue(f"{name}={show(value)}: must be at least 1", param=name)
     _check_size(card, arguments)
 
 
+def _check_strength(task: Task, arguments: Mapping[str, Any]) -> None:
+    """Refuse a strength that leaves nothing to do, counted as diffusers' `get_timesteps` does."""
+    said = {p.name: p.default for p in task.parameters} | dict(arguments)
+    strength, steps = said.get("strength"), said.get("num_inference_steps")
+    for name in ("sigmas", "timesteps"):
+        steps = len(said[name]) if isinstance(said.get(name), (list, tuple)) else steps
+    if task.strength_rounds is None or not _is_number(strength) or not steps:
+        return
+    is_rounded_up = task.strength_rounds == "up"
+    if is_rounded_up and int(max(steps - min(steps * strength, steps), 0)) < steps:
+        return
+    if not is_rounded_up and int(steps * strength) >= 1:
+        return
+    least = f"{math.ceil(10_000 / steps) / 10_000:g}"  # in digits that can be read
+    rule = f"must be above 0, such as {least}" if is_rounded_up else f"must be at least {least}"
+    raise InvalidValue(
+        f"strength={show(strength)}: leaves none of {steps} steps, {rule}", param="strength"
+    )
+
+
 def _check_size(card: Card, arguments: Mapping[str, Any]) -> None:
-    default = card.default_size_px or (None, None)
+    default = card.usual_size_px or (None, None)
     sides: list[int] = [
         side
         for name, other in zip(("width", "height"), default, strict=True)
@@ -280,11 +313,20 @@ def _check_size(card: Card, arguments: Mapping[str, Any]) -> None:
             param="size",
         )
     if len(sides) == 2 and math.prod(sides) > card.max_pixels:
+        longest = card.max_pixels // multiple // multiple * multiple
+        fits = [min(side, longest) for side in within(sides, card.max_pixels, multiple)]
         raise SizeRejected(
             f"size {_by(sides)} is not supported: it has {math.prod(sides)} pixels, the most "
-            f"is {card.max_pixels}",
+            f"is {card.max_pixels}; the nearest size of this shape is {_by(fits)}",
             param="size",
         )
+
+
+def within(size: Sequence[int], max_pixels: int, multiple: int) -> tuple[int, int]:
+    """The largest size of about this shape, and not above it, that a model can do."""
+    shrink = min(1.0, math.sqrt(max_pixels / math.prod(size)))
+    width, height = (max(multiple, int(side * shrink) // multiple * multiple) for side in size)
+    return width, height
 
 
 def _by(sides: Sequence[int]) -> str:
@@ -317,12 +359,3 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _show(value: Any) -> str:
-    """The value as it was written, cut to a length that a log can bear."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python prints no integer of thousands of digits
-        text = f"a {type(value).__name__} too long to show"
-    return text if len(text) <= 60 else text[:57] + "..."

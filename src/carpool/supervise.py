@@ -44,7 +44,7 @@ class Supervisor:
     Args:
         passing: a folder for outputs that are too large for a frame.
         timeout_s: how long a worker may stand still; see `vigil.py`.
-        log: how and how much the worker logs.
+        log: how much the worker logs, how, and whether with prompts.
         otel: whether it sends traces.
     """
 
@@ -55,7 +55,7 @@ class Supervisor:
         *,
         passing: Path | None = None,
         timeout_s: float = 60.0,
-        log: tuple[LogLevel, LogFormat] = ("info", "text"),
+        log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
         otel: bool = False,
     ) -> None:
         folder, self._passing = "" if passing is None else str(passing), passing

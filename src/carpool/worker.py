@@ -46,6 +46,8 @@ class Worker:
         first = self._next()
         if not isinstance(first, frames.Load):
             return
+        if first.log_format == "json":
+            os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read as it is imported
         # Torch and diffusers take seconds to import; the front sees the process start meanwhile.
         from carpool.engine import pipeline
         from carpool.engine.company import Company
@@ -53,7 +55,8 @@ class Worker:
         from carpool.engine.loop import Engine
 
         began_s = time.monotonic()
-        logs.set_up(first.log_level, first.log_format)
+        logs.set_up(first.log_level, first.log_format, prompts=first.log_prompts)
+        pipeline.log_as_others(bars=first.log_format == "text")
         company = Company()
         on_ride = company.rode if first.otel else None
         try:

@@ -16,7 +16,9 @@ import torch
 from diffusers import DiffusionPipeline, WanPipeline
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from diffusers.utils import logging as diffusers_log
 from torch import nn
+from transformers.utils import logging as transformers_log
 
 from carpool import shapes
 from carpool.config import EngineSettings
@@ -242,6 +244,7 @@ def describe(
         default_size_px=_default_size(pipe, defaults),
         max_pixels=min(settings.max_pixels, extra.get("max_pixels", settings.max_pixels)),
         max_steps=settings.max_steps,
+        frame_step=_frame_step(pipe),
     )
 
 
@@ -300,7 +303,25 @@ def _size_multiple(pipe: DiffusionPipeline) -> int:
     for name in ("video_processor", "image_processor"):  # Wan's image_processor is CLIP's
         config = getattr(getattr(pipe, name, None), "config", None)
         factor = getattr(config, "vae_scale_factor", factor)
+    if hasattr(pipe, "video_processor"):  # those of pictures count the denoiser's patches in
+        factor *= _patch_px(pipe)
     return int(factor * getattr(pipe, "patch_size", 1))
+
+
+def _patch_px(pipe: DiffusionPipeline) -> int:
+    """Latent places along a side of one of the denoiser's patches."""
+    for name in ("transformer", "transformer_2"):
+        patch = getattr(getattr(getattr(pipe, name, None), "config", None), "patch_size", None)
+        if patch is not None:
+            return int(patch[-1] if isinstance(patch, (tuple, list)) else patch)
+    return 1
+
+
+def _frame_step(pipe: DiffusionPipeline) -> int:
+    """Frames of a video that one latent stands for."""
+    names = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio")
+    found = (getattr(pipe, name, None) for name in names)
+    return int(next((factor for factor in found if factor), 1))
 
 
 def _default_size(pipe: DiffusionPipeline, defaults: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -313,3 +334,12 @@ def _default_size(pipe: DiffusionPipeline, defaults: Mapping[str, Any]) -> tuple
     if not isinstance(sample, int) or not isinstance(factor, int):
         return None
     return sample * factor, sample * factor
+
+
+def log_as_others(*, bars: bool) -> None:
+    """Have the libraries' log lines go where all go; with or without bars while they load."""
+    for library in (diffusers_log, transformers_log):
+        library.disable_default_handler()
+        library.enable_propagation()
+        if not bars:
+            library.disable_progress_bar()

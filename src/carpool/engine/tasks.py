@@ -5,11 +5,12 @@ modules. All of them are offered, and since the modules are shared, requests of 
 ride in one forward.
 """
 
+import copy
 import inspect
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import diffusers
 from diffusers import AutoPipelineForImage2Image, AutoPipelineForInpainting, DiffusionPipeline
@@ -73,7 +74,37 @@ def _task(pipe: DiffusionPipeline) -> Task:
         parameters=parameters,
         max_images=MANY.get(name, 1),
         image_mode="RGBA" if "Layered" in name else "RGB",
+        strength_rounds=_strength_rounds(pipe),
     )
+
+
+def _strength_rounds(pipe: DiffusionPipeline) -> Literal["up", "down"] | None:
+    """Whether half a step counts, by the pipeline's own arithmetic.
+
+    None where it has none, or where its scheduler has steps to spare: PNDM's first one is two.
+    """
+    choose = getattr(type(pipe), "get_timesteps", None)
+    scheduler = copy.deepcopy(getattr(pipe, "scheduler", None))
+    if choose is None or scheduler is None:
+        return None
+    try:
+        scheduler.set_timesteps(10)
+        mine = types.SimpleNamespace(timesteps=scheduler.timesteps, order=scheduler.order)
+    except (ValueError, TypeError):  # it wants to know the picture's size
+        mine = types.SimpleNamespace(timesteps=range(10), order=1)
+    given = {"num_inference_steps": 10, "timesteps": mine.timesteps, "device": None}
+    names = inspect.signature(choose).parameters
+    given = {name: value for name, value in given.items() if name in names}
+    try:
+        none, half = (
+            choose(types.SimpleNamespace(scheduler=mine), **given, strength=strength)[0]
+            for strength in (0.0, 0.05)
+        )
+    except (TypeError, AttributeError):
+        return None  # it counts in some other way
+    if len(none):
+        return None
+    return "up" if len(half) else "down"
 
 
 def _name(pipeline: str, parameters: set[str]) -> str:

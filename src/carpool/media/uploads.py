@@ -23,6 +23,7 @@ from carpool.errors import (
     Rejected,
     UnsupportedImage,
     UnsupportedParameter,
+    show,
 )
 from carpool.media import remote
 
@@ -65,8 +66,8 @@ def read_image(
             frames = getattr(image, "n_frames", 1) if image.format in FORMATS else 1
             if frames != 1:
                 raise _refused(name, f"it has {frames} frames: send a single picture", None)
-            if image.format == "PNG" and not _has_every_row(data):
-                raise _refused(name, "it has fewer rows than it states", None)
+            if image.format == "PNG" and not _is_whole(data):
+                raise _refused(name, "it has fewer rows than it states, or no end", None)
             return _plain(image, mode)
     except Rejected:
         raise
@@ -89,13 +90,13 @@ def read_data_url(url: str, *, max_bytes: int = MOST_BYTES, name: str = "image")
     """
     head, comma, _ = url[:200].partition(",")
     if not comma or head[:11].lower() != "data:image/" or not head.lower().endswith(";base64"):
-        raise InvalidValue(f"{name}={_cut(url)}: must be {_DATA_URL}", param=name)
+        raise InvalidValue(f"{name}={show(_cut(url))}: must be {_DATA_URL}", param=name)
     if (len(url) - len(head)) * 3 // 4 > max_bytes + 3:
         raise BodyTooLarge(f"{name} is larger than {max_bytes} bytes", param=name)
     try:
         return base64.b64decode(url[len(head) + 1 :], validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidValue(f"{name}={_cut(url)}: {error}", param=name) from error
+        raise InvalidValue(f"{name}={show(_cut(url))}: {error}", param=name) from error
 
 
 async def from_url(
@@ -118,7 +119,8 @@ async def from_url(
     if scheme == "data":
         data = read_data_url(url, max_bytes=max_bytes, name=name)
     elif scheme not in ("http", "https"):
-        raise InvalidValue(f"{name}={_cut(url)}: must be {_DATA_URL}", param=name)
+        rule = f"{_DATA_URL} or http(s)://..." if allow_remote else _DATA_URL
+        raise InvalidValue(f"{name}={show(_cut(url))}: must be {rule}", param=name)
     elif not allow_remote:
         raise UnsupportedParameter(
             f"{name} is a URL, which this server does not fetch (--allow-remote-media): send the "
@@ -155,21 +157,24 @@ def _plain(image: Image.Image, mode: Mode) -> Image.Image:
     return plain
 
 
-def _has_every_row(png: bytes) -> bool:
-    """Whether the pixels unpack to as many bytes as the header says: Pillow does not mind."""
+def _is_whole(png: bytes) -> bool:
+    """Whether it ends, with as many bytes of pixels as its header says. Pillow does not mind."""
     width, height, depth, colour, _, _, is_laced = struct.unpack(">IIBBBBB", png[16:29])
     due_bytes = 0
     for left, top, across, down in _PASSES if is_laced else ((0, 0, 1, 1),):
         columns, rows = -((left - width) // across), -((top - height) // down)
         if columns > 0:
             due_bytes += max(rows, 0) * (1 + -(-columns * depth * _BANDS[colour] // 8))
-    packed, at = [], 8
-    while at < len(png):
-        size = int.from_bytes(png[at : at + 4], "big")
-        if png[at + 4 : at + 8] == b"IDAT":
+    packed, at, has_end = list[bytes](), 8, False
+    while at < len(png) and not has_end:
+        size, name = int.from_bytes(png[at : at + 4], "big"), png[at + 4 : at + 8]
+        if name == b"IDAT":
             packed.append(png[at + 8 : at + 8 + size])
         at += size + 12
-    return len(zlib.decompressobj().decompress(b"".join(packed), due_bytes)) == due_bytes
+        has_end = name == b"IEND" and at <= len(png)
+    return (
+        has_end and len(zlib.decompressobj().decompress(b"".join(packed), due_bytes)) == due_bytes
+    )
 
 
 def _refused(name: str, rule: str, error: Exception | None) -> UnsupportedImage:
@@ -180,4 +185,4 @@ def _refused(name: str, rule: str, error: Exception | None) -> UnsupportedImage:
 
 
 def _cut(url: str) -> str:
-    return repr(url if len(url) <= 40 else url[:37] + "...")
+    return url if len(url) <= 40 else url[:37] + "..."

@@ -1,5 +1,6 @@
 """One log line for every HTTP request, in the access log."""
 
+import re
 import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -7,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from carpool import logs
 
 MOST_PATH = 200  # characters of a path that are logged
+_RETRY = re.compile(rb"[1-9][0-9]?")  # as OpenAI's SDKs count them, from 0
 
 
 class Accessed:
@@ -34,6 +36,10 @@ class Accessed:
             status = 500
             raise
         finally:
+            retry = dict(scope["headers"]).get(b"x-stainless-retry-count", b"")
+            if _RETRY.fullmatch(retry):
+                logs.about.get({})["retry"] = retry.decode()
             path = scope["raw_path"].decode("latin-1")[:MOST_PATH]  # still escaped: one line
+            status = scope.get("ended_as", status)  # of a stream
             logs.answered(scope["method"], path, status, time.monotonic() - began_s)
             logs.about.reset(token)

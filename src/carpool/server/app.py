@@ -1,7 +1,5 @@
-"""The FastAPI application: routes, errors in OpenAI's shape, ids, keys, and clients that vanish."""
+"""The FastAPI application: what is served, to whom, and from what. `layers.py` lies around it."""
 
-import logging
-import re
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -12,21 +10,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import carpool
 from carpool import logs
 from carpool.config import ServeSettings
-from carpool.errors import (
-    BodyTooLarge,
-    CarpoolError,
-    InvalidAPIKey,
-    InvalidJSON,
-    InvalidValue,
-    MissingParameter,
-    ModelNotFound,
-    NoSuchEndpoint,
-)
+from carpool.errors import CarpoolError, ModelNotFound
 from carpool.jobs.runner import Runner
 from carpool.server import edits, jobs, schema, videos
 from carpool.server.access import Accessed
@@ -36,22 +24,20 @@ from carpool.server.idempotency import Answers
 from carpool.server.images import Served, drawing_of, model_entry
 from carpool.server.jobs import Office
 from carpool.server.keys import Keyring
+from carpool.server.layers import Headed, Identified, Limited
 from carpool.server.limits import Limits, Place
 from carpool.server.observe import Observed, Observer, routes
+from carpool.server.refusals import on_error
 from carpool.server.stream import STREAMED
 from carpool.server.strict import StrictRoute
-from carpool.server.studio import Client, Studio
+from carpool.server.studio import Answer, Client, Studio
 from carpool.supervise import Supervisor
 from carpool.tracing import Tracing
-from carpool.types import new_request_id
 
-log = logging.getLogger("carpool")
-
-_CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _bearer = HTTPBearer(auto_error=False)
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": schema.Error} for status in (400, 401, 404, 413, 422, 429, 500, 503, 504)
+    status: {"model": schema.Error} for status in (400, 401, 404, 405, 413, 422, 429, 500, 503, 504)
 }
 
 
@@ -74,7 +60,7 @@ def create_app(
     """
     keyring = keys or Keyring(settings.api_key, settings.api_key_file)
     spans = traces or Tracing()
-    answers: Answers[schema.ImagesResponse] = Answers(_bytes_of, time.monotonic)
+    answers: Answers[Answer] = Answers(_bytes_of, time.monotonic)
     limits = Limits(settings.requests_per_minute, settings.max_in_flight_per_key, time.monotonic)
     started, observer = int(time.time()), Observer(supervisor, settings, runner)
 
@@ -86,7 +72,8 @@ def create_app(
         assert supervisor.ready is not None
         card = supervisor.ready.card
         name = settings.served_model_name or card.id
-        return Served(name, card, settings.max_n, settings.metadata, settings.metadata_prompt)
+        most = min(settings.max_n, settings.max_running + settings.max_queue)
+        return Served(name, card, most, settings.metadata, settings.metadata_prompt)
 
     def authorised(
         credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
@@ -96,6 +83,10 @@ def create_app(
         if name:
             logs.about.get({})["key"] = name
         return name
+
+    async def authorise(request: Request) -> None:
+        """For routes that read a body: their dependencies are asked after that."""
+        authorised(await _bearer(request))
 
     async def working(
         request: Request, key: Annotated[str, Depends(authorised)]
@@ -107,6 +98,12 @@ def create_app(
         async with limits.hold(key) as request.state.place:
             with spans.request(request.headers, request.scope["request_id"]):
                 yield
+
+    def known() -> Served:
+        """For what may be asked of a model whose worker is away."""
+        if supervisor.ready is None:
+            supervisor.check_open()
+        return described()
 
     def awaited() -> Served:
         """For jobs: they can wait for the next worker."""
@@ -160,17 +157,19 @@ def create_app(
 
     @api.get("/models")
     async def list_models() -> schema.Models:
-        return schema.Models(data=[model_entry(served(), started)])
+        return schema.Models(data=[model_entry(known(), started)])
 
     @api.get("/models/{model:path}")
     async def get_model(model: str) -> schema.Model:
-        known = served()
-        if model != known.id:
-            raise ModelNotFound(f"model {model[:60]!r} is not served here, {known.id!r} is")
-        return model_entry(known, started)
+        ours = known()
+        if model != ours.id:
+            raise ModelNotFound(f"model {model[:60]!r} is not served here, {ours.id!r} is")
+        return model_entry(ours, started)
 
-    root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
-    app = FastAPI(title="Carpool", version=carpool.__version__, root_path=root_path)
+    app = FastAPI(title="Carpool", version=carpool.__version__)
+    # as an argument it is deprecated; uvicorn's would want a proxy that cuts it off
+    app.root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
+    app.state.authorise = authorise
     app.include_router(api)
     drawn = edits.routes(studio, asking, ERRORS, office)
     app.include_router(drawn, dependencies=[Depends(working)])
@@ -180,14 +179,12 @@ def create_app(
         app.include_router(videos.routes(office, ERRORS), dependencies=[Depends(working)])
     app.include_router(routes(observer, supervisor, authorised, owner, ERRORS))
 
-    @app.head("/health", include_in_schema=False)
     @app.get("/health", responses={503: {"model": schema.Health}})
     async def health(response: Response) -> schema.Health:
         """200 when a request would be accepted now."""
         response.status_code = 200 if supervisor.state == "ready" else 503
         return schema.Health(status=supervisor.state)
 
-    @app.head("/livez", include_in_schema=False)
     @app.get("/livez")
     async def livez() -> dict[str, str]:
         """The HTTP process turns; says nothing about the model."""
@@ -198,132 +195,23 @@ def create_app(
         ready = supervisor.ready
         return {"carpool": carpool.__version__, **(ready.versions if ready else {})}
 
+    app.add_middleware(Headed)
     app.add_middleware(
-        _Limited,
+        Limited,
         max_body_bytes=settings.max_body_bytes,
         max_upload_bytes=settings.max_upload_bytes,
+        uploads=edits.UPLOADS,
     )
-    app.add_middleware(_Identified)
+    app.add_middleware(Identified)
     app.add_middleware(Observed, observer=observer)
     app.add_middleware(Accessed)
-    app.add_exception_handler(CarpoolError, _on_error)
-    app.add_exception_handler(RequestValidationError, _on_error)
-    app.add_exception_handler(HTTPException, _on_error)
+    app.add_exception_handler(CarpoolError, on_error)
+    app.add_exception_handler(RequestValidationError, on_error)
+    app.add_exception_handler(HTTPException, on_error)
     return app
 
 
-def _bytes_of(answer: schema.ImagesResponse) -> int:
+def _bytes_of(answer: Answer) -> int:
+    if isinstance(answer, list):
+        return sum(map(len, answer))
     return sum(len(image.b64_json or image.url or "") for image in answer.data)
-
-
-async def _on_error(request: Request, error: Exception) -> JSONResponse:
-    """Any exception as OpenAI's clients expect it."""
-    told = _told(error)
-    if isinstance(told, InvalidAPIKey):
-        headers = {"www-authenticate": "Bearer"}
-    elif told.status >= 429:
-        headers = {"x-should-retry": "true" if told.should_retry else "false"}
-    else:
-        headers = {}
-    if told.retry_after_s is not None:
-        headers["retry-after-ms"] = str(round(told.retry_after_s * 1000))
-        headers["retry-after"] = str(max(1, round(told.retry_after_s)))
-    body = {"message": told.message, "type": told.type, "param": told.param, "code": told.code}
-    return JSONResponse({"error": body}, status_code=told.status, headers=headers)
-
-
-def _told(error: Exception) -> CarpoolError:
-    if isinstance(error, CarpoolError):
-        return error
-    if isinstance(error, RequestValidationError):
-        return _invalid(error.errors()[0])
-    if isinstance(error, HTTPException):
-        if error.status_code == 413:
-            return BodyTooLarge(
-                "the body exceeds the server's limit (--max-body-bytes, --max-upload-bytes)"
-            )
-        if error.status_code in (404, 405):
-            return NoSuchEndpoint("no such path, or not with this method: see /openapi.json")
-        return InvalidJSON(str(error.detail))
-    log.error("a request failed unexpectedly", exc_info=error)
-    return CarpoolError("the server failed; its log says more")
-
-
-def _invalid(problem: Any) -> CarpoolError:
-    """What pydantic found wrong, in our words."""
-    name = ".".join(str(part) for part in problem["loc"][1:])
-    if problem["type"] == "json_invalid" or not name:
-        return InvalidJSON(
-            f"the body is not a JSON object sent as application/json: {problem['msg']}"
-        )
-    if problem["type"] == "missing":
-        return MissingParameter(f"{name} is missing: every request needs one", param=name)
-    seen = repr(problem["input"])
-    seen = seen if len(seen) <= 60 else seen[:57] + "..."
-    rule = re.sub(r"^\w+ should ", "must ", problem["msg"])
-    return InvalidValue(f"{name}={seen}: {rule}", param=name)
-
-
-class _Limited:
-    """Refuses bodies that are too large. Starlette's own limit answers in plain text."""
-
-    def __init__(self, app: ASGIApp, max_body_bytes: int, max_upload_bytes: int) -> None:
-        self._app, self._max_body_bytes = app, max_body_bytes
-        self._max_upload_bytes = max_upload_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        taken, most = 0, self._max_body_bytes
-        if scope.get("path", "").removeprefix(scope.get("root_path", "")) in edits.UPLOADS:
-            most = self._max_upload_bytes
-
-        async def limited() -> Message:
-            nonlocal taken
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > most:
-                raise HTTPException(413)
-            return message
-
-        await self._app(scope, limited, send)
-
-
-class _Identified:
-    """Gives every answer `x-request-id` (the client's own, if it is sane) and its duration.
-
-    Also turns exceptions that nobody foresaw into answers: Starlette's own place for that lies
-    further out, where they would lack the id, and it would raise them again.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began_s = time.monotonic()
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if _CLIENT_ID.fullmatch(given) else new_request_id()
-        scope["request_id"] = logs.about.get({})["request_id"] = request_id
-
-        is_answered = False
-
-        async def identified(message: Message) -> None:
-            nonlocal is_answered
-            if message["type"] == "http.response.start":
-                is_answered = True
-                took_ms = round((time.monotonic() - began_s) * 1000)
-                message["headers"] = [
-                    *message.get("headers", []),
-                    (b"x-request-id", request_id.encode()),
-                    (b"openai-processing-ms", str(took_ms).encode()),
-                ]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, identified)
-        except Exception as error:
-            if is_answered:
-                raise
-            answer = await _on_error(Request(scope), error)
-            await answer(scope, receive, identified)

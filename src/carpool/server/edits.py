@@ -23,7 +23,7 @@ from carpool.errors import (
     UnsupportedParameter,
 )
 from carpool.media.uploads import Mode, from_url, read_image
-from carpool.parameters import Card, Task
+from carpool.parameters import Card, Task, within
 from carpool.server import schema
 from carpool.server.forms import (
     FILE,
@@ -107,7 +107,15 @@ async def pictures_of(
         arguments["mask_image"] = mask
     if _starts_from_pixels(task):
         if not is_sized:
-            size = within(original, _most_pixels(card, task), card.size_multiple_px)
+            most_pixels = _most_pixels(card, task)
+            size = within(original, most_pixels, card.size_multiple_px)
+            if math.prod(size) > most_pixels:  # a side was too short, and became as it must be
+                raise UnsupportedImage(
+                    f"{form.name} has {_by(original)} pixels: too long for this model, whose "
+                    f"sides are multiples of {card.size_multiple_px} and make at most "
+                    f"{most_pixels} pixels: cut it",
+                    param=form.name,
+                )
             images = [_resized(image, size) for image in images]
             if task.takes("width") and task.takes("height"):
                 arguments |= {"width": size[0], "height": size[1]}
@@ -131,13 +139,6 @@ def _most_pixels(card: Card, task: Task) -> int:
     if task.makes != "videos" or not all(isinstance(side, int) for side in sides):
         return card.max_pixels
     return min(card.max_pixels, math.prod(sides))  # type: ignore[arg-type]
-
-
-def within(size: tuple[int, int], max_pixels: int, multiple: int) -> tuple[int, int]:
-    """The largest size of about this shape, and not above it, that a model can do."""
-    shrink = min(1.0, math.sqrt(max_pixels / math.prod(size)))
-    width, height = (max(multiple, int(side * shrink) // multiple * multiple) for side in size)
-    return width, height
 
 
 def _resized(image: Any, size: tuple[int, int]) -> Any:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import FileResponse
 
 from carpool.errors import FileNotFound, StoreFailed
+from carpool.server.download import PARTS, Download
 from carpool.types import Clock
 
 TTL_S = 3600
@@ -127,11 +127,11 @@ def routes(files: Files, errors: Any) -> APIRouter:
     """Where links lead. No API key is asked for: browsers that show a picture have none."""
     api = APIRouter(responses=errors)
 
-    @api.get("/v1/files/{file_id}", response_class=FileResponse)
-    def get_file(file_id: str, expires: str = "", signature: str = "") -> FileResponse:
+    @api.get("/v1/files/{file_id}", response_class=Download, responses=PARTS)
+    def get_file(file_id: str, expires: str = "", signature: str = "") -> Download:
         """A picture that was asked for with `response_format` "url"."""
         path = files.get(file_id, expires, signature)
         headers = {"cache-control": "private, max-age=3600", "x-content-type-options": "nosniff"}
-        return FileResponse(path, media_type=TYPES[path.suffix[1:]], headers=headers)
+        return Download(path, media_type=TYPES[path.suffix[1:]], headers=headers)
 
     return api

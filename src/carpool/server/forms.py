@@ -7,16 +7,18 @@ Pictures stay as they were sent: nothing is decoded or fetched here.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 
-from carpool.errors import BodyTooLarge, InvalidJSON, InvalidValue, UnsupportedParameter
+from carpool.errors import BodyTooLarge, InvalidJSON, InvalidValue, UnsupportedParameter, show
 from carpool.media.uploads import MOST_BYTES
 from carpool.parameters import Card
 
@@ -26,10 +28,31 @@ MOST_FIELDS = 100
 
 _PART = re.compile(r"([a-z_]+)(?:\[[0-9]{0,3}\])?(?:\[(image_url|file_id)\])?")  # as SDKs write it
 _INNER = re.compile(r"([^\[\]]+)\[\]\[([^\[\]]+)\]")  # `lora[][id]`: of a list of objects
+_INT = re.compile(r"-?[0-9]+")
+_FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+
+
+def number(text: str) -> float:
+    """A number as JSON writes it; Python reads more, such as "1_0" and digits of any script.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not _FLOAT.fullmatch(text):
+        raise ValueError(f"{text[:40]!r} is no number")
+    return float(text)
+
+
+def _whole(text: str) -> int:
+    if not _INT.fullmatch(text):
+        raise ValueError(f"{text[:40]!r} is no whole number")
+    return int(text)
+
+
 _BOOLEANS = {"true": True, "false": False}
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    "int": int,
-    "float": float,
+    "int": _whole,
+    "float": number,
     "bool": lambda text: _BOOLEANS[text.lower()],
     "numbers": json.loads,
 }
@@ -90,6 +113,8 @@ async def read_body(request: Request, card: Card, *names: str) -> Form:
     kind = request.headers.get("content-type", "").lower()
     if kind.startswith("multipart/form-data"):
         return await _read_form(request, card, names)
+    if not await request.body():
+        raise InvalidJSON("the body is empty: send a form, or a JSON object")
     values = await request.json()
     if not isinstance(values, dict):
         raise InvalidJSON("the body is not a JSON object")
@@ -104,10 +129,9 @@ async def read_body(request: Request, card: Card, *names: str) -> Form:
 
 async def _read_form(request: Request, card: Card, names: Sequence[str]) -> Form:
     form, texts = Form(name=names[0]), list[tuple[str, str]]()
-    async with request.form(
-        max_files=MOST_IMAGES + 1, max_fields=MOST_FIELDS, max_part_size=2 * MOST_BYTES
-    ) as parts:
+    async with _parts_of(request, card, names[0]) as parts:
         for part, value in parts.multi_items():
+            part = _text(part)
             found = _PART.fullmatch(part)
             name = found[1] if found and found[1] in names else ""
             if isinstance(value, UploadFile):
@@ -115,12 +139,48 @@ async def _read_form(request: Request, card: Card, names: Sequence[str]) -> Form
                     rule = f"is a file: only {', '.join(names)} may be"
                     raise InvalidValue(f"{part[:60]} {rule}", param=part[:60])
                 form.add(name, await _read(name, value))
-            elif found and name:
-                form.add(name, _url({found[2]: value} if found[2] else value, name))
+                continue
+            text = _text(value, part)
+            if found and name:
+                form.add(name, _url({found[2]: text} if found[2] else text, name))
             else:
-                texts.append((part, value))
+                texts.append((part, text))
     form.values = _typed(texts, card)
     return form
+
+
+@asynccontextmanager
+async def _parts_of(request: Request, card: Card, name: str) -> AsyncIterator[FormData]:
+    """The parts of a form, each byte of a text one letter: see `_text`."""
+    kind = request.headers["content-type"] + "; charset=latin-1"
+    parser = MultiPartParser(
+        Headers({"content-type": kind}),
+        request.stream(),
+        max_files=MOST_IMAGES + 1,
+        max_fields=MOST_FIELDS,
+        max_part_size=2 * MOST_BYTES,
+    )
+    try:
+        parts = await parser.parse()
+    except MultiPartException as error:
+        if error.message.startswith("Too many files"):
+            most = min(MOST_IMAGES, card.task_for(["image"]).max_images)
+            seen = f"{name} is given more than {MOST_IMAGES} times"
+            raise InvalidValue(f"{seen}: {card.id} takes at most {most}", param=name) from error
+        if error.message.startswith("Too many fields"):
+            raise InvalidValue(f"a form has at most {MOST_FIELDS} texts") from error
+        raise InvalidJSON(f"the body is not a form: {error.message}") from error
+    try:
+        yield parts
+    finally:
+        await parts.close()
+
+
+def _text(part: str, name: str = "a name") -> str:
+    try:
+        return part.encode("latin-1").decode()
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{name[:60]} in this form is not UTF-8") from error
 
 
 async def _read(name: str, file: UploadFile) -> bytes:
@@ -139,7 +199,7 @@ def _url(value: Any, name: str) -> str:
     url = said["image_url"] if said.keys() == {"image_url"} else value
     if not isinstance(url, str):
         rule = 'must be {"image_url": "data:image/png;base64,..."}'
-        raise InvalidValue(f"{name}={str(value)[:40]!r}: {rule}", param=name)
+        raise InvalidValue(f"{name}={show(value)}: {rule}", param=name)
     return url
 
 

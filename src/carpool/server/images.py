@@ -5,7 +5,7 @@ import base64
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from carpool import frames, media
@@ -16,9 +16,11 @@ from carpool.errors import (
     UnknownParameter,
     UnsupportedParameter,
     nearest,
+    show,
 )
 from carpool.media.metadata import told
 from carpool.parameters import Card, check, check_n, seeds
+from carpool.pictures import NAMES as PICTURES
 from carpool.pictures import size_of
 from carpool.server import schema
 from carpool.supervise import Supervisor
@@ -27,6 +29,9 @@ from carpool.types import Job, Request
 QUALITIES = {"auto": 1.0, "low": 0.5, "medium": 1.0, "high": 1.5, "xhigh": 2.0, "max": 3.0}
 QUALITIES |= {"standard": 1.0, "hd": 1.5}  # OpenAI's older words
 FEW_STEPS = 8  # models that take no more by default are distilled ones
+
+EDITS = ("image", "images", "mask", "mask_image")
+"""What says in `POST /v1/images/edits` what to draw anew."""
 
 _SIZE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})")
 
@@ -169,6 +174,13 @@ def make_jobs(
         Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
     """
     check_model(served, body.model)
+    if (makes := served.card.tasks[0].makes) != "pictures":
+        ways = {"videos": "POST /v1/videos makes them"}
+        way = ways.get(makes, "`carpool generate` and the Python API do that")
+        raise UnsupportedParameter(
+            f"{served.id} makes {makes}, and this endpoint answers with pictures: {way}",
+            param="model",
+        )
     check_text(body.model_dump())
     if body.output_compression is not None and body.output_format in (None, "png"):
         raise UnsupportedParameter(
@@ -187,13 +199,9 @@ def make_jobs(
     if body.stream and body.response_format == "url":
         rule = "a stream's events carry the pictures themselves: leave it out"
         raise UnsupportedParameter(f"response_format=url: {rule}", param="response_format")
-    parameters |= parse_size(body.size, parameters) | dict(pictures or {})
-    if (makes := served.card.tasks[0].makes) != "pictures":
-        raise UnsupportedParameter(
-            f"{served.id} makes {makes}, and this endpoint answers with pictures: use "
-            "`carpool generate` or the Python API",
-            param="model",
-        )
+    if pictures is None:
+        _refuse_edits(served.card, parameters)
+    parameters |= parse_size(served.card, body.size, parameters) | dict(pictures or {})
     n = check_n(1 if body.n is None else body.n, served.max_n)
     parameters |= preset(served.card, body.quality, parameters)
     jobs = [
@@ -206,6 +214,18 @@ def make_jobs(
     ]
     previews = body.partial_images or 0 if body.stream else 0
     return [replace(job, previews=previews) for job in jobs]
+
+
+def _refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
+    """Say where pictures are taken, if the model takes any: not with a body that has none."""
+    if not card.task_for(["image"]).takes("image"):
+        return
+    plain = card.tasks[0]
+    names = {*EDITS, *PICTURES} | ({"strength"} if not plain.takes("strength") else set())
+    for name in parameters:
+        if name in names and parameters[name] is not None:
+            rule = "send it with its picture to POST /v1/images/edits"
+            raise UnsupportedParameter(f"{name} is not taken here: {rule}", param=name)
 
 
 def preset(card: Card, quality: str | None, parameters: Mapping[str, Any]) -> dict[str, int]:
@@ -240,16 +260,17 @@ def check_text(values: dict[str, Any]) -> None:
             raise InvalidValue(f"{name}={seen}: must be text without lone surrogates", param=name)
 
 
-def parse_size(size: str | None, parameters: dict[str, Any]) -> dict[str, int]:
+def parse_size(card: Card, size: str | None, parameters: dict[str, Any]) -> dict[str, int]:
     if size is None or size == "auto":
         return {}
     if any(parameters.get(side) is not None for side in ("width", "height")):
         raise InvalidValue("give size, or width and height, not both", param="size")
     match = _SIZE.fullmatch(size)
     if match is None:
+        width, height = card.usual_size_px or (8 * card.size_multiple_px,) * 2
         raise SizeRejected(
-            f"size {size[:40]!r} is not supported: write WIDTHxHEIGHT in pixels, such as "
-            "'1024x1024', or 'auto'",
+            f"size {show(size)} is not supported: write WIDTHxHEIGHT in pixels, such as "
+            f"{width}x{height}, or auto",
             param="size",
         )
     return {"width": int(match[1]), "height": int(match[2])}
@@ -257,20 +278,36 @@ def parse_size(size: str | None, parameters: dict[str, Any]) -> dict[str, int]:
 
 def model_entry(served: Served, created: int) -> schema.Model:
     """The served model as `GET /v1/models` shows it."""
-    size = served.card.default_size_px
+    card = served.card
+    size = card.usual_size_px
     return schema.Model(
         id=served.id,
         created=created,
         owned_by="carpool",
-        pipeline=served.card.pipeline,
+        pipeline=card.pipeline,
+        tasks=[task.name for task in card.tasks],
         default_size=None if size is None else f"{size[0]}x{size[1]}",
-        size_multiple_px=served.card.size_multiple_px,
-        parameters=[
-            asdict(parameter)
-            for parameter in served.card.parameters
-            if parameter.kind != "other"
-            and parameter.name in served.card.names()
-            and parameter.name != "output_type"  # output_format instead
-        ],
-        lora=list(served.card.lora),
+        size_multiple_px=card.size_multiple_px,
+        parameters=_parameters_of(card),
+        lora=list(card.lora),
     )
+
+
+def _parameters_of(card: Card) -> list[schema.ModelParameter]:
+    """What requests may say, each with the default that counts and the tasks that take it."""
+    known = set(card.names()) - {"output_type"}  # output_format instead
+    found: dict[str, schema.ModelParameter] = {}
+    for task in card.tasks:
+        sent = {"image": "input_reference"} if task.makes == "videos" else {"mask_image": "mask"}
+        for one in task.parameters:
+            is_picture = one.name in ("image", "mask_image")
+            if one.name not in known or (one.kind == "other" and not is_picture):
+                continue
+            name = sent.get(one.name, one.name)
+            default = card.defaults.get(one.name, one.default)
+            kind = "picture" if is_picture else one.kind
+            entry = schema.ModelParameter(
+                name=name, kind=kind, required=one.required, default=default, tasks=[]
+            )
+            found.setdefault(name, entry).tasks.append(task.name)
+    return list(found.values())

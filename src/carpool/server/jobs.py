@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import FileResponse
 
 from carpool import media, tracing
 from carpool.errors import FileNotReady, UnsupportedParameter
 from carpool.frames import Done
 from carpool.jobs.database import Record
-from carpool.jobs.runner import Runner, work_of
+from carpool.jobs.runner import Runner
+from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.server import schema
+from carpool.server.download import PARTS, Download
 from carpool.server.idempotency import digest_of, key_of
 from carpool.server.images import Served, make_jobs
 from carpool.server.limits import Place
@@ -113,10 +114,10 @@ async def accept_images(
         raise UnsupportedParameter("stream: a job is polled: leave it out", param="stream")
     if office is None:
         raise UnsupportedParameter("there are no jobs here", param="background_job")
-    served, given = office.served(), pictures or {}
+    served = office.served()
     tenant = body.safety_identifier or body.user or tenant
-    jobs = make_jobs(served, body, tenant=tenant, pictures=given)
-    names, inputs = await asyncio.to_thread(packed, given)
+    jobs = make_jobs(served, body, tenant=tenant, pictures=pictures)
+    names, inputs = await asyncio.to_thread(packed, pictures or {})
     work = work_of(
         served.id,
         jobs,
@@ -128,7 +129,7 @@ async def accept_images(
     asked = {"model": served.id, "seeds": [job.seed for job in jobs]}
     sent = body.model_dump(exclude_unset=True) | ({"pictures": digests} if digests else {})
     record = await accept(office, request, owner, "image", sent, asked, work, inputs)
-    return await status_of(office, record)
+    return await status_of(office, record, request)
 
 
 def settings_of(served: Served, job: Job) -> dict[str, Any]:
@@ -148,9 +149,10 @@ def write_images(record: Record, done: Sequence[Done], folder: Path) -> None:
         (folder / f"{i}.{output['format']}").write_bytes(encoded)
 
 
-async def status_of(office: Office, record: Record) -> JobStatus:
-    """A job as `/v1/jobs` shows it."""
+async def status_of(office: Office, record: Record, request: Request) -> JobStatus:
+    """A job as `/v1/jobs` shows it, with paths as this client has to write them."""
     place, eta_s = await outlook(office, record)
+    root = request.scope.get("root_path", "")
     return JobStatus(
         id=record.id,
         kind="video" if record.kind == "video" else "image",
@@ -163,7 +165,7 @@ async def status_of(office: Office, record: Record) -> JobStatus:
         expires_at=expiry_of(office, record),
         seeds=record.asked.get("seeds", []),
         files=[
-            JobFile(name=name, bytes=size, url=f"/v1/jobs/{record.id}/files/{name}")
+            JobFile(name=name, bytes=size, url=f"{root}/v1/jobs/{record.id}/files/{name}")
             for name, size in record.files.items()
         ],
         error=error_of(record),
@@ -192,7 +194,7 @@ def error_of(record: Record) -> Any:
     return record.error | ({"code": "cancelled"} if record.state == "cancelled" else {})
 
 
-async def file_of(office: Office, record: Record, name: str) -> FileResponse:
+async def file_of(office: Office, record: Record, name: str) -> Download:
     """A file of a job; parts of it where the client asks for a range.
 
     Raises:
@@ -204,7 +206,7 @@ async def file_of(office: Office, record: Record, name: str) -> FileResponse:
             f"job {record.id} has no file {name[:80]!r}: it is {record.state}, with "
             f"{', '.join(record.files) or 'no files'}"
         )
-    return FileResponse(path, media_type=TYPES[path.suffix], filename=f"{record.id}-{name}")
+    return Download(path, media_type=TYPES[path.suffix], filename=f"{record.id}-{name}")
 
 
 def routes(office: Office, errors: Any) -> APIRouter:
@@ -214,24 +216,28 @@ def routes(office: Office, errors: Any) -> APIRouter:
 
     @api.get("/jobs")
     async def list_jobs(
-        owner: str = whose, after: str | None = None, limit: Limit = 20, order: Order = "desc"
+        request: Request,
+        owner: str = whose,
+        after: str | None = None,
+        limit: Limit = 20,
+        order: Order = "desc",
     ) -> Jobs:
         """Jobs of this client, the newest first."""
         records, has_more = await runner.page(
             owner, after=after, limit=limit, is_newest_first=order == "desc"
         )
-        data = [await status_of(office, record) for record in records]
+        data = [await status_of(office, record, request) for record in records]
         first, last = (data[0].id, data[-1].id) if data else (None, None)
         return Jobs(data=data, first_id=first, last_id=last, has_more=has_more)
 
     @api.get("/jobs/{job_id}")
-    async def get_job(job_id: str, owner: str = whose) -> JobStatus:
-        return await status_of(office, await runner.get(job_id, owner))
+    async def get_job(job_id: str, request: Request, owner: str = whose) -> JobStatus:
+        return await status_of(office, await runner.get(job_id, owner), request)
 
     @api.post("/jobs/{job_id}/cancel")
-    async def cancel_job(job_id: str, owner: str = whose) -> JobStatus:
+    async def cancel_job(job_id: str, request: Request, owner: str = whose) -> JobStatus:
         """End a job before its next step; one that has ended stays as it is."""
-        return await status_of(office, await runner.cancel(job_id, owner))
+        return await status_of(office, await runner.cancel(job_id, owner), request)
 
     @api.delete("/jobs/{job_id}")
     async def delete_job(job_id: str, owner: str = whose) -> JobDeleted:
@@ -239,8 +245,8 @@ def routes(office: Office, errors: Any) -> APIRouter:
         await runner.remove(job_id, owner)
         return JobDeleted(id=job_id)
 
-    @api.get("/jobs/{job_id}/files/{name}", response_class=FileResponse)
-    async def get_file(job_id: str, name: str, owner: str = whose) -> FileResponse:
+    @api.get("/jobs/{job_id}/files/{name}", response_class=Download, responses=PARTS)
+    async def get_file(job_id: str, name: str, owner: str = whose) -> Download:
         return await file_of(office, await runner.get(job_id, owner), name)
 
     return api

@@ -1,6 +1,7 @@
 """What a server tells of itself: `/stats`, `/metrics`, and the lives of single requests."""
 
 import contextlib
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from carpool.metrics import CONTENT_TYPE, Metrics
 from carpool.server import schema
 from carpool.supervise import Supervisor
 from carpool.types import Job
+
+log = logging.getLogger("carpool")
 
 KEPT = 1000  # requests, as many as the engine keeps
 Asked = tuple[str, str, str]
@@ -58,6 +61,9 @@ class Observer:
         self._note(("job", "", record.id), parts)
 
     def _note(self, asked: Asked, jobs: Sequence[Job]) -> None:
+        if self._settings.log_prompts:
+            prompt = jobs[0].arguments.get("prompt")
+            log.info("%s asks for %r", asked[2], prompt)
         self._parts.pop(asked, None)
         self._parts[asked] = [job.request_id for job in jobs]
         if len(self._parts) > KEPT:
@@ -192,4 +198,6 @@ class Observed:
             await self._app(scope, receive, observed)
         finally:
             if scope.get("method") == "POST" and (route := scope.get("route")) is not None:
-                self._observer.answered(route.path, status, time.monotonic() - began_s)
+                self._observer.answered(
+                    route.path, scope.get("ended_as", status), time.monotonic() - began_s
+                )

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -39,7 +40,8 @@ _ACCEPTED = 1
 
 def serve(model: str, settings: ServeSettings) -> int:
     """Serve until a signal says to stop; gives the exit status of the process."""
-    logs.set_up(settings.log_level, settings.log_format)
+    logs.set_up(settings.log_level, settings.log_format, prompts=settings.log_prompts)
+    os.umask(0o077)  # jobs and pictures are their clients' alone
     _allow_descriptors()
     keys = Keyring(settings.api_key, settings.api_key_file)
     otel = tracing.is_wanted(settings.otel, os.environ)
@@ -57,16 +59,27 @@ def _allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def _say(settings: ServeSettings, text: str, *, is_error: bool = False) -> None:
+    """Tell whoever started this: in the log where that is for machines."""
+    if settings.log_format == "json":
+        log.log(logging.ERROR if is_error else logging.INFO, "%s", text)
+    else:
+        click.echo(f"carpool: {text}" if is_error else text, err=True)
+
+
 async def _serve(model: str, settings: ServeSettings, keys: Keyring, traces: Tracing) -> int:
+    folder = state_folder(settings, os.environ)
     try:
+        if folder is not None:
+            close_to_others(folder)
         store = JobStore(
-            state_folder(settings, os.environ),
+            folder,
             ttl_s=settings.job_ttl,
             max_bytes=settings.max_store_bytes,
             max_waiting=settings.max_queue,
         )
     except StoreFailed as error:
-        click.echo(f"carpool: {error}", err=True)
+        _say(settings, str(error), is_error=True)
         return 1
     with contextlib.closing(store):
         return await _serve_with(store, model, settings, keys, traces)
@@ -80,7 +93,7 @@ async def _serve_with(
         settings.engine(),
         passing=store.passing,
         timeout_s=settings.worker_timeout,
-        log=(settings.log_level, settings.log_format),
+        log=(settings.log_level, settings.log_format, settings.log_prompts),
         otel=traces.is_on,
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, supervisor, keys)
@@ -93,7 +106,7 @@ async def _serve_with(
         read=unpacked,
     )
     server = _Server(supervisor, settings, runner, keys, traces)
-    click.echo(f"Loading {model} ...", err=True)
+    _say(settings, f"Loading {model} ...")
     worker = supervisor.start()
     http = asyncio.create_task(server.serve())
     greeting = asyncio.create_task(_greet(supervisor, server, settings))
@@ -103,7 +116,7 @@ async def _serve_with(
         if worker.done() and not worker.cancelled() and (error := worker.exception()):
             if not isinstance(error, LoadFailed):
                 raise error
-            click.echo(f"carpool: {error}", err=True)
+            _say(settings, str(error), is_error=True)
             return 1
         if jobs.done():
             jobs.result()  # raises: it ends only by a defect
@@ -145,6 +158,14 @@ def state_folder(settings: ServeSettings, environ: Mapping[str, str]) -> Path | 
     return state / str(settings.port)
 
 
+def close_to_others(folder: Path) -> None:
+    """Keep other users out of a folder that is there already, if it is ours."""
+    with contextlib.suppress(OSError):  # there is none, or the store will say what is wrong
+        seen = folder.stat()
+        if seen.st_uid == os.geteuid() and stat.S_IMODE(seen.st_mode) & 0o077:
+            folder.chmod(0o700)
+
+
 class _Server(uvicorn.Server):
     """Uvicorn, but a signal first drains: new requests are refused while running ones finish."""
 
@@ -165,6 +186,7 @@ class _Server(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 uds=settings.uds,
+                forwarded_allow_ips="*" if settings.uds else None,  # whoever may connect: the proxy
                 backlog=_ACCEPTED,
                 access_log=False,  # `Accessed` says more
                 log_level=settings.log_level,
@@ -225,9 +247,13 @@ async def _greet(supervisor: Supervisor, server: _Server, settings: ServeSetting
     where = url if settings.uds is None else f"unix:{settings.uds}"
     uds = "" if settings.uds is None else f"--unix-socket {settings.uds} "
     key = " -H 'authorization: Bearer KEY'" if settings.api_key or settings.api_key_file else ""
+    name = settings.served_model_name or ready.card.id
+    serving = f"Serving {name} ({ready.card.pipeline}, loaded in {ready.load_s:.1f} s) at {where}"
+    if settings.log_format == "json":
+        log.info("%s", serving)
+        return
     click.echo(
-        f"Serving {settings.served_model_name or ready.card.id} ({ready.card.pipeline}, loaded in "
-        f"{ready.load_s:.1f} s) at {where}\n\n"
+        f"{serving}\n\n"
         f"curl -s {uds}{url}/v1/images/generations -H 'content-type: application/json'{key} \\\n"
         f'  -d \'{{"prompt": "a red circle on a blue background"}}\' \\\n'
         "  | python3 -c 'import base64, json, sys; "

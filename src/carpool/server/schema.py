@@ -5,10 +5,11 @@ parameters are checked in `carpool.parameters`, the same way as in Python; their
 for the document only.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from carpool.errors import InvalidValue
 from carpool.types import Timings
 
 
@@ -16,6 +17,18 @@ def ours(type_: str, description: str, default: Any = None) -> Any:
     """Any value, documented as one of a type; `carpool.parameters.check` has the last word."""
     schema: dict[str, Any] = {"anyOf": [{"type": type_}, {"type": "null"}]}
     return Field(default, description=description, json_schema_extra=schema)
+
+
+def _single(prompt: Any) -> Any:
+    if isinstance(prompt, list):
+        rule = "send one request for each prompt"
+        raise InvalidValue(f"prompt is a list of {len(prompt)}: {rule}", param="prompt")
+    return prompt
+
+
+Prompt = Annotated[str, Field(max_length=32_000), BeforeValidator(_single)]
+Name = Annotated[str | None, Field(max_length=256)]
+"""Of one of the client's own users."""
 
 
 class ImageRequest(BaseModel):
@@ -33,7 +46,7 @@ class ImageRequest(BaseModel):
         },
     )
 
-    prompt: str = Field(max_length=32_000)
+    prompt: Prompt
     model: str | None = Field(None, description="the served model's id; default: that model")
     n: Any = ours("integer", "images of this prompt, with seeds s, s+1, ...", 1)
     size: str | None = Field(None, description="WIDTHxHEIGHT in pixels, or auto")
@@ -65,8 +78,8 @@ class ImageRequest(BaseModel):
     partial_images: int | None = Field(
         None, ge=0, le=3, description="previews of each image in a stream, at most"
     )
-    user: str | None = None
-    safety_identifier: str | None = None
+    user: Name = None
+    safety_identifier: Name = None
     background_job: bool | None = Field(
         False, description="answer 202 at once, with a job to be polled at /v1/jobs/{id}"
     )
@@ -160,15 +173,26 @@ class CompletedImage(StreamedImage):
     safety_identifier: str | None = None
 
 
+class ModelParameter(BaseModel):
+    """One parameter of the model, as a request writes it."""
+
+    name: str
+    kind: str = Field(description="int, float, bool, str, numbers or picture")
+    required: bool
+    default: int | float | bool | str | None = Field(description="of the task that is named first")
+    tasks: list[str] = Field(description="those of the model that take it")
+
+
 class Model(BaseModel):
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str
     pipeline: str
+    tasks: list[str] = Field(description="what it does; the first one without any picture given")
     default_size: str | None
     size_multiple_px: int
-    parameters: list[dict[str, Any]]
+    parameters: list[ModelParameter]
     lora: list[str]  # adapters that a request may name
 
 

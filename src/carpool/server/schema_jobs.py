@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from carpool.server.schema import ours
+from carpool.server.schema import Name, Prompt, ours
 
 
 class VideoRequest(BaseModel):
@@ -22,11 +22,13 @@ class VideoRequest(BaseModel):
         },
     )
 
-    prompt: str = Field(max_length=32_000)
+    prompt: Prompt
     model: str | None = Field(None, description="the served model's id; default: that model")
     seconds: Any = ours("string", "how long it is to be; instead of num_frames")
-    fps: Any = ours("number", "frames a second; default: the model's own, or 16")
-    num_frames: Any = ours("integer", "frames in all; instead of seconds")
+    fps: Any = ours("number", "frames a second, 1 to 240; default: the model's own, or 16")
+    num_frames: Any = ours(
+        "integer", "frames in all, made k * n + 1 as the model counts; instead of seconds"
+    )
     size: str | None = Field(None, description="WIDTHxHEIGHT in pixels, or auto")
     seed: Any = ours("integer", "0 to 2**63 - 1; drawn and reported when absent")
     timeout_s: Any = ours("number", "expire when it is not done in so many seconds")
@@ -35,8 +37,8 @@ class VideoRequest(BaseModel):
     guidance_scale: Any = ours("number", "how closely to follow the prompt")
     guidance_scale_2: Any = ours("number", "the same of a second denoiser")
     negative_prompt: Any = ours("string", "what not to show")
-    user: str | None = None
-    safety_identifier: str | None = None
+    user: Name = None
+    safety_identifier: Name = None
 
 
 class RemixRequest(BaseModel):
@@ -44,7 +46,7 @@ class RemixRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    prompt: str = Field(max_length=32_000)
+    prompt: Prompt
 
 
 class JobError(BaseModel):

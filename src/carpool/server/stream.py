@@ -9,7 +9,7 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -38,6 +38,8 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 }
 """For the OpenAPI document: a successful answer may be a stream, of events, as in OpenAPI 3.2."""
 
+DONE = format_sse_event(data_str="[DONE]")
+GONE = 499  # nobody's status: the client left
 AGAIN_COMMENT = b": the worker died; the request is run again\n\n"
 Seen = frames.Preview | frames.Done
 News = tuple[int, Seen] | CarpoolError | bytes
@@ -45,47 +47,42 @@ News = tuple[int, Seen] | CarpoolError | bytes
 
 
 class Stream(EventSourceResponse):
-    """An answer whose work is given up as soon as the client hangs up."""
+    """An answer whose work is given up as soon as the client hangs up.
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
-        super().__init__(events, headers=HEADERS)
-        self._events = events
+    How it ended stands in the scope as `ended_as`, a status: the answer's own was sent long before.
+    """
+
+    def __init__(self, first: bytes, others: AsyncIterator[bytes]) -> None:
+        """An answer of events, the first of which there is already.
+
+        Args:
+            others: may raise `CarpoolError`, which becomes the last event.
+        """
+        self._status, self._events = GONE, self._told(first, others)
+        super().__init__(self._events, headers=HEADERS)
+
+    async def _told(self, first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async with aclosing(others):  # type: ignore[type-var]
+            yield first
+            try:
+                async for event in others:
+                    yield event
+                self._status = 200
+            except CarpoolError as error:
+                yield _failure(error)
+                self._status = error.status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events):  # type: ignore[type-var]
-            await super().__call__(scope, receive, send)
+        try:
+            async with aclosing(self._events):  # type: ignore[type-var]
+                await super().__call__(scope, receive, send)
+        finally:
+            scope["ended_as"] = self._status
 
 
-async def open_stream(
-    supervisor: Supervisor,
-    drawing: Drawing,
-    *,
-    drew: Callable[[int, schema.Usage], None],
-    previewed: Callable[[float], None],
-    until: Callable[[Awaitable[bytes]], Awaitable[bytes]],
-    heartbeat_s: float = HEARTBEAT_S,
-) -> Stream:
-    """Begin the work, and answer once something has come of it.
-
-    Args:
-        drew: hears of every picture and what it used.
-        previewed: hears after how many seconds the first preview is sent, if any is.
-        until: awaits something for as long as the client is there.
-        heartbeat_s: the longest silence.
-
-    Raises:
-        CarpoolError: it failed before that.
-    """
-    told = events(supervisor, drawing, drew=drew, previewed=previewed, heartbeat_s=heartbeat_s)
-    first = await until(anext(told))
-    return Stream(_from(first, told))
-
-
-async def _from(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    async with aclosing(others):  # type: ignore[type-var]
-        yield first
-        async for event in others:
-            yield event
+def is_lasting(event: bytes) -> bool:
+    """Whether an event is still worth telling when all is over."""
+    return event == DONE or event.split(b"\n", 1)[0].endswith(b".completed")
 
 
 async def events(
@@ -98,10 +95,13 @@ async def events(
 ) -> AsyncIterator[bytes]:
     """Run the jobs of a request and tell of them, as the stream's bytes.
 
-    Arguments as those of `open_stream`.
+    Args:
+        drew: hears of every picture and what it used.
+        previewed: hears after how many seconds the first preview is sent, if any is.
+        heartbeat_s: the longest silence.
 
     Raises:
-        CarpoolError: they failed before anything was told.
+        CarpoolError: one failed.
     """
     news: asyncio.Queue[News] = asyncio.Queue()
     work = asyncio.create_task(_run(supervisor, drawing, news))
@@ -117,10 +117,7 @@ async def events(
                 yield KEEPALIVE_COMMENT
                 continue
             if isinstance(item, CarpoolError):
-                if not is_begun:
-                    raise item
-                yield _failure(item)
-                return
+                raise item
             if isinstance(item, bytes):
                 if not is_begun or item is AGAIN_COMMENT:
                     yield item
@@ -140,7 +137,7 @@ async def events(
                 shown[number] += 1
                 yield event
             is_begun = True
-        yield format_sse_event(data_str="[DONE]")
+        yield DONE
     finally:
         work.cancel()
 

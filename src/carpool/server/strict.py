@@ -1,4 +1,4 @@
-"""JSON bodies read so that they mean one thing: no key twice, no depth that only harms.
+"""Bodies read for whom they are due, and so that they mean one thing: no key twice, no great depth.
 
 RFC 8259 leaves open which of two equal keys counts, and parsers differ: what one of them checked
 another one runs. NaN and Infinity, which are no JSON, are let through to `carpool.parameters`: it
@@ -18,12 +18,16 @@ MOST_KEY = 200  # characters: keys are repeated in errors
 
 
 class StrictRoute(APIRoute):
-    """A route whose JSON body is read by `read`: the `route_class` of an `APIRouter`."""
+    """A route whose JSON body is read by `read`: the `route_class` of an `APIRouter`.
+
+    Before anything of it is read, `state.authorise` of the application is asked.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def strictly(request: Request) -> Response:
+            await request.app.state.authorise(request)
             return await handle(_StrictRequest(request.scope, request.receive))
 
         return strictly

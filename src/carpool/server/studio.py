@@ -1,9 +1,9 @@
 """Answers a request for pictures: as JSON, as links or as a stream of events."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -15,10 +15,14 @@ from carpool.server.files import Files
 from carpool.server.idempotency import Answers, digest_of, key_of
 from carpool.server.images import Drawing, Served, draw
 from carpool.server.observe import Observer
-from carpool.server.stream import Stream, open_stream
+from carpool.server.stream import Stream, events, is_lasting
 from carpool.supervise import Supervisor
 
 T = TypeVar("T")
+Answer = schema.ImagesResponse | list[bytes]
+"""What is told again to who asks again: JSON, or the lasting events of a stream."""
+
+Work = Coroutine[Any, Any, Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Studio:
 
     supervisor: Supervisor
     observer: Observer
-    answers: Answers[schema.ImagesResponse]
+    answers: Answers[Answer]
     files: Files
     served: Callable[[], Served]  # may raise: nothing can be drawn now
     check_room: Callable[[Request, Client], Awaitable[None]]  # raises where there is none
@@ -48,23 +52,15 @@ class Studio:
 
         Args:
             sent: what the client asked for, as JSON: with the same `Idempotency-Key` it must be
-                the same. Streams do not read that header.
+                the same.
             make: checks the request.
 
         Raises:
             CarpoolError: whatever is wrong with the request, or became of it.
         """
         if sent.get("stream"):
-            await self.check_room(request, client)
-            drawing = make()
-            self.observer.began(request, client.key, drawing.jobs)
-            return await open_stream(
-                self.supervisor,
-                drawing,
-                drew=self._drew,
-                previewed=self.observer.previewed,
-                until=partial(unless_gone, request),
-            )
+            told = self._events(request, client, sent, make)
+            return Stream(await unless_gone(request, anext(told)), told)
         base = str(request.base_url).rstrip("/")
 
         async def work() -> schema.ImagesResponse:
@@ -77,11 +73,50 @@ class Studio:
 
             return await draw(self.supervisor, drawing, link=link)
 
-        digest = digest_of(request.url.path, sent)
-        once = self.answers.once(client.owner, key_of(request), digest, work)
-        answer = await unless_gone(request, once)
+        answer = await unless_gone(request, self._once(request, client, sent, work))
+        assert isinstance(answer, schema.ImagesResponse)  # by the digest: no stream's
         self._drew(len(answer.data), answer.usage)
         return answer
+
+    async def _events(
+        self, request: Request, client: Client, sent: Any, make: Callable[[], Drawing]
+    ) -> AsyncIterator[bytes]:
+        """A stream's events as they come; of one that was asked for before, those that last."""
+        live: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+        async def work() -> list[bytes]:
+            await self.check_room(request, client)
+            drawing = make()
+            self.observer.began(request, client.key, drawing.jobs)
+            told = events(
+                self.supervisor, drawing, drew=self._drew, previewed=self.observer.previewed
+            )
+            lasting = []
+            async with aclosing(told):  # type: ignore[type-var]
+                async for event in told:
+                    live.put_nowait(event)
+                    lasting += [event] if is_lasting(event) else []
+            return lasting
+
+        once = asyncio.create_task(self._once(request, client, sent, work))
+        once.add_done_callback(lambda _: live.put_nowait(None))
+        is_live = False
+        try:
+            while (event := await live.get()) is not None:
+                is_live = True
+                yield event
+            lasting = await once
+            assert isinstance(lasting, list)  # by the digest: a stream's
+            for event in [] if is_live else lasting:
+                yield event
+        finally:
+            once.cancel()
+
+    def _once(
+        self, request: Request, client: Client, sent: Any, work: Callable[[], Work]
+    ) -> Coroutine[Any, Any, Answer]:
+        digest = digest_of(request.url.path, sent)
+        return self.answers.once(client.owner, key_of(request), digest, work)
 
     def _drew(self, images: int, usage: schema.Usage) -> None:
         self.observer.drew(images)

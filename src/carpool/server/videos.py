@@ -2,30 +2,38 @@
 
 import asyncio
 import importlib.util
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import FileResponse
 
 from carpool.errors import (
     FileNotReady,
     InvalidValue,
+    JobNotFound,
     LibraryMissing,
     MissingParameter,
     PipelineFailed,
     UnknownParameter,
+    UnsupportedEndpoint,
     UnsupportedParameter,
+    VideoNotFound,
+    VideoNotReady,
+    show,
 )
 from carpool.frames import Done
 from carpool.jobs.database import Record
-from carpool.jobs.runner import work_of
+from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.media.outputs import encode_video, spritesheet, thumbnail
 from carpool.parameters import Card, check
 from carpool.server import forms
+from carpool.server.download import PARTS, Download
 from carpool.server.edits import pictures_of
 from carpool.server.forms import Form, read_body, validated
 from carpool.server.images import Served, check_model, check_text, parse_size
@@ -52,6 +60,9 @@ POLL_MS = 500, 5000  # least and most between polls
 STATUS: dict[str, Any] = {"cancelled": "failed", "expired": "failed"}  # the SDK knows no others
 NOT_PASSED = {"prompt", "model", "seconds", "fps", "size", "seed", "timeout_s", "user"}
 NOT_PASSED |= {"safety_identifier"}
+ABSENT = {f"/videos/{name}": "POST" for name in ("edits", "extensions", "characters")}
+ABSENT |= {"/videos/characters/{name}": "GET"}
+"""The rest of OpenAI's API of videos."""
 REFERENCE = "input_reference"  # the picture that a video begins with
 
 
@@ -103,8 +114,11 @@ def make_job(
     card = served.card
     check_model(served, body.model)
     if (makes := card.tasks[0].makes) != "videos":
+        ways = {"pictures": "POST /v1/images/generations makes them"}
+        way = ways.get(makes, "`carpool generate` and the Python API do that")
         raise UnsupportedParameter(
-            f"{served.id} makes {makes}, and this endpoint answers with videos", param="model"
+            f"{served.id} makes {makes}, and this endpoint answers with videos: {way}",
+            param="model",
         )
     sent = body.model_dump(exclude_none=True)
     check_text(sent)
@@ -112,29 +126,40 @@ def make_job(
     if own := parameters.keys() & {"self", "request_id", "tenant"}:  # `Wish`'s own arguments
         name = min(own)
         raise UnknownParameter(f"{card.pipeline} has no parameter {name!r}", param=name)
-    parameters |= parse_size(body.size, parameters) | dict(pictures or {})
+    if "output_format" in parameters:
+        raise UnsupportedParameter(
+            "output_format is not taken: a video is an MP4 file", param="output_format"
+        )
+    parameters |= parse_size(card, body.size, parameters) | dict(pictures or {})
     own_rate = {p.name: p.default for p in card.parameters}.get("frame_rate")
     own_rate = parameters.get("frame_rate") or own_rate or FPS
-    fps = _number("fps", body.fps, MOST_FPS) or _number("frame_rate", own_rate, MOST_FPS) or FPS
+    fps = rate_of("fps", body.fps) or rate_of("frame_rate", own_rate) or FPS
     if card.tasks[0].takes("frame_rate"):
         parameters["frame_rate"] = fps
-    seconds = _number("seconds", body.seconds, max_frames)
+    seconds = _number(body.seconds)
     if seconds is not None:
+        if not 0 < seconds <= max_frames:
+            rule = f"must be above 0, at most {max_frames}"
+            raise InvalidValue(f"seconds={show(body.seconds)}: {rule}", param="seconds")
         if body.num_frames is not None:
             raise InvalidValue("give seconds or num_frames, not both", param="seconds")
         parameters["num_frames"] = round(seconds * fps) + 1  # models count k * n + 1
     wish = Wish(body.prompt, seed=body.seed, timeout_s=body.timeout_s, tenant=tenant, **parameters)
     job = check(card, wish, from_json=True)
-    defaults = {p.name: p.default for p in card.task(job.task).parameters}
-    width, height, length = (
-        int(job.arguments.get(name) or defaults.get(name) or 0)
-        for name in ("width", "height", "num_frames")
+    own_values = {p.name: p.default for p in card.task(job.task).parameters}
+    said: dict[str, Any] = {**own_values, **job.arguments}
+    width, height, asked_length = (
+        int(said.get(name) or 0) for name in ("width", "height", "num_frames")
     )
+    length = length_of(card, said)
     if length > max_frames:
+        makes_more = f" makes {length} frames" if length != asked_length else ""
         raise InvalidValue(
-            f"num_frames={length}: must be at most {max_frames} (--max-frames)",
+            f"num_frames={asked_length}{makes_more}: must be at most {max_frames} (--max-frames)",
             param="num_frames" if seconds is None else "seconds",
         )
+    if length != asked_length:
+        job = replace(job, arguments={**job.arguments, "num_frames": length})
     return job, {
         "model": served.id,
         "seeds": [job.seed],
@@ -145,18 +170,41 @@ def make_job(
     }
 
 
-def _number(name: str, value: Any, most: float) -> float | None:
-    """A number above 0, which may be written as text."""
+def length_of(card: Card, arguments: Mapping[str, Any]) -> int:
+    """How many frames the video has that these arguments ask for; 0 where nobody counts them.
+
+    Autoencoders decode k * n + 1 frames, as near to what was asked as Wan's pipeline goes. Helios
+    makes whole pieces of a video, however few frames are asked for.
+    """
+    asked, step = int(arguments.get("num_frames") or 0), card.frame_step
+    latents = arguments.get("num_latent_frames_per_chunk")
+    if not asked or step == 1:
+        return asked
+    if isinstance(latents, int) and latents > 0:
+        piece = (latents - 1) * step + 1
+        return (-(-asked // piece) * piece - 1) // step * step + 1
+    return asked // step * step + 1 if asked % step != 1 else asked
+
+
+def rate_of(name: str, value: Any) -> float | None:
+    """Frames a second; None where nobody says."""
+    rate = _number(value)
+    if rate is not None and not 1 <= rate <= MOST_FPS:
+        raise InvalidValue(f"{name}={show(value)}: must be from 1 to {MOST_FPS}", param=name)
+    return rate
+
+
+def _number(value: Any) -> float | None:
+    """A number, which may be written as text; NaN for anything else."""
     if value is None:
         return None
     try:
-        number = float(value) if isinstance(value, (str, int, float)) else 0.0
+        if isinstance(value, str):
+            return forms.number(value)
+        is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return float(value) if is_plain else math.nan
     except (ValueError, OverflowError):
-        number = 0.0
-    if not 0 < number <= most or isinstance(value, bool):
-        seen = repr(value)[:40]
-        raise InvalidValue(f"{name}={seen}: must be above 0, at most {most}", param=name)
-    return number
+        return math.nan
 
 
 def write_video(record: Record, done: Sequence[Done], folder: Path) -> None:
@@ -201,15 +249,27 @@ async def video_of(office: Office, record: Record) -> Video:
     )
 
 
+@contextmanager
+def as_videos() -> Iterator[None]:
+    """What is wrong with a job, as OpenAI's clients hear it of videos."""
+    try:
+        yield
+    except FileNotReady as error:
+        raise VideoNotReady(error.message.replace("job", "video", 1)) from error
+    except JobNotFound as error:
+        raise VideoNotFound(error.message.replace("job", "video", 1)) from error
+
+
 def routes(office: Office, errors: Any) -> APIRouter:
     """`/v1/videos`."""
     api = APIRouter(prefix="/v1", responses=errors, route_class=StrictRoute)
     runner, whose = office.runner, Depends(office.owner)
 
     async def get(video_id: str, owner: str) -> Record:
-        record = await runner.get(video_id, owner)
+        with as_videos():
+            record = await runner.get(video_id, owner)
         if record.kind != "video":
-            raise FileNotReady(f"job {video_id} makes pictures: ask /v1/jobs/{video_id}")
+            raise VideoNotFound(f"job {video_id} makes pictures: ask /v1/jobs/{video_id}")
         return record
 
     async def submit(
@@ -243,9 +303,10 @@ def routes(office: Office, errors: Any) -> APIRouter:
         owner: str = whose, after: str | None = None, limit: Limit = 20, order: Order = "desc"
     ) -> Videos:
         """Videos of this client, the newest first."""
-        records, has_more = await runner.page(
-            owner, kind="video", after=after, limit=limit, is_newest_first=order == "desc"
-        )
+        with as_videos():
+            records, has_more = await runner.page(
+                owner, kind="video", after=after, limit=limit, is_newest_first=order == "desc"
+            )
         data = [await video_of(office, record) for record in records]
         first, last = (data[0].id, data[-1].id) if data else (None, None)
         return Videos(data=data, first_id=first, last_id=last, has_more=has_more)
@@ -262,16 +323,19 @@ def routes(office: Office, errors: Any) -> APIRouter:
     async def delete_video(video_id: str, owner: str = whose) -> VideoDeleted:
         """Forget a video and its files; one that is being made ends before its next step."""
         await get(video_id, owner)
-        await runner.remove(video_id, owner)
+        with as_videos():
+            await runner.remove(video_id, owner)
         return VideoDeleted(id=video_id)
 
-    @api.get("/videos/{video_id}/content", response_class=FileResponse)
+    @api.get("/videos/{video_id}/content", response_class=Download, responses=PARTS)
     async def get_content(
         video_id: str,
         owner: str = whose,
         variant: Literal["video", "thumbnail", "spritesheet"] = "video",
-    ) -> FileResponse:
-        return await file_of(office, await get(video_id, owner), FILES[variant])
+    ) -> Download:
+        record = await get(video_id, owner)
+        with as_videos():
+            return await file_of(office, record, FILES[variant])
 
     @api.post("/videos/{video_id}/remix")
     async def remix_video(
@@ -287,4 +351,11 @@ def routes(office: Office, errors: Any) -> APIRouter:
             form.images.append(picture)
         return await submit(request, owner, form, body.model_dump(), remixed_from=video_id)
 
+    async def refuse(request: Request, owner: str = whose) -> None:
+        rule = "POST /v1/videos/{id}/remix makes a video anew with another prompt, and POST "
+        rule += f"/v1/videos one that begins with a picture, its {REFERENCE}"
+        raise UnsupportedEndpoint(f"{request.url.path} is not supported: {rule}")
+
+    for path in ABSENT:
+        api.add_api_route(path, refuse, methods=[ABSENT[path]], include_in_schema=False)
     return api
