@@ -107,6 +107,26 @@ def test_files_come_in_the_order_of_the_seeds_also_beyond_ten(engine: carpool.En
     assert seeds == list(range(11))
 
 
+@pytest.mark.parametrize("mask_mode", [None, "L", "1"])
+def test_a_job_begins_from_the_pictures_that_it_brings(
+    tmp_path: Path, mask_mode: str | None
+) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (32, 32, 3), np.uint8)
+    given: dict[str, Any] = {**DRAW, "image": Image.fromarray(noise), "strength": 0.7, "seed": 3}
+    if mask_mode is not None:
+        mask = np.zeros((32, 32), np.uint8)
+        mask[8:24, 4:20] = 255
+        given["mask_image"] = Image.fromarray(mask).convert(mask_mode)
+
+    with load(max_running=1, state_dir=tmp_path) as engine:
+        under_way(engine, engine.jobs.submit("a cat", **LONG))
+        job = engine.jobs.submit("a dog", **given)
+    with load(max_running=1, state_dir=tmp_path) as engine:
+        [path] = done(engine, job).files
+        assert np.array_equal(pixels(path), drawn(engine, "a dog", **given))
+    assert not [*(tmp_path / "inputs").iterdir()]
+
+
 def test_pictures_have_the_format_that_was_asked_for(engine: carpool.Engine) -> None:
     [path] = done(engine, engine.jobs.submit("a cat", output_format="webp", **DRAW)).files
 
@@ -226,8 +246,8 @@ def test_more_jobs_than_may_wait_are_refused() -> None:
         ({"steps": 3}, UnknownParameter, "has no parameter 'steps'"),
         ({"n": 0}, InvalidValue, "n=0: must be a whole number from 1 to 1000"),
         ({"output_format": "gif"}, InvalidValue, "must be one of png, jpeg, webp"),
-        ({"fps": 0}, InvalidValue, "fps=0: must be above 0, at most 240"),
-        ({"image": Image.new("RGB", (32, 32))}, UnsupportedParameter, "holds no pictures"),
+        ({"fps": 0}, InvalidValue, "fps=0: must be from 1 to 240"),
+        ({"image": np.zeros((1, 32, 32, 3), np.float32)}, InvalidValue, "keeps PIL images"),
         ({"output_type": "latent"}, UnsupportedParameter, "use output_format"),
         ({"prompt_embeds": np.zeros(3)}, UnsupportedParameter, "cannot be sent as JSON"),
     ],

@@ -23,6 +23,7 @@ from carpool.inprocess import InProcess, checked, work_and_kind, write_pictures,
 from carpool.jobs.database import Record, State
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
+from carpool.media.inputs import packed, unpacked
 from carpool.media.outputs import Format
 from carpool.types import Request
 
@@ -72,6 +73,7 @@ class Jobs:
             {"image": write_pictures, "video": partial(write_videos, loop)},
             model=lambda: loop.loaded.card.id,
             max_running=settings.max_running,
+            read=unpacked,
         )
         self._changing, self._is_up = Lock(), Event()
         self._is_closed = False
@@ -97,7 +99,7 @@ class Jobs:
             n: outputs, with seeds s, s+1, ...
             output_format: of pictures; videos become MP4.
             fps: frames a second of videos; default: the model's own, or 16.
-            parameters: as for `Engine.submit`, as far as JSON can hold them.
+            parameters: as for `Engine.submit`, as far as JSON can hold them, and PIL images.
 
         Raises:
             Rejected: something is wrong with it; nothing was accepted.
@@ -106,9 +108,10 @@ class Jobs:
         """
         card = self._loop.loaded.card
         jobs = checked(card, request, n, parameters)
-        kind, work = work_and_kind(card, jobs, self._settings, output_format, fps)
+        names, files = packed(jobs[0].arguments)
+        kind, work = work_and_kind(card, jobs, self._settings, output_format, fps, names)
         asked = {"model": card.id, "seeds": [job.seed for job in jobs]}
-        record, _ = self._ask(self._runner.submit(kind, asked, work))
+        record, _ = self._ask(self._runner.submit(kind, asked, work, inputs=files))
         return self._shown(record)
 
     def get(self, job_id: str) -> BackgroundJob:

@@ -20,6 +20,7 @@ from carpool.media.metadata import told
 from carpool.media.outputs import Audio, Format, encode, encode_video
 from carpool.parameters import Card, check, check_n
 from carpool.pictures import NAMES as PICTURES
+from carpool.pictures import is_pil
 from carpool.types import Event, Job, Request
 from carpool.wishes import MAX_N, merged, repeated
 
@@ -35,21 +36,31 @@ def checked(card: Card, request: Request | str, n: int, values: Mapping[str, Any
         values: what the request does not say itself.
 
     Raises:
-        Rejected: something is wrong with it, or it cannot be written down as JSON.
+        Rejected: something is wrong with it, or it cannot be written down.
     """
     check_n(n, MAX_N)
     wishes = repeated(merged(request, values), n)
     jobs = [check(card, wish, from_json=True) for wish in wishes]
-    if given := jobs[0].arguments.keys() & set(PICTURES):
-        name, rule = min(given), "a job is kept as JSON, which holds no pictures: use `submit`"
-        raise UnsupportedParameter(f"{name} is not taken: {rule}", param=name)
+    for name in jobs[0].arguments.keys() & set(PICTURES):
+        given = jobs[0].arguments[name]
+        if not all(is_pil(one) for one in (given if isinstance(given, list) else [given])):
+            rule = "a job keeps PIL images, or a list of them"
+            raise InvalidValue(f"{name} is a {type(given).__name__}: {rule}", param=name)
     return jobs
 
 
 def work_and_kind(
-    card: Card, jobs: Sequence[Job], settings: ServeSettings, format: Format, fps: float | None
+    card: Card,
+    jobs: Sequence[Job],
+    settings: ServeSettings,
+    format: Format,
+    fps: float | None,
+    inputs: Mapping[str, Any],
 ) -> tuple[str, dict[str, Any]]:
     """The kind of a job, and its work as the store keeps it.
+
+    Args:
+        inputs: of `media.inputs.packed`.
 
     Raises:
         Rejected: no such files can be made.
@@ -67,6 +78,7 @@ def work_and_kind(
     work = work_of(
         card.id,
         jobs,
+        inputs,
         format=format,
         fps=_rate(fps, {**defaults, **jobs[0].arguments}),
         told=[_told(card, job, settings) for job in jobs],
@@ -75,7 +87,8 @@ def work_and_kind(
 
 
 def _told(card: Card, job: Job, settings: ServeSettings) -> dict[str, Any] | None:
-    made_with = {"model": card.id, "seed": job.seed, **job.arguments}
+    plain = {name: value for name, value in job.arguments.items() if name not in PICTURES}
+    made_with = {"model": card.id, "seed": job.seed, **plain}
     return told(
         made_with | ({"lora": job.lora} if job.lora else {}),
         metadata=settings.metadata,
@@ -86,8 +99,8 @@ def _told(card: Card, job: Job, settings: ServeSettings) -> dict[str, Any] | Non
 def _rate(fps: Any, values: Mapping[str, Any]) -> float:
     """Frames a second: as said, as the request or the model has it, or `FPS`."""
     rate = (values.get("frame_rate") or FPS) if fps is None else fps
-    if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 0 < rate <= MOST_FPS:
-        rule = f"must be above 0, at most {MOST_FPS}"
+    if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 1 <= rate <= MOST_FPS:
+        rule = f"must be from 1 to {MOST_FPS}"
         raise InvalidValue(f"fps={rate!r}: {rule}", param="fps")
     return float(rate)
 

@@ -73,7 +73,7 @@ def _check_one(
             f"the whole at most {max_pixels} pixels",
             param=name,
         )
-    if not _is_pil(picture):
+    if not is_pil(picture):
         return
     if picture.mode not in modes:
         raise InvalidValue(
@@ -108,7 +108,7 @@ def _check_mask(arguments: Mapping[str, Any]) -> None:
 
 def size_of(picture: Any) -> Size | None:
     """Width and height of a PIL image, tensor or array; None for anything else."""
-    if _is_pil(picture):
+    if is_pil(picture):
         width, height = picture.size
         return int(width), int(height)
     shape = getattr(picture, "shape", None)
@@ -120,7 +120,8 @@ def size_of(picture: Any) -> Size | None:
     return int(shape[-1]), int(shape[-2])
 
 
-def _is_pil(picture: Any) -> bool:
+def is_pil(picture: Any) -> bool:
+    """Whether it is a PIL image."""
     return isinstance(getattr(picture, "mode", None), str)
 
 

@@ -17,7 +17,7 @@ def packed(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, byte
     """The pictures among a pipeline's arguments as PNG files. Takes its time.
 
     Args:
-        arguments: each picture of mode RGB, RGBA or L, or a list of them.
+        arguments: each picture of mode RGB, RGBA, L or 1, or a list of them.
 
     Returns:
         By argument the names and modes of its pictures; and the files by name.
@@ -26,7 +26,8 @@ def packed(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, byte
     files: dict[str, bytes] = {}
     for argument in NAMES:
         given = arguments.get(argument, [])
-        for picture in [given] if isinstance(given, Image.Image) else given:
+        for one in [given] if isinstance(given, Image.Image) else given:
+            picture = one.convert("L") if one.mode == "1" else one  # as pipelines read masks
             file = io.BytesIO()
             picture.save(file, "PNG", compress_level=_QUICK)
             name = f"input-{len(files)}.png"
