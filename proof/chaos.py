@@ -37,7 +37,8 @@ CALM_S = (2.0, 10.0)  # between readiness and the next fault
 LOADING_S = (0.2, 3.0)  # after the start of a worker: when it is killed as it loads
 STAMPEDE = 40  # clients that vanish at once
 OUT_OF_MEMORY = 0.002  # of the forwards
-FLAGS = ("--fault", f"forward:memory:{OUT_OF_MEMORY:g}", "--worker-timeout", f"{WORKER_TIMEOUT_S:g}")
+FAULT = f"forward:memory:{OUT_OF_MEMORY:g}"
+FLAGS = ("--fault", FAULT, "--worker-timeout", f"{WORKER_TIMEOUT_S:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +233,9 @@ Lost: **{len(found.lost)}**. Duplicated: **{len(found.duplicated)}**. Foreign pi
 
 {_faults(run)}
 
-All the while every {round(1 / OUT_OF_MEMORY)}th forward runs out of memory. *Away* is from the fault to the next `/health` 200, *loading* from the start of the new worker's
+All the while every {round(1 / OUT_OF_MEMORY)}th forward runs out of memory.
+
+*Away* is from the fault to the next `/health` 200, *loading* from the start of the new worker's
 process. A stopped worker is taken for dead after {WORKER_TIMEOUT_S:g} s (`--worker-timeout`).
 """
 
