@@ -102,10 +102,14 @@ def test_a_client_that_hangs_up_stops_its_request(narrow: Server) -> None:
 
 
 def test_several_pictures_of_one_request_are_given_up_together(narrow: Server) -> None:
-    answer = narrow.draw(n=3, num_inference_steps=ENDLESS)  # a place to run, and one to wait
+    with closing(send(narrow, num_inference_steps=ENDLESS)):
+        eventually(lambda: load(narrow) == (1, 0), 10, "another runs")
 
-    assert refusal(answer)["code"] == "queue_full"
-    eventually(lambda: load(narrow) == (0, 0), 5, "the pictures that had a place are given up")
+        answer = narrow.draw(n=2, num_inference_steps=ENDLESS)  # there is one place to wait
+
+        assert refusal(answer)["code"] == "queue_full"
+        eventually(lambda: load(narrow) == (1, 0), 5, "the picture that had a place is given up")
+    eventually(lambda: load(narrow) == (0, 0), 5, "the other one is gone, too")
 
 
 def test_time_that_runs_out_is_told_and_frees_the_place(narrow: Server) -> None:

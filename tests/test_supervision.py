@@ -1,6 +1,7 @@
 """A worker that dies or hangs is an event: the innocent are answered, the guilty is found."""
 
 import base64
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,8 +23,14 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 def draw(server: Server, seed: int) -> tuple[int, dict[str, Any]]:
     with server.client(timeout=3 * PATIENCE_S) as client:
-        answer = client.post(ENDPOINT, json=body(seed=seed, num_inference_steps=20))
-        return answer.status_code, answer.json()
+        while True:
+            answer = client.post(ENDPOINT, json=body(seed=seed, num_inference_steps=20))
+            told: dict[str, Any] = answer.json()
+            if answer.status_code != 503 or told["error"]["code"] != "worker_lost":
+                return answer.status_code, told
+            time.sleep(
+                0.2
+            )  # it came too late to be aboard when the worker died: as told, it comes again
 
 
 def seen(answer: dict[str, Any]) -> Image.Image:
