@@ -28,9 +28,7 @@ def draw(server: Server, seed: int) -> tuple[int, dict[str, Any]]:
             told: dict[str, Any] = answer.json()
             if answer.status_code != 503 or told["error"]["code"] != "worker_lost":
                 return answer.status_code, told
-            time.sleep(
-                0.2
-            )  # it came too late to be aboard when the worker died: as told, it comes again
+            time.sleep(0.2)  # too late to be aboard when the worker died: as told, it comes again
 
 
 def seen(answer: dict[str, Any]) -> Image.Image:
