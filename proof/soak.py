@@ -3,9 +3,9 @@
 usage: make soak     (or: PYTHONPATH=tests python -m proof.soak [--minutes 30] [--write])
 
 The same four kinds of clients as in `chaos`, and nothing breaks. What is kept for clients on
-purpose, the store's cache and the allocators' pools must be full before anything is compared, which
-is why the first half does not count. Nobody sends an Idempotency-Key with a request that is answered
-at once: those answers are kept for an hour.
+purpose, the store's cache and the allocators' pools must be full before anything is compared:
+the first half does not count. Nobody sends an Idempotency-Key with a request that is answered at
+once, since those answers are kept for an hour.
 """
 
 import argparse
