@@ -22,12 +22,12 @@ def install() -> None:
     """Make `import torchvision` work, if the package is there. Before transformers is imported."""
     if not FOLDER.is_dir():
         return
-    import torch  # not every test needs it
+    from torch.library import Library  # not every test needs it
 
     sys.path.append(str(FOLDER))
     source = (FOLDER / "torchvision" / "_meta_registrations.py").read_text()
     names = re.findall(r'(?:register_meta\(|register_fake\()"(?:torchvision::)?(\w+)"', source)
-    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    library: Any = Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for name in sorted(set(names)):
         library.define(f"{name}(Tensor a) -> Tensor")
     _declared.append(library)
