@@ -16,16 +16,15 @@ from carpool.errors import InvalidValue, LibraryMissing, UnsupportedParameter
 from carpool.jobs.database import Record
 from carpool.jobs.runner import OnProgress
 from carpool.jobs.work import work_of
+from carpool.media import outputs
 from carpool.media.metadata import told
-from carpool.media.outputs import Audio, Format, encode, encode_video
+from carpool.media.outputs import FPS, MOST_FPS, Audio, Format, encode_video
 from carpool.parameters import Card, check, check_n
 from carpool.pictures import NAMES as PICTURES
 from carpool.pictures import is_pil
 from carpool.types import Event, Job, Request
 from carpool.wishes import MAX_N, merged, repeated
 
-FPS = 16.0  # of videos whose model has no rate of its own
-MOST_FPS = 240
 _KINDS = {"pictures": "image", "videos": "video"}
 
 
@@ -87,8 +86,7 @@ def work_and_kind(
 
 
 def _told(card: Card, job: Job, settings: ServeSettings) -> dict[str, Any] | None:
-    plain = {name: value for name, value in job.arguments.items() if name not in PICTURES}
-    made_with = {"model": card.id, "seed": job.seed, **plain}
+    made_with = {"model": card.id, "seed": job.seed, **job.arguments}
     return told(
         made_with | ({"lora": job.lora} if job.lora else {}),
         metadata=settings.metadata,
@@ -129,14 +127,9 @@ class InProcess:
 
 
 def write_pictures(record: Record, done: Sequence[Output], folder: Path) -> None:
-    """The files of a job of pictures: `0.png`, `1.png`, ..."""
+    """The files of a job of pictures."""
     form = record.work["output"]
-    for i, (output, said) in enumerate(zip(done, form["told"], strict=True)):
-        [picture] = output.images
-        if said:
-            said |= {"width": picture.width, "height": picture.height}
-        encoded = encode(picture, form["format"], metadata=said)
-        (folder / f"{i}.{form['format']}").write_bytes(encoded)
+    outputs.write_pictures([one.images[0] for one in done], form["told"], folder, form["format"])
 
 
 def write_videos(loop: Loop, record: Record, done: Sequence[Output], folder: Path) -> None:

@@ -22,6 +22,8 @@ Format = Literal["png", "jpeg", "webp"]
 Audio = tuple[NDArray[np.float32], int]
 """Samples (channels, samples) from -1 to 1, one or two channels, and how many of them a second."""
 
+FPS = 16.0  # of a video where neither the request nor the model says
+MOST_FPS = 240
 THUMBNAIL_PX = 512  # longer side
 SPRITE_PX = 256  # longer side of one picture of a sheet
 MOST_SPRITES = 16
@@ -66,6 +68,25 @@ def encode(
             carried = {"xmp": XMP.encode()} | ({"exif": exif(metadata)} if metadata else {})
         picture.save(out, format.upper(), quality=compression, **carried)
     return out.getvalue()
+
+
+def write_pictures(
+    pictures: Sequence[Image.Image | Raw],
+    told: Sequence[dict[str, Any] | None],
+    folder: Path,
+    format: Format,
+    compression: int = 100,
+) -> None:
+    """Write the files of a job: `0.png`, `1.png`, ...
+
+    Args:
+        told: what each was made with, as `encode` takes it; its size is added.
+    """
+    for i, (picture, settings) in enumerate(zip(pictures, told, strict=True)):
+        if settings:
+            settings |= {"width": picture.width, "height": picture.height}
+        encoded = encode(picture, format, compression, settings)
+        (folder / f"{i}.{format}").write_bytes(encoded)
 
 
 def encode_video(

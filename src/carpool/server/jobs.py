@@ -12,13 +12,14 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from carpool import media, tracing
+from carpool import tracing
 from carpool.errors import FileNotReady, UnsupportedParameter
 from carpool.frames import Done
 from carpool.jobs.database import Record
 from carpool.jobs.runner import Runner
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
+from carpool.media.outputs import write_pictures
 from carpool.server import schema
 from carpool.server.download import PARTS, Download
 from carpool.server.idempotency import digest_of, key_of
@@ -139,14 +140,10 @@ def settings_of(served: Served, job: Job) -> dict[str, Any]:
 
 
 def write_images(record: Record, done: Sequence[Done], folder: Path) -> None:
-    """The files of a job of pictures: `0.png`, `1.png`, ..."""
-    output = record.work["output"]
-    for i, (one, told) in enumerate(zip(done, output["told"], strict=True)):
-        [picture] = one.pictures
-        if told:
-            told |= {"width": picture.width, "height": picture.height}
-        encoded = media.encode(picture, output["format"], output["compression"], told)
-        (folder / f"{i}.{output['format']}").write_bytes(encoded)
+    """The files of a job of pictures."""
+    form = record.work["output"]
+    pictures = [one.pictures[0] for one in done]
+    write_pictures(pictures, form["told"], folder, form["format"], form["compression"])
 
 
 async def status_of(office: Office, record: Record, request: Request) -> JobStatus:

@@ -30,7 +30,7 @@ from carpool.frames import Done
 from carpool.jobs.database import Record
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
-from carpool.media.outputs import encode_video, spritesheet, thumbnail
+from carpool.media.outputs import FPS, MOST_FPS, encode_video, spritesheet, thumbnail
 from carpool.parameters import Card, check
 from carpool.server import forms
 from carpool.server.download import PARTS, Download
@@ -54,8 +54,6 @@ from carpool.types import Job
 from carpool.types import Request as Wish
 
 FILES = {"video": "video.mp4", "thumbnail": "thumbnail.webp", "spritesheet": "spritesheet.jpg"}
-FPS = 16.0  # where neither the request nor the model says
-MOST_FPS = 240
 POLL_MS = 500, 5000  # least and most between polls
 STATUS: dict[str, Any] = {"cancelled": "failed", "expired": "failed"}  # the SDK knows no others
 NOT_PASSED = {"prompt", "model", "seconds", "fps", "size", "seed", "timeout_s", "user"}
