@@ -38,8 +38,14 @@ def test_the_first_forward_of_a_kind_has_most_time() -> None:
     assert is_over_after(0.0, Beat(UNKNOWN * 10 + 1, None))
 
 
-@pytest.mark.parametrize("expected_s", [None, 0.1, 3600.0])
-def test_a_worker_that_is_silent_has_the_timeout_whatever_it_runs(
+def test_a_long_forward_has_its_time_in_silence_too() -> None:
+    assert not is_over_after(LONG_PAST * 60 - 1, Beat(0.0, 60.0))
+    assert is_over_after(LONG_PAST * 60 + 1, Beat(0.0, 60.0))
+    assert is_over_after(LONG_PAST * 60 - 50, Beat(51.0, 60.0))  # of it, when it was last heard
+
+
+@pytest.mark.parametrize("expected_s", [None, 0.1, 1.9])
+def test_a_worker_that_is_silent_has_the_timeout_where_no_long_forward_is_known(
     expected_s: float | None,
 ) -> None:
     assert not is_over_after(10.0, Beat(0.0, expected_s))

@@ -169,7 +169,7 @@ class ServeSettings(EngineSettings):
     worker_timeout: float = _setting(
         60.0,
         "how long the worker may stand still before it is started anew; a forward has five times "
-        "what it is likely to take, unless it is silent altogether",
+        "what it is likely to take",
         unit="s",
         least=0.1,
     )

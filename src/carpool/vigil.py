@@ -1,8 +1,8 @@
 """Whether a worker still does something, by the beats that it sends once a second.
 
-Who sends none is stopped, or stuck where no other thread of it can run: it has its time and no
-more. Who sends them, but stands still, may run a long forward: it has `LONG_PAST` times what that
-was likely to take.
+A worker may stand still for its time, and for `LONG_PAST` times what it does was likely to take,
+whether it says so or is silent: a long forward may keep its other threads from running, too. Where
+nobody knows what that was likely to take, who still sends beats has longer than who sends none.
 """
 
 from carpool.frames import Beat
@@ -37,8 +37,10 @@ class Vigil:
     @property
     def is_over(self) -> bool:
         """Whether it has done or said nothing for too long."""
+        expected_s, is_long_past = self._last.expected_s, self.still_s > self._long_past_s
         is_silent = self._silent_s > max(self._timeout_s, MISSED * EVERY_S)
-        return is_silent or self._last.stalled_s > self._patience_s
+        patience_s = self._timeout_s if expected_s is not None else UNKNOWN * self._timeout_s
+        return is_long_past and (is_silent or self._last.stalled_s > patience_s)
 
     def look(self) -> bool:
         """Whether the worker hangs; to be asked every `EVERY_S`.
@@ -53,8 +55,6 @@ class Vigil:
         return self._clock() - self._heard_s
 
     @property
-    def _patience_s(self) -> float:
-        """How long it may stand still with what it does now."""
-        if self._last.expected_s is None:
-            return UNKNOWN * self._timeout_s
-        return max(self._timeout_s, LONG_PAST * self._last.expected_s)
+    def _long_past_s(self) -> float:
+        """When what it does now ought to be done, by far; 0 where nobody knows."""
+        return LONG_PAST * (self._last.expected_s or 0.0)
