@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Small models spin when they get more than one thread: see docs/experiments.md.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler simulate fuzz chaos soak overload lint types shapes shapes-lora shapes-video docs lock
+.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler test-noise simulate fuzz chaos soak overload lint types shapes shapes-lora shapes-video docs lock
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -18,6 +18,9 @@ serve: .venv/ready  ## serve the embedded model on http://127.0.0.1:8000
 
 test: .venv/ready  ## all tests: no network, no GPU
 	$(ONE_THREAD) $(BIN)/python -m pytest
+
+test-noise: .venv/ready build/torchvision  ## all tests, slow ones too, with other last bits in every shared forward
+	$(ONE_THREAD) CARPOOL_FAULT=forward:noise:1 $(BIN)/python -m pytest -m "slow or not slow"
 
 # torchvision's wheels want a CUDA build of torch; the tests only need its Python part.
 build/torchvision: | .venv/ready

@@ -38,7 +38,7 @@ LOADING_S = (0.2, 3.0)  # after the start of a worker: when it is killed as it l
 STAMPEDE = 40  # clients that vanish at once
 OUT_OF_MEMORY = 0.002  # of the forwards
 FAULT = f"forward:memory:{OUT_OF_MEMORY:g}"
-FLAGS = ("--fault", FAULT, "--worker-timeout", f"{WORKER_TIMEOUT_S:g}")
+FLAGS = ("--worker-timeout", f"{WORKER_TIMEOUT_S:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ async def run(minutes: float, seed: int, most: int | None = None) -> Run:
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
     with tempfile.TemporaryDirectory(prefix="carpool-proof-") as name:
         folder = Path(name)
-        house = House(folder, (*FLAGS, "--state-dir", str(folder / "state")))
+        house = House(folder, (*FLAGS, "--state-dir", str(folder / "state")), fault=FAULT)
         async with httpx2.AsyncClient(
             base_url=house.url, timeout=None, limits=limits, trust_env=False
         ) as http:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import httpx2
 
+from carpool.config import FAULT_VARIABLE
+
 MARK = "RELIABILITY_PROOF"  # an environment variable by which processes are found again
 START_LIMIT_S = 180.0  # imports of torch and diffusers on a busy machine
 RESTART_S = 0.1  # systemd's RestartSec
@@ -35,6 +37,7 @@ class House:
 
     folder: Path  # of its log
     flags: tuple[str, ...] = ()
+    fault: str = ""  # beside those that this process has; see `carpool.engine.faults`
     model: str = "shapes"
     port: int = field(default_factory=lambda: _free_port())
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -52,6 +55,7 @@ class House:
         """Start a front, which starts a worker."""
         environ = {k: v for k, v in os.environ.items() if not k.startswith("CARPOOL_")}
         environ |= {MARK: self.mark, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        environ |= {FAULT_VARIABLE: f"{os.environ.get(FAULT_VARIABLE, '')},{self.fault}"}
         environ |= {"CARPOOL_COST_TABLE": str(self.folder / "costs.json")}
         command = [sys.executable, "-m", "carpool.cli", "serve", self.model, "--port"]
         with self.log.open("ab") as log:

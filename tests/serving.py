@@ -24,6 +24,7 @@ from typing import Any
 import httpx2
 from PIL import Image, ImageChops
 
+from carpool.config import FAULT_VARIABLE
 from tiny import checkpoint
 
 MODEL: str = str(checkpoint("flux"))  # what is served: a folder, or "shapes"
@@ -179,10 +180,15 @@ def _environ(entry: Path) -> bytes:
 
 
 @contextmanager
-def starting(*flags: str, model: str = MODEL) -> Iterator[Server]:
-    """Start a server, which may be loading still; in the end every process is gone."""
+def starting(*flags: str, model: str = MODEL, fault: str = "") -> Iterator[Server]:
+    """Start a server, which may be loading still; in the end every process is gone.
+
+    Args:
+        fault: as `carpool.engine.faults` has it, beside those that this process has.
+    """
     mark = uuid.uuid4().hex
     environ = {name: text for name, text in os.environ.items() if not name.startswith("CARPOOL_")}
+    environ |= {FAULT_VARIABLE: f"{os.environ.get(FAULT_VARIABLE, '')},{fault}"}
     environ |= {MARK: mark, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -209,8 +215,8 @@ def starting(*flags: str, model: str = MODEL) -> Iterator[Server]:
 
 
 @contextmanager
-def serving(*flags: str, model: str = MODEL) -> Iterator[Server]:
+def serving(*flags: str, model: str = MODEL, fault: str = "") -> Iterator[Server]:
     """Start a server and wait until it is ready."""
-    with starting(*flags, model=model) as server:
+    with starting(*flags, model=model, fault=fault) as server:
         server.wait_ready()
         yield server

@@ -1,39 +1,87 @@
 """Faults on purpose strike whom they are told to, and nobody else."""
 
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from carpool.engine.faults import Faults
+from carpool.engine.intercept import Call
 from carpool.errors import InvalidValue
 
+CALLS: Any = [object(), object()]  # looked at by their ids alone
 
-def test_nothing_strikes_that_was_not_switched_on() -> None:
+
+def answered(answer: Any, fault: str = "forward:noise:1", calls: int = 2) -> Any:
+    """What a call gets under a fault for this answer of its forward."""
+
+    def run(calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
+        return [answer] * len(calls)
+
+    seeds = {id(call): 13 for call in CALLS}
+    return Faults([fault]).around(run, seeds)(CALLS[:calls], [1] * calls)[0]
+
+
+@pytest.mark.parametrize("environ", [{}, {"CARPOOL_FAULT": ""}, {"CARPOOL_FAULT": ","}])
+def test_nothing_strikes_that_was_not_switched_on(environ: dict[str, str]) -> None:
     def run(calls: object, rows: object) -> list[object]:
         return []
 
-    assert Faults(()).around(run, {}) is run
+    assert Faults.from_environment(environ).around(run, {}) is run
 
 
 def test_a_fault_of_a_seed_strikes_where_that_request_is_aboard() -> None:
     faults = Faults(["forward:memory:seed=13"])
 
-    faults.pass_by("forward", {12, 14})
+    assert (faults.due("forward", {12, 14}), faults.due("forward", {12, 13})) == ([], ["memory"])
     with pytest.raises(torch.OutOfMemoryError, match="on purpose"):
-        faults.pass_by("forward", {12, 13})
+        answered(None, "forward:memory:seed=13")
+    assert answered("an answer", "forward:memory:seed=14") == "an answer"
 
 
 def test_a_fault_of_a_probability_strikes_that_often_and_the_same_each_time() -> None:
     def struck() -> list[int]:
-        faults, hit = Faults(["forward:memory:0.1"], seed=3), []
-        for n in range(1000):
-            try:
-                faults.pass_by("forward", set())
-            except torch.OutOfMemoryError:
-                hit.append(n)
-        return hit
+        faults = Faults(["forward:memory:0.1"], seed=3)
+        return [n for n in range(1000) if faults.due("forward", set())]
 
     assert 70 < len(struck()) < 130
     assert struck() == struck()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_noise_moves_the_last_bits_of_every_number_of_a_shared_forward(dtype: torch.dtype) -> None:
+    exact = torch.linspace(1, 3, 1000, dtype=dtype)
+
+    noisy = answered(exact)
+
+    assert noisy.dtype == dtype
+    assert 0 < float(((noisy - exact) / exact).abs().max()) < 5 * torch.finfo(dtype).eps
+    assert torch.equal(exact, torch.linspace(1, 3, 1000, dtype=dtype))  # it may be asked for again
+    assert answered(exact, calls=1) is exact
+
+
+def test_noise_reaches_into_outputs_and_leaves_what_is_no_number_alone() -> None:
+    ones, tokens = torch.ones(9), torch.arange(9)
+    latents = DiagonalGaussianDistribution(torch.ones(1, 4, 2, 2))
+
+    noisy = answered(OrderedDict(all=(ones, [ones, tokens, None]), latents=latents))
+
+    first, (second, same, nothing) = noisy["all"]
+    assert not torch.equal(first, ones)
+    assert not torch.equal(first, second)
+    assert (same is tokens, nothing) == (True, None)
+    assert not torch.equal(noisy["latents"].mean, latents.mean)
+
+
+def test_noise_draws_nothing_from_the_generator_of_all() -> None:
+    before = torch.get_rng_state()
+
+    answered(torch.ones(9))
+
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def seen(answer: dict[str, Any]) -> Image.Image:
 def test_who_kills_its_worker_three_times_fails_alone_and_the_others_are_drawn(
     pool: ThreadPoolExecutor,
 ) -> None:
-    with serving("--fault", f"forward:kill:seed={GUILTY}") as server:
+    with serving(fault=f"forward:kill:seed={GUILTY}") as server:
         first = server.worker()
         answers = {seed: pool.submit(draw, server, seed) for seed in (1, 2, 3)}
         eventually(lambda: server.stats()["running"] == 3, 30, "the innocent are aboard")
@@ -54,8 +54,8 @@ def test_who_kills_its_worker_three_times_fails_alone_and_the_others_are_drawn(
 
 
 def test_a_worker_that_hangs_is_killed_and_replaced(pool: ThreadPoolExecutor) -> None:
-    fault = ("--fault", f"forward:hang:seed={GUILTY}")
-    with serving(*fault, "--worker-timeout", "1", "--drain-timeout", "1") as server:
+    fault = f"forward:hang:seed={GUILTY}"
+    with serving("--worker-timeout", "1", "--drain-timeout", "1", fault=fault) as server:
         assert draw(server, 1)[0] == 200  # so it is known what forwards take
         first = server.worker()
         hanging = pool.submit(draw, server, GUILTY)

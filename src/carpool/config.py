@@ -14,6 +14,8 @@ from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 from carpool.errors import SettingRejected, nearest
 
 ENV_PREFIX = "CARPOOL_"
+FAULT_VARIABLE = "CARPOOL_FAULT"
+"""A test hook and no setting; see `carpool.engine.faults`."""
 
 BatchingMode = Literal["continuous", "dynamic", "request", "off"]
 LoraBatching = Literal["mixed", "grouped"]
@@ -107,10 +109,6 @@ class EngineSettings:
     max_pixels: int = _setting(2048 * 2048, "largest picture of a request", unit="pixels", least=1)
     max_steps: int = _setting(1000, "most denoising steps of a request", least=1)
 
-    fault: tuple[str, ...] = _setting(
-        (), "fail on purpose, for tests: POINT:WHAT:WHEN, as forward:memory:0.01"
-    )
-
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for field in dataclasses.fields(self):
@@ -198,7 +196,7 @@ class ServeSettings(EngineSettings):
         hints = get_type_hints(cls)
         values: dict[str, Any] = {}
         for variable, text in environ.items():
-            if not variable.startswith(ENV_PREFIX):
+            if not variable.startswith(ENV_PREFIX) or variable == FAULT_VARIABLE:
                 continue
             name = variable.removeprefix(ENV_PREFIX).lower()
             if name not in hints:

@@ -1,7 +1,9 @@
-"""Faults on purpose: what the tests of everything that must survive them switch on.
+"""Fault injection, for tests: switched on by the environment variable `CARPOOL_FAULT`.
 
-A fault is `POINT:WHAT:WHEN`. The points are in the loop's code, so that a fault comes from where a
-real one would: `forward` is between the start of a forward's clock and the modules.
+A fault is `POINT:WHAT:WHEN`; several are separated by commas. The points are in the loop's code, so
+that a fault comes from where a real one would: `forward` is between the start of a forward's clock and
+the modules. `noise` changes the last bits of what a forward of several calls gives, as most devices
+do: a test that passes under `forward:noise:1` does not depend on the processor it runs on.
 """
 
 import os
@@ -9,10 +11,12 @@ import random
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 
+from carpool.config import FAULT_VARIABLE
 from carpool.engine.execute import Run
 from carpool.engine.intercept import Call
 from carpool.errors import InvalidValue
@@ -33,7 +37,9 @@ def _hang() -> None:
         time.sleep(3600)
 
 
-WHATS: dict[str, Callable[[], None]] = {"memory": _exhaust, "kill": _kill, "hang": _hang}
+_STRIKES: dict[str, Callable[[], None]] = {"memory": _exhaust, "kill": _kill, "hang": _hang}
+WHATS = (*_STRIKES, "noise")
+_NOISE_ULPS = 4  # AMD Zen 5: a fused forward of `shapes` is 1e-5 from a lone one
 
 
 class Faults:
@@ -50,7 +56,13 @@ class Faults:
 
     def __init__(self, wanted: Sequence[str], seed: int = 0) -> None:
         self._dice = random.Random(seed)
+        self._random = torch.Generator().manual_seed(seed)
         self._all = [_parsed(text) for text in wanted]
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Self:
+        """Those that `CARPOOL_FAULT` names."""
+        return cls([one for one in environ.get(FAULT_VARIABLE, "").split(",") if one])
 
     def around(self, run: Run, seeds: Mapping[int, int]) -> Run:
         """The same forward, which may fail.
@@ -62,16 +74,40 @@ class Faults:
             return run
 
         def struck(calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
-            self.pass_by("forward", {seeds[id(call)] for call in calls})
-            return run(calls, rows)
+            due = self.due("forward", {seeds[id(call)] for call in calls})
+            for what in due:
+                if what in _STRIKES:
+                    _STRIKES[what]()
+            answers = run(calls, rows)
+            if "noise" in due and len(calls) > 1:
+                return [self._noisy(answer) for answer in answers]
+            return answers
 
         return struck
 
-    def pass_by(self, point: str, seeds: set[int]) -> None:
-        """Strike, if it is time to, whoever passes this point."""
-        for where, what, probability, seed in self._all:
-            if where == point and (seed in seeds or self._dice.random() < probability):
-                WHATS[what]()
+    def due(self, point: str, seeds: set[int]) -> list[str]:
+        """The faults that strike at this passing of a point."""
+        return [
+            what
+            for where, what, probability, seed in self._all
+            if where == point and (seed in seeds or self._dice.random() < probability)
+        ]
+
+    def _noisy(self, value: Any) -> Any:
+        """The same answer with other last bits; zeros, infinities and NaN stay."""
+        if isinstance(value, Tensor):
+            if not value.is_floating_point():
+                return value
+            # of its own: a fault draws nothing from the generators of requests
+            random = torch.rand(value.shape, generator=self._random).to(value)
+            return value * (1 + (2 * random - 1) * _NOISE_ULPS * torch.finfo(value.dtype).eps)
+        if isinstance(value, Mapping):  # transformers' and diffusers' outputs are ordered dicts
+            return type(value)(**{name: self._noisy(entry) for name, entry in value.items()})
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self._noisy, value))
+        if isinstance(getattr(value, "parameters", None), Tensor):  # DiagonalGaussianDistribution
+            return type(value)(self._noisy(value.parameters), deterministic=value.deterministic)
+        return value
 
 
 def _parsed(text: str) -> tuple[str, str, float, int | None]:

@@ -6,6 +6,7 @@ pipeline runs in a fiber, and stands still at each heavy module call until `step
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +72,7 @@ class Engine:
         self.loaded, self.settings = loaded, settings
         self._clock, self._on_forward, self._on_ride = clock, on_forward, on_ride
         self._lives, self._tally = Lives(), Tally(clock)
-        self.pulse, self._faults = Pulse(clock), Faults(settings.fault)
+        self.pulse, self._faults = Pulse(clock), Faults.from_environment(os.environ)
         self._line = Line(settings.max_queue, clock, self._lives)
         self._desk = Desk(loaded, settings, self._line, clock, table, policy)
         self._riders: dict[int, Rider] = {}  # in flight, by number
