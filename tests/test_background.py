@@ -330,7 +330,7 @@ def test_a_job_of_another_model_fails_and_says_so(tmp_path: Path) -> None:
 def test_no_thread_is_started_before_a_job_is_asked_for_and_none_is_left(tmp_path: Path) -> None:
     served("flux")  # which starts a thread of tqdm's
     before = threading.active_count()
-    for settings in ({}, {"state_dir": tmp_path}):
+    for settings in ({}, {"state_dir": tmp_path / "jobs"}):
         with load(**settings) as engine:
             assert threading.active_count() == before + 1  # the engine's own
             done(engine, engine.jobs.submit("a cat", **DRAW))

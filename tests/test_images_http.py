@@ -270,7 +270,7 @@ def test_files_take_a_bounded_place_and_the_oldest_goes_first() -> None:
 
 def test_links_outlive_a_restart_where_their_folder_does(tmp_path: Path) -> None:
     link = Files(tmp_path / "links").keep(b"picture", "webp")
-    (tmp_path / "links" / "file-0.png.part").write_bytes(b"half a pic")
+    (tmp_path / "links" / f"file-{'0' * 24}.png.part").write_bytes(b"half a pic")
 
     again = Files(tmp_path / "links")
 

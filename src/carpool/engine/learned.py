@@ -29,6 +29,7 @@ class Table:
             **versions(),
         }
         self.path = Path(settings.cost_table) if settings.cost_table else self._default()
+        self._is_ours = not settings.cost_table  # else the user may have named any file
         self.costs = self._read()
 
     def _default(self) -> Path:
@@ -39,18 +40,25 @@ class Table:
 
     def _read(self) -> Costs:
         try:
-            data = json.loads(self.path.read_text())
-            if data["identity"] == self._identity:
-                return Costs.from_json(data["costs"])
+            text = self.path.read_text()
+            self._is_ours |= not text  # nothing can be lost
+            data = json.loads(text)
+            identity, costs = data["identity"], data["costs"]
+            self._is_ours = True
+            if identity == self._identity:
+                return Costs.from_json(costs)
             log.info("%s was measured with something else: it begins anew", self.path)
         except FileNotFoundError:
-            pass
+            self._is_ours = True
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("%s cannot be read, and begins anew: %s", self.path, error)
+            what = "begins anew" if self._is_ours else "stays as it is; what is learned is not kept"
+            log.warning("%s is no table of costs, and %s: %s", self.path, what, error)
         return Costs()
 
     def keep(self) -> None:
-        """Write the file, so that it is either the old one or the new one."""
+        """Write the file, so that it is either the old one or the new one; never over another's."""
+        if not self._is_ours:
+            return
         data = {"identity": self._identity, "costs": self.costs.to_json()}
         fresh = self.path.with_suffix(f".{os.getpid()}.tmp")
         try:

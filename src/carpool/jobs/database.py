@@ -1,13 +1,11 @@
-"""The tables of the store of jobs: opened, locked, written in transactions, read as `Record`s.
+"""The tables of the store of jobs: opened, written in transactions, read as `Record`s.
 
 The only place that imports sqlite3. WAL with `synchronous = FULL`: what a transaction wrote is on
 the disk when it has ended. One connection, which all threads share, one statement at a time.
 """
 
 import contextlib
-import fcntl
 import json
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,7 +18,9 @@ from carpool.errors import StoreFailed
 State = Literal["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
 End = Literal["failed", "cancelled", "expired"]
 OPEN: tuple[State, ...] = ("queued", "in_progress")
+NAME = "jobs.sqlite"
 VERSION = 1  # of the tables
+_APPLICATION = 0x43504F4C  # "CPOL": by which SQLite's header names whose file it is
 Values = Sequence[Any] | dict[str, Any]
 
 _TABLES = """
@@ -50,6 +50,9 @@ _LATER = """
 CREATE INDEX IF NOT EXISTS by_size ON jobs (state, ended_s, number, bytes, id) WHERE bytes > 0;
 CREATE INDEX IF NOT EXISTS by_end ON jobs (ended_s);
 """  # what older files of this version lack
+_COLUMNS = {"id", "kind", "owner", "state", "asked", "work", "files"}  # as files without a name have
+
+Found = Literal["missing", "ours", "newer", "foreign"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +82,30 @@ class Record:
 class Database:
     """The jobs of one folder, or of none; the only one that writes them."""
 
-    def __init__(self, folder: Path, *, in_memory: bool) -> None:
-        """Take the folder, and make the tables if there are none.
+    def __init__(self, path: Path | None) -> None:
+        """Open a file, and make the tables if there are none; None: in memory.
 
         Raises:
-            OSError: it cannot be used, or another process uses it.
+            OSError: it cannot be used, or is damaged.
         """
         self._lock = threading.RLock()
-        self._only_one: int | None = _locked(folder)
         try:
-            self._db = _opened(":memory:" if in_memory else folder / "jobs.sqlite")
-        except (OSError, sqlite3.Error) as error:
-            os.close(self._only_one)
+            self._db = _opened(path or ":memory:")
+        except sqlite3.OperationalError as error:
             raise OSError(str(error)) from error
+        except sqlite3.DatabaseError as error:
+            raise OSError(f"{NAME} is damaged ({error}): restore it from a backup") from error
+
+    def flush(self) -> bool:
+        """Bring all that the log has into the file; whether there was room for it."""
+        with self._lock, contextlib.suppress(sqlite3.Error):
+            is_blocked, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            return not is_blocked
+        return False
 
     def close(self) -> None:
         with self._lock:
             self._db.close()
-            if self._only_one is not None:
-                os.close(self._only_one)
-                self._only_one = None
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -130,34 +137,61 @@ class Database:
                 raise StoreFailed(f"the store of jobs cannot be read: {error}") from error
 
 
+def look(path: Path) -> Found:
+    """Whose file this is. Reads it only; a file without tables counts as missing.
+
+    Source: https://www.sqlite.org/fileformat2.html#the_database_header
+    """
+    with path.open("rb") as file:
+        header = file.read(100)
+    if not header:
+        return "missing"
+    if not header.startswith(b"SQLite format 3\0"):
+        return "foreign"
+    version, application = (int.from_bytes(header[at : at + 4], "big") for at in (60, 68))
+    if application == 0:  # of a version that did not say so, or somebody's
+        try:
+            with contextlib.closing(
+                sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+            ) as db:
+                columns = {row[1] for row in db.execute("PRAGMA table_info(jobs)")}
+                is_empty = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        except sqlite3.Error:
+            return "foreign"
+        if is_empty or not columns >= _COLUMNS:
+            return "missing" if is_empty else "foreign"
+    elif application != _APPLICATION:
+        return "foreign"
+    return "newer" if version > VERSION else "ours"
+
+
+def page_bytes(path: Path) -> int:
+    """The page size of a database, from its header."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(18)[16:], "big")
+    return 65536 if size == 1 else size
+
+
 def _opened(path: Path | str) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    db.row_factory = sqlite3.Row
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")
-    db.execute("PRAGMA cache_size = -512")  # KiB: the system's own cache has the rest
-    [version] = db.execute("PRAGMA user_version").fetchone()
-    if version == 0:
-        db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT")
-    elif version != VERSION:
-        db.close()
-        raise OSError(
-            f"its tables are of version {version}, this Carpool reads {VERSION}: give another "
-            "--state-dir"
-        )
-    db.executescript(_LATER)
-    return db
-
-
-def _locked(folder: Path) -> int:
-    """Take the folder for this process; an open descriptor holds it until the process is gone."""
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise OSError("another server uses it: give each its own --state-dir") from None
-    return descriptor
+        db.row_factory = sqlite3.Row
+        if (problem := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise sqlite3.DatabaseError(problem.splitlines()[-1][:80])
+        [version] = db.execute("PRAGMA user_version").fetchone()
+        if version == 0:  # before there is a log: so the file itself says whose it is
+            name = f"PRAGMA user_version = {VERSION}; PRAGMA application_id = {_APPLICATION}"
+            db.executescript(f"BEGIN; {_TABLES} {name}; COMMIT")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA cache_size = -512")  # KiB: the system's own cache has the rest
+        if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+            db.execute(f"PRAGMA application_id = {_APPLICATION}")
+        db.executescript(_LATER)
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
 def record_of(row: sqlite3.Row) -> Record:

@@ -1,18 +1,23 @@
 """A temporary folder that does not stay for good, however the process that made it ended.
 
 Its process holds a lock on the folder itself, and the kernel drops that with the process. So a
-folder that can be locked is nobody's any more, and whoever makes the next one removes it.
+folder that can be locked is nobody's any more, and the next process that makes one removes it, if it
+has the name and the marker of such a folder.
 """
 
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
 from pathlib import Path
 
+from carpool.jobs.state_folder import MARKER
+
 PREFIX = "carpool-jobs-"
+_NAME = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")
 
 
 class Scratch:
@@ -30,6 +35,7 @@ class Scratch:
             with contextlib.suppress(FileNotFoundError, BlockingIOError):  # somebody sweeps it
                 self._lock = _opened(self.path)
                 if _is_ours(self.path, self._lock):
+                    (self.path / MARKER).touch()
                     return
                 os.close(self._lock)  # it was swept before it was locked
 
@@ -40,11 +46,19 @@ class Scratch:
 
 def _sweep(parent: Path) -> None:
     for path in parent.glob(f"{PREFIX}*"):
+        if not _NAME.fullmatch(path.name):
+            continue
         with contextlib.suppress(OSError):  # a link, in use, gone, or another user's
             lock = _opened(path, is_lock_needed=True)
-            if _is_ours(path, lock):
-                shutil.rmtree(path, ignore_errors=True)
-            os.close(lock)
+            try:
+                if not _is_ours(path, lock):
+                    continue
+                if (path / MARKER).is_file():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.rmdir()  # its process died before the marker; fails where anything is in it
+            finally:
+                os.close(lock)
 
 
 def _opened(path: Path, *, is_lock_needed: bool = False) -> int:

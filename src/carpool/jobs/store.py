@@ -3,8 +3,8 @@
 SQLite (`database.py`) holds the jobs, a folder beside it their files. A job that `submit` has
 returned is on the disk, and every change of state is one `UPDATE ... WHERE state`: whoever ends a
 job first has ended it for good. The files of a job appear all at once (`folders.py`), before it is
-completed; those that it begins from, before it is accepted, and they go as it ends. What no such
-job has is swept when the store is opened.
+completed; those that it begins from, before it is accepted, and they go as it ends. What is left
+half done by a crash is put right when the store is opened.
 
 Everything here may wait for the disk: call it off the event loop, from any thread. Nothing here
 knows of HTTP, workers or pictures.
@@ -12,6 +12,8 @@ knows of HTTP, workers or pictures.
 
 import contextlib
 import json
+import logging
+import re
 import shutil
 import time
 import uuid
@@ -28,10 +30,15 @@ from carpool.errors import (
     Overloaded,
     StoreFailed,
 )
-from carpool.jobs.database import OPEN, Database, End, Record, State, record_of
+from carpool.jobs.database import NAME, OPEN, Database, End, Record, State, record_of
 from carpool.jobs.folders import Folders
 from carpool.jobs.scratch import Scratch
+from carpool.jobs.state_folder import StateFolder
 
+log = logging.getLogger("carpool")
+
+ENDED: tuple[State, ...] = ("completed", "failed", "cancelled", "expired")
+_PASSING = re.compile(r"tmp[a-z0-9_]{8}\.rgb")  # large outputs, on their way from the worker
 _FULL_AGAIN_S = 10.0  # when to come again if too many jobs wait
 
 
@@ -50,7 +57,7 @@ class JobStore:
         """Open the store, and queue again what was in progress when it was last left.
 
         Args:
-            folder: made if it is missing.
+            folder: made if it is missing; else it is empty, or a store's.
             ttl_s: how long a job may take to end, and is kept after that.
             max_bytes: of all files; older jobs that were completed go to make room. Half of it
                 is for what open jobs begin from.
@@ -58,7 +65,8 @@ class JobStore:
             clock: Unix seconds; may jump.
 
         Raises:
-            StoreFailed: the folder cannot be used, or another server uses it.
+            StoreFailed: the folder cannot be used, or another server uses it. Nothing in it was
+                changed if it is not a store's, or not whole.
         """
         self.ttl_s, self.clock = ttl_s, clock
         self._max_bytes, self._max_waiting = max_bytes, max_waiting
@@ -68,25 +76,28 @@ class JobStore:
             raise StoreFailed(f"there is no temporary folder to be had: {error}") from error
         self.folder = self._temporary.path if self._temporary else Path(folder or "")
         self.passing = self.folder / "passing"
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._files = Folders(self.folder / "files")
-            self._inputs = Folders(self.folder / "inputs")
-            self._db = Database(self.folder, in_memory=folder is None)
-        except OSError as error:
-            raise StoreFailed(f"{self.folder} cannot hold jobs: {error}") from error
-        try:
-            self._db.write("UPDATE jobs SET state = 'queued' WHERE state = 'in_progress'")
-            self._sweep()
-            shutil.rmtree(self.passing, ignore_errors=True)  # outputs on their way when it crashed
-            self.passing.mkdir()
-        except (OSError, StoreFailed) as error:
-            self.close()
-            raise StoreFailed(f"{self.folder} cannot hold jobs: {error}") from error
+        with contextlib.ExitStack() as undo:
+            try:
+                self._claim = StateFolder(self.folder)
+                undo.callback(self._claim.close)
+                self._files = Folders(self.folder / "files")
+                self._inputs = Folders(self.folder / "inputs")
+                self._db = Database(None if folder is None else self.folder / NAME)
+                undo.callback(self._db.close)
+                self._db.write("UPDATE jobs SET state = 'queued' WHERE state = 'in_progress'")
+                if folder is not None:
+                    self._claim.opened()
+                self._sweep()
+            except (OSError, StoreFailed) as error:
+                raise StoreFailed(f"{self.folder} cannot hold jobs: {error}") from error
+            undo.pop_all()
 
     def close(self) -> None:
         """Let go of the folder. What is open stays as it is."""
+        if self._db.flush():
+            self._claim.written()  # before the log goes: so it is never missing
         self._db.close()
+        self._claim.close()
         if self._temporary:
             self._temporary.remove()
 
@@ -127,6 +138,7 @@ class JobStore:
                 if (earlier := find()) is not None:
                     return earlier, False
                 size = sum(self._put(self._inputs, job_id, partial(_write, inputs)).values())
+                # they appear once the job is on the disk: so no folder is ever without a job
             with self._db.writing() as db:
                 if (earlier := find()) is not None:
                     return earlier, False
@@ -139,7 +151,9 @@ class JobStore:
                 ).fetchall()  # fmt: skip
             is_new = True
         finally:
-            if inputs and not is_new:
+            if inputs and is_new:
+                self._inputs.restore([job_id])
+            elif inputs:
                 self._inputs.drop(job_id)
         return record_of(row), True
 
@@ -216,14 +230,17 @@ class JobStore:
 
     def file(self, record: Record, name: str) -> Path | None:
         """Where a completed job's file lies; None if it has none of this name."""
+        if name not in record.files or name != Path(name).name:  # a damaged row may say anything
+            return None
         path = self._files.of(record.id) / name
-        return path if name in record.files and path.is_file() else None
+        return path if path.is_file() else None
 
     def input(self, job_id: str, name: str) -> bytes | None:
         """A file that a job begins from; None once it is gone, with the end of the job."""
-        for folders in (self._inputs, self._files):  # where `complete` keeps it, it moves
+        inputs, files = self._inputs, self._files  # where `complete` keeps it, it moves
+        for place in (inputs.of, inputs.part_of, files.of):
             with contextlib.suppress(FileNotFoundError):
-                return (folders.of(job_id) / name).read_bytes()
+                return (place(job_id) / name).read_bytes()
         return None
 
     def remove(self, job_id: str, owner: str = "") -> None:
@@ -287,6 +304,7 @@ class JobStore:
         is_ours = False
         try:
             files = self._put(self._files, job_id, write_all)
+            self._files.show(job_id)
             values = [self.clock(), json.dumps(files), sum(files.values()), job_id]
             is_ours = bool(self._db.write(query, values))
         finally:
@@ -324,16 +342,31 @@ class JobStore:
     # Inside
 
     def _forget(self, job_ids: Sequence[str]) -> None:
-        with self._db.writing() as db:
-            db.executemany("DELETE FROM jobs WHERE id = ?", [[job_id] for job_id in job_ids])
+        """Remove jobs with their files: all of one, or nothing, also where a crash interrupts.
+
+        Raises:
+            StoreFailed: the disk refuses it; they are as they were.
+        """
+        if not job_ids:
+            return
+        both = (self._files, self._inputs)
+        try:
+            for folders in both:
+                folders.hide(job_ids)
+            with self._db.writing() as db:
+                db.executemany("DELETE FROM jobs WHERE id = ?", [[job_id] for job_id in job_ids])
+        except (OSError, StoreFailed) as error:
+            for folders in both:
+                folders.restore(job_ids)
+            raise StoreFailed(f"the job could not be removed: {error}") from error
         for job_id in job_ids:
-            self._files.drop(job_id)
-            self._inputs.drop(job_id)
+            for folders in both:
+                folders.drop(job_id)
 
     def _put(
         self, folders: Folders, job_id: str, write: Callable[[Path], object]
     ) -> dict[str, int]:
-        """Store the files of a job, where there is room for them.
+        """Bring the files of a job to the disk, where there is room for them.
 
         Raises:
             StoreFailed: there is none, or the disk refuses them.
@@ -343,7 +376,7 @@ class JobStore:
             # open jobs take half at most: what they give has to find room, too
             most = self._max_bytes // 2 if folders is self._inputs else self._max_bytes
             self._make_room(sum(files.values()), most, job_id)
-            folders.show(job_id)
+            folders.flush(job_id)
         except OSError as error:
             raise StoreFailed(f"the files could not be stored: {error}") from error
         return files
@@ -369,10 +402,25 @@ class JobStore:
             excess -= oldest[0]["bytes"]
 
     def _sweep(self) -> None:
-        """Remove files of jobs that were not completed, or not accepted, when it was killed."""
+        """Put right what was on its way when the last process was killed."""
         states = {row["id"]: row["state"] for row in self._db.read("SELECT id, state FROM jobs")}
-        self._files.sweep({job for job, state in states.items() if state == "completed"})
-        self._inputs.sweep({job for job, state in states.items() if state in OPEN})
+        completed, *others = ENDED
+        unknown = [
+            *self._files.sweep(states, having=[completed], without=others),
+            *self._inputs.sweep(states, having=OPEN, without=ENDED),
+        ]
+        if unknown:
+            log.warning(
+                "%d folders in %s belong to jobs that %s does not know, such as %s: it may be older "
+                "than they are. They stay; remove them by hand if they are not wanted",
+                len(unknown),
+                self.folder,
+                NAME,
+                unknown[0],
+            )
+        for path in self.passing.iterdir():
+            if _PASSING.fullmatch(path.name):
+                path.unlink()
 
 
 def _write(files: Mapping[str, bytes], folder: Path) -> None:

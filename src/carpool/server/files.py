@@ -29,6 +29,7 @@ MOST_BYTES = 1 << 30  # of all files; the oldest go first
 TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 
 _NAME = re.compile(r"file-[0-9a-f]{24}\.(png|jpeg|webp)")
+_PART = re.compile(rf"({_NAME.pattern}|secret)\.part")
 
 
 class Files:
@@ -55,8 +56,9 @@ class Files:
         self._changing = threading.Lock()
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            for path in self._folder.glob("*.part"):  # of a server that was killed
-                path.unlink()
+            for path in self._folder.iterdir():  # of a server that was killed
+                if _PART.fullmatch(path.name):
+                    path.unlink()
             self._secret = _secret(self._folder / "secret")
             found = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
             for path in sorted(found, key=lambda path: path.stat().st_mtime):
@@ -117,7 +119,7 @@ class Files:
 def _secret(path: Path) -> bytes:
     if not path.is_file() or len(path.read_bytes()) != 32:
         part = path.with_suffix(".part")
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_bytes(32))
         part.rename(path)
     return path.read_bytes()

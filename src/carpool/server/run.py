@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import socket
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -70,8 +69,6 @@ def _say(settings: ServeSettings, text: str, *, is_error: bool = False) -> None:
 async def _serve(model: str, settings: ServeSettings, keys: Keyring, traces: Tracing) -> int:
     folder = state_folder(settings, os.environ)
     try:
-        if folder is not None:
-            close_to_others(folder)
         store = JobStore(
             folder,
             ttl_s=settings.job_ttl,
@@ -156,14 +153,6 @@ def state_folder(settings: ServeSettings, environ: Mapping[str, str]) -> Path | 
     if settings.port == 0:  # another one at every start: nobody would find them again
         return None
     return state / str(settings.port)
-
-
-def close_to_others(folder: Path) -> None:
-    """Keep other users out of a folder that is there already, if it is ours."""
-    with contextlib.suppress(OSError):  # there is none, or the store will say what is wrong
-        seen = folder.stat()
-        if seen.st_uid == os.geteuid() and stat.S_IMODE(seen.st_mode) & 0o077:
-            folder.chmod(0o700)
 
 
 class _Server(uvicorn.Server):
