@@ -39,7 +39,9 @@ def _hang() -> None:
 
 _STRIKES: dict[str, Callable[[], None]] = {"memory": _exhaust, "kill": _kill, "hang": _hang}
 WHATS = (*_STRIKES, "noise")
-_NOISE_ULPS = 4  # AMD Zen 5: a fused forward of `shapes` is 1e-5 from a lone one
+# On AMD Zen 5, fused forwards of `shapes` are up to 1e-5 from lone ones. So much moves a handful of a
+# picture's 12,288 8-bit values by one; a last bit alone would move one in every other picture.
+_NOISE = 2**-17
 
 
 class Faults:
@@ -100,7 +102,7 @@ class Faults:
                 return value
             # of its own: a fault draws nothing from the generators of requests
             random = torch.rand(value.shape, generator=self._random).to(value)
-            return value * (1 + (2 * random - 1) * _NOISE_ULPS * torch.finfo(value.dtype).eps)
+            return value * (1 + (2 * random - 1) * max(_NOISE, torch.finfo(value.dtype).eps))
         if isinstance(value, Mapping):  # transformers' and diffusers' outputs are ordered dicts
             return type(value)(**{name: self._noisy(entry) for name, entry in value.items()})
         if isinstance(value, (tuple, list)):
