@@ -126,7 +126,8 @@ def test_inputs_of_no_open_job_are_swept(tmp_path: Path, opened: Callable[..., J
     job, done = submit(store), submit(store)
     store.take(2)
     store.complete(done.id, write)
-    for name in (done.id, f"video_{'0' * 32}.part", f"{job.id}.part"):  # as a kill at any moment leaves them
+    # as a kill at any moment leaves them
+    for name in (done.id, f"video_{'0' * 32}.part", f"{job.id}.part"):
         (tmp_path / "inputs" / name).mkdir()
 
     store = opened()

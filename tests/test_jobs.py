@@ -304,7 +304,10 @@ def test_what_was_in_progress_is_queued_again_and_half_written_files_are_swept(
     assert store.get(running.id).progress == 30
     assert content(store, done.id) == b"x"
     files = {path.name for path in (tmp_path / "files").iterdir()}
-    assert files == {done.id, running.id}  # a result that the database forgot: till it is drawn anew
+    assert files == {
+        done.id,
+        running.id,
+    }  # a result that the database forgot: till it is drawn anew
     assert [job.id for job in store.take(9)] == [running.id, waiting.id]
     assert store.submit("video", {}, {}, key="c")[0].id == waiting.id
 

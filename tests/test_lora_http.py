@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from adapters import adapter
-from serving import DRAW, MODEL_ID, SIZE, Server, gap, picture, serving
+from serving import ALIKE, DRAW, MODEL_ID, SIZE, Server, gap, picture, serving
 from support import fresh
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
@@ -66,7 +66,7 @@ def test_clients_with_different_adapters_each_get_their_own_picture(
     for seed, (answer, lora) in enumerate(zip(answers, CHOICES, strict=True)):
         assert answer.status_code == 200, answer.text
         drawn = picture(base64.b64decode(answer.json()["data"][0]["b64_json"]))
-        assert gap(drawn, alone(files, lora, seed)) <= 1
+        assert gap(drawn, alone(files, lora, seed)) <= ALIKE
         if lora:
             assert gap(drawn, alone(files, [], seed)) > 10
 

@@ -1,9 +1,9 @@
 """Fault injection, for tests: switched on by the environment variable `CARPOOL_FAULT`.
 
 A fault is `POINT:WHAT:WHEN`; several are separated by commas. The points are in the loop's code, so
-that a fault comes from where a real one would: `forward` is between the start of a forward's clock and
-the modules. `noise` changes the last bits of what a forward of several calls gives, as most devices
-do: a test that passes under `forward:noise:1` does not depend on the processor it runs on.
+that a fault comes from where a real one would: `forward` is between the start of a forward's clock
+and the modules. `noise` changes the last bits of what a forward of several calls gives, as most
+devices do: a test that passes under `forward:noise:1` does not depend on its processor.
 """
 
 import os
@@ -39,8 +39,8 @@ def _hang() -> None:
 
 _STRIKES: dict[str, Callable[[], None]] = {"memory": _exhaust, "kill": _kill, "hang": _hang}
 WHATS = (*_STRIKES, "noise")
-# On AMD Zen 5, fused forwards of `shapes` are up to 1e-5 from lone ones. So much moves a handful of a
-# picture's 12,288 8-bit values by one; a last bit alone would move one in every other picture.
+# On AMD Zen 5, fused forwards of `shapes` are up to 1e-5 from lone ones. That moves a handful of
+# a picture's 12,288 8-bit values by one; a last bit alone would move one in every other picture.
 _NOISE = 2**-17
 
 

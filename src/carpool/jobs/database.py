@@ -50,7 +50,7 @@ _LATER = """
 CREATE INDEX IF NOT EXISTS by_size ON jobs (state, ended_s, number, bytes, id) WHERE bytes > 0;
 CREATE INDEX IF NOT EXISTS by_end ON jobs (ended_s);
 """  # what older files of this version lack
-_COLUMNS = {"id", "kind", "owner", "state", "asked", "work", "files"}  # as files without a name have
+_COLUMNS = {"id", "kind", "owner", "state", "asked", "work", "files"}  # of any version
 
 Found = Literal["missing", "ours", "newer", "foreign"]
 

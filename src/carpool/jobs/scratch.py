@@ -1,8 +1,8 @@
 """A temporary folder that does not stay for good, however the process that made it ended.
 
 Its process holds a lock on the folder itself, and the kernel drops that with the process. So a
-folder that can be locked is nobody's any more, and the next process that makes one removes it, if it
-has the name and the marker of such a folder.
+folder that can be locked is nobody's any more, and the next process that makes one removes it, if
+it has the name and the marker of such a folder.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def _sweep(parent: Path) -> None:
                 if (path / MARKER).is_file():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
-                    path.rmdir()  # its process died before the marker; fails where anything is in it
+                    path.rmdir()  # it died before the marker; fails where anything is in it
             finally:
                 os.close(lock)
 

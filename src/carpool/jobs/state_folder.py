@@ -1,4 +1,4 @@
-"""The folder that a store keeps its jobs in: claimed only if it is new, empty, or a store's already.
+"""The folder that a store keeps its jobs in, claimed only if it is new, empty, or a store's.
 
 People point `--state-dir` at folders that they have, restore half of a backup, or copy a folder
 while a server runs. So nothing is made, changed or removed before the folder is known to be ours
@@ -118,8 +118,8 @@ def _check_log(path: Path, *, is_due: bool) -> None:
     """
     if is_due and not (path / LOG).exists():
         raise OSError(
-            f"{LOG} is missing: the last server was killed, and what it wrote last is in that file. "
-            f"Put it back beside {DATABASE}, or remove {LOCK} to go on without"
+            f"{LOG} is missing: the last server was killed, and what it wrote last is in that "
+            f"file. Put it back beside {DATABASE}, or remove {LOCK} to go on without"
         )
     if (path / DATABASE).exists():
         commits = unreadable_commits(path / LOG, page_bytes(path / DATABASE))

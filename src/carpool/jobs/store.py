@@ -411,8 +411,8 @@ class JobStore:
         ]
         if unknown:
             log.warning(
-                "%d folders in %s belong to jobs that %s does not know, such as %s: it may be older "
-                "than they are. They stay; remove them by hand if they are not wanted",
+                "%d folders in %s belong to jobs that %s does not know, such as %s: it may be "
+                "older than they are. They stay; remove them by hand if they are not wanted",
                 len(unknown),
                 self.folder,
                 NAME,
