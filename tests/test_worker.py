@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def test_a_model_that_is_not_there_is_told() -> None:
 def test_a_request_that_cannot_be_measured_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = pipeline.Meter.usage
 
-    def fail(meter: pipeline.Meter, job: Job) -> tuple[int, int]:
+    def fail(meter: pipeline.Meter, job: Job) -> Future[tuple[int, int]]:
         if job.request_id == "bad":
             raise TypeError("no text")
         return usage(meter, job)

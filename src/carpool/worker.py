@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,7 @@ class Worker:
             match frame:
                 case frames.Submit(job, follow, trace):
                     try:
-                        usage = frames.Usage(*meter.usage(job))
-                        follower = _Follower(self, job, usage, wrap, follow)
+                        follower = _Follower(self, job, meter.usage(job), wrap, follow)
                         if self._tracing.is_on:
                             follower.at_start = partial(company.came, job.request_id, trace)
                             follower.at_end = partial(self._trace, engine, company, trace, job)
@@ -149,7 +149,7 @@ class _Follower:
         self,
         worker: Worker,
         job: Job,
-        usage: frames.Usage,
+        usage: Future[tuple[int, int]],
         wrap: Callable[[Mapping[str, Any]], Made],
         follow: bool,
     ) -> None:
@@ -174,16 +174,18 @@ class _Follower:
         if outcome.error is not None:
             self._worker.say(_failed(self._job.request_id, outcome.error))
             return
+        # a long prompt may still be counted: that must not hold the outputs of others
+        self._usage.add_done_callback(lambda usage: self._tell(outcome, usage))
+
+    def _tell(self, outcome: Any, usage: Future[tuple[int, int]]) -> None:
+        request_id, seed = self._job.request_id, self._job.seed
         try:
             pictures, clip = self._wrap(outcome.fields)
+            used = frames.Usage(*usage.result())
         except Exception as error:
-            self._worker.say(_failed(self._job.request_id, error))
+            self._worker.say(_failed(request_id, error))
             return
-        self._worker.say(
-            frames.Done(
-                self._job.request_id, self._job.seed, pictures, outcome.timings, self._usage, clip
-            )
-        )
+        self._worker.say(frames.Done(request_id, seed, pictures, outcome.timings, used, clip))
 
 
 def _wrapped(fields: Mapping[str, Any], *, pipe: Any, passing: str) -> Made:

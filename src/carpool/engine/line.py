@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Collection, Iterable
 from math import inf
+from typing import Any
 
 from carpool.engine.rider import Listener, Rider
 from carpool.engine.story import Lives
@@ -23,6 +24,7 @@ class Line:
         self._changed = threading.Condition()
         self._waiting: deque[Rider] = deque()
         self._cancelled: dict[str, CarpoolError] = {}
+        self._answers: list[tuple[Rider, Any]] = []  # of calls that needed no forward
         self._next_due_s = inf  # no deadline, waiting or running, is earlier
         self._pace = _Pace()
         self.admitted = 0  # requests ever put into the line
@@ -117,6 +119,24 @@ class Line:
             self._next_due_s = min((rider.due_s for rider in wanted), default=inf)
         return unwanted
 
+    def answer(self, rider: Rider, answer: Any) -> None:
+        """Hand over what a request that runs got from another thread."""
+        with self._changed:
+            self._answers.append((rider, answer))
+            self._changed.notify()
+
+    @property
+    def has_answers(self) -> bool:
+        return bool(self._answers)
+
+    def answered(self) -> list[tuple[Rider, Any]]:
+        """Take what was handed over since the last time."""
+        if not self._answers:
+            return []  # the usual case
+        with self._changed:
+            answers, self._answers = self._answers, []
+        return answers
+
     def ended(self) -> None:
         """Note that a request ended, for the next retry hint."""
         self._pace.ended(self._clock())
@@ -130,7 +150,9 @@ class Line:
         with self._changed:
             left_s = min(wake_s, self._next_due_s) - self._clock()
             self._changed.wait_for(
-                lambda: self._version != since or self._cancelled or self.is_closed,
+                lambda: (
+                    self._version != since or self._cancelled or self._answers or self.is_closed
+                ),
                 None if left_s == inf else max(0.0, left_s),
             )
 

@@ -36,6 +36,7 @@ from carpool.engine.pulse import Pulse
 from carpool.engine.rider import Listener, Outcome, Rider
 from carpool.engine.story import Lives
 from carpool.engine.tally import Tally, memory
+from carpool.engine.tokenizers import HostCall, Tokenizers
 from carpool.errors import (
     Cancelled,
     CarpoolError,
@@ -78,6 +79,7 @@ class Engine:
         self._riders: dict[int, Rider] = {}  # in flight, by number
         self._fuser = Fuser()
         self._interception = Interception(loaded.pipe.components)
+        self._tokenizers = Tokenizers(loaded.pipe.components)
         self._previews = Previews(loaded.pipe)
         self._adapters = Adapters(loaded.pipe, loaded.device.torch)
         self._folder = Folder(settings.lora_dir, self._adapters.add)
@@ -88,6 +90,8 @@ class Engine:
             log.warning("%s", problem)
         self._finisher = ThreadPoolExecutor(1, "carpool-finish")
         self._finish: Finish = finish or self._finisher.submit
+        self._hosted = ThreadPoolExecutor(1, "carpool-text")
+        self._host: Finish = finish or self._hosted.submit
         self._calls = 0
         self._times = {"forward_s": 0.0, "fiber_s": 0.0, "turn_s": 0.0}
         self._classes_alone: set[str] = set()
@@ -185,14 +189,17 @@ class Engine:
         self.loaded.device.enter(self.loaded.parameters)
         torch.set_grad_enabled(False)  # of the thread, for good: fibers would swap it under us
         self._interception.install()
+        self._tokenizers.install()
 
     def leave(self) -> None:
         """End what still runs and give the modules back as they were."""
         self._line.close()  # if it was a crash, nobody may join a line that never moves again
         self._end_all(Cancelled("the engine was closed"))
         self._interception.remove()
+        self._tokenizers.remove()
         self._adapters.remove()
         self._desk.keep()
+        self._hosted.shutdown(cancel_futures=True)
         self._finisher.shutdown()
 
     def step(self) -> bool:
@@ -200,15 +207,20 @@ class Engine:
         began_s = self._clock()
         self.pulse.beat()
         self._end_unwanted()
+        answered = self._line.answered()
+        for rider, answer in answered:
+            if rider.number in self._riders:
+                self._resume(rider, answer)
         self._admit()
-        if riders := self._desk.chosen(self._riders.values()):
+        parked = [rider for rider in self._riders.values() if rider.ready is not None]
+        if riders := self._desk.chosen(parked):
             answers = self._forward(riders)
             self._end_unwanted()  # whoever was given up meanwhile does not go on
             for rider, answer in zip(riders, answers, strict=True):
                 if rider.number in self._riders:
                     self._resume(rider, answer)
         self._times["turn_s"] += self._clock() - began_s
-        return bool(riders)
+        return bool(riders or answered or self._line.has_answers)
 
     def _admit(self) -> None:
         while riders := self._desk.admitted(len(self._riders)):
@@ -291,6 +303,8 @@ class Engine:
             self._end(rider, state.value, None)
         elif isinstance(state, Raised):
             self._end(rider, None, explained(state.error, has_parked=rider.order > 0))
+        elif isinstance(state, HostCall):
+            self._host(partial(self._run_on_host, rider, state))
         else:
             now_s = self._clock()
             self._calls += 1
@@ -298,6 +312,13 @@ class Engine:
             if rider.park(ready, self._calls, now_s):
                 self._tell_step(rider, now_s)
             self._lives.parked(rider.life, (target.component, target.method), ready.key, now_s)
+
+    def _run_on_host(self, rider: Rider, call: HostCall) -> None:
+        try:
+            answer = call.run()
+        except Exception as error:
+            answer = Failure(error)
+        self._line.answer(rider, answer)
 
     def _tell_step(self, rider: Rider, now_s: float) -> None:
         self._tally.step(now_s)

@@ -6,7 +6,9 @@ The only module beside `intercept.py` that knows diffusers. The pipeline's code 
 import copy
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from carpool.config import EngineSettings
 from carpool.engine.device import Device
 from carpool.engine.dmd import DMDScheduler
 from carpool.engine.tasks import tasks_of
+from carpool.engine.tokenizers import LONG_TEXT
 from carpool.errors import LoadFailed
 from carpool.lora import parse_lora
 from carpool.parameters import Card, Task
@@ -198,25 +201,38 @@ class Meter:
     """Counts what a request takes in and gives, in the tokens of its model."""
 
     def __init__(self, loaded: Loaded) -> None:
-        # a copy: fast tokenizers cannot be used by two threads at once, and the engine uses them
-        self._tokenizer = copy.deepcopy(getattr(loaded.pipe, "tokenizer", None))
+        # copies: fast tokenizers cannot be used by two threads at once
+        tokenizer: Any = getattr(loaded.pipe, "tokenizer", None)
+        self._here, self._there = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
+        self._thread = ThreadPoolExecutor(1, "carpool-usage")
+        self._count_there = lru_cache(64)(self._count)  # the n outputs of a request share a prompt
         self._card = loaded.card
 
-    def usage(self, job: Job) -> tuple[int, int]:
-        """Text tokens of the prompt (uncut), and latent patches of the picture."""
+    def usage(self, job: Job) -> "Future[tuple[int, int]]":
+        """Text tokens of the prompt (uncut), and latent patches of the picture.
+
+        There at once for a short prompt; a long one is counted on another thread.
+        """
         prompt = job.arguments.get("prompt")
-        text = 0
-        if self._tokenizer is not None and isinstance(prompt, str):
-            text = len(self._tokenizer(prompt).input_ids)
+        text = prompt if isinstance(prompt, str) and self._here is not None else ""
+        if len(text) > LONG_TEXT:
+            return self._thread.submit(lambda: (self._count_there(text), self._patches(job)))
+        done: Future[tuple[int, int]] = Future()
+        done.set_result((len(self._here(text).input_ids) if text else 0, self._patches(job)))
+        return done
+
+    def _count(self, text: str) -> int:
+        return len(self._there(text).input_ids)
+
+    def _patches(self, job: Job) -> int:
         width, height = (
             job.arguments.get(name) or default
             for name, default in zip(
                 ("width", "height"), self._card.default_size_px or (0, 0), strict=True
             )
         )
-        return text, (width // self._card.size_multiple_px) * (
-            height // self._card.size_multiple_px
-        )
+        side_px = self._card.size_multiple_px
+        return int((width // side_px) * (height // side_px))
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,96 @@
+"""Long texts are tokenized on a thread of their own, while the requests of others go on.
+
+A tokenizer takes up to 140 ms for the 32,000 characters that a request may have, and pipelines
+call theirs several times. So a fiber that calls one with a long text parks with a `HostCall`, which
+the engine has done on another thread. Short texts are tokenized where they are, in less time than a
+turn of the loop takes.
+
+A fast tokenizer fails when two threads use it at once, so the other thread has a copy of each.
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from carpool.engine.fiber import in_fiber, park
+
+LONG_TEXT = 1000  # characters; of the slowest kind of text they take 4 ms
+_METHODS = ("__call__", "encode", "tokenize", "apply_chat_template")
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostCall:
+    """Work that a fiber is parked on, and which needs no forward and no device."""
+
+    run: Callable[[], Any]  # on any one thread; may raise
+
+
+class Tokenizers:
+    """The tokenizers of one pipeline."""
+
+    def __init__(self, components: Mapping[str, Any]) -> None:
+        found = {id(one): one for one in _tokenizers_in(components.values())}
+        self._all = [(one, type(one), copy.deepcopy(one)) for one in found.values()]
+
+    def install(self) -> None:
+        for tokenizer, cls, twin in self._all:
+            tokenizer.__class__ = _parking(cls, twin)
+
+    def remove(self) -> None:
+        """Leave every tokenizer as `install` found it. Harmless when not installed."""
+        for tokenizer, cls, _ in self._all:
+            tokenizer.__class__ = cls
+
+
+def _tokenizers_in(components: Iterable[Any]) -> Iterable[PreTrainedTokenizerBase]:
+    for component in components:
+        inner = getattr(component, "tokenizer", None)  # of a processor
+        for one in (component, inner):
+            if isinstance(one, PreTrainedTokenizerBase):
+                yield one
+
+
+def _parking(cls: type, twin: PreTrainedTokenizerBase) -> type:
+    """The class of a tokenizer, but fibers park where it gets a long text.
+
+    Args:
+        twin: a copy of that tokenizer, for the other thread.
+    """
+
+    def parking(name: str) -> Callable[..., Any]:
+        plain = getattr(cls, name)
+
+        @functools.wraps(plain)  # pipelines read signatures
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not in_fiber() or characters((args, kwargs)) <= LONG_TEXT:
+                return plain(self, *args, **kwargs)
+            # pipelines set attributes such as `padding_side`
+            said = {name: value for name, value in vars(self).items() if isinstance(value, _PLAIN)}
+
+            def run() -> Any:
+                vars(twin).update(said)
+                return getattr(twin, name)(*args, **kwargs)
+
+            return park(HostCall(run))
+
+        return method
+
+    methods = {name: parking(name) for name in _METHODS if hasattr(cls, name)}
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (cls,), methods | names)
+
+
+def characters(value: Any) -> int:
+    """How many characters of text are in a value, in lists and dicts inside of it, too."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(characters, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(characters, value))
+    return 0
