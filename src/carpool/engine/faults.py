@@ -39,8 +39,8 @@ def _hang() -> None:
 
 _STRIKES: dict[str, Callable[[], None]] = {"memory": _exhaust, "kill": _kill, "hang": _hang}
 WHATS = (*_STRIKES, "noise")
-# Sixteen last bits: on AMD Zen 5 fused forwards were seen further from lone ones. It moves some of a
-# picture's 12,288 8-bit values by one; a last bit alone would move one in every other picture.
+# Sixteen last bits: on AMD Zen 5 fused forwards were seen further from lone ones. It moves some of
+# a picture's 12,288 8-bit values by one; a last bit alone would move one in every other picture.
 _NOISE = 2**-19
 
 
