@@ -1,0 +1,222 @@
+"""Attack a server as one of its tenants, and see what the other one feels.
+
+usage: make hostile     (or: PYTHONPATH=tests python -m proof.hostile [--only NAME ...] [--write])
+
+Two tenants have a key each. One attacks (`attacks.py`, each attack in a process of its own), the
+other draws one-step pictures all the time, and somebody asks `/livez`. Then the same server runs
+without keys, and pages of other origins try their luck. The attacker's own work is done by the
+same two cores, so what the neighbour feels is more than the server's doing.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx2
+
+from proof.attacks import ATTACKS, BROWSER, GENERATIONS
+from proof.house import House, open_house
+from proof.page import machine, table, write_section
+from proof.soak import look
+
+QUIET_S = 15.0
+CALM_S = 2.0  # between attacks
+PROMISED = 2.0  # times the quiet latency: the median of the neighbour's under attack
+PROMISED_MIB = 300.0  # of the front's memory, above quiet
+FLAGS = ("--max-in-flight-per-key", "8", "--state-dir", "none", "--max-upload-bytes", "67108864")
+KEYS = ("--api-key", "hostile=attacker-key", "--api-key", "neighbour=neighbour-key")
+
+
+@dataclass(slots=True)
+class Felt:
+    """What was felt beside the attacker, for a while. Seconds, MiB."""
+
+    pictures_s: list[float] = field(default_factory=list)
+    lives_s: list[float] = field(default_factory=list)
+    memory_mib: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def picture_s(self) -> float:
+        return statistics.median(self.pictures_s) if self.pictures_s else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Attacked:
+    """One attack and what came of it."""
+
+    name: str
+    answers: dict[str, int]
+    wrong: list[str]
+    felt: Felt
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of it all."""
+
+    quiet: Felt
+    attacks: list[Attacked]
+
+    def memory_mib(self, felt: Felt) -> float:
+        """The front's memory at its most, above its median when it was quiet."""
+        return max(felt.memory_mib) - statistics.median(self.quiet.memory_mib)
+
+    def problems(self) -> list[str]:
+        """Promises that do not hold."""
+        found = []
+        for one in self.attacks:
+            found += [f"{one.name}: {what}" for what in one.wrong]
+            found += [f"{one.name}: the neighbour was told {what}" for what in one.felt.failures]
+            if one.felt.picture_s > PROMISED * self.quiet.picture_s:
+                found.append(f"{one.name}: the neighbour waits {one.felt.picture_s:.2f} s")
+            if self.memory_mib(one.felt) > PROMISED_MIB:
+                found.append(f"{one.name}: the front grows by {self.memory_mib(one.felt):.0f} MiB")
+        return found
+
+
+@dataclass(slots=True)
+class Neighbour:
+    """The other tenant."""
+
+    house: House
+    http: httpx2.AsyncClient
+    headers: dict[str, str]
+    felt: Felt = field(default_factory=Felt)
+
+    async def draw(self) -> None:
+        body = {"prompt": "a red circle on a blue background", "num_inference_steps": 1, "seed": 1}
+        url = f"{self.house.url}{GENERATIONS}"
+        while True:
+            began_s = time.monotonic()
+            answer = await self.http.post(url, json=body, headers=self.headers, timeout=60)
+            if answer.status_code != 200:
+                self.felt.failures.append(answer.text[:200])
+            self.felt.pictures_s.append(time.monotonic() - began_s)
+            await asyncio.sleep(0.1)
+
+    async def ask(self) -> None:
+        while True:
+            began_s = time.monotonic()
+            await self.http.get(f"{self.house.url}/livez", timeout=60)
+            self.felt.lives_s.append(time.monotonic() - began_s)
+            await asyncio.sleep(0.1)
+
+    async def weigh(self) -> None:
+        while True:
+            values = look("front", self.house.front, 0.0).values
+            self.felt.memory_mib.append(values["resident memory (MiB)"])
+            await asyncio.sleep(0.05)
+
+    @contextlib.asynccontextmanager
+    async def living(self) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(one()) for one in (self.draw, self.ask, self.weigh)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _attack(name: str, neighbour: Neighbour, key: str) -> Attacked:
+    command = [sys.executable, "-m", "proof.attacks", name, neighbour.house.url, "--key", key]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    await process.stdout.readline()  # it is ready
+    neighbour.felt = felt = Felt()
+    process.stdin.write(b"\n")
+    told = json.loads(await process.stdout.readline() or b'{"answers": {}, "wrong": ["it broke"]}')
+    await process.wait()
+    await asyncio.sleep(CALM_S)  # what was sent is still worked on
+    return Attacked(name, told["answers"], told["wrong"], felt)
+
+
+async def measure(names: Sequence[str]) -> Run:
+    """Run attacks, one after another."""
+    attacks: list[Attacked] = []
+    quiet = Felt()
+    servers = [(KEYS, "attacker-key", "neighbour-key", ATTACKS), ((), "", "", BROWSER)]
+    for keys, key, other, kinds in servers:
+        chosen = [name for name in kinds if name in names]
+        if not chosen:
+            continue
+        with tempfile.TemporaryDirectory(prefix="carpool-proof-") as folder:
+            house = House(Path(folder), (*FLAGS, *keys))
+            async with (
+                httpx2.AsyncClient(trust_env=False) as http,
+                open_house(house, http),
+            ):
+                headers = {"authorization": f"Bearer {other}"} if other else {}
+                neighbour = Neighbour(house, http, headers)
+                async with neighbour.living():
+                    await asyncio.sleep(CALM_S)  # it learns what forwards take
+                    neighbour.felt = felt = Felt()
+                    await asyncio.sleep(QUIET_S)
+                    quiet = quiet if quiet.pictures_s else felt
+                    for name in chosen:
+                        attacks.append(await _attack(name, neighbour, key))
+    return Run(quiet, attacks)
+
+
+def page(run: Run) -> str:
+    """The section of the page."""
+    heads = ["attack", "answers", "a picture takes, median (s)", "times quiet", "longest (s)",
+             "`/livez`, longest (s)", "front above quiet (MiB)"]  # fmt: skip
+    rows: list[list[object]] = [
+        [
+            name,
+            answers,
+            f"{felt.picture_s:.2f}",
+            f"{felt.picture_s / run.quiet.picture_s:.2f}",
+            f"{max(felt.pictures_s, default=0):.2f}",
+            f"{max(felt.lives_s, default=0):.2f}",
+            f"{run.memory_mib(felt):.0f}",
+        ]
+        for name, answers, felt in [
+            ("none", "", run.quiet),
+            *((one.name.replace("_", " "), sum(one.answers.values()), one.felt)
+              for one in run.attacks),
+        ]
+    ]  # fmt: skip
+    return f"""Made by `PYTHONPATH=tests python -m proof.hostile`.
+Machine: {machine()}. Server: `carpool serve shapes {" ".join(FLAGS)}`, with two keys; then without.
+
+Promises: the other tenant's one-step picture takes at most {PROMISED:g} times as long as when it is
+quiet (median), the front grows by at most {PROMISED_MIB:.0f} MiB, and nothing is answered that should
+not be: **{len(run.problems())}** broken. The attacks are in `proof/attacks.py`.
+
+{table(heads, rows)}
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=[*ATTACKS, *BROWSER], metavar="NAME")
+    parser.add_argument(
+        "--write", action="store_true", help="into docs/reliability.md, if all holds"
+    )
+    options = parser.parse_args()
+    done = asyncio.run(measure(options.only))
+    print(text := page(done))
+    for one in done.attacks:
+        print(one.name, json.dumps(one.answers), file=sys.stderr)
+    for problem in (wrong := done.problems()):
+        print(problem, file=sys.stderr)
+    if options.write and not wrong:
+        write_section("hostile", text)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
