@@ -6,6 +6,7 @@
       UnsupportedParameter        unsupported_parameter
       InvalidValue                invalid_value
       InvalidJSON                 invalid_json
+      InvalidHTTP                 invalid_http
       SizeRejected                size_not_supported
       UnsupportedImage            unsupported_image
       ImageTooLarge          413  image_too_large
@@ -103,6 +104,12 @@ class InvalidJSON(Rejected):
     """The body is not a JSON object."""
 
     code = "invalid_json"
+
+
+class InvalidHTTP(Rejected):
+    """The bytes are not HTTP/1.1, or could be read in two ways. The connection is closed."""
+
+    code = "invalid_http"
 
 
 class SizeRejected(Rejected):

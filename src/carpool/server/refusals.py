@@ -43,8 +43,17 @@ async def on_error(request: Request, error: Exception) -> JSONResponse:
     if told.retry_after_s is not None:
         headers["retry-after-ms"] = str(round(told.retry_after_s * 1000))
         headers["retry-after"] = str(max(1, round(told.retry_after_s)))
-    body = {"message": told.message, "type": told.type, "param": told.param, "code": told.code}
-    return JSONResponse({"error": body}, status_code=told.status, headers=headers)
+    return JSONResponse({"error": content_of(told)}, status_code=told.status, headers=headers)
+
+
+def content_of(error: CarpoolError) -> dict[str, str | None]:
+    """What an answer says of an error."""
+    return {
+        "message": error.message,
+        "type": error.type,
+        "param": error.param,
+        "code": error.code,
+    }
 
 
 def _allowed(request: Request) -> list[str]:
