@@ -166,7 +166,8 @@ def create_app(
             raise ModelNotFound(f"model {model[:60]!r} is not served here, {ours.id!r} is")
         return model_entry(ours, started)
 
-    app = FastAPI(title="Carpool", version=carpool.__version__)
+    # a redirect would be answered before any key is asked, and name whatever Host was sent
+    app = FastAPI(title="Carpool", version=carpool.__version__, redirect_slashes=False)
     # as an argument it is deprecated; uvicorn's would want a proxy that cuts it off
     app.root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
     app.state.authorise = authorise
