@@ -70,15 +70,19 @@ def test_a_worker_does_not_inherit_api_keys(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("CARPOOL_API_KEY_FILE", "/a-secret")
     monkeypatch.setenv("CARPOOL_MAX_QUEUE", "7")
 
-    async def environ() -> bytes:
+    async def worker() -> bytes:
         link = await Link.open()
         try:
-            return Path(f"/proc/{link._process.pid}/environ").read_bytes()
+            return environ_of(link._process.pid)
         finally:
             link.kill()
             await link.close()
 
-    told = asyncio.run(environ())
+    told = asyncio.run(worker())
 
     assert b"CARPOOL_MAX_QUEUE=7" in told
     assert b"a-secret" not in told
+
+
+def environ_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()

@@ -11,7 +11,10 @@
       UnsupportedImage            unsupported_image
       ImageTooLarge          413  image_too_large
       MaskMismatch                mask_mismatch
+    UnsupportedMediaType     415  unsupported_media_type
     InvalidAPIKey            401  invalid_api_key
+    HostNotAllowed           403  host_not_allowed
+    OriginNotAllowed         403  origin_not_allowed
     ModelNotFound            404  model_not_found
     ModelNotSupported        404  model_not_supported
     NoSuchEndpoint           404  not_found
@@ -129,6 +132,27 @@ class InvalidAPIKey(CarpoolError):
 
     status = 401
     code = "invalid_api_key"
+
+
+class HostNotAllowed(CarpoolError):
+    """`Host` is not a name of this server: see `--allowed-host`."""
+
+    status = 403
+    code = "host_not_allowed"
+
+
+class OriginNotAllowed(CarpoolError):
+    """A web page of another origin, and the server has no API keys."""
+
+    status = 403
+    code = "origin_not_allowed"
+
+
+class UnsupportedMediaType(CarpoolError):
+    """The body's `content-type` is not one that the endpoint takes."""
+
+    status = 415
+    code = "unsupported_media_type"
 
 
 class ModelNotFound(CarpoolError):

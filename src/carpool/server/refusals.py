@@ -22,6 +22,7 @@ from carpool.errors import (
     MissingParameter,
     NoSuchEndpoint,
     RangeNotSatisfiable,
+    UnsupportedMediaType,
     show,
 )
 
@@ -76,6 +77,8 @@ def _told(error: Exception) -> CarpoolError:
     if isinstance(error, HTTPException):
         if error.status_code == 413:
             return BodyTooLarge(error.detail)
+        if error.status_code == 415:
+            return UnsupportedMediaType(error.detail)
         if error.status_code == 416:
             return RangeNotSatisfiable(error.detail)
         if error.status_code == 404:
