@@ -45,6 +45,8 @@ class Exchange:
         self.bodies.append(body)
         self.headers.append(scope["headers"])
         headers = [(b"content-length", b"%d" % len(body))]
+        if scope["path"] == "/closing":
+            headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -346,6 +348,12 @@ def test_nothing_behind_the_last_request_is_read() -> None:
             got = exchange(*pieces)
 
             assert (got.paths, got.statuses) == (["/last"], [200])
+
+
+def test_nothing_behind_an_answer_that_closes_is_read() -> None:
+    got = exchange(HIDDEN.replace(b"/hidden", b"/closing") + HIDDEN)
+
+    assert (got.paths, got.statuses) == (["/closing"], [200])
 
 
 def test_a_head_that_comes_in_part_behind_a_request_is_read_once_it_is_whole() -> None:

@@ -65,14 +65,18 @@ class Wire(HttpToolsProtocol):
         if self._received:
             self._unset_keepalive_if_required()
         try:
-            while self._received and not self._is_last and self._parse_next():
+            while self._received and not self._is_over() and self._parse_next():
                 pass
         except InvalidHTTP as error:
             self._refuse(error)
-        if self._is_last:
+        if self._is_over():
             self._received.clear()
         if self.flow.read_paused and self._looking is None:
             self._looking = self.loop.call_later(self.look_s, self._look)
+
+    def _is_over(self) -> bool:
+        """Is nothing more to be read? An answer may have said so, or a timer."""
+        return self._is_last or self.transport.is_closing()
 
     def _parse_next(self) -> bool:
         """Parse a head, or more of a body. Says whether there may be more to parse."""
@@ -151,6 +155,7 @@ class Wire(HttpToolsProtocol):
 
     def _refuse(self, error: InvalidHTTP) -> None:
         """Answer with the error, unless its request has an answer already, and close."""
+        self.logger.info("refused: %s", error.message)
         self._is_last = True
         is_answered = False
         if self._body is not None:  # it is being worked on
