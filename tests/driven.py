@@ -101,10 +101,10 @@ async def open_house(
     running = asyncio.create_task(runner.run()) if runs else None
     try:
         async with httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(app), base_url="http://test", timeout=60
+            transport=httpx2.ASGITransport(app), base_url="http://localhost", timeout=60
         ) as http:
             sdk = openai.AsyncOpenAI(
-                base_url="http://test/v1", api_key="none", max_retries=0, http_client=http
+                base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=http
             )
             yield House(http, sdk, runner)
     finally:

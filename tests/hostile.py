@@ -110,7 +110,7 @@ def ask(
         is_plain = worker is None and not settings
         app = plain() if is_plain else app_of(worker or Grey(), **settings)
         transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, content=content, headers=sent)
 
     return asyncio.run(talk())

@@ -1,7 +1,9 @@
 """The HTTP application with no worker behind it: keys, and failures that nobody foresaw."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -10,6 +12,7 @@ import pytest
 import hostile
 from carpool.config import EngineSettings, ServeSettings
 from carpool.server.app import create_app
+from carpool.server.videos import ABSENT
 from carpool.supervise import Supervisor
 from driven import open_house
 
@@ -25,7 +28,7 @@ def ask(settings: ServeSettings, path: str, authorization: str | None = None) ->
 
     async def talk() -> httpx2.Response:
         transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             if path == ENDPOINT:
                 return await client.post(path, json={"prompt": "a"}, headers=headers)
             return await client.get(path, headers=headers)
@@ -79,6 +82,51 @@ def test_without_a_right_key_nothing_of_a_body_is_read(path: str, kind: str) -> 
     answer = asyncio.run(sent_to_all_routes(path, b"{" * 9000, kind, **limits))
 
     assert (answer.status_code, error(answer)["code"]) == (401, "invalid_api_key")
+
+
+OPEN = {"/health", "/livez", "/version", "/docs", "/openapi.json", "/v1/files/{file_id}"}
+"""All that is answered without a key: docs/deployment.md names them."""
+
+
+def test_whatever_is_not_open_wants_a_key_under_the_root_path_and_without_it() -> None:
+    answers: dict[str, int] = {}
+
+    async def ask_all() -> None:
+        keyed: Any = {"api_key": KEYS, "root_path": "/draw"}
+        async with open_house(hostile.Grey(), runs=False, **keyed) as house:
+            paths = (await house.http.get("/openapi.json")).json()["paths"]
+            asked = {(path, method) for path, item in paths.items() for method in item}
+            asked |= {(f"/v1{path}", method.lower()) for path, method in ABSENT.items()}
+            for path, method in asked | {("/docs", "get"), ("/openapi.json", "get")}:
+                for prefix in ("", "/draw"):
+                    url = prefix + re.sub(r"{\w+}", "x", path)
+                    answer = await house.http.request(method, url)
+                    answers[f"{method} {prefix} {path}"] = answer.status_code
+
+    asyncio.run(ask_all())
+
+    assert {name.split()[-1] for name, status in answers.items() if status != 401} == OPEN
+    assert len(answers) > 40
+    page = (Path(__file__).parents[1] / "docs" / "deployment.md").read_text()
+    assert all(f"`{path.split('{')[0]}" in page for path in OPEN)
+
+
+def test_the_proxys_rule_in_the_docs_covers_the_root_path_too() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "deployment.md").read_text()
+    [rule] = re.findall(r"location ~ (\S+) \{ deny all; \}", page)
+
+    for path in ("/stats", "/metrics", "/draw/stats", "/draw/metrics"):
+        assert re.search(rule, path)
+    assert not re.search(rule, "/v1/models")
+
+
+@pytest.mark.parametrize("path", ["/stats/", "/v1/models/", f"{ENDPOINT}/", "/health/", "/docs/"])
+@pytest.mark.parametrize("settings", [KEYED, ServeSettings()], ids=["keys", "no keys"])
+def test_nobody_is_sent_elsewhere(path: str, settings: ServeSettings) -> None:
+    answer = ask(settings, path)
+
+    assert answer.status_code in (401, 404, 503)
+    assert "location" not in answer.headers
 
 
 @pytest.mark.parametrize("state", ["starting", "worker_lost"])

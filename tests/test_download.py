@@ -21,7 +21,7 @@ def asked(*headers: dict[str, str], method: str = "GET") -> tuple[bytes, list[ht
 
     async def talk() -> tuple[bytes, list[httpx2.Response]]:
         transport = httpx2.ASGITransport(app_of(Grey()))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             wish = {"prompt": "a", "response_format": "url"}
             url = (await client.post(ENDPOINT, json=wish)).json()["data"][0]["url"]
             whole = await client.get(url)
@@ -125,7 +125,7 @@ def test_a_file_that_is_gone_is_not_found(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     async def talk() -> httpx2.Response:
         transport = httpx2.ASGITransport(create_app(Grey(), ServeSettings()))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get("/v1/files/file-gone.png")
 
     answer = asyncio.run(talk())
@@ -139,7 +139,7 @@ def test_a_file_that_is_gone_is_not_found(monkeypatch: pytest.MonkeyPatch, tmp_p
 def one(method: str, path: str) -> httpx2.Response:
     async def talk() -> httpx2.Response:
         transport = httpx2.ASGITransport(plain())
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path)
 
     return asyncio.run(talk())

@@ -19,13 +19,13 @@ from carpool.server.wire import MOST_HEAD_BYTES, Wire
 from hostile import ENDPOINT, Grey, app_of
 
 BODY = json.dumps({"prompt": "a red circle"}).encode()
-HEAD = f"POST {ENDPOINT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n".encode()
+HEAD = f"POST {ENDPOINT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n".encode()
 WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
-ALIVE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+ALIVE = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 FORM = (
-    b"POST /v1/images/edits HTTP/1.1\r\nhost: x\r\ncontent-length: 999\r\n"
+    b"POST /v1/images/edits HTTP/1.1\r\nhost: localhost\r\ncontent-length: 999\r\n"
     b"content-type: multipart/form-data; boundary=b\r\n\r\n--b\r\ncontent-disposition: form-data; "
 )
 
@@ -236,7 +236,7 @@ def test_what_is_no_http_is_refused_and_never_drawn(sent: bytes) -> None:
 
 def test_a_websocket_is_not_spoken_nor_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     upgrade = (
-        b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+        b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
         b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: 13\r\n\r\n"
     )
 

@@ -214,7 +214,7 @@ def test_a_link_leads_to_the_picture_without_a_key() -> None:
 
     async def talk() -> tuple[Any, list[httpx2.Response]]:
         transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             body = {"prompt": "a", "response_format": "url", "output_format": "webp"}
             bearer = {"authorization": "Bearer secret"}
             answer = await client.post(ENDPOINT, json=body, headers=bearer)

@@ -53,6 +53,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "PIL": ("media/", "shapes/", "frames.py"),
     "av": ("media/outputs.py",),
     "uvicorn": ("server/",),
+    "httptools": ("server/wire.py",),
     "prometheus_client": ("metrics.py",),
     "fastapi": ("server/",),
     "msgspec": ("frames.py",),

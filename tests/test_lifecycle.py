@@ -46,7 +46,7 @@ def send(server: Server, **others: Any) -> socket.socket:
     address = urlsplit(server.url)
     connection = socket.create_connection((str(address.hostname), int(address.port or 0)))
     content = json.dumps(body(**others))
-    head = f"POST {ENDPOINT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = f"POST {ENDPOINT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     connection.sendall(f"{head}content-length: {len(content)}\r\n\r\n{content}".encode())
     return connection
 

@@ -168,7 +168,9 @@ def play(scene: Scene, worker: Grey | None = None, **settings: Any) -> None:
         with closing(JobStore()) as store:
             runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
             transport = httpx2.ASGITransport(create_app(worker, chosen, runner))
-            async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 await scene(client, runner)
 
     asyncio.run(talk())
@@ -251,7 +253,7 @@ def asked(settings: ServeSettings, times: int, **headers: str) -> list[httpx2.Re
     async def talk() -> list[httpx2.Response]:
         transport = httpx2.ASGITransport(app)
         async with httpx2.AsyncClient(
-            transport=transport, base_url="http://test", headers=headers
+            transport=transport, base_url="http://localhost", headers=headers
         ) as client:
             return [await client.post(ENDPOINT, json={"prompt": "a"}) for _ in range(times)]
 

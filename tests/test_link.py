@@ -5,6 +5,8 @@ import socket
 import sys
 from pathlib import Path
 
+import pytest
+
 from carpool import frames
 from carpool.link import Link
 from carpool.types import Timings
@@ -61,3 +63,26 @@ def test_an_output_that_cannot_be_read_fails_its_request_only(tmp_path: Path) ->
 
 def test_a_folder_that_is_gone_does_not_matter_to_the_end(tmp_path: Path) -> None:
     assert asyncio.run(heard(tmp_path / "gone")) == []
+
+
+def test_a_worker_does_not_inherit_api_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARPOOL_API_KEY", "a-secret")
+    monkeypatch.setenv("CARPOOL_API_KEY_FILE", "/a-secret")
+    monkeypatch.setenv("CARPOOL_MAX_QUEUE", "7")
+
+    async def worker() -> bytes:
+        link = await Link.open()
+        try:
+            return environ_of(link._process.pid)
+        finally:
+            link.kill()
+            await link.close()
+
+    told = asyncio.run(worker())
+
+    assert b"CARPOOL_MAX_QUEUE=7" in told
+    assert b"a-secret" not in told
+
+
+def environ_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()

@@ -29,7 +29,7 @@ def ask(
 
     async def talk() -> httpx2.Response:
         transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             json = {"prompt": PROMPT} if method == "POST" else None
             return await client.request(method, path, json=json, headers=headers)
 

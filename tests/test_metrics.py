@@ -46,7 +46,7 @@ async def page_of(app: FastAPI, worker: Grey) -> bytes:
     """What Prometheus reads of an application whose worker is none, and so is not asked."""
     worker._state = "worker_lost"
     transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
         return (await client.get("/metrics")).content
 
 
@@ -233,7 +233,7 @@ def test_the_first_preview_of_a_stream_is_timed_and_no_other() -> None:
 
     async def talk() -> bytes:
         transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             for previews in (3, 0):
                 sent = {"prompt": "a", "n": 2, "stream": True, "partial_images": previews}
                 await client.post(ENDPOINT, json=sent)
@@ -258,7 +258,7 @@ def test_refusals_before_the_model_is_loaded_are_counted_by_route() -> None:
 
     async def talk() -> bytes:
         transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await client.post(ENDPOINT, json={"prompt": "a"})
             await client.post(ENDPOINT, json={})
             await client.post("/nowhere/secret", json={})

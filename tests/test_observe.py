@@ -106,7 +106,9 @@ def test_a_job_that_waits_has_a_life_without_outputs_and_one_that_never_ran_has_
         with closing(JobStore()) as store:
             runner = Runner(store, Grey(), {}, model=lambda: CARD.id, max_running=1)
             transport = httpx2.ASGITransport(create_app(Grey(), ServeSettings(), runner))
-            async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 sent = {"prompt": "a", "background_job": True}
                 job = (await client.post(ENDPOINT, json=sent)).json()
                 waiting = await client.get(f"/v1/requests/{job['id']}")

@@ -45,7 +45,7 @@ def generate(worker: Grey, **options: Any) -> Any:
     async def talk() -> Any:
         http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app_of(worker)))
         async with openai.AsyncOpenAI(
-            base_url="http://test/v1", api_key="none", http_client=http
+            base_url="http://localhost/v1", api_key="none", http_client=http
         ) as client:
             answer = await client.images.generate(prompt="a", extra_body={"seed": 5}, **options)
             return [event async for event in answer] if options.get("stream") else answer

@@ -269,7 +269,7 @@ async def streamed(client: httpx2.AsyncClient, **body: Any) -> httpx2.Response:
 
 def client_of(worker: Grey) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(
-        transport=httpx2.ASGITransport(app_of(worker)), base_url="http://test"
+        transport=httpx2.ASGITransport(app_of(worker)), base_url="http://localhost"
     )
 
 

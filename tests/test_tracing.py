@@ -159,7 +159,9 @@ def test_every_run_of_a_job_belongs_to_the_request_that_brought_it_also_after_a_
             runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
             app = create_app(worker, ServeSettings(), runner, traces=spans.tracing)
             transport = httpx2.ASGITransport(app)
-            async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 sent = {"prompt": "a secret wish", "background_job": True, "n": 2, "seed": 7}
                 headers = {"traceparent": TRACEPARENT}
                 answer = await client.post(ENDPOINT, json=sent, headers=headers)
@@ -252,7 +254,7 @@ def test_the_front_spans_requests_for_work_and_nothing_else() -> None:
 
     async def talk() -> None:
         transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             for path in ("/health", "/v1/models", "/stats"):
                 await client.get(path)
             assert not spans.all()

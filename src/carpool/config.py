@@ -122,6 +122,11 @@ class ServeSettings(EngineSettings):
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 exposes the server")
     port: int = _setting(8000, "port to listen on; 0 takes a free one", least=0, most=65535)
     uds: str | None = _setting(None, "Unix socket to listen on, instead of host and port")
+    allowed_host: tuple[str, ...] = _setting(
+        (),
+        "name by which clients may call the server (Host), beside addresses, localhost and --host; "
+        "* for any, which is the default with API keys and with --uds; repeatable",
+    )
     root_path: str = _setting("", "path under which a proxy shows the server, such as /draw")
     api_key: tuple[str, ...] = _setting(
         (), "bearer token that clients must send, as KEY or NAME=KEY; repeatable"

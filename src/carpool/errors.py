@@ -6,11 +6,15 @@
       UnsupportedParameter        unsupported_parameter
       InvalidValue                invalid_value
       InvalidJSON                 invalid_json
+      InvalidHTTP                 invalid_http
       SizeRejected                size_not_supported
       UnsupportedImage            unsupported_image
       ImageTooLarge          413  image_too_large
       MaskMismatch                mask_mismatch
+    UnsupportedMediaType     415  unsupported_media_type
     InvalidAPIKey            401  invalid_api_key
+    HostNotAllowed           403  host_not_allowed
+    OriginNotAllowed         403  origin_not_allowed
     ModelNotFound            404  model_not_found
     ModelNotSupported        404  model_not_supported
     NoSuchEndpoint           404  not_found
@@ -105,6 +109,12 @@ class InvalidJSON(Rejected):
     code = "invalid_json"
 
 
+class InvalidHTTP(Rejected):
+    """The bytes are not HTTP/1.1, or could be read in two ways. The connection is closed."""
+
+    code = "invalid_http"
+
+
 class SizeRejected(Rejected):
     """The model cannot draw an image of this size."""
 
@@ -122,6 +132,27 @@ class InvalidAPIKey(CarpoolError):
 
     status = 401
     code = "invalid_api_key"
+
+
+class HostNotAllowed(CarpoolError):
+    """`Host` is not a name of this server: see `--allowed-host`."""
+
+    status = 403
+    code = "host_not_allowed"
+
+
+class OriginNotAllowed(CarpoolError):
+    """A web page of another origin, and the server has no API keys."""
+
+    status = 403
+    code = "origin_not_allowed"
+
+
+class UnsupportedMediaType(CarpoolError):
+    """The body's `content-type` is not one that the endpoint takes."""
+
+    status = 415
+    code = "unsupported_media_type"
 
 
 class ModelNotFound(CarpoolError):

@@ -8,6 +8,7 @@ whoever loses interest or dies.
 import asyncio
 import contextlib
 import mmap
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -17,6 +18,7 @@ from carpool import frames
 from carpool.errors import StoreFailed
 
 _PATIENCE_S = 2.0  # for a process whose socket is closed
+_SECRETS = ("CARPOOL_API_KEY", "CARPOOL_API_KEY_FILE")  # the worker runs the code of models
 
 
 class Link:
@@ -48,6 +50,7 @@ class Link:
                 sys.executable, "-m", "carpool.worker", str(theirs.fileno()),
                 pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is the front's to handle
+                env={name: text for name, text in os.environ.items() if name not in _SECRETS},
             )  # fmt: skip
         finally:
             theirs.close()

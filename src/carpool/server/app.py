@@ -18,6 +18,8 @@ from carpool.errors import CarpoolError, ModelNotFound
 from carpool.jobs.runner import Runner
 from carpool.server import edits, jobs, schema, videos
 from carpool.server.access import Accessed
+from carpool.server.cross_origin import AllowedHosts, CrossOriginProtection, is_keyless
+from carpool.server.docs_page import add_docs
 from carpool.server.files import Files
 from carpool.server.files import routes as files_at
 from carpool.server.idempotency import Answers
@@ -37,8 +39,11 @@ from carpool.tracing import Tracing
 _bearer = HTTPBearer(auto_error=False)
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": schema.Error} for status in (400, 401, 404, 405, 413, 422, 429, 500, 503, 504)
+    status: {"model": schema.Error}
+    for status in (400, 401, 403, 404, 405, 413, 415, 422, 429, 500, 503, 504)
 }
+DENIED: dict[int | str, dict[str, Any]] = {403: ERRORS[403]}
+"""What any path may answer, by the host or origin that asks."""
 
 
 def create_app(
@@ -166,7 +171,14 @@ def create_app(
             raise ModelNotFound(f"model {model[:60]!r} is not served here, {ours.id!r} is")
         return model_entry(ours, started)
 
-    app = FastAPI(title="Carpool", version=carpool.__version__)
+    # a redirect would be answered before any key is asked, and name whatever Host was sent
+    app = FastAPI(
+        title="Carpool",
+        version=carpool.__version__,
+        docs_url=None,  # `docs_page` needs no CDN
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     # as an argument it is deprecated; uvicorn's would want a proxy that cuts it off
     app.root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
     app.state.authorise = authorise
@@ -179,28 +191,34 @@ def create_app(
         app.include_router(videos.routes(office, ERRORS), dependencies=[Depends(working)])
     app.include_router(routes(observer, supervisor, authorised, owner, ERRORS))
 
-    @app.get("/health", responses={503: {"model": schema.Health}})
+    @app.get("/health", responses={**DENIED, 503: {"model": schema.Health}})
     async def health(response: Response) -> schema.Health:
         """200 when a request would be accepted now."""
         response.status_code = 200 if supervisor.state == "ready" else 503
         return schema.Health(status=supervisor.state)
 
-    @app.get("/livez")
+    @app.get("/livez", responses=DENIED)
     async def livez() -> dict[str, str]:
         """The HTTP process turns; says nothing about the model."""
         return {"status": "alive"}
 
-    @app.get("/version")
+    @app.get("/version", responses=DENIED)
     async def version() -> dict[str, str]:
         ready = supervisor.ready
         return {"carpool": carpool.__version__, **(ready.versions if ready else {})}
 
+    add_docs(app)
     app.add_middleware(Headed)
     app.add_middleware(
         Limited,
         max_body_bytes=settings.max_body_bytes,
         max_upload_bytes=settings.max_upload_bytes,
         uploads=edits.UPLOADS,
+    )
+    app.add_middleware(
+        CrossOriginProtection,
+        hosts=AllowedHosts.of(settings),
+        allows_origins=not is_keyless(settings),
     )
     app.add_middleware(Identified)
     app.add_middleware(Observed, observer=observer)

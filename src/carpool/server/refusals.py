@@ -22,6 +22,7 @@ from carpool.errors import (
     MissingParameter,
     NoSuchEndpoint,
     RangeNotSatisfiable,
+    UnsupportedMediaType,
     show,
 )
 
@@ -43,8 +44,17 @@ async def on_error(request: Request, error: Exception) -> JSONResponse:
     if told.retry_after_s is not None:
         headers["retry-after-ms"] = str(round(told.retry_after_s * 1000))
         headers["retry-after"] = str(max(1, round(told.retry_after_s)))
-    body = {"message": told.message, "type": told.type, "param": told.param, "code": told.code}
-    return JSONResponse({"error": body}, status_code=told.status, headers=headers)
+    return JSONResponse({"error": content_of(told)}, status_code=told.status, headers=headers)
+
+
+def content_of(error: CarpoolError) -> dict[str, str | None]:
+    """What an answer says of an error."""
+    return {
+        "message": error.message,
+        "type": error.type,
+        "param": error.param,
+        "code": error.code,
+    }
 
 
 def _allowed(request: Request) -> list[str]:
@@ -67,6 +77,8 @@ def _told(error: Exception) -> CarpoolError:
     if isinstance(error, HTTPException):
         if error.status_code == 413:
             return BodyTooLarge(error.detail)
+        if error.status_code == 415:
+            return UnsupportedMediaType(error.detail)
         if error.status_code == 416:
             return RangeNotSatisfiable(error.detail)
         if error.status_code == 404:

@@ -6,6 +6,7 @@ refuses them by the name of the parameter.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -15,6 +16,11 @@ from fastapi.routing import APIRoute
 
 MOST_DEPTH = 32  # of lists and objects inside each other
 MOST_KEY = 200  # characters: keys are repeated in errors
+_SENT = (
+    "JSON, sent as application/json (curl: -H 'content-type: application/json'), or a form with "
+    "pictures, sent as multipart/form-data"
+)
+_JSON = re.compile(r"application/([a-z0-9.!#$&^_-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 
 
 class StrictRoute(APIRoute):
@@ -34,6 +40,16 @@ class StrictRoute(APIRoute):
 
 
 class _StrictRequest(Request):
+    async def body(self) -> bytes:
+        """The body, if it is called JSON: other kinds a web page may send without asking."""
+        kind = self.headers.get("content-type", "").strip()
+        if kind and not _JSON.fullmatch(kind):
+            raise HTTPException(415, f"the body is {kind[:60]!a}: it must be {_SENT}")
+        body = await super().body()
+        if body and not kind:
+            raise HTTPException(415, f"the body has no content-type: it must be {_SENT}")
+        return body
+
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
             self._json = read(await self.body())
