@@ -32,9 +32,9 @@ from carpool.tracing import Tracing
 
 log = logging.getLogger("carpool")
 
-# Connections that one turn of the event loop accepts at most. Where descriptors run out, Python
-# 3.11 tries and complains as often, thousands of times a second with uvicorn's own number.
-_ACCEPTED = 16
+# Connections that one turn of the event loop accepts. Where descriptors run out, Python 3.11 tries
+# and complains as often, a thousand times a second with uvicorn's own number.
+_ACCEPTED = 1
 
 
 def serve(model: str, settings: ServeSettings) -> int:
