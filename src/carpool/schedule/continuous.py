@@ -7,7 +7,9 @@ shorter goes first unless the longer came long before. Between keys, whose calls
 ride together, those lead whose requests would end at the highest rate. Who began together goes on
 together until all are done, unless somebody much shorter, or of higher priority and not much
 longer, comes; while another key waits, only who makes the forwards little slower may join. A
-request whose deadline presses goes before all others, the one with the least slack first. Encoding
+request whose deadline presses goes before all others, the one with the least slack first. Where
+shares are fair (`shares.py`) they come before all of that: deadlines and priorities order the
+requests of tenants that are even. Encoding
 and decoding go between denoising forwards: one of them, or as many as take no longer than the
 forward itself; all of them where sizes take turns and those who began together have ended, so that
 the next begin with all that are there. A call that `MAX_PASSED` forwards of later requests have
@@ -24,13 +26,13 @@ Sources: iteration-level scheduling, Yu et al., Orca, OSDI 2022; ageing, Silbers
 System Concepts, 2018; the mean of rounds is our own: ARCHITECTURE.md.
 """
 
-from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
 from carpool.schedule.cost import Costs
 from carpool.schedule.load import Load
+from carpool.schedule.shares import Shares
 from carpool.types import Admission, Choice, Parked, Waiting
 
 AGEING = 3.0  # seconds of work that a second of waiting is worth
@@ -54,21 +56,27 @@ class Continuous:
     fair_share: Mapping[str, float] | None = None  # weights of tenants; None: not fair
     _passed: dict[int, int] = field(default_factory=dict)  # by order of the parked call
     _spent_s: float = 0.0  # on encoding and decoding since the last denoising forward
-    _served_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by tenant
     _load: Load = field(default_factory=Load)
-    _present: set[str] = field(default_factory=set)  # tenants with parked calls
     _begun: set[int] = field(default_factory=set)  # requests of the group under way
     _ranks: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by order
+    _shares: Shares | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._shares = None if self.fair_share is None else Shares(self.fair_share)
 
     def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
         """Choose who comes aboard: whoever there is a place for, in the order of their ranks."""
         self._load.came(waiting)
+        if self._shares is not None:
+            self._shares.queued(waiting)
         free = self.max_running - aboard
         if free <= 0 or not waiting:
             return Admission(())
-        if any(one.priority or one.deadline_s < inf for one in waiting) or self.fair_share:
+        if any(one.priority or one.deadline_s < inf for one in waiting) or self._shares is not None:
             rank = {one.request: self._rank(one, now_s) for one in waiting}
             waiting = sorted(waiting, key=lambda one: rank[one.request])
+        if self._shares is not None:
+            self._shares.admitted(waiting[:free])
         return Admission(tuple(one.request for one in waiting[:free]))
 
     def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
@@ -79,10 +87,10 @@ class Continuous:
             waiting_s: predicted work of requests that are not aboard yet.
             now_s: on the clock of `arrived_s` and `deadline_s`.
         """
+        if self._shares is not None:
+            self._shares.running(parked)
         if not parked:
             return Choice(())
-        if self.fair_share is not None:
-            self._level({call.tenant for call in parked})
         phases: dict[str, list[Parked]] = {"decode": [], "encode": [], "denoise": []}
         for call in parked:
             phases[call.phase].append(call)
@@ -139,7 +147,7 @@ class Continuous:
         Ranks stay what they are while nobody has a deadline or a share.
         """
         old = self._ranks
-        if self.fair_share is not None or min([call.deadline_s for call in calls]) < inf:
+        if self._shares is not None or min([call.deadline_s for call in calls]) < inf:
             old = {}
         ranks = {call.order: old.get(call.order) or self._rank(call, now_s) for call in calls}
         self._ranks = ranks
@@ -158,7 +166,7 @@ class Continuous:
         if late:
             leader = min(late, key=lambda call: call.order)
         else:
-            presses = self._ranks[first.order][0] < inf
+            presses = self._ranks[first.order][1] < inf
             for group in groups.values():
                 begun = [call for call in group if call.request in self._begun]
                 if begun and not presses and not _may_interrupt(first, begun[0]):
@@ -202,34 +210,20 @@ class Continuous:
 
         return min(groups.values(), key=price)[0]
 
-    def _level(self, present: set[str]) -> None:
-        """Let a tenant who was away begin where the others are: nobody saves time up.
-
-        Source: start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996.
-        """
-        stayed = [self._served_s[name] / self._weight(name) for name in present & self._present]
-        for tenant in present - self._present if stayed else ():
-            least_s = min(stayed) * self._weight(tenant)
-            self._served_s[tenant] = max(self._served_s[tenant], least_s)
-        self._present = present
-
     def _rank(
         self, one: Parked | Waiting, now_s: float, ageing: float = AGEING
     ) -> tuple[float, ...]:
         """Who goes first: small ones; ties by place in the line, never by chance."""
-        pressing, share = inf, 0.0
+        pressing, share = inf, (0.0, 0.0)
         if one.deadline_s < inf:
             slack_s = one.deadline_s - now_s - one.left_s
             # who is late already gains nothing by being first
             pressing = slack_s if 0 <= slack_s < PRESSING * one.left_s else inf
-        if self.fair_share is not None:
-            share = self._served_s[one.tenant] / self._weight(one.tenant)
+        if self._shares is not None:
+            share = self._shares.rank(one)
         favour = one.priority * PRIORITY * one.whole_s
-        return (pressing, share, one.left_s + ageing * one.arrived_s - favour, one.request)
-
-    def _weight(self, tenant: str) -> float:
-        assert self.fair_share is not None
-        return self.fair_share.get(tenant, self.fair_share.get("*", 1.0))
+        work = one.left_s + ageing * one.arrived_s - favour
+        return (share[0], pressing, share[1], work, one.request)
 
     def _fill(
         self,
@@ -317,9 +311,9 @@ class Continuous:
             self._begun = {call.request for call in choice.calls}
         seconds = self.costs.seconds(leader.kind, sum(call.rows for call in choice.calls))
         self._spent_s = 0.0 if is_denoise else self._spent_s + seconds
-        if self.fair_share is not None:
+        if self._shares is not None:
             for call in choice.calls:
-                self._served_s[call.tenant] += seconds / len(choice.calls)
+                self._shares.charge(call, seconds / len(choice.calls))
 
 
 def _may_interrupt(one: Parked, begun: Parked) -> bool:
