@@ -24,6 +24,7 @@ from carpool.server import schema
 from carpool.server.download import PARTS, Download
 from carpool.server.idempotency import digest_of, key_of
 from carpool.server.images import Served, make_jobs
+from carpool.server.keys import Client
 from carpool.server.limits import Place
 from carpool.server.schema_jobs import JobDeleted, JobFile, Jobs, JobStatus
 from carpool.server.strict import StrictRoute
@@ -46,7 +47,8 @@ class Office:
 
     runner: Runner
     served: Callable[[], Served]  # may raise: no job can be accepted now
-    owner: Callable[..., str]  # dependency: whose jobs a client sees
+    owner: Callable[..., Any]  # dependency: whose jobs a client sees
+    client: Callable[..., Any]  # dependency: who asks, a `Client`
     max_frames: int
     allow_remote: bool = False  # fetch pictures that requests name by URL
 
@@ -95,9 +97,8 @@ async def accept(
 async def accept_images(
     office: Office | None,
     request: Request,
-    owner: str,
+    client: Client,
     body: schema.ImageRequest,
-    tenant: str,
     *,
     pictures: Mapping[str, Any] | None = None,
     digests: Sequence[str] = (),
@@ -116,8 +117,7 @@ async def accept_images(
     if office is None:
         raise UnsupportedParameter("there are no jobs here", param="background_job")
     served = office.served()
-    tenant = body.safety_identifier or body.user or tenant
-    jobs = make_jobs(served, body, tenant=tenant, pictures=pictures)
+    jobs = make_jobs(served, body, key=client.key, pictures=pictures)
     names, inputs = await asyncio.to_thread(packed, pictures or {})
     work = work_of(
         served.id,
@@ -129,7 +129,7 @@ async def accept_images(
     )
     asked = {"model": served.id, "seeds": [job.seed for job in jobs]}
     sent = body.model_dump(exclude_unset=True) | ({"pictures": digests} if digests else {})
-    record = await accept(office, request, owner, "image", sent, asked, work, inputs)
+    record = await accept(office, request, client.owner, "image", sent, asked, work, inputs)
     return await status_of(office, record, request)
 
 
