@@ -9,14 +9,14 @@ from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.shares import Shares
 from carpool.schedule.simulate import Ride, Stage, Worker, least_work, simulate
-from carpool.types import Kind, Parked, Waiting
+from carpool.types import Kind, Parked, Phase, Waiting
 
 SMALL, LARGE = Kind("denoise", 1), Kind("denoise", 4)
 SLOW = Costs({SMALL: Curve({1: 1.0, 16: 16.0}), LARGE: Curve({1: 4.0, 16: 64.0})})
@@ -76,23 +76,39 @@ def served(
     return by_tenant, by_user
 
 
+@settings(max_examples=25)
 @given(
     st.sampled_from(sorted(HABITS)),
     st.sampled_from([SLOW, FREE]),
-    st.tuples(st.integers(2, 12), st.integers(2, 12)),
-    st.sampled_from([1.0, 3.0]),
+    st.tuples(st.integers(2, 30), st.integers(2, 30)),
+    st.sampled_from([0.2, 1.0, 3.0]),
 )
 def test_the_share_of_a_tenant_does_not_depend_on_the_users_that_it_names(
     habit: str, costs: Costs, sizes: tuple[int, int], weight: float
 ) -> None:
-    policy = Continuous(costs, fair_share={"a": weight})
-    lines = {"a": (sizes[0], SMALL, HABITS[habit]), "b": (sizes[1], LARGE, HABITS["nobody"])}
+    def share(named: User) -> dict[str, float]:
+        policy = Continuous(costs, fair_share={"a": weight})
+        lines = {"a": (sizes[0], SMALL, named), "b": (sizes[1], LARGE, HABITS["nobody"])}
+        return served(policy, lines, turns=200)[0]
 
-    by_tenant, _ = served(policy, lines, turns=300)
+    plain, named = share(HABITS["nobody"]), share(HABITS[habit])
 
-    least_s = 40.0  # a request or two of either
-    assert abs(by_tenant["a"] / weight - by_tenant["b"]) <= least_s
-    assert min(by_tenant.values()) > 2 * least_s
+    assert named["a"] == pytest.approx(plain["a"], abs=16.0)  # a request of the other
+    assert named["b"] == pytest.approx(plain["b"], abs=16.0)
+
+
+@pytest.mark.parametrize("costs", [SLOW, FREE])
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 24), (24, 2), (30, 30)])
+@pytest.mark.parametrize("weight", [0.2, 1.0, 3.0])
+def test_the_share_of_a_tenant_does_not_depend_on_how_many_requests_it_has_running(
+    costs: Costs, sizes: tuple[int, int], weight: float
+) -> None:
+    policy, nobody = Continuous(costs, fair_share={"a": weight}), HABITS["nobody"]
+    lines = {"a": (sizes[0], SMALL, nobody), "b": (sizes[1], LARGE, nobody)}
+
+    by_tenant, _ = served(policy, lines, turns=1500)
+
+    assert by_tenant["a"] / by_tenant["b"] == pytest.approx(weight, rel=0.1)
 
 
 @given(st.lists(st.sampled_from(sorted(HABITS)), min_size=2, max_size=2), st.integers(4, 12))
@@ -148,6 +164,26 @@ def test_of_one_tenants_requests_the_one_whose_deadline_presses_goes_first() -> 
     parked = [call(1, "a", "u"), call(2, "a", "v", deadline_s=5.0)]
 
     assert [one.request for one in policy.choose(parked, 0.0, 0.0).calls] == [2]
+
+
+@pytest.mark.parametrize("phase", ["encode", "decode"])
+@pytest.mark.parametrize("weight", [0.1, 1.0, 10.0])
+def test_who_has_much_to_encode_or_decode_gets_no_more_than_its_share(
+    phase: Phase, weight: float
+) -> None:
+    heavy = Kind(phase, 9)
+    costs = Costs({SMALL: Curve({1: 1.0, 16: 16.0}), heavy: Curve({1: 5.0, 16: 80.0})})
+    policy, numbers = Continuous(costs, fair_share={"a": weight}), itertools.count(1)
+    by_tenant: dict[str, float] = defaultdict(float)
+    parked = [call(next(numbers), "b") for _ in range(4)]
+    parked += [call(next(numbers), "a", "u", heavy, phase=phase) for _ in range(4)]
+    for _ in range(500):
+        for one in policy.choose(parked, 0.0, 0.0).calls:
+            by_tenant[one.tenant] += costs.seconds(one.kind, 1)
+            parked.remove(one)
+            parked.append(replace(one, order=(n := next(numbers)), request=n))
+
+    assert by_tenant["a"] / weight - by_tenant["b"] <= 10 * max(1, 1 / weight)
 
 
 # Coming and going

@@ -7,13 +7,14 @@ shorter goes first unless the longer came long before. Between keys, whose calls
 ride together, those lead whose requests would end at the highest rate. Who began together goes on
 together until all are done, unless somebody much shorter, or of higher priority and not much
 longer, comes; while another key waits, only who makes the forwards little slower may join. A
-request whose deadline presses goes before all others, the one with the least slack first. Where
-shares are fair (`shares.py`) they come before all of that: deadlines and priorities order the
-requests of tenants that are even. Encoding
+request whose deadline presses goes before all others, the one with the least slack first. Encoding
 and decoding go between denoising forwards: one of them, or as many as take no longer than the
 forward itself; all of them where sizes take turns and those who began together have ended, so that
 the next begin with all that are there. A call that `MAX_PASSED` forwards of later requests have
 passed over leads next.
+
+*Shares.* With `fair_share` the tenant that was served least by its weight leads (`shares.py`);
+all of the above orders the requests of tenants that are even, and of one tenant.
 
 *Width.* With n requests' worth of work in the house, of which w ride together in t(w) seconds a
 step, the work is done in rounds of w, and the mean request is done after (n + w) / 2 of them times
@@ -100,7 +101,7 @@ class Continuous:
             line = self._line(groups, now_s)
             others = [group for key, group in groups.items() if key != line[0].key]
             choice = self._fill(line, parked, waiting_s, now_s, others)
-            for sides in (phases["decode"], phases["encode"]):
+            for sides in (self._due(phases[one], line[:1]) for one in ("decode", "encode")):
                 if not sides:
                     continue
                 beside = self._beside(sides, parked, waiting_s, now_s)
@@ -108,9 +109,20 @@ class Continuous:
                     choice = beside
                     break
         else:
-            choice = self._beside(phases["decode"] or phases["encode"], parked, waiting_s, now_s)
+            decode, encode = (self._due(phases[one], parked) for one in ("decode", "encode"))
+            choice = self._beside(decode or encode, parked, waiting_s, now_s)
         self._note(choice, parked)
         return choice
+
+    def _due(self, sides: Sequence[Parked], others: Sequence[Parked]) -> Sequence[Parked]:
+        """Those of tenants that were served no more than the others' least, where shares are fair.
+
+        Else whoever has much to encode or decode would get more than its share.
+        """
+        if self._shares is None:
+            return sides
+        least_s = min(self._shares.rank(call)[0] for call in others)
+        return [call for call in sides if self._shares.rank(call)[0] <= least_s]
 
     def _beside(
         self, sides: Sequence[Parked], parked: Sequence[Parked], waiting_s: float, now_s: float
@@ -302,6 +314,7 @@ class Continuous:
             for call in parked
             if (call.request < first or (is_denoise and call.phase != "denoise"))
             and call.order not in chosen
+            and self._is_passed(call, leader)
         }
         if before:  # counts of others stay; those of calls that were cancelled do not
             others = [c.order for c in parked if c.order in before and c.order not in chosen]
@@ -314,6 +327,15 @@ class Continuous:
         if self._shares is not None:
             for call in choice.calls:
                 self._shares.charge(call, seconds / len(choice.calls))
+
+    def _is_passed(self, call: Parked, leader: Parked) -> bool:
+        """Whether a forward of the leader counts as one that the call had to let pass.
+
+        Where shares are fair, they see to it that nobody starves: a tenant that has many calls
+        parked would get more than its share if it might lead for each of them.
+        """
+        same = (call.tenant, call.user) == (leader.tenant, leader.user)
+        return self._shares is None or same or call.phase != "denoise"
 
 
 def _may_interrupt(one: Parked, begun: Parked) -> bool:
