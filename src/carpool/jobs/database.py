@@ -115,7 +115,7 @@ class Database:
                     raise
                 with contextlib.suppress(sqlite3.Error):  # where the disk is full, this makes room
                     self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                raise StoreFailed(f"the store of jobs cannot be written: {error}") from error
+                raise StoreFailed("the store of jobs cannot be written just now") from error
 
     def write(self, query: str, values: Values = ()) -> list[sqlite3.Row]:
         """One statement, as a transaction of its own; gives what it RETURNs."""
@@ -127,7 +127,7 @@ class Database:
             try:
                 return self._db.execute(query, values).fetchall()
             except sqlite3.Error as error:
-                raise StoreFailed(f"the store of jobs cannot be read: {error}") from error
+                raise StoreFailed("the store of jobs cannot be read just now") from error
 
 
 def _opened(path: Path | str) -> sqlite3.Connection:

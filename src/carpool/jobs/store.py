@@ -27,6 +27,7 @@ from carpool.errors import (
     JobNotFound,
     Overloaded,
     StoreFailed,
+    reason,
 )
 from carpool.jobs.database import OPEN, Database, End, Record, State, record_of
 from carpool.jobs.folders import Folders
@@ -295,11 +296,9 @@ class JobStore:
 
     def end(self, job_id: str, state: End, error: CarpoolError, *, progress: int = 0) -> bool:
         """End a job without files. Says whether it was this call that ended it."""
-        told = {"code": error.code, "message": error.message, "param": error.param}
-        told["type"] = error.type
         query = """UPDATE jobs SET state = ?, ended_s = ?, error = ?, progress = max(progress, ?),
             bytes = 0 WHERE id = ? AND state IN ('queued', 'in_progress') RETURNING id"""
-        values = [state, self.clock(), json.dumps(told), progress, job_id]
+        values = [state, self.clock(), json.dumps(error.body), progress, job_id]
         if is_ours := bool(self._db.write(query, values)):
             self._inputs.drop(job_id)
         return is_ours
@@ -345,7 +344,7 @@ class JobStore:
             self._make_room(sum(files.values()), most, job_id)
             folders.show(job_id)
         except OSError as error:
-            raise StoreFailed(f"the files could not be stored: {error}") from error
+            raise StoreFailed(f"the files could not be stored: {reason(error)}") from error
         return files
 
     def _make_room(self, needed: int, most: int, job_id: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from carpool.errors import FileNotFound, StoreFailed
+from carpool.errors import FileNotFound, StoreFailed, reason
 from carpool.server.download import PARTS, Download
 from carpool.types import Clock
 
@@ -78,7 +78,7 @@ class Files:
             part.rename(path)
         except OSError as error:
             part.unlink(missing_ok=True)
-            raise StoreFailed(f"the picture could not be stored: {error}") from error
+            raise StoreFailed(f"the picture could not be stored: {reason(error)}") from error
         with self._changing:
             self._sizes[name] = len(content)
             self._tidy()

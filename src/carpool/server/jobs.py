@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request
 
 from carpool import tracing
-from carpool.errors import FileNotReady, UnsupportedParameter
+from carpool.errors import FileNotReady, UnsupportedParameter, without_paths
 from carpool.frames import Done
 from carpool.jobs.database import Record
 from carpool.jobs.runner import Runner
@@ -188,7 +188,9 @@ def expiry_of(office: Office, record: Record) -> int | None:
 def error_of(record: Record) -> Any:
     if record.error is None:
         return None
-    return record.error | ({"code": "cancelled"} if record.state == "cancelled" else {})
+    # also that of an older server, or of a row that the disk has spoiled
+    told = {"message": without_paths(str(record.error.get("message", "")))}
+    return record.error | told | ({"code": "cancelled"} if record.state == "cancelled" else {})
 
 
 async def file_of(office: Office, record: Record, name: str) -> Download:

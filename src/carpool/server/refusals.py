@@ -22,6 +22,7 @@ from carpool.errors import (
     MissingParameter,
     NoSuchEndpoint,
     RangeNotSatisfiable,
+    in_full,
     show,
 )
 
@@ -43,8 +44,9 @@ async def on_error(request: Request, error: Exception) -> JSONResponse:
     if told.retry_after_s is not None:
         headers["retry-after-ms"] = str(round(told.retry_after_s * 1000))
         headers["retry-after"] = str(max(1, round(told.retry_after_s)))
-    body = {"message": told.message, "type": told.type, "param": told.param, "code": told.code}
-    return JSONResponse({"error": body}, status_code=told.status, headers=headers)
+    if told.status >= 500 and told.__cause__ is not None:
+        log.error("a request failed: %s", in_full(told))
+    return JSONResponse({"error": told.body}, status_code=told.status, headers=headers)
 
 
 def _allowed(request: Request) -> list[str]:
