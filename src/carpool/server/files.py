@@ -131,7 +131,7 @@ def routes(files: Files, errors: Any) -> APIRouter:
     def get_file(file_id: str, expires: str = "", signature: str = "") -> Download:
         """A picture that was asked for with `response_format` "url"."""
         path = files.get(file_id, expires, signature)
-        headers = {"cache-control": "private, max-age=3600", "x-content-type-options": "nosniff"}
+        headers = {"cache-control": f"private, max-age={TTL_S}"}
         return Download(path, media_type=TYPES[path.suffix[1:]], headers=headers)
 
     return api

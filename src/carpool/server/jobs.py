@@ -205,7 +205,13 @@ async def file_of(office: Office, record: Record, name: str) -> Download:
             f"job {record.id} has no file {name[:80]!r}: it is {record.state}, with "
             f"{', '.join(record.files) or 'no files'}"
         )
-    return Download(path, media_type=TYPES[path.suffix], filename=f"{record.id}-{name}")
+    # a browser may keep it, but asks each time whether it still may have it; nobody else may
+    return Download(
+        path,
+        media_type=TYPES[path.suffix],
+        filename=f"{record.id}-{name}",
+        headers={"cache-control": "private, no-cache"},
+    )
 
 
 def routes(office: Office, errors: Any) -> APIRouter:
