@@ -161,7 +161,8 @@ class ServeSettings(EngineSettings):
     )
     job_ttl: float = _setting(
         86400.0,
-        "how long a job may take, and how long it is kept once it has ended",
+        "how long a job may take, and how long it is kept once it has ended; only time in which a "
+        "server has the store open counts",
         unit="s",
         least=1,
     )

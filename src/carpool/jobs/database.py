@@ -48,13 +48,17 @@ CREATE INDEX by_state ON jobs (state, number);
 """
 _LATER = """
 CREATE INDEX IF NOT EXISTS by_size ON jobs (state, ended_s, number, bytes, id) WHERE bytes > 0;
-CREATE INDEX IF NOT EXISTS by_end ON jobs (ended_s);
+CREATE INDEX IF NOT EXISTS by_age ON jobs (ended_up_s);
+DROP INDEX IF EXISTS by_end;
+CREATE TABLE IF NOT EXISTS uptime (seconds REAL NOT NULL);
+INSERT INTO uptime SELECT 0.0 WHERE NOT EXISTS (SELECT 1 FROM uptime);
 """  # what older files of this version lack
+_LATER_COLUMNS = ("created_up_s", "ended_up_s")  # uptime, seconds; NULL until they are filled in
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A job as the store keeps it. Times are Unix seconds."""
+    """A job as the store keeps it. Times are Unix seconds, or uptime: see `clock.py`."""
 
     number: int
     id: str
@@ -68,6 +72,8 @@ class Record:
     created_s: float
     started_s: float | None
     ended_s: float | None
+    created_up_s: float
+    ended_up_s: float | None
     error: dict[str, Any] | None
     files: dict[str, int] = field(hash=False)  # bytes by name
 
@@ -92,6 +98,10 @@ class Database:
         except (OSError, sqlite3.Error) as error:
             os.close(self._only_one)
             raise OSError(str(error)) from error
+
+    @property
+    def is_closed(self) -> bool:
+        return self._only_one is None
 
     def close(self) -> None:
         with self._lock:
@@ -145,6 +155,10 @@ def _opened(path: Path | str) -> sqlite3.Connection:
             f"its tables are of version {version}, this Carpool reads {VERSION}: give another "
             "--state-dir"
         )
+    columns = {row["name"] for row in db.execute("PRAGMA table_info(jobs)")}
+    for name in _LATER_COLUMNS:
+        if name not in columns:
+            db.execute(f"ALTER TABLE jobs ADD COLUMN {name} REAL")
     db.executescript(_LATER)
     return db
 
@@ -175,6 +189,8 @@ def record_of(row: sqlite3.Row) -> Record:
         created_s=row["created_s"],
         started_s=row["started_s"],
         ended_s=row["ended_s"],
+        created_up_s=row["created_up_s"],
+        ended_up_s=row["ended_up_s"],
         error=_loads(row["error"]) if row["error"] else None,
         files=_loads(row["files"]),
     )

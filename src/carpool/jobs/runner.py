@@ -257,7 +257,7 @@ class Runner:
         await self._worker.wait_open()
         stored = partial(self.store.input, record.id)
         jobs = await asyncio.to_thread(
-            parts_of, record, self._model(), stored, self._read, self.store.clock()
+            parts_of, record, self._model(), stored, self._read, self.store.clock.uptime_s()
         )
         for watcher in self._watchers:
             watcher.runs(record, jobs)
@@ -356,7 +356,7 @@ class Runner:
     ) -> None:
         self._ended.set()
         self._ended = asyncio.Event()
-        took_s = max(0.0, self.store.clock() - record.created_s)
+        took_s = self.store.clock.uptime_s() - record.created_up_s
         for watcher in self._watchers:
             watcher.ended(record, state, took_s, done)
 

@@ -128,7 +128,8 @@ def create_app(
         if runner is not None and place.most is not None:
             place.check(sum((await runner.count_open(client.owner)).values()))
 
-    files = Files(runner.store.folder / "links" if runner else None)
+    folder, clock = (runner.store.folder / "links", runner.store.clock) if runner else (None, None)
+    files = Files(folder, clock=clock)
     remote = settings.allow_remote_media
     studio = Studio(supervisor, observer, answers, files, served, check_room, allow_remote=remote)
     office = Office(runner, awaited, owner, asking, settings.max_frames, remote) if runner else None

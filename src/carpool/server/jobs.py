@@ -177,12 +177,15 @@ async def outlook(office: Office, record: Record) -> tuple[int | None, float | N
         return await asyncio.to_thread(office.runner.store.ahead_of, record), None
     if record.state != "in_progress" or record.started_s is None or not record.progress:
         return None, None
-    ran_s = max(0.0, office.runner.store.clock() - record.started_s)
+    clock = office.runner.store.clock
+    ran_s = min(clock() - record.started_s, clock.uptime_s() - record.created_up_s)
+    ran_s = max(ran_s, 0.0)
     return None, round(ran_s * (100 - record.progress) / record.progress, 1)
 
 
 def expiry_of(office: Office, record: Record) -> int | None:
-    return None if record.ended_s is None else int(record.ended_s + office.runner.store.ttl_s)
+    expires_s = office.runner.store.expires_s(record)
+    return None if expires_s is None else int(expires_s)
 
 
 def error_of(record: Record) -> Any:
