@@ -37,6 +37,8 @@ CREATE TABLE jobs (
   created_s REAL NOT NULL,
   started_s REAL,
   ended_s REAL,
+  created_up_s REAL,  -- uptime; NULL in rows of older versions until the store is opened
+  ended_up_s REAL,
   error TEXT,  -- JSON
   files TEXT NOT NULL DEFAULT '{}',  -- JSON: bytes by name
   bytes INTEGER NOT NULL DEFAULT 0,
@@ -53,7 +55,7 @@ DROP INDEX IF EXISTS by_end;
 CREATE TABLE IF NOT EXISTS uptime (seconds REAL NOT NULL);
 INSERT INTO uptime SELECT 0.0 WHERE NOT EXISTS (SELECT 1 FROM uptime);
 """  # what older files of this version lack
-_LATER_COLUMNS = ("created_up_s", "ended_up_s")  # uptime, seconds; NULL until they are filled in
+_LATER_COLUMNS = ("created_up_s", "ended_up_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ def _opened(path: Path | str) -> sqlite3.Connection:
     for name in _LATER_COLUMNS:
         if name not in columns:
             db.execute(f"ALTER TABLE jobs ADD COLUMN {name} REAL")
-    db.executescript(_LATER)
+    db.executescript(f"BEGIN; {_LATER} COMMIT")
     return db
 
 
