@@ -118,7 +118,11 @@ class Worker:
             self._tracing.life(trace, job, life, with_whom)
 
     def _reload(self, engine: Any) -> None:
-        problems = engine.reload()  # may read gigabytes
+        try:
+            problems = engine.reload()  # may read gigabytes
+        except Exception as error:  # a defect, or a file that nobody thought of: requests ride on
+            log.exception("the reload failed")
+            problems = [f"{type(error).__name__}: {error}"]
         self.say(frames.Reloaded(engine.loaded.card, problems))
 
     def end(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from carpool import jsonfile
 from carpool.config import EngineSettings
 from carpool.engine.pipeline import Loaded, versions
 from carpool.schedule.cost import Costs
@@ -39,7 +40,7 @@ class Table:
 
     def _read(self) -> Costs:
         try:
-            data = json.loads(self.path.read_text())
+            data = jsonfile.loads(jsonfile.read(self.path))
             if data["identity"] == self._identity:
                 return Costs.from_json(data["costs"])
             log.info("%s was measured with something else: it begins anew", self.path)

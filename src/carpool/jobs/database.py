@@ -202,6 +202,6 @@ def _loads(text: str) -> dict[str, Any]:
     """A JSON object; an empty one for a row that the disk has spoiled."""
     try:
         value = json.loads(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
