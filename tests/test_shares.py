@@ -16,7 +16,8 @@ from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.shares import Shares
 from carpool.schedule.simulate import Ride, Stage, Worker, least_work, simulate
-from carpool.types import Kind, Parked, Phase, Waiting
+from carpool.types import Choice, Kind, Parked, Phase, Waiting
+from support import VirtualClock, driving
 
 SMALL, LARGE = Kind("denoise", 1), Kind("denoise", 4)
 SLOW = Costs({SMALL: Curve({1: 1.0, 16: 16.0}), LARGE: Curve({1: 4.0, 16: 64.0})})
@@ -303,3 +304,40 @@ def test_under_load_two_tenants_get_the_same_whatever_users_one_of_them_names(
 
     assert named["a"] / named["b"] == pytest.approx(1.0, rel=0.15)
     assert named["b"] == pytest.approx(plain["b"], rel=0.05)
+
+
+# In the engine
+
+
+def test_the_engine_divides_its_forwards_between_tenants_whatever_users_they_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = {"num_inference_steps": 9, "width": 16, "height": 16, "max_sequence_length": 16}
+    chosen: list[Parked] = []
+    choose = Continuous.choose
+
+    def watched(policy: Continuous, *asked: Any) -> Choice:
+        choice = choose(policy, *asked)
+        chosen.extend(call for call in choice.calls if call.phase == "denoise")
+        return choice
+
+    monkeypatch.setattr(Continuous, "choose", watched)
+    shares: dict[str, Any] = {"fair_share": ("*=1",), "max_batch_size": 1}
+    with driving("flux", mode="continuous", clock=Ticking(), **shares) as drive:
+        for n in range(6):
+            drive.submit(**small, tenant="a", user=f"u{n}")
+        for _ in range(2):
+            drive.submit(**small, tenant="b")
+        drive.turn_until(lambda: len(chosen) >= 34)  # b's requests make 18
+
+    served = Counter(call.tenant for call in chosen)
+    assert served["b"] == pytest.approx(17, abs=3)
+    assert len({call.user for call in chosen if call.tenant == "a"}) > 1
+
+
+class Ticking(VirtualClock):
+    """Whoever looks at it sees that time has passed."""
+
+    def __call__(self) -> float:
+        self.now_s += 0.001
+        return self.now_s
