@@ -20,6 +20,7 @@ GROUPS: list[set[str]] = [  # each may import from those before it, and within i
         "types",
         "errors",
         "config",
+        "jsonfile",
         "lora",
         "parameters",
         "pictures",

@@ -18,6 +18,7 @@ from carpool.errors import (
     StoreFailed,
     UnsupportedImage,
 )
+from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import Record
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import packed, unpacked
@@ -57,11 +58,11 @@ def test_inputs_are_there_until_the_job_ends_whatever_happens_meanwhile(
     how: str, opened: Callable[..., JobStore]
 ) -> None:
     now_s = 1000.0
-    store = opened(clock=lambda: now_s, ttl_s=50)
+    store = opened(clock=StoreClock(*3 * [lambda: now_s]), ttl_s=50)
     job = submit(store)
     store.take(1)
     store.requeue(job.id, is_lost=True)
-    store = opened(clock=lambda: now_s, ttl_s=50)
+    store = opened(clock=StoreClock(*3 * [lambda: now_s]), ttl_s=50)
     store.take(1)
     assert store.input(job.id, "a.png") == b"12345"
     assert store.input(job.id, "b.png") is None

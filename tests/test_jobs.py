@@ -20,6 +20,7 @@ from carpool.errors import (
     PipelineFailed,
     StoreFailed,
 )
+from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import Record
 from carpool.jobs.store import JobStore
 
@@ -27,13 +28,23 @@ BROKEN = PipelineFailed("it broke")
 
 
 class Hand:
-    """A clock that a test sets."""
+    """Time that passes when a test says so; its wall clock may be set."""
 
     def __init__(self) -> None:
-        self.now_s = 1000.0
+        self.now_s = 1000.0  # by the wall clock
+        self.boot_s = self.awake_s = 7.0
 
-    def __call__(self) -> float:
-        return self.now_s
+    def run(self) -> StoreClock:
+        """The clock of a run that begins now."""
+        return StoreClock(lambda: self.now_s, lambda: self.boot_s, lambda: self.awake_s)
+
+    def pass_by(self, seconds: float) -> None:
+        self.suspend(seconds)
+        self.awake_s += seconds
+
+    def suspend(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.boot_s += seconds
 
 
 @pytest.fixture
@@ -76,16 +87,16 @@ def test_a_job_is_queued_taken_and_completed_with_its_files(
     tmp_path: Path, opened: Callable[..., JobStore]
 ) -> None:
     clock = Hand()
-    store = opened(tmp_path, clock=clock)
+    store = opened(tmp_path, clock=clock.run())
 
     job = submit(store)
     assert (job.state, job.created_s, job.started_s) == ("queued", 1000, None)
     assert job.id.startswith("video_")
-    clock.now_s = 1001.0
+    clock.pass_by(1.0)
     [taken] = store.take(5)
     assert (taken.id, taken.state, taken.started_s) == (job.id, "in_progress", 1001)
     assert content(store, job.id) is None
-    clock.now_s = 1002.0
+    clock.pass_by(1.0)
     assert store.complete(job.id, writes(a_txt=b"one", b_txt=b"three"))
 
     done = store.get(job.id)
@@ -213,12 +224,12 @@ def test_jobs_that_take_too_long_expire_and_ended_ones_are_forgotten(
     tmp_path: Path, opened: Callable[..., JobStore]
 ) -> None:
     clock = Hand()
-    store = opened(tmp_path, ttl_s=60, clock=clock)
+    store = opened(tmp_path, ttl_s=60, clock=clock.run())
     done, late = submit(store), submit(store)
     store.take(1)
     store.complete(done.id, writes(a_txt=b"x"))
 
-    clock.now_s += 61
+    clock.pass_by(61)
     assert [job.id for job in store.tidy()] == [late.id]
 
     expired = store.get(late.id)
@@ -228,20 +239,21 @@ def test_jobs_that_take_too_long_expire_and_ended_ones_are_forgotten(
     with pytest.raises(JobNotFound):
         store.get(done.id)
     assert not list((tmp_path / "files").iterdir())
-    clock.now_s += 61
+    clock.pass_by(61)
     assert store.tidy() == []
     assert store.page() == ([], False)
 
 
 def test_a_clock_that_jumps_back_loses_nothing(opened: Callable[..., JobStore]) -> None:
     clock = Hand()
-    store = opened(ttl_s=60, clock=clock)
+    store = opened(ttl_s=60, clock=clock.run())
     first, second = submit(store), submit(store)
     clock.now_s -= 900
 
     third = submit(store)
 
     assert store.tidy() == []
+    assert third.created_s == second.created_s
     assert [job.id for job in store.take(9)] == [first.id, second.id, third.id]
 
 
@@ -375,18 +387,21 @@ def test_without_a_folder_nothing_stays_behind() -> None:
 
 
 class Life(RuleBasedStateMachine):
-    """Any sequence of submits, ends, crashes and time, against a dictionary."""
+    """Any sequence of submits, ends, crashes, time and set clocks, against a dictionary."""
 
     def __init__(self) -> None:
         super().__init__()
         self._folder = tempfile.TemporaryDirectory()
         self.clock = Hand()
+        self.up_s = self.noted_s = 0.0
+        self.since_s: dict[str, float] = {}  # uptime since when a job is open, or has ended
         self.states: dict[str, str] = {}
         self.keys: dict[str, str] = {}
 
     @initialize()
     def open(self) -> None:
-        self.store = JobStore(Path(self._folder.name), ttl_s=50, max_waiting=6, clock=self.clock)
+        folder, clock = Path(self._folder.name), self.clock.run()
+        self.store = JobStore(folder, ttl_s=50, max_waiting=6, clock=clock)
 
     @rule(key=st.none() | st.sampled_from("abc"))
     def submit(self, key: str | None) -> None:
@@ -402,6 +417,7 @@ class Life(RuleBasedStateMachine):
         if key is not None:
             assert self.keys.setdefault(key, job.id) == job.id
         self.states.setdefault(job.id, "queued")
+        self.since_s.setdefault(job.id, self.up_s)
 
     @rule(most=st.integers(0, 3))
     def take(self, most: int) -> None:
@@ -415,6 +431,7 @@ class Life(RuleBasedStateMachine):
             is_open = self.states[job] in ("queued", "in_progress")
             assert self.store.end(job, state, BROKEN) is is_open
             self.states[job] = state if is_open else self.states[job]
+            self.since_s[job] = self.up_s if is_open else self.since_s[job]
 
     @rule(pick=st.integers(0, 9), is_broken=st.booleans())
     def complete(self, pick: int, is_broken: bool) -> None:
@@ -433,6 +450,7 @@ class Life(RuleBasedStateMachine):
         is_running = self.states[job] == "in_progress"
         assert self.store.complete(job, write) is is_running
         self.states[job] = "completed" if is_running else self.states[job]
+        self.since_s[job] = self.up_s if is_running else self.since_s[job]
 
     @rule(pick=st.integers(0, 9))
     def requeue(self, pick: int) -> None:
@@ -447,27 +465,44 @@ class Life(RuleBasedStateMachine):
             self.store.remove(job)
             self._forget([job])
 
-    @rule(seconds=st.integers(-20, 30))
+    @rule(seconds=st.integers(0, 30))
     def wait(self, seconds: int) -> None:
+        self.clock.pass_by(seconds)
+        self.up_s += seconds
+
+    @rule(seconds=st.sampled_from([-1e9, -9e4, -20.0, 20.0, 9e4, 1e9]))
+    def set_the_wall_clock(self, seconds: float) -> None:
         self.clock.now_s += seconds
+
+    @rule(seconds=st.sampled_from([20, 100_000]))
+    def suspend(self, seconds: int) -> None:
+        self.clock.suspend(seconds)
 
     @rule()
     def tidy(self) -> None:
-        before = {job.id: job for job in self.store.page(limit=99)[0]}
-        old_s = self.clock.now_s - 50
-        late = {job for job, one in before.items() if one.is_open and one.created_s < old_s}
+        old = {job for job, since_s in self.since_s.items() if since_s < self.up_s - 50}
+        late = {job for job in old if self.states[job] in ("queued", "in_progress")}
 
         assert {job.id for job in self.store.tidy()} == late
 
+        self.noted_s = self.up_s if self.states else self.noted_s
         self.states |= dict.fromkeys(late, "expired")
-        self._forget([job for job, one in before.items() if (one.ended_s or old_s) < old_s])
+        self.since_s |= dict.fromkeys(late, self.up_s)
+        self._forget(list(old - late))
 
-    @rule()
-    def crash(self) -> None:
-        self.store.close()
+    @rule(is_killed=st.booleans(), away_s=st.sampled_from([-9e4, 0.0, 9e4]))
+    def crash(self, is_killed: bool, away_s: float) -> None:
+        (self.store._db if is_killed else self.store).close()
+        self.clock.now_s += away_s
         self.open()
         again = [job for job, state in self.states.items() if state == "in_progress"]
         self.states |= dict.fromkeys(again, "queued")
+        if self.states and not is_killed:
+            self.noted_s = self.up_s
+        # what was not noted before a kill did not happen
+        kept_s = max([self.noted_s, *self.since_s.values()])
+        assert self.store.clock.uptime_s() == pytest.approx(kept_s if is_killed else self.noted_s)
+        self.up_s = self.noted_s = self.store.clock.uptime_s()
 
     @invariant()
     def every_job_is_there_once_in_its_state_with_its_files(self) -> None:
@@ -484,12 +519,23 @@ class Life(RuleBasedStateMachine):
         begun = {path.name for path in (self.store.folder / "inputs").iterdir()}
         assert begun == {job for job, s in self.states.items() if s in ("queued", "in_progress")}
 
+    @invariant()
+    def moments_are_in_order_and_none_is_to_come(self) -> None:
+        now_s = self.store.clock() if hasattr(self, "store") else 0.0
+        for job in self.store.page(limit=999)[0] if now_s else ():
+            moments = [job.created_s, job.started_s, job.ended_s, now_s]
+            known = [moment for moment in moments if moment is not None]
+            assert known == sorted(known)
+            if (expires_s := self.store.expires_s(job)) is not None:
+                left_s = 50 - (self.up_s - self.since_s[job.id])
+                assert expires_s == pytest.approx(now_s + left_s, abs=0.6)
+
     def _job(self, pick: int) -> str | None:
         return list(self.states)[pick % len(self.states)] if self.states else None
 
     def _forget(self, jobs: list[str]) -> None:
         for job in jobs:
-            del self.states[job]
+            del self.states[job], self.since_s[job]
         self.keys = {key: job for key, job in self.keys.items() if job in self.states}
 
     def teardown(self) -> None:

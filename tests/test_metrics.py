@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from carpool import frames
 from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import PipelineFailed
+from carpool.jobs.clock import StoreClock
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import work_of
@@ -153,7 +154,7 @@ def test_jobs_count_by_their_ends_with_what_they_made() -> None:
     worker._is_open.set()
 
     async def play() -> bytes:
-        with closing(JobStore(clock=wall)) as store:
+        with closing(JobStore(clock=StoreClock(wall, wall, wall))) as store:
             writers = dict.fromkeys(("image", "video"), lambda *_: None)
             runner = Runner(store, worker, writers, model=lambda: CARD.id, max_running=1)
             app = create_app(worker, ServeSettings(), runner)
@@ -195,7 +196,7 @@ def test_jobs_that_are_too_old_count_as_expired_once() -> None:
     worker._is_open.set()
 
     async def play() -> bytes:
-        with closing(JobStore(clock=wall, ttl_s=10.0)) as store:
+        with closing(JobStore(clock=StoreClock(wall, wall, wall), ttl_s=10.0)) as store:
             runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1, clock=clock)
             app = create_app(worker, ServeSettings(), runner)
             work = work_of(CARD.id, [Job("a", 1, {})])

@@ -18,6 +18,7 @@ from carpool.errors import (
     WorkerLost,
 )
 from carpool.frames import Done, Usage
+from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import Record
 from carpool.jobs.runner import OnProgress, Runner
 from carpool.jobs.store import JobStore
@@ -224,7 +225,7 @@ def test_a_cancelled_job_is_given_up_and_stays_cancelled(is_running: bool) -> No
 @pytest.mark.parametrize("end", ["completed", "cancelled", "removed", "expired"])
 def test_who_waits_for_the_end_of_a_job_is_told_of_any_end(end: str) -> None:
     wall = Hand()
-    store = JobStore(clock=wall, ttl_s=50)
+    store = JobStore(clock=StoreClock(wall, wall, wall), ttl_s=50)
 
     async def scene(house: House) -> None:
         job_id = await house.submit(1)
@@ -385,7 +386,7 @@ def test_a_full_disk_fails_the_job_and_no_other() -> None:
 
 def test_the_time_that_a_job_waited_is_taken_off_its_timeout() -> None:
     wall = Hand()
-    store = JobStore(clock=wall)
+    store = JobStore(clock=StoreClock(wall, wall, wall))
 
     async def scene(house: House) -> None:
         house.worker.is_open.clear()
@@ -406,7 +407,7 @@ def test_the_time_that_a_job_waited_is_taken_off_its_timeout() -> None:
 
 def test_a_job_that_is_too_old_is_given_up() -> None:
     wall = Hand()
-    store = JobStore(clock=wall, ttl_s=50)
+    store = JobStore(clock=StoreClock(wall, wall, wall), ttl_s=50)
 
     async def scene(house: House) -> None:
         old = await house.submit(1)

@@ -1,13 +1,14 @@
 """The front's side of a worker, without one."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
 
 from carpool import frames
 from carpool.config import EngineSettings
-from carpool.errors import Overloaded
+from carpool.errors import LoadFailed, Overloaded
 from carpool.frames import Ready
 from carpool.supervise import Supervisor
 from carpool.types import Job
@@ -63,3 +64,65 @@ def test_who_is_given_up_is_cancelled_in_the_worker_once_and_who_is_answered_is_
     sent = asyncio.run(story())
 
     assert [frame for frame in sent if isinstance(frame, frames.Cancel)] == [frames.Cancel("one")]
+
+
+class Scripted:
+    """Workers that are none: each says what it is told to and dies, the last one lives on."""
+
+    def __init__(self, *told: frames.ToFront) -> None:
+        self._told, self.opened = list(told), 0
+
+    async def open(self, passing: object = None) -> "Scripted":
+        self.opened += 1
+        return self
+
+    def send(self, frame: frames.ToWorker) -> None:
+        pass
+
+    async def heard(self) -> AsyncIterator[frames.ToFront]:
+        yield self._told.pop(0)
+        if not self._told or isinstance(self._told[0], frames.CannotLoad):
+            await asyncio.sleep(0.01 if self._told else 1000)
+
+    async def close(self) -> None:
+        pass
+
+
+def supervised(
+    monkeypatch: pytest.MonkeyPatch, *told: frames.ToFront
+) -> tuple[Supervisor, Scripted]:
+    workers = Scripted(*told)
+    monkeypatch.setattr("carpool.supervise.Link", workers)
+    monkeypatch.setattr("carpool.supervise._BACKOFF_S", (0.0,))
+    return Supervisor("none", EngineSettings()), workers
+
+
+READY, BROKEN = Ready(CARD, {}, 0.0), frames.CannotLoad("rules.json cannot be read")
+
+
+def test_a_file_that_was_broken_meanwhile_keeps_no_server_from_starting_its_next_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        supervisor, workers = supervised(monkeypatch, READY, BROKEN, BROKEN, READY)
+        running = supervisor.start()
+        async with asyncio.timeout(10):
+            while workers.opened < 4 or supervisor.state != "ready":
+                await asyncio.sleep(0)
+                assert not running.done()
+        await supervisor.stop()
+
+    asyncio.run(story())
+
+    assert caplog.text.count("a worker cannot be started: rules.json cannot be read") == 2
+
+
+def test_a_file_that_is_broken_at_the_start_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        supervisor, _ = supervised(monkeypatch, BROKEN)
+        with pytest.raises(LoadFailed, match=r"rules\.json cannot be read"):
+            await supervisor.start()
+
+    asyncio.run(story())

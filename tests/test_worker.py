@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,14 +47,14 @@ class Front:
 
 
 @contextmanager
-def working(model: str = MODEL, passing: str = "") -> Iterator[Front]:
+def working(model: str = MODEL, passing: str = "", **settings: Any) -> Iterator[Front]:
     """A worker on a thread of this process, told what to load."""
     ours, theirs = socket.socketpair()
     with closing(ours), closing(theirs):
         thread = threading.Thread(target=Worker(theirs).serve)
         thread.start()
         front = Front(ours)
-        front.say(frames.Load(model, EngineSettings(device="cpu"), passing))
+        front.say(frames.Load(model, EngineSettings(device="cpu", **settings), passing))
         yield front
         front.hang_up()
         thread.join(10)
@@ -96,6 +97,44 @@ def test_a_model_that_is_not_there_is_told() -> None:
 
     assert isinstance(told, frames.CannotLoad)
     assert "no model at '/nowhere'" in told.message
+
+
+def test_a_batching_config_that_nests_without_end_is_told_at_the_start_and_at_a_reload(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "rules.json"
+    file.write_text("[" * 100_000)
+    settings: dict[str, Any] = {"batching_mode": "dynamic", "batching_config": str(file)}
+    with working(**settings) as front:
+        told = front.hear()
+    assert isinstance(told, frames.CannotLoad)
+    assert told.message.startswith(f"batching config {file} cannot be read: it nests ")
+
+    file.write_text('[{"model_contains": "x", "max_batch_size": 2}]')
+    with working(**settings) as front:
+        assert isinstance(front.hear(), frames.Ready)
+        file.write_text("[" * 100_000)
+        front.say(frames.Reload())
+        reloaded = front.hear()
+        assert isinstance(submit(front, "one"), frames.Done)
+    assert isinstance(reloaded, frames.Reloaded)
+    assert [one.startswith(f"batching config {file} cannot") for one in reloaded.problems] == [True]
+
+
+def test_a_reload_that_fails_as_nobody_foresaw_is_told_and_requests_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(engine: Engine) -> list[str]:
+        raise RecursionError("too deep")
+
+    with working() as front:
+        front.hear()
+        monkeypatch.setattr(Engine, "reload", fail)
+        front.say(frames.Reload())
+        reloaded = front.hear()
+        assert isinstance(submit(front, "one"), frames.Done)
+    assert isinstance(reloaded, frames.Reloaded)
+    assert reloaded.problems == ["RecursionError: too deep"]
 
 
 def test_a_request_that_cannot_be_measured_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:

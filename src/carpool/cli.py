@@ -15,6 +15,7 @@ from typing import Any, Literal
 import click
 
 import carpool
+from carpool import jsonfile
 from carpool.cli_bench import bench
 from carpool.cli_jobs import jobs
 from carpool.cli_options import settings_options
@@ -269,8 +270,8 @@ def _pairs(texts: Iterable[str]) -> Iterator[tuple[str, Any]]:
         if name in _NOT_PARAMETERS:
             raise click.UsageError(f"--parameter {name}: {_NOT_PARAMETERS[name]}")
         try:
-            yield name, json.loads(value)
-        except json.JSONDecodeError:
+            yield name, jsonfile.loads(value)
+        except ValueError:
             yield name, value
 
 

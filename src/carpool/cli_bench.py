@@ -16,7 +16,17 @@ import click
 
 from carpool.config import BatchingMode
 from carpool.errors import CarpoolError, InvalidValue
-from carpool.workload import Arrival, Mix, Setting, bursts, generators, plan, read_mix, read_trace
+from carpool.workload import (
+    Arrival,
+    Mix,
+    Setting,
+    bursts,
+    generators,
+    of_file,
+    plan,
+    read_mix,
+    read_trace,
+)
 
 if TYPE_CHECKING:
     from carpool.bench.load import Tick
@@ -242,7 +252,10 @@ def _mix(said: Flags) -> Mix:
         "num_inference_steps": said.steps,
     }
     body = {name: value for name, value in body.items() if value is not None}
-    return read_mix(_text(said.mix), body) if said.mix else Mix([Setting(body)])
+    if said.mix is None:
+        return Mix([Setting(body)])
+    with of_file(said.mix):
+        return read_mix(_text(said.mix), body)
 
 
 def _arrivals(said: Flags, rate: float) -> list[Arrival]:
@@ -253,7 +266,8 @@ def _arrivals(said: Flags, rate: float) -> list[Arrival]:
         return plan(times, mix, what, count=said.num_prompts or 100)
     if said.request_rate is not None:
         raise click.UsageError("--trace says when requests arrive: leave out --request-rate")
-    arrivals = read_trace(_text(said.trace), mix, what)[: said.num_prompts]
+    with of_file(said.trace):
+        arrivals = read_trace(_text(said.trace), mix, what)[: said.num_prompts]
     if not arrivals:
         raise click.UsageError(f"--trace {said.trace}: is empty")
     return arrivals

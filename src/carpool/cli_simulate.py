@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import click
 
+from carpool import jsonfile
 from carpool.config import BatchingMode
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs
@@ -18,7 +19,7 @@ from carpool.schedule.simulate import ROUTES
 from carpool.schedule.study import MIXES, Comparison, Model, compare, mix, play
 from carpool.schedule.tables import TABLES, Table, learned, siblings, table
 from carpool.schedule.tuned import tables as tuned_tables
-from carpool.workload import Arrival, Mix, bursts, generators, plan, read_mix, read_trace
+from carpool.workload import Arrival, Mix, bursts, generators, of_file, plan, read_mix, read_trace
 
 Flags = SimpleNamespace
 """What was said on the command line: an attribute for each parameter of `simulate`."""
@@ -212,7 +213,7 @@ def _tables(said: Flags) -> Sequence[Table]:
             return _tuned(Path(said.table))
         return siblings(table(said.table or "flux-512"))
     try:
-        data = json.loads(_text(said.costs))
+        data = jsonfile.loads(_text(said.costs))
         entries = data["costs"] if isinstance(data, dict) else data  # of `GET /stats`, of a table
         found = learned(Costs.from_json(entries), steps=said.steps)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -225,7 +226,7 @@ def _tables(said: Flags) -> Sequence[Table]:
 
 def _tuned(path: Path) -> Sequence[Table]:
     try:
-        return tuned_tables(json.loads(_text(path)))
+        return tuned_tables(jsonfile.loads(_text(path)))
     except ValueError as error:
         raise InvalidValue(f"--table {path}: cannot be read: {error}") from None
     except InvalidValue as error:
@@ -235,7 +236,8 @@ def _tuned(path: Path) -> Sequence[Table]:
 def _mix(said: Flags, model: Model) -> Mix:
     if said.mix in MIXES or not Path(said.mix).is_file():
         return mix(said.mix, model.tables)
-    found = read_mix(_text(Path(said.mix)), {})
+    with of_file(Path(said.mix)):
+        found = read_mix(_text(Path(said.mix)), {})
     for setting in found.settings:
         model.stages(setting.body)  # says now which size has no table
     return found
@@ -245,7 +247,8 @@ def _arrivals(said: Flags, model: Model, mix: Mix) -> tuple[list[Arrival], str]:
     """Who comes when, and that in words."""
     when, what = generators(said.seed)
     if said.trace is not None:
-        arrivals = read_trace(_text(said.trace), mix, what)[: said.num_prompts]
+        with of_file(said.trace):
+            arrivals = read_trace(_text(said.trace), mix, what)[: said.num_prompts]
         if not arrivals:
             raise InvalidValue(f"--trace {said.trace}: is empty")
         return arrivals, f"trace {said.trace}"

@@ -70,7 +70,9 @@ class EngineSettings:
         None, "file of what forwards take, as learned; default: one in the user's cache folder"
     )
     fair_share: tuple[str, ...] = _setting(
-        (), "continuous: TENANT=WEIGHT, '*' for all others; repeatable; none: no shares"
+        (),
+        "continuous: TENANT=WEIGHT, '*' for all others; repeatable; none: no shares. A tenant is "
+        "an API key's name, or without keys what requests say as `user`",
     )
     admit_late: bool = _setting(
         False, "take requests whose deadline_s cannot be met, with a warning in the log"
@@ -162,7 +164,8 @@ class ServeSettings(EngineSettings):
     )
     job_ttl: float = _setting(
         86400.0,
-        "how long a job may take, and how long it is kept once it has ended",
+        "how long a job may take, and how long it is kept once it has ended; only time in which a "
+        "server has the store open counts",
         unit="s",
         least=1,
     )

@@ -42,11 +42,14 @@
     LibraryMissing                an optional library is not installed
     SettingRejected               a flag or an environment variable is wrong
 
-The HTTP layer reads `status`, `code`, `param` and `retry_after_s`; it adds nothing of its own.
+The HTTP layer reads `status`, `body` and `retry_after_s`; it adds nothing of its own. Clients are
+never told where files of the server lie, the log is: `reason` is for messages, `in_full` for lines
+of the log.
 """
 
 import difflib
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -72,6 +75,12 @@ class CarpoolError(Exception):
         if self.status == 429:
             return "rate_limit_error"
         return "server_error" if self.status >= 500 else "invalid_request_error"
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What clients are told, in OpenAI's shape."""
+        message = without_paths(self.message) if self.status >= 500 else self.message
+        return {"message": message, "type": self.type, "param": self.param, "code": self.code}
 
 
 class Rejected(CarpoolError):
@@ -357,6 +366,34 @@ def _subclasses(of: type[CarpoolError]) -> Iterable[type[CarpoolError]]:
 def by_name(name: str) -> type[CarpoolError]:
     """The error class of this name; `PipelineFailed` for one that is not known here."""
     return {cls.__name__: cls for cls in _subclasses(CarpoolError)}.get(name, PipelineFailed)
+
+
+_PATH = re.compile(
+    r"""(['"`])(?:[a-z]+:/*)?~?/[\w.~@+-][^'"`\n]*\1"""  # in quotes, spaces and all
+    r"""|(?:\b[a-z]+:)?/{3,}[^\s'"`<>|,;()\[\]{}]+"""  # file:///etc
+    r"""|(?<![\w./])(?:~\w*)?/(?=[\w.~@+-])[^\s'"`<>|,;()\[\]{}]+"""
+)
+
+
+def without_paths(text: str) -> str:
+    """A text of somebody else's without the absolute paths in it; URLs and fractions stay."""
+    return _PATH.sub(lambda found: f"{found[1] or ''}<path>{found[1] or ''}", text)
+
+
+def reason(error: BaseException) -> str:
+    """What an exception of somebody else says, as clients may read it: without paths."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror  # the names of files are apart from it
+    return without_paths(str(error))
+
+
+def in_full(error: BaseException) -> str:
+    """What an exception and its causes say, for the log."""
+    said, cause = [str(error)], error.__cause__
+    while cause is not None:
+        said.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__
+    return "; caused by ".join(said)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

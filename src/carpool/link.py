@@ -7,6 +7,7 @@ whoever loses interest or dies.
 
 import asyncio
 import contextlib
+import logging
 import mmap
 import os
 import socket
@@ -15,8 +16,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from carpool import frames
-from carpool.errors import StoreFailed
+from carpool.errors import StoreFailed, reason
 
+log = logging.getLogger("carpool")
 _PATIENCE_S = 2.0  # for a process whose socket is closed
 _SECRETS = ("CARPOOL_API_KEY", "CARPOOL_API_KEY_FILE")  # the worker runs the code of models
 
@@ -97,7 +99,8 @@ def _mapped(done: frames.Done) -> frames.Done | frames.Failed:
             # a buffer as any, and nobody asks more of it
             done.clip.rgb = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # type: ignore[assignment]
     except OSError as error:
-        said = f"the output could not be taken over: {error}"
+        log.error("an output could not be taken over: %s", error)
+        said = f"the output could not be taken over: {reason(error)}"
         return frames.Failed(done.request_id, StoreFailed.__name__, said)
     finally:
         path.unlink(missing_ok=True)

@@ -177,6 +177,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
         deadline_s=None if deadline_s is None else check_timeout(deadline_s, "deadline_s"),
         priority=0 if priority is None else check_priority(priority),
         tenant=request.tenant,
+        user=request.user,
     )
 
 

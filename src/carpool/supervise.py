@@ -228,6 +228,10 @@ class Supervisor:
         try:
             link.send(self._load)
             async for frame in link.heard():
+                if isinstance(frame, frames.CannotLoad) and self._first_ready.is_set():
+                    # a file was broken meanwhile: it may be mended, and this server goes on then
+                    log.error("a worker cannot be started: %s", frame.message)
+                    break
                 if isinstance(frame, frames.Ready):
                     vigil.heard(frames.Beat(0.0, 0.0))
                     watch = asyncio.create_task(self._watch(link, vigil))

@@ -54,6 +54,7 @@ class Request:
     timeout_s: float | None  # from submission to result; None: no limit
     request_id: str
     tenant: str  # whose share of the device it uses, where shares are fair
+    user: str  # of the tenant: users divide its share
     parameters: Mapping[str, Any] = field(hash=False)
 
     def __init__(
@@ -64,6 +65,7 @@ class Request:
         timeout_s: float | None = None,
         request_id: str | None = None,
         tenant: str = "",
+        user: str = "",
         **parameters: Any,
     ) -> None:
         object.__setattr__(self, "prompt", prompt)
@@ -71,6 +73,7 @@ class Request:
         object.__setattr__(self, "timeout_s", timeout_s)
         object.__setattr__(self, "request_id", request_id or new_request_id())
         object.__setattr__(self, "tenant", tenant)
+        object.__setattr__(self, "user", user)
         object.__setattr__(self, "parameters", parameters)
 
 
@@ -88,6 +91,7 @@ class Job:
     priority: int = 0  # -10 to 10; higher goes first
     tenant: str = ""  # whose share of the device it uses
     previews: int = 0  # pictures to show while it is denoised, evenly spaced; at most
+    user: str = ""  # of the tenant: users divide its share
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,7 @@ class Waiting:
     deadline_s: float = inf  # on the clock of `arrived_s`
     priority: int = 0  # -10 to 10; higher goes first
     tenant: str = ""
+    user: str = ""  # of the tenant
     outputs: int = 1
     cost: float = 0.0  # towards a batch's `max_cost`
     signature: Mapping[str, Hashable] = field(default_factory=dict, hash=False)  # `dynamic`
@@ -150,6 +155,7 @@ class Parked:
     deadline_s: float = inf
     priority: int = 0
     tenant: str = ""
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ def merged(request: Any, parameters: Mapping[str, Any]) -> Request:
         timeout_s=timeout_s if request.timeout_s is None else request.timeout_s,
         request_id=request.request_id,
         tenant=request.tenant,
+        user=request.user,
         **{**common, **request.parameters},
     )
 
@@ -40,6 +41,7 @@ def repeated(request: Request, n: int) -> Iterator[Request]:
             timeout_s=request.timeout_s,
             request_id=request.request_id if i == 0 else new_request_id(),
             tenant=request.tenant,
+            user=request.user,
             **request.parameters,
         )
 

@@ -9,6 +9,7 @@ process has ended: none is left behind.
 
 import contextlib
 import ctypes
+import logging
 import os
 import queue
 import select
@@ -25,9 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from carpool import frames, logs, tracing
-from carpool.errors import CarpoolError, PipelineFailed
+from carpool.errors import CarpoolError, PipelineFailed, in_full, reason
 from carpool.types import Event, Job
 from carpool.vigil import EVERY_S
+
+log = logging.getLogger("carpool")
 
 Made = tuple[list[frames.Picture], frames.Clip | None]
 _SET_PDEATHSIG = 1  # Linux: prctl(2)
@@ -115,7 +118,11 @@ class Worker:
             self._tracing.life(trace, job, life, with_whom)
 
     def _reload(self, engine: Any) -> None:
-        problems = engine.reload()  # may read gigabytes
+        try:
+            problems = engine.reload()  # may read gigabytes
+        except Exception as error:  # a defect, or a file that nobody thought of: requests ride on
+            log.exception("the reload failed")
+            problems = [f"{type(error).__name__}: {error}"]
         self.say(frames.Reloaded(engine.loaded.card, problems))
 
     def end(self) -> None:
@@ -229,7 +236,13 @@ def _pictures(fields: Mapping[str, Any]) -> list[frames.Picture]:
 
 
 def _failed(request_id: str, error: Exception) -> frames.Failed:
-    known = error if isinstance(error, CarpoolError) else PipelineFailed(repr(error))
+    known = error
+    if not isinstance(known, CarpoolError):
+        known = PipelineFailed(f"{type(error).__name__}: {reason(error)}")
+        known.__cause__ = error
+    cause = known.__cause__  # which does not cross
+    if cause is not None and (known.status >= 500 or reason(cause) != str(cause)):
+        log.error("request %s failed: %s", request_id, in_full(known))
     return frames.Failed(
         request_id, type(known).__name__, known.message, known.param, known.retry_after_s
     )

@@ -11,10 +11,13 @@ the same things in the same order.
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 from typing import Any
 
+from carpool import jsonfile
 from carpool.errors import InvalidValue
 
 PROMPTS = tuple(
@@ -147,6 +150,15 @@ def read_trace(text: str, mix: Mix, rng: random.Random) -> list[Arrival]:
     return sorted(arrivals, key=lambda arrival: arrival.at_s)
 
 
+@contextmanager
+def of_file(path: Path) -> Iterator[None]:
+    """Have what is wrong with a mix or trace name its file."""
+    try:
+        yield
+    except InvalidValue as error:
+        raise InvalidValue(f"{path}: {error}") from None
+
+
 def kind_of(body: Mapping[str, Any]) -> str:
     """What decides how much work a step of a request is: all but its steps and its words.
 
@@ -161,10 +173,10 @@ def _entries(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a file, counted from 1."""
     try:
         if text.lstrip().startswith("["):
-            found = json.loads(text)
+            found = jsonfile.loads(text)
         else:
-            found = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except json.JSONDecodeError as error:
+            found = [jsonfile.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError as error:
         raise InvalidValue(f"neither JSON lines nor a JSON list: {error}") from None
     for number, entry in enumerate(found, 1):
         if not isinstance(entry, dict):

@@ -4,7 +4,7 @@ import traceback
 
 import torch
 
-from carpool.errors import CarpoolError, InvalidValue, OutOfMemory, PipelineFailed
+from carpool.errors import CarpoolError, InvalidValue, OutOfMemory, PipelineFailed, reason
 
 
 def explained(error: BaseException, *, has_parked: bool) -> Exception:
@@ -17,11 +17,12 @@ def explained(error: BaseException, *, has_parked: bool) -> Exception:
     if isinstance(error, CarpoolError):
         return error
     if isinstance(error, torch.OutOfMemoryError):
-        told: CarpoolError = OutOfMemory(f"the pipeline's own code ran out of memory: {error}")
+        said = f"the pipeline's own code ran out of memory: {reason(error)}"
+        told: CarpoolError = OutOfMemory(said)
     elif not has_parked and isinstance(error, (ValueError, TypeError)):
-        told = InvalidValue(f"the pipeline refuses the request: {error}")
+        told = InvalidValue(f"the pipeline refuses the request: {reason(error)}")
     else:
-        told = PipelineFailed(f"the pipeline failed: {type(error).__name__}: {error}")
+        told = PipelineFailed(f"the pipeline failed: {type(error).__name__}: {reason(error)}")
     told.__cause__ = error
     return told
 

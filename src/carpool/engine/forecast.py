@@ -68,6 +68,7 @@ class Forecast:
             deadline_s=waiting.deadline_s,
             priority=waiting.priority,
             tenant=waiting.tenant,
+            user=waiting.user,
         )
 
     def waiting(self, rider: Rider) -> Waiting:
@@ -84,6 +85,7 @@ class Forecast:
             deadline_s=inf if job.deadline_s is None else rider.submitted_s + job.deadline_s,
             priority=job.priority,
             tenant=job.tenant,
+            user=job.user,
             cost=cost(size, frames=frames, vae_scale_px=self._vae_scale_px),
             signature=signature(job, self._defaults),
             wave=request_key(job, self._defaults),

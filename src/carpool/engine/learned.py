@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from carpool import jsonfile
 from carpool.config import EngineSettings
 from carpool.engine.pipeline import Loaded, versions
 from carpool.schedule.cost import Costs
@@ -40,9 +41,9 @@ class Table:
 
     def _read(self) -> Costs:
         try:
-            text = self.path.read_text()
+            text = jsonfile.read(self.path)
             self._is_ours |= not text  # nothing can be lost
-            data = json.loads(text)
+            data = jsonfile.loads(text)
             identity, costs = data["identity"], data["costs"]
             self._is_ours = True
             if identity == self._identity:

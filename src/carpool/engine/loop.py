@@ -42,6 +42,7 @@ from carpool.errors import (
     CarpoolError,
     PipelineFailed,
     SettingRejected,
+    reason,
 )
 from carpool.schedule.policy import Policy
 from carpool.types import Clock, Event, Forward, Job, Phase
@@ -180,7 +181,7 @@ class Engine:
         except Exception as error:  # a defect of ours: nobody may wait for ever because of it
             log.exception("the engine's loop failed")
             self._line.close()
-            self._end_all(PipelineFailed(f"the engine failed: {error!r}"))
+            self._end_all(PipelineFailed(f"the engine failed: {_named(error)}"))
         finally:
             self.leave()
 
@@ -387,7 +388,8 @@ class Engine:
                 if failure is None:
                     fields = pipeline.finish(output, rider.job, partial(device.to_host, mark=mark))
             except Exception as defect:
-                failure = PipelineFailed(f"the output cannot be converted: {defect!r}")
+                failure = PipelineFailed(f"the output cannot be converted: {_named(defect)}")
+                failure.__cause__ = defect
                 rider.life.fail(failure)
             rider.listener.done(Outcome(rider.job, fields, failure, timings))
             rider.listener.event(
@@ -395,6 +397,10 @@ class Engine:
             )
 
         self._finish(tell)
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {reason(error)}"
 
 
 def _ready(rider: Rider) -> Ready:

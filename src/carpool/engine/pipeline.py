@@ -4,7 +4,6 @@ The only module beside `intercept.py` that knows diffusers. The pipeline's code 
 """
 
 import copy
-import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from diffusers.utils import logging as diffusers_log
 from torch import nn
 from transformers.utils import logging as transformers_log
 
-from carpool import shapes
+from carpool import jsonfile, shapes
 from carpool.config import EngineSettings
 from carpool.engine.device import Device
 from carpool.engine.dmd import DMDScheduler
@@ -93,15 +92,20 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
         name = str(extra.get("id", model))
         try:
             pipe = _from_pretrained(source, settings.revision, device.dtype)
-        except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, ImportError, LookupError) as error:
             raise LoadFailed(f"cannot load {model!s}: {error}") from error
+        except RecursionError as error:
+            raise _too_deep(model) from error
         pipe.to(device.torch)
     _refuse_what_breaks(pipe)
     _keep_vae_exact(pipe)
     for module in pipe.components.values():
         if isinstance(module, nn.Module):
             module.eval().requires_grad_(False)
-    tasks = tasks_of(pipe)
+    try:
+        tasks = tasks_of(pipe)
+    except RecursionError as error:  # a scheduler that cannot be copied
+        raise _too_deep(model) from error
     for _, one in tasks.values():
         one.set_progress_bar_config(disable=True)
     return Loaded(
@@ -112,6 +116,10 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
         {**extra.get("lora", {}), **parse_lora(settings.lora)},
         source=name if isinstance(model, DiffusionPipeline) else str(model),
     )
+
+
+def _too_deep(model: object) -> LoadFailed:
+    return LoadFailed(f"cannot load {model!s:.200}: the lists or objects of a file nest too deep")
 
 
 def _from_pretrained(source: str, revision: str | None, dtype: torch.dtype) -> DiffusionPipeline:
@@ -269,8 +277,8 @@ def _source(model: str | Path) -> tuple[str, dict[str, Any]]:
     folder = EMBEDDED.get(str(model)) or Path(model).expanduser()
     if (folder / "model_index.json").is_file():
         card = folder / CARD_FILE
-        extra = json.loads(card.read_text()) if card.is_file() else {}
-        lora = {name: folder / path for name, path in extra.get("lora", {}).items()}
+        extra = _card(card) if card.is_file() else {}
+        lora = {name: folder / str(path) for name, path in extra.get("lora", {}).items()}
         extra = {"id": folder.resolve().name, **extra, "lora": lora}  # never a path to clients
         return str(folder), extra
     text = str(model)
@@ -280,6 +288,26 @@ def _source(model: str | Path) -> tuple[str, dict[str, Any]]:
             "'org/name', or a folder that holds a model_index.json"
         )
     return text, {}
+
+
+def _card(file: Path) -> dict[str, Any]:
+    """What a card file says.
+
+    Raises:
+        LoadFailed: it is none.
+    """
+    kinds = {"id": str, "defaults": dict, "max_pixels": int, "lora": dict}
+    try:
+        said = jsonfile.loads(jsonfile.read(file))
+    except (OSError, ValueError) as error:
+        raise LoadFailed(f"{file} cannot be read: {error}") from error
+    if not isinstance(said, dict):
+        raise LoadFailed(f"{file} is a {type(said).__name__}: must be an object")
+    for name, kind in kinds.items():
+        if name in said and type(said[name]) is not kind:
+            seen, rule = type(said[name]).__name__, kind.__name__
+            raise LoadFailed(f"{file}: {name} is a {seen}: must be a {rule}")
+    return said
 
 
 def _refuse_what_breaks(pipe: DiffusionPipeline) -> None:

@@ -37,6 +37,8 @@ CREATE TABLE jobs (
   created_s REAL NOT NULL,
   started_s REAL,
   ended_s REAL,
+  created_up_s REAL,  -- uptime; NULL in rows of older versions until the store is opened
+  ended_up_s REAL,
   error TEXT,  -- JSON
   files TEXT NOT NULL DEFAULT '{}',  -- JSON: bytes by name
   bytes INTEGER NOT NULL DEFAULT 0,
@@ -48,16 +50,20 @@ CREATE INDEX by_state ON jobs (state, number);
 """
 _LATER = """
 CREATE INDEX IF NOT EXISTS by_size ON jobs (state, ended_s, number, bytes, id) WHERE bytes > 0;
-CREATE INDEX IF NOT EXISTS by_end ON jobs (ended_s);
+CREATE INDEX IF NOT EXISTS by_age ON jobs (ended_up_s);
+DROP INDEX IF EXISTS by_end;
+CREATE TABLE IF NOT EXISTS uptime (seconds REAL NOT NULL);
+INSERT INTO uptime SELECT 0.0 WHERE NOT EXISTS (SELECT 1 FROM uptime);
 """  # what older files of this version lack
 _COLUMNS = {"id", "kind", "owner", "state", "asked", "work", "files"}  # of any version
+_LATER_COLUMNS = ("created_up_s", "ended_up_s")
 
 Found = Literal["missing", "ours", "newer", "foreign"]
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A job as the store keeps it. Times are Unix seconds."""
+    """A job as the store keeps it. Times are Unix seconds, or uptime: see `clock.py`."""
 
     number: int
     id: str
@@ -71,6 +77,8 @@ class Record:
     created_s: float
     started_s: float | None
     ended_s: float | None
+    created_up_s: float
+    ended_up_s: float | None
     error: dict[str, Any] | None
     files: dict[str, int] = field(hash=False)  # bytes by name
 
@@ -88,7 +96,7 @@ class Database:
         Raises:
             OSError: it cannot be used, or is damaged.
         """
-        self._lock = threading.RLock()
+        self._lock, self.is_closed = threading.RLock(), False
         try:
             self._db = _opened(path or ":memory:")
         except sqlite3.OperationalError as error:
@@ -106,6 +114,7 @@ class Database:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+            self.is_closed = True
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -122,7 +131,7 @@ class Database:
                     raise
                 with contextlib.suppress(sqlite3.Error):  # where the disk is full, this makes room
                     self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                raise StoreFailed(f"the store of jobs cannot be written: {error}") from error
+                raise StoreFailed("the store of jobs cannot be written just now") from error
 
     def write(self, query: str, values: Values = ()) -> list[sqlite3.Row]:
         """One statement, as a transaction of its own; gives what it RETURNs."""
@@ -134,7 +143,7 @@ class Database:
             try:
                 return self._db.execute(query, values).fetchall()
             except sqlite3.Error as error:
-                raise StoreFailed(f"the store of jobs cannot be read: {error}") from error
+                raise StoreFailed("the store of jobs cannot be read just now") from error
 
 
 def look(path: Path) -> Found:
@@ -187,7 +196,11 @@ def _opened(path: Path | str) -> sqlite3.Connection:
         db.execute("PRAGMA cache_size = -512")  # KiB: the system's own cache has the rest
         if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
             db.execute(f"PRAGMA application_id = {_APPLICATION}")
-        db.executescript(_LATER)
+        columns = {row["name"] for row in db.execute("PRAGMA table_info(jobs)")}
+        for name in _LATER_COLUMNS:
+            if name not in columns:
+                db.execute(f"ALTER TABLE jobs ADD COLUMN {name} REAL")
+        db.executescript(f"BEGIN; {_LATER} COMMIT")
     except BaseException:
         db.close()
         raise
@@ -209,6 +222,8 @@ def record_of(row: sqlite3.Row) -> Record:
         created_s=row["created_s"],
         started_s=row["started_s"],
         ended_s=row["ended_s"],
+        created_up_s=row["created_up_s"],
+        ended_up_s=row["ended_up_s"],
         error=_loads(row["error"]) if row["error"] else None,
         files=_loads(row["files"]),
     )
@@ -218,6 +233,6 @@ def _loads(text: str) -> dict[str, Any]:
     """A JSON object; an empty one for a row that the disk has spoiled."""
     try:
         value = json.loads(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -26,6 +26,8 @@ from carpool.errors import (
     Starting,
     StoreFailed,
     WorkerLost,
+    in_full,
+    reason,
 )
 from carpool.jobs.database import End, Record, State
 from carpool.jobs.store import JobStore
@@ -200,7 +202,7 @@ class Runner:
             try:
                 await asyncio.to_thread(self.store.note_progress, ahead)
             except StoreFailed as error:
-                log.error("progress cannot be written, and is not shown: %s", error)
+                log.error("progress cannot be written, and is not shown: %s", in_full(error))
                 ahead = {}
         return [replace(one, progress=ahead.get(one.id, one.progress)) for one in records]
 
@@ -214,7 +216,7 @@ class Runner:
                 taken = await self._take()
                 await self._tidy()
             except StoreFailed as error:
-                log.error("no job can be started: %s", error)
+                log.error("no job can be started: %s", in_full(error))
                 await asyncio.sleep(self._again_s)
                 continue
             if not taken:
@@ -255,7 +257,7 @@ class Runner:
         await self._worker.wait_open()
         stored = partial(self.store.input, record.id)
         jobs = await asyncio.to_thread(
-            parts_of, record, self._model(), stored, self._read, self.store.clock()
+            parts_of, record, self._model(), stored, self._read, self.store.clock.uptime_s()
         )
         for watcher in self._watchers:
             watcher.runs(record, jobs)
@@ -302,10 +304,13 @@ class Runner:
         except DeadlineExceeded as error:
             await self._end(record, "expired", error)
         except CarpoolError as error:
+            if error.__cause__ is not None:
+                log.error("job %s failed: %s", record.id, in_full(error))
             await self._end(record, "failed", error)
         except Exception as error:
             log.exception("job %s failed unexpectedly", record.id)
-            await self._end(record, "failed", PipelineFailed(f"the job failed: {error!r}"))
+            told = f"the job failed: {type(error).__name__}: {reason(error)}"
+            await self._end(record, "failed", PipelineFailed(told))
         finally:
             self._percents.pop(record.id, None)
             del self._tasks[record.id]
@@ -343,7 +348,7 @@ class Runner:
             try:
                 return await asyncio.to_thread(change)
             except StoreFailed as error:
-                log.error("the end of a job cannot be written yet: %s", error)
+                log.error("the end of a job cannot be written yet: %s", in_full(error))
                 await asyncio.sleep(self._again_s)
 
     def _tell(
@@ -351,7 +356,7 @@ class Runner:
     ) -> None:
         self._ended.set()
         self._ended = asyncio.Event()
-        took_s = max(0.0, self.store.clock() - record.created_s)
+        took_s = self.store.clock.uptime_s() - record.created_up_s
         for watcher in self._watchers:
             watcher.ended(record, state, took_s, done)
 

@@ -15,7 +15,6 @@ import json
 import logging
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -29,7 +28,9 @@ from carpool.errors import (
     JobNotFound,
     Overloaded,
     StoreFailed,
+    reason,
 )
+from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import NAME, OPEN, Database, End, Record, State, record_of
 from carpool.jobs.folders import Folders
 from carpool.jobs.scratch import Scratch
@@ -52,23 +53,23 @@ class JobStore:
         ttl_s: float = 86400.0,
         max_bytes: int = 10 << 30,
         max_waiting: int = 1024,
-        clock: Callable[[], float] = time.time,
+        clock: StoreClock | None = None,
     ) -> None:
         """Open the store, and queue again what was in progress when it was last left.
 
         Args:
             folder: made if it is missing; else it is empty, or a store's.
-            ttl_s: how long a job may take to end, and is kept after that.
+            ttl_s: how long a job may take to end, and is kept after that; uptime.
             max_bytes: of all files; older jobs that were completed go to make room. Half of it
                 is for what open jobs begin from.
             max_waiting: queued jobs; beyond it `submit` raises `Overloaded`.
-            clock: Unix seconds; may jump.
+            clock: of this run; it goes on with the uptime of those before.
 
         Raises:
             StoreFailed: the folder cannot be used, or another server uses it. Nothing in it was
                 changed if it is not a store's, or not whole.
         """
-        self.ttl_s, self.clock = ttl_s, clock
+        self.ttl_s, self.clock = ttl_s, clock or StoreClock()
         self._max_bytes, self._max_waiting = max_bytes, max_waiting
         try:
             self._temporary = Scratch() if folder is None else None
@@ -84,6 +85,7 @@ class JobStore:
                 self._inputs = Folders(self.folder / "inputs")
                 self._db = Database(None if folder is None else self.folder / NAME)
                 undo.callback(self._db.close)
+                self._resume_time()
                 self._db.write("UPDATE jobs SET state = 'queued' WHERE state = 'in_progress'")
                 if folder is not None:
                     self._claim.opened()
@@ -93,9 +95,12 @@ class JobStore:
             undo.pop_all()
 
     def close(self) -> None:
-        """Let go of the folder. What is open stays as it is."""
-        if self._db.flush():
-            self._claim.written()  # before the log goes: so it is never missing
+        """Let go of the folder. What is open stays as it is. Harmless when done twice."""
+        if not self._db.is_closed:
+            with contextlib.suppress(StoreFailed):
+                self._note_uptime()
+            if self._db.flush():
+                self._claim.written()  # before the log goes: so it is never missing
         self._db.close()
         self._claim.close()
         if self._temporary:
@@ -143,11 +148,11 @@ class JobStore:
                 if (earlier := find()) is not None:
                     return earlier, False
                 [row] = db.execute(
-                    "INSERT INTO jobs (id, kind, owner, state, asked, work, created_s, bytes,"
-                    " idempotency_key, digest) VALUES (?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?)"
-                    " RETURNING *",
+                    "INSERT INTO jobs (id, kind, owner, state, asked, work, created_s,"
+                    " created_up_s, bytes, idempotency_key, digest)"
+                    " VALUES (?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?) RETURNING *",
                     [job_id, kind, owner, json.dumps(dict(asked)), json.dumps(dict(work)),
-                     self.clock(), size, key, digest],
+                     self.clock(), self.clock.uptime_s(), size, key, digest],
                 ).fetchall()  # fmt: skip
             is_new = True
         finally:
@@ -299,13 +304,14 @@ class JobStore:
             for name in keep:
                 shutil.copyfile(self._inputs.of(job_id) / name, folder / name)
 
-        query = """UPDATE jobs SET state = 'completed', progress = 100, ended_s = ?, files = ?,
-            bytes = ? WHERE id = ? AND state = 'in_progress' RETURNING id"""
+        query = """UPDATE jobs SET state = 'completed', progress = 100, ended_s = ?, ended_up_s = ?,
+            files = ?, bytes = ? WHERE id = ? AND state = 'in_progress' RETURNING id"""
         is_ours = False
         try:
             files = self._put(self._files, job_id, write_all)
             self._files.show(job_id)
-            values = [self.clock(), json.dumps(files), sum(files.values()), job_id]
+            times = [self.clock(), self.clock.uptime_s()]
+            values = [*times, json.dumps(files), sum(files.values()), job_id]
             is_ours = bool(self._db.write(query, values))
         finally:
             (self._inputs if is_ours else self._files).drop(job_id)
@@ -313,11 +319,11 @@ class JobStore:
 
     def end(self, job_id: str, state: End, error: CarpoolError, *, progress: int = 0) -> bool:
         """End a job without files. Says whether it was this call that ended it."""
-        told = {"code": error.code, "message": error.message, "param": error.param}
-        told["type"] = error.type
-        query = """UPDATE jobs SET state = ?, ended_s = ?, error = ?, progress = max(progress, ?),
-            bytes = 0 WHERE id = ? AND state IN ('queued', 'in_progress') RETURNING id"""
-        values = [state, self.clock(), json.dumps(told), progress, job_id]
+        query = """UPDATE jobs SET state = ?, ended_s = ?, ended_up_s = ?, error = ?,
+            progress = max(progress, ?), bytes = 0
+            WHERE id = ? AND state IN ('queued', 'in_progress') RETURNING id"""
+        times = [self.clock(), self.clock.uptime_s()]
+        values = [state, *times, json.dumps(error.body), progress, job_id]
         if is_ours := bool(self._db.write(query, values)):
             self._inputs.drop(job_id)
         return is_ours
@@ -328,18 +334,48 @@ class JobStore:
         Returns:
             Those that expired: whatever runs them may stop.
         """
-        old_s = self.clock() - self.ttl_s
+        self._note_uptime()
+        old_s = self.clock.uptime_s() - self.ttl_s
         late = self._db.read(
-            "SELECT * FROM jobs WHERE state IN ('queued', 'in_progress') AND created_s < ?",
+            "SELECT * FROM jobs WHERE state IN ('queued', 'in_progress') AND created_up_s < ?",
             [old_s],
         )
         error = DeadlineExceeded(f"the job did not end within {self.ttl_s:g} s (--job-ttl)")
         expired = [record_of(row) for row in late if self.end(row["id"], "expired", error)]
-        gone = self._db.read("SELECT id FROM jobs WHERE ended_s < ?", [old_s])
+        gone = self._db.read("SELECT id FROM jobs WHERE ended_up_s < ?", [old_s])
         self._forget([row["id"] for row in gone])
         return expired
 
+    def expires_s(self, record: Record) -> float | None:
+        """When an ended job will be forgotten, Unix seconds, if the server runs till then."""
+        if record.ended_s is None or record.ended_up_s is None:
+            return None
+        offset_s = self.clock() - self.clock.uptime_s()
+        away_s = offset_s - (record.ended_s - record.ended_up_s)  # time that did not count
+        return record.ended_s + self.ttl_s + round(away_s)
+
     # Inside
+
+    def _resume_time(self) -> None:
+        """Give all jobs the ages that they had when the store was last left.
+
+        A moment that is still to come was written under another wall clock: it becomes now.
+        """
+        queries = ("SELECT seconds FROM uptime", "SELECT max(created_up_s) FROM jobs",
+                   "SELECT max(ended_up_s) FROM jobs")  # fmt: skip
+        self.clock.resume(max(self._db.read(query)[0][0] or 0.0 for query in queries))
+        query = """UPDATE jobs SET created_s = min(created_s, :now),
+            started_s = min(started_s, :now), ended_s = min(ended_s, :now),
+            created_up_s = coalesce(created_up_s, :up),
+            ended_up_s = iif(ended_s IS NULL, NULL, coalesce(ended_up_s, :up))
+            WHERE max(created_s, coalesce(started_s, 0), coalesce(ended_s, 0)) > :now
+            OR created_up_s IS NULL OR (ended_s IS NOT NULL AND ended_up_s IS NULL)"""
+        self._db.write(query, {"now": self.clock(), "up": self.clock.uptime_s()})
+
+    def _note_uptime(self) -> None:
+        """Write down how far the uptime is, if anything has an age."""
+        query = "UPDATE uptime SET seconds = ? WHERE EXISTS (SELECT 1 FROM jobs)"
+        self._db.write(query, [self.clock.uptime_s()])
 
     def _forget(self, job_ids: Sequence[str]) -> None:
         """Remove jobs with their files: all of one, or nothing, also where a crash interrupts.
@@ -358,7 +394,7 @@ class JobStore:
         except (OSError, StoreFailed) as error:
             for folders in both:
                 folders.restore(job_ids)
-            raise StoreFailed(f"the job could not be removed: {error}") from error
+            raise StoreFailed(f"the job could not be removed: {reason(error)}") from error
         for job_id in job_ids:
             for folders in both:
                 folders.drop(job_id)
@@ -378,7 +414,7 @@ class JobStore:
             self._make_room(sum(files.values()), most, job_id)
             folders.flush(job_id)
         except OSError as error:
-            raise StoreFailed(f"the files could not be stored: {error}") from error
+            raise StoreFailed(f"the files could not be stored: {reason(error)}") from error
         return files
 
     def _make_room(self, needed: int, most: int, job_id: str) -> None:

@@ -37,14 +37,14 @@ def work_of(
 
 
 def parts_of(
-    record: Record, model: str, stored: Stored, read: Reader | None, now_s: float
+    record: Record, model: str, stored: Stored, read: Reader | None, uptime_s: float
 ) -> list[Job]:
     """The jobs of a record as they are run this time. May wait for the disk.
 
     Args:
         model: what the worker runs.
         read: reads stored pictures; None: there should be none.
-        now_s: Unix seconds.
+        uptime_s: the store's, just now.
 
     Raises:
         StoreFailed: the record or a picture cannot be read any more.
@@ -65,7 +65,7 @@ def parts_of(
             raise StoreFailed("the job was stored, but its pictures cannot be read any more")
         found = [read(content, mode) for content, mode in contents if content is not None]
         pictures[argument] = found if len(found) > 1 else found[0]
-    waited_s = max(now_s - record.created_s, 0.0)
+    waited_s = uptime_s - record.created_up_s
     return [_now(job, waited_s, pictures) for job in jobs]
 
 

@@ -13,6 +13,9 @@ forward itself; all of them where sizes take turns and those who began together 
 the next begin with all that are there. A call that `MAX_PASSED` forwards of later requests have
 passed over leads next.
 
+*Shares.* With `fair_share` the tenant that was served least by its weight leads (`shares.py`);
+all of the above orders the requests of tenants that are even, and of one tenant.
+
 *Width.* With n requests' worth of work in the house, of which w ride together in t(w) seconds a
 step, the work is done in rounds of w, and the mean request is done after (n + w) / 2 of them times
 t(w) / w. The width that makes this least is taken: w = 1 when rows gain nothing and few wait, the
@@ -24,13 +27,13 @@ Sources: iteration-level scheduling, Yu et al., Orca, OSDI 2022; ageing, Silbers
 System Concepts, 2018; the mean of rounds is our own: ARCHITECTURE.md.
 """
 
-from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
 from carpool.schedule.cost import Costs
 from carpool.schedule.load import Load
+from carpool.schedule.shares import Shares
 from carpool.types import Admission, Choice, Parked, Waiting
 
 AGEING = 3.0  # seconds of work that a second of waiting is worth
@@ -54,21 +57,27 @@ class Continuous:
     fair_share: Mapping[str, float] | None = None  # weights of tenants; None: not fair
     _passed: dict[int, int] = field(default_factory=dict)  # by order of the parked call
     _spent_s: float = 0.0  # on encoding and decoding since the last denoising forward
-    _served_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by tenant
     _load: Load = field(default_factory=Load)
-    _present: set[str] = field(default_factory=set)  # tenants with parked calls
     _begun: set[int] = field(default_factory=set)  # requests of the group under way
     _ranks: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by order
+    _shares: Shares | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._shares = None if self.fair_share is None else Shares(self.fair_share)
 
     def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
         """Choose who comes aboard: whoever there is a place for, in the order of their ranks."""
         self._load.came(waiting)
+        if self._shares is not None:
+            self._shares.queued(waiting)
         free = self.max_running - aboard
         if free <= 0 or not waiting:
             return Admission(())
-        if any(one.priority or one.deadline_s < inf for one in waiting) or self.fair_share:
+        if any(one.priority or one.deadline_s < inf for one in waiting) or self._shares is not None:
             rank = {one.request: self._rank(one, now_s) for one in waiting}
             waiting = sorted(waiting, key=lambda one: rank[one.request])
+        if self._shares is not None:
+            self._shares.admitted(waiting[:free])
         return Admission(tuple(one.request for one in waiting[:free]))
 
     def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
@@ -79,10 +88,10 @@ class Continuous:
             waiting_s: predicted work of requests that are not aboard yet.
             now_s: on the clock of `arrived_s` and `deadline_s`.
         """
+        if self._shares is not None:
+            self._shares.running(parked)
         if not parked:
             return Choice(())
-        if self.fair_share is not None:
-            self._level({call.tenant for call in parked})
         phases: dict[str, list[Parked]] = {"decode": [], "encode": [], "denoise": []}
         for call in parked:
             phases[call.phase].append(call)
@@ -92,7 +101,7 @@ class Continuous:
             line = self._line(groups, now_s)
             others = [group for key, group in groups.items() if key != line[0].key]
             choice = self._fill(line, parked, waiting_s, now_s, others)
-            for sides in (phases["decode"], phases["encode"]):
+            for sides in (self._due(phases[one], line[:1]) for one in ("decode", "encode")):
                 if not sides:
                     continue
                 beside = self._beside(sides, parked, waiting_s, now_s)
@@ -100,9 +109,20 @@ class Continuous:
                     choice = beside
                     break
         else:
-            choice = self._beside(phases["decode"] or phases["encode"], parked, waiting_s, now_s)
+            decode, encode = (self._due(phases[one], parked) for one in ("decode", "encode"))
+            choice = self._beside(decode or encode, parked, waiting_s, now_s)
         self._note(choice, parked)
         return choice
+
+    def _due(self, sides: Sequence[Parked], others: Sequence[Parked]) -> Sequence[Parked]:
+        """Those of tenants that were served no more than the others' least, where shares are fair.
+
+        Else whoever has much to encode or decode would get more than its share.
+        """
+        if self._shares is None:
+            return sides
+        least_s = min(self._shares.rank(call)[0] for call in others)
+        return [call for call in sides if self._shares.rank(call)[0] <= least_s]
 
     def _beside(
         self, sides: Sequence[Parked], parked: Sequence[Parked], waiting_s: float, now_s: float
@@ -139,7 +159,7 @@ class Continuous:
         Ranks stay what they are while nobody has a deadline or a share.
         """
         old = self._ranks
-        if self.fair_share is not None or min([call.deadline_s for call in calls]) < inf:
+        if self._shares is not None or min([call.deadline_s for call in calls]) < inf:
             old = {}
         ranks = {call.order: old.get(call.order) or self._rank(call, now_s) for call in calls}
         self._ranks = ranks
@@ -158,7 +178,7 @@ class Continuous:
         if late:
             leader = min(late, key=lambda call: call.order)
         else:
-            presses = self._ranks[first.order][0] < inf
+            presses = self._ranks[first.order][1] < inf
             for group in groups.values():
                 begun = [call for call in group if call.request in self._begun]
                 if begun and not presses and not _may_interrupt(first, begun[0]):
@@ -202,34 +222,20 @@ class Continuous:
 
         return min(groups.values(), key=price)[0]
 
-    def _level(self, present: set[str]) -> None:
-        """Let a tenant who was away begin where the others are: nobody saves time up.
-
-        Source: start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996.
-        """
-        stayed = [self._served_s[name] / self._weight(name) for name in present & self._present]
-        for tenant in present - self._present if stayed else ():
-            least_s = min(stayed) * self._weight(tenant)
-            self._served_s[tenant] = max(self._served_s[tenant], least_s)
-        self._present = present
-
     def _rank(
         self, one: Parked | Waiting, now_s: float, ageing: float = AGEING
     ) -> tuple[float, ...]:
         """Who goes first: small ones; ties by place in the line, never by chance."""
-        pressing, share = inf, 0.0
+        pressing, share = inf, (0.0, 0.0)
         if one.deadline_s < inf:
             slack_s = one.deadline_s - now_s - one.left_s
             # who is late already gains nothing by being first
             pressing = slack_s if 0 <= slack_s < PRESSING * one.left_s else inf
-        if self.fair_share is not None:
-            share = self._served_s[one.tenant] / self._weight(one.tenant)
+        if self._shares is not None:
+            share = self._shares.rank(one)
         favour = one.priority * PRIORITY * one.whole_s
-        return (pressing, share, one.left_s + ageing * one.arrived_s - favour, one.request)
-
-    def _weight(self, tenant: str) -> float:
-        assert self.fair_share is not None
-        return self.fair_share.get(tenant, self.fair_share.get("*", 1.0))
+        work = one.left_s + ageing * one.arrived_s - favour
+        return (share[0], pressing, share[1], work, one.request)
 
     def _fill(
         self,
@@ -308,6 +314,7 @@ class Continuous:
             for call in parked
             if (call.request < first or (is_denoise and call.phase != "denoise"))
             and call.order not in chosen
+            and self._is_passed(call, leader)
         }
         if before:  # counts of others stay; those of calls that were cancelled do not
             others = [c.order for c in parked if c.order in before and c.order not in chosen]
@@ -317,9 +324,18 @@ class Continuous:
             self._begun = {call.request for call in choice.calls}
         seconds = self.costs.seconds(leader.kind, sum(call.rows for call in choice.calls))
         self._spent_s = 0.0 if is_denoise else self._spent_s + seconds
-        if self.fair_share is not None:
+        if self._shares is not None:
             for call in choice.calls:
-                self._served_s[call.tenant] += seconds / len(choice.calls)
+                self._shares.charge(call, seconds / len(choice.calls))
+
+    def _is_passed(self, call: Parked, leader: Parked) -> bool:
+        """Whether a forward of the leader counts as one that the call had to let pass.
+
+        Where shares are fair, they see to it that nobody starves: a tenant that has many calls
+        parked would get more than its share if it might lead for each of them.
+        """
+        same = (call.tenant, call.user) == (leader.tenant, leader.user)
+        return self._shares is None or same or call.phase != "denoise"
 
 
 def _may_interrupt(one: Parked, begun: Parked) -> bool:

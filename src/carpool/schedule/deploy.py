@@ -26,6 +26,7 @@ from typing import Any
 
 import yaml
 
+from carpool import jsonfile
 from carpool.errors import SettingRejected, nearest
 
 FORMS = ("stages", "stage_args")
@@ -34,6 +35,8 @@ DTYPES = {
     "half": "float16",
     "float": "float32",
 }
+MOST_BYTES = 1 << 20
+MOST_ENTRIES = 10_000  # of lists and mappings, keys included
 USED = (
     "model",
     "revision",
@@ -91,10 +94,41 @@ def load_deploy(path: Path) -> Deploy:
     """
     source = f"deploy config {path}"
     try:
-        data = yaml.safe_load(path.read_bytes())
+        text = jsonfile.read(path, MOST_BYTES)
+        _check_bounds(text)
+        data = yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingRejected(f"{source} cannot be read: {error}") from error
     return parse_deploy(data, source)
+
+
+def _check_bounds(text: bytes) -> None:
+    """Refuse what nests without end, or grows by its aliases, before anything is made of it.
+
+    Raises:
+        ValueError: says which.
+        YAMLError: it is no YAML.
+    """
+    entries, sizes = 0, dict[str, int]()  # all so far, aliases followed; those behind an anchor
+    inside: list[tuple[str | None, int]] = []  # of what: its anchor, and the entries before it
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes:
+                raise ValueError(f"alias {event.anchor!r:.60} is of nothing, or of what it is in")
+            entries += sizes[event.anchor]
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = inside.pop()
+            sizes |= {} if anchor is None else {anchor: entries - before}
+        elif isinstance(event, yaml.NodeEvent):
+            if isinstance(event, yaml.CollectionStartEvent):
+                inside.append((event.anchor, entries))
+            elif event.anchor is not None:
+                sizes[event.anchor] = 1
+            entries += 1
+        if len(inside) > jsonfile.MOST_DEPTH:
+            raise jsonfile.too_deep()
+        if entries > MOST_ENTRIES:
+            raise ValueError(f"it has more than {MOST_ENTRIES} entries, aliases followed")
 
 
 def parse_deploy(data: Any, source: str) -> Deploy:
@@ -164,7 +198,7 @@ def _flat(stage: dict[str, Any], where: str) -> dict[str, Any]:
                 raise _unknown(where, key, nearest(key, known))
             if key in flat and flat[key] != value:
                 raise SettingRejected(
-                    f"{where}: {key} is {flat[key]!r} and {value!r}: say it once", param=key
+                    f"{where}: {key} is {flat[key]!r:.60} and {value!r:.60}: say it once", param=key
                 )
             flat[key] = value
     return {key: value for key, value in flat.items() if key not in ("stage_id", "stage_type")}
@@ -185,7 +219,7 @@ def _checked(key: str, value: Any, source: str) -> Any:
         case _:
             fits, rule = isinstance(value, str) and value != "", "text, not empty"
     if not fits:
-        raise SettingRejected(f"{source}: {key} {value!r}: must be {rule}", param=key)
+        raise SettingRejected(f"{source}: {key} {value!r:.60}: must be {rule}", param=key)
     return DTYPES[value] if key == "dtype" else value
 
 
@@ -209,9 +243,9 @@ def _mapping(data: Any, where: str) -> dict[str, Any]:
         raise SettingRejected(f"{where} is {data!r:.60}: must be a mapping")
     for key in data:
         if not isinstance(key, str):
-            raise SettingRejected(f"{where}: key {key!r}: must be text")
+            raise SettingRejected(f"{where}: key {key!r:.60}: must be text")
     return {key: value for key, value in data.items() if value is not None}
 
 
 def _unknown(where: str, key: str, hint: str) -> SettingRejected:
-    return SettingRejected(f"{where}: unknown key {key!r}{hint}", param=key)
+    return SettingRejected(f"{where}: unknown key {key!r:.60}{hint}", param=key)

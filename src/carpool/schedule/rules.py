@@ -10,13 +10,13 @@ The bare list of rules is read too, and the mapping `{"MODEL|WIDTHxHEIGHT": {...
 Source: SGLang-Diffusion 0.5.23, batching config of schema version 1.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from carpool import jsonfile
 from carpool.errors import SettingRejected, nearest
 
 Resolution = tuple[int, int]
@@ -104,7 +104,7 @@ def load_rules(path: Path) -> tuple[Rule, ...]:
     """
     source = f"batching config {path}"
     try:
-        data = json.loads(path.read_bytes(), object_pairs_hook=_without_twins)
+        data = jsonfile.loads(jsonfile.read(path), object_pairs_hook=_without_twins)
     except (OSError, ValueError) as error:
         raise SettingRejected(f"{source} cannot be read: {error}") from error
     return parse_rules(data, source)
@@ -210,7 +210,7 @@ def _value(key: str, value: Any, where: str) -> Any:
             if is_number and 0 <= value < _LARGEST:
                 return float(value)
             rule = "a number of GiB of at least 0"
-    raise _wrong(where, key, f"{value!r}: must be {rule}")
+    raise _wrong(where, key, f"{value!r:.60}: must be {rule}")
 
 
 def _wrong(where: str, key: str, what: str) -> SettingRejected:

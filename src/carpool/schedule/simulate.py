@@ -102,12 +102,10 @@ class Worker:
 
     def turn(self, now_s: float) -> tuple[bool, float]:
         """Make one turn. Says whether something ran, and when to ask again."""
-        wake_s = inf
-        if self.line:
-            admission = self.policy.admit(self.waiting, len(self.aboard), now_s)
-            wake_s = admission.wake_s
-            for request in sorted(admission.requests):
-                self._board(request)
+        admission = self.policy.admit(self.waiting, len(self.aboard), now_s)  # as the engine asks
+        wake_s = admission.wake_s
+        for request in sorted(admission.requests):
+            self._board(request)
         choice = self.policy.choose(list(self.parked.values()), self.waiting_s, now_s)
         if not choice.calls:
             return False, wake_s
@@ -164,6 +162,7 @@ class Worker:
             waiting.deadline_s,
             waiting.priority,
             waiting.tenant,
+            waiting.user,
         )
 
 

@@ -25,14 +25,14 @@ from carpool.server.files import routes as files_at
 from carpool.server.idempotency import Answers
 from carpool.server.images import Served, drawing_of, model_entry
 from carpool.server.jobs import Office
-from carpool.server.keys import Keyring
+from carpool.server.keys import Client, Keyring
 from carpool.server.layers import Headed, Identified, Limited
 from carpool.server.limits import Limits, Place
 from carpool.server.observe import Observed, Observer, routes
 from carpool.server.refusals import on_error
 from carpool.server.stream import STREAMED
 from carpool.server.strict import StrictRoute
-from carpool.server.studio import Answer, Client, Studio
+from carpool.server.studio import Answer, Studio
 from carpool.supervise import Supervisor
 from carpool.tracing import Tracing
 
@@ -80,18 +80,24 @@ def create_app(
         most = min(settings.max_n, settings.max_running + settings.max_queue)
         return Served(name, card, most, settings.metadata, settings.metadata_prompt)
 
-    def authorised(
+    async def asking(
         credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
-    ) -> str:
+    ) -> Client:
+        """Whose key was sent."""
+        client = keyring.client_of(
+            credentials.credentials.encode("latin-1") if credentials else b""
+        )
+        if client.key:
+            logs.about.get({})["key"] = client.key
+        return client
+
+    async def authorised(client: Annotated[Client, Depends(asking)]) -> str:
         """The name of the client's key; nothing where none is needed."""
-        name = keyring.name_of(credentials.credentials.encode("latin-1") if credentials else b"")
-        if name:
-            logs.about.get({})["key"] = name
-        return name
+        return client.key
 
     async def authorise(request: Request) -> None:
         """For routes that read a body: their dependencies are asked after that."""
-        authorised(await _bearer(request))
+        await asking(await _bearer(request))
 
     async def working(
         request: Request, key: Annotated[str, Depends(authorised)]
@@ -116,14 +122,9 @@ def create_app(
             supervisor.check_open()
         return described()
 
-    def owner(key: Annotated[str, Depends(authorised)]) -> str:
+    async def owner(client: Annotated[Client, Depends(asking)]) -> str:
         """Whose jobs a client sees."""
-        return keyring.owner(key)
-
-    def asking(
-        key: Annotated[str, Depends(authorised)], whose: Annotated[str, Depends(owner)]
-    ) -> Client:
-        return Client(key, whose)
+        return client.owner
 
     async def check_room(request: Request, client: Client) -> None:
         """Refuse work that the worker would refuse, or that is too much beside a client's jobs."""
@@ -132,10 +133,11 @@ def create_app(
         if runner is not None and place.most is not None:
             place.check(sum((await runner.count_open(client.owner)).values()))
 
-    files = Files(runner.store.folder / "links" if runner else None)
+    folder, clock = (runner.store.folder / "links", runner.store.clock) if runner else (None, None)
+    files = Files(folder, clock=clock)
     remote = settings.allow_remote_media
     studio = Studio(supervisor, observer, answers, files, served, check_room, allow_remote=remote)
-    office = Office(runner, awaited, owner, settings.max_frames, remote) if runner else None
+    office = Office(runner, awaited, owner, asking, settings.max_frames, remote) if runner else None
     api = APIRouter(
         prefix="/v1",
         dependencies=[Depends(working)],
@@ -154,7 +156,7 @@ def create_app(
         client: Annotated[Client, Depends(asking)],
     ) -> Any:
         if body.background_job:
-            job = await jobs.accept_images(office, request, client.owner, body, client.key)
+            job = await jobs.accept_images(office, request, client, body)
             return JSONResponse(job.model_dump(), 202)
         sent = body.model_dump(exclude_unset=True)
         make = partial(drawing_of, served(), body, key=client.key)

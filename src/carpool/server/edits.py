@@ -37,9 +37,10 @@ from carpool.server.forms import (
 )
 from carpool.server.images import drawing_of
 from carpool.server.jobs import ACCEPTED, Office, accept_images
+from carpool.server.keys import Client
 from carpool.server.stream import STREAMED
 from carpool.server.strict import StrictRoute
-from carpool.server.studio import Client, Studio
+from carpool.server.studio import Studio
 
 UPLOADS = frozenset({"/v1/images/edits", "/v1/images/variations", "/v1/videos"})
 """Paths whose bodies may be large."""
@@ -168,12 +169,12 @@ def _by(size: tuple[int, int]) -> str:
 
 
 def routes(
-    studio: Studio, asking: Callable[..., Client], errors: Any, office: Office | None = None
+    studio: Studio, asking: Callable[..., Any], errors: Any, office: Office | None = None
 ) -> APIRouter:
     """The endpoints.
 
     Args:
-        asking: dependency: who asks.
+        asking: dependency: who asks, a `Client`.
         errors: for the OpenAPI document.
         office: takes what is drawn in the background.
     """
@@ -202,7 +203,7 @@ def routes(
         digests = await asyncio.to_thread(form.digests)
         if body.background_job:
             job = await accept_images(
-                office, request, client.owner, body, client.key, pictures=pictures, digests=digests
+                office, request, client, body, pictures=pictures, digests=digests
             )
             return JSONResponse(job.model_dump(), 202)
         make = partial(drawing_of, served, body, key=client.key, pictures=pictures, kind=kind)

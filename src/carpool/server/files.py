@@ -12,7 +12,6 @@ import secrets
 import shutil
 import tempfile
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from pathlib import Path
@@ -20,7 +19,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from carpool.errors import FileNotFound, StoreFailed
+from carpool.errors import FileNotFound, StoreFailed, reason
+from carpool.jobs.clock import StoreClock
 from carpool.server.download import PARTS, Download
 from carpool.types import Clock
 
@@ -36,18 +36,22 @@ class Files:
     """Keeps files for a while. From any thread: it may wait for the disk."""
 
     def __init__(
-        self, folder: Path | None = None, *, clock: Clock = time.time, most_bytes: int = MOST_BYTES
+        self,
+        folder: Path | None = None,
+        *,
+        clock: Clock | None = None,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         """Open a folder, which belongs to these files alone.
 
         Args:
             folder: made if it is missing; None: one that ends with this object.
-            clock: Unix seconds.
+            clock: Unix seconds that do not jump, as those of `StoreClock`.
 
         Raises:
             StoreFailed: it cannot be used.
         """
-        self._clock, self._most_bytes = clock, most_bytes
+        self._clock, self._most_bytes = clock or StoreClock(), most_bytes
         if folder is None:
             folder = Path(tempfile.mkdtemp("-carpool"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
@@ -61,8 +65,11 @@ class Files:
                     path.unlink()
             self._secret = _secret(self._folder / "secret")
             found = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
+            now_s = self._clock()
             for path in sorted(found, key=lambda path: path.stat().st_mtime):
                 self._sizes[path.name] = path.stat().st_size
+                if path.stat().st_mtime > now_s:  # of another wall clock: it is new from now on
+                    os.utime(path, (now_s, now_s))
         except OSError as error:
             raise StoreFailed(f"{self._folder} cannot hold pictures: {error}") from error
 
@@ -80,7 +87,7 @@ class Files:
             part.rename(path)
         except OSError as error:
             part.unlink(missing_ok=True)
-            raise StoreFailed(f"the picture could not be stored: {error}") from error
+            raise StoreFailed(f"the picture could not be stored: {reason(error)}") from error
         with self._changing:
             self._sizes[name] = len(content)
             self._tidy()
@@ -94,7 +101,8 @@ class Files:
         """
         if re.fullmatch(r"[0-9]{1,12}", expires) and int(expires) > self._clock():
             right, path = self._signature(name, int(expires)), self._folder / name
-            if hmac.compare_digest(signature.encode(), right.encode()) and path.is_file():
+            is_right = hmac.compare_digest(signature.encode(), right.encode())
+            if is_right and path.is_file() and not self._is_old(path):
                 return path
         raise FileNotFound("no file is behind this link: links end after an hour")
 
@@ -105,11 +113,14 @@ class Files:
         held = sum(self._sizes.values())
         for name, size in list(self._sizes.items()):
             path = self._folder / name
-            is_old = path.is_file() and path.stat().st_mtime + TTL_S <= self._clock()
+            is_old = path.is_file() and self._is_old(path)
             if held <= self._most_bytes and not is_old:
                 return
             path.unlink(missing_ok=True)
             held -= self._sizes.pop(name, size)
+
+    def _is_old(self, path: Path) -> bool:
+        return path.stat().st_mtime + TTL_S <= self._clock()
 
     def _signature(self, name: str, expires_s: int) -> str:
         said = f"{name} {expires_s}".encode()
@@ -133,7 +144,7 @@ def routes(files: Files, errors: Any) -> APIRouter:
     def get_file(file_id: str, expires: str = "", signature: str = "") -> Download:
         """A picture that was asked for with `response_format` "url"."""
         path = files.get(file_id, expires, signature)
-        headers = {"cache-control": "private, max-age=3600", "x-content-type-options": "nosniff"}
+        headers = {"cache-control": f"private, max-age={TTL_S}"}
         return Download(path, media_type=TYPES[path.suffix[1:]], headers=headers)
 
     return api

@@ -23,6 +23,7 @@ from carpool.parameters import Card, check, check_n, seeds
 from carpool.pictures import NAMES as PICTURES
 from carpool.pictures import size_of
 from carpool.server import schema
+from carpool.server.schema_jobs import VideoRequest
 from carpool.supervise import Supervisor
 from carpool.types import Job, Request
 
@@ -116,10 +117,19 @@ def drawing_of(
     """Check a request; see `make_jobs`.
 
     Args:
-        key: names the client's API key; a tenant where the body names no user.
+        key: names the client's API key; "" where there are none.
     """
-    tenant = body.safety_identifier or body.user or key
-    return Drawing(served, body, make_jobs(served, body, tenant=tenant, pictures=pictures), kind)
+    return Drawing(served, body, make_jobs(served, body, key=key, pictures=pictures), kind)
+
+
+def share_of(key: str, body: schema.ImageRequest | VideoRequest) -> dict[str, str]:
+    """Whose share of the device a request uses, as arguments of a `Request`.
+
+    That is its API key's; the user that the body names has a part of it. Without keys nothing but
+    the body tells clients apart, and every user is a tenant.
+    """
+    user = body.safety_identifier or body.user or ""
+    return {"tenant": key, "user": user} if key else {"tenant": user}
 
 
 async def draw(
@@ -162,12 +172,13 @@ def make_jobs(
     served: Served,
     body: schema.ImageRequest,
     *,
-    tenant: str = "",
+    key: str = "",
     pictures: Mapping[str, Any] | None = None,
 ) -> list[Job]:
     """Check a body and turn it into one job an image.
 
     Args:
+        key: names the client's API key; "" where there are none.
         pictures: that came with it, and what follows from them, as the pipeline's arguments.
 
     Raises:
@@ -204,10 +215,11 @@ def make_jobs(
     parameters |= parse_size(served.card, body.size, parameters) | dict(pictures or {})
     n = check_n(1 if body.n is None else body.n, served.max_n)
     parameters |= preset(served.card, body.quality, parameters)
+    share = share_of(key, body)
     jobs = [
         check(
             served.card,
-            Request(body.prompt, seed=seed, timeout_s=body.timeout_s, tenant=tenant, **parameters),
+            Request(body.prompt, seed=seed, timeout_s=body.timeout_s, **share, **parameters),
             from_json=True,
         )
         for seed in seeds(body.seed, n)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request
 
 from carpool import tracing
-from carpool.errors import FileNotReady, UnsupportedParameter
+from carpool.errors import FileNotReady, UnsupportedParameter, without_paths
 from carpool.frames import Done
 from carpool.jobs.database import Record
 from carpool.jobs.runner import Runner
@@ -24,6 +24,7 @@ from carpool.server import schema
 from carpool.server.download import PARTS, Download
 from carpool.server.idempotency import digest_of, key_of
 from carpool.server.images import Served, make_jobs
+from carpool.server.keys import Client
 from carpool.server.limits import Place
 from carpool.server.schema_jobs import JobDeleted, JobFile, Jobs, JobStatus
 from carpool.server.strict import StrictRoute
@@ -46,7 +47,8 @@ class Office:
 
     runner: Runner
     served: Callable[[], Served]  # may raise: no job can be accepted now
-    owner: Callable[..., str]  # dependency: whose jobs a client sees
+    owner: Callable[..., Any]  # dependency: whose jobs a client sees
+    client: Callable[..., Any]  # dependency: who asks, a `Client`
     max_frames: int
     allow_remote: bool = False  # fetch pictures that requests name by URL
 
@@ -95,9 +97,8 @@ async def accept(
 async def accept_images(
     office: Office | None,
     request: Request,
-    owner: str,
+    client: Client,
     body: schema.ImageRequest,
-    tenant: str,
     *,
     pictures: Mapping[str, Any] | None = None,
     digests: Sequence[str] = (),
@@ -116,8 +117,7 @@ async def accept_images(
     if office is None:
         raise UnsupportedParameter("there are no jobs here", param="background_job")
     served = office.served()
-    tenant = body.safety_identifier or body.user or tenant
-    jobs = make_jobs(served, body, tenant=tenant, pictures=pictures)
+    jobs = make_jobs(served, body, key=client.key, pictures=pictures)
     names, inputs = await asyncio.to_thread(packed, pictures or {})
     work = work_of(
         served.id,
@@ -129,7 +129,7 @@ async def accept_images(
     )
     asked = {"model": served.id, "seeds": [job.seed for job in jobs]}
     sent = body.model_dump(exclude_unset=True) | ({"pictures": digests} if digests else {})
-    record = await accept(office, request, owner, "image", sent, asked, work, inputs)
+    record = await accept(office, request, client.owner, "image", sent, asked, work, inputs)
     return await status_of(office, record, request)
 
 
@@ -177,18 +177,23 @@ async def outlook(office: Office, record: Record) -> tuple[int | None, float | N
         return await asyncio.to_thread(office.runner.store.ahead_of, record), None
     if record.state != "in_progress" or record.started_s is None or not record.progress:
         return None, None
-    ran_s = max(0.0, office.runner.store.clock() - record.started_s)
+    clock = office.runner.store.clock
+    ran_s = min(clock() - record.started_s, clock.uptime_s() - record.created_up_s)
+    ran_s = max(ran_s, 0.0)
     return None, round(ran_s * (100 - record.progress) / record.progress, 1)
 
 
 def expiry_of(office: Office, record: Record) -> int | None:
-    return None if record.ended_s is None else int(record.ended_s + office.runner.store.ttl_s)
+    expires_s = office.runner.store.expires_s(record)
+    return None if expires_s is None else int(expires_s)
 
 
 def error_of(record: Record) -> Any:
     if record.error is None:
         return None
-    return record.error | ({"code": "cancelled"} if record.state == "cancelled" else {})
+    # also that of an older server, or of a row that the disk has spoiled
+    told = {"message": without_paths(str(record.error.get("message", "")))}
+    return record.error | told | ({"code": "cancelled"} if record.state == "cancelled" else {})
 
 
 async def file_of(office: Office, record: Record, name: str) -> Download:
@@ -203,7 +208,13 @@ async def file_of(office: Office, record: Record, name: str) -> Download:
             f"job {record.id} has no file {name[:80]!r}: it is {record.state}, with "
             f"{', '.join(record.files) or 'no files'}"
         )
-    return Download(path, media_type=TYPES[path.suffix], filename=f"{record.id}-{name}")
+    # a browser may keep it, but asks each time whether it still may have it; nobody else may
+    return Download(
+        path,
+        media_type=TYPES[path.suffix],
+        filename=f"{record.id}-{name}",
+        headers={"cache-control": "private, no-cache"},
+    )
 
 
 def routes(office: Office, errors: Any) -> APIRouter:

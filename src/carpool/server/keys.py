@@ -1,18 +1,31 @@
 """API keys: who a client is by the token that it sends.
 
-A key is written `KEY` or `NAME=KEY`; one without a name is called after its place, `key-1`. Names
-stand in logs, metrics of tenants and limits; the keys themselves never do.
+A key is written `KEY` or `NAME=KEY`; one without a name is called `key-` and the first digits of
+its SHA-256, wherever it stands. Names stand in logs, limits and shares; the keys themselves never
+do. Jobs and answers belong to the key, not to its name: another key under an old name sees nothing
+of them.
 """
 
 import hashlib
 import hmac
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from carpool.errors import InvalidAPIKey, SettingRejected
 
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9._-]{0,31})=(.*[^=].*)")  # no padding of base64
+_NAME_ALONE = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,31}=+")
+_DIGITS = 8  # of a key's SHA-256, in the name of one that has none
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who asks."""
+
+    key: str  # the name of its API key; "" where there are none
+    owner: str  # whose answers and jobs it may see: a digest of the key itself
 
 
 class Keyring:
@@ -23,10 +36,12 @@ class Keyring:
 
         Args:
             entries: keys, with their names or without.
-            file: of more of them, one a line; empty lines and those that begin with # are none.
+            file: of more of them, one a line, in UTF-8; empty lines and those that begin with # are
+                none.
 
         Raises:
-            SettingRejected: the file cannot be read, or two keys have one name.
+            SettingRejected: the file cannot be read, a key cannot be sent, two keys have one name,
+                or one key has two.
         """
         self._entries, self._file = entries, file
         self._keys: dict[str, bytes] = {}
@@ -38,50 +53,77 @@ class Keyring:
         Raises:
             SettingRejected: as the constructor.
         """
-        self._keys = parse([*self._entries, *_lines(self._file)])
+        said = [(f"api_key, entry {n}", one) for n, one in enumerate(self._entries, start=1)]
+        self._keys = parse([_checked(*one) for one in [*said, *_lines(self._file)]])
         return len(self._keys)
 
-    def name_of(self, token: bytes) -> str:
-        """The name of a key; nothing where none is needed.
+    @property
+    def names(self) -> list[str]:
+        return list(self._keys)
+
+    def client_of(self, token: bytes) -> Client:
+        """Whose key it is; nobody's in particular where none is needed.
+
+        Name and owner are of one reading of the file. To look one up by the other later could
+        give another client's, if the keys were read again meanwhile.
 
         Raises:
             InvalidAPIKey: the token is none of them.
         """
-        if not self._keys and self._file is None:
-            return ""
+        keys = self._keys
+        if not keys and self._file is None:
+            return Client("", "")
         # every key is compared, so that the time taken says nothing about them
-        known = [name for name, key in self._keys.items() if hmac.compare_digest(token, key)]
+        known = [name for name, key in keys.items() if hmac.compare_digest(token, key)]
         if not token or not known:
             raise InvalidAPIKey("the API key is missing or wrong: send 'authorization: Bearer KEY'")
-        return known[0]
-
-    def owner(self, name: str) -> str:
-        """Whose jobs a client sees: its key's, whatever the key is called by now."""
-        key = self._keys.get(name, b"")
-        return hashlib.sha256(key).hexdigest()[:16] if key else ""
+        return Client(known[0], hashlib.sha256(token).hexdigest()[:16])
 
 
 def parse(entries: Iterable[str]) -> dict[str, bytes]:
     """Keys by their names.
 
+    The same entry twice is one key.
+
     Raises:
-        SettingRejected: two have the same name.
+        SettingRejected: two have the same name, or one has two names: nobody could say whose
+            limits and share count.
     """
     keys: dict[str, bytes] = {}
-    for place, entry in enumerate(entries, start=1):
+    names: dict[bytes, str] = {}
+    for entry in entries:
         match = _NAMED.fullmatch(entry)
-        name, key = (match[1], match[2]) if match else (f"key-{place}", entry)
-        if name in keys:
+        key = (match[2] if match else entry).encode()
+        name = match[1] if match else f"key-{hashlib.sha256(key).hexdigest()[:_DIGITS]}"
+        if keys.setdefault(name, key) != key:
             raise SettingRejected(f"api_key: two keys are called {name!r}: give each its own name")
-        keys[name] = key.encode()
+        if names.setdefault(key, name) != name:
+            both = f"{names[key]!r} and {name!r}"
+            raise SettingRejected(f"api_key: one key is called {both}: give each client its own")
     return keys
 
 
-def _lines(file: str | None) -> list[str]:
+def _lines(file: str | None) -> list[tuple[str, str]]:
+    """The keys of a file, each with where it stands."""
     if file is None:
         return []
     try:
-        lines = Path(file).expanduser().read_text().splitlines()
+        lines = Path(file).expanduser().read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingRejected(f"api_key_file={file!r} cannot be read: {error}") from error
-    return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return [
+        (f"api_key_file={file!r}, line {n}", line)
+        for n, line in enumerate(lines, start=1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+
+
+def _checked(where: str, entry: str) -> str:
+    """An entry, or what is wrong with it. Errors never show it: it is a secret."""
+    entry = entry.strip()
+    if " " in entry or not entry.isprintable():
+        rule = "write KEY or NAME=KEY, one a line, and comments on lines of their own"
+        raise SettingRejected(f"{where}: a key has no spaces or control characters: {rule}")
+    if _NAME_ALONE.fullmatch(entry) and len(entry) % 4:  # else it may be base64
+        raise SettingRejected(f"{where}: there is no key behind the name: write NAME=KEY")
+    return entry

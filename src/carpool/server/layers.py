@@ -13,11 +13,16 @@ from carpool import logs
 from carpool.server.refusals import on_error
 from carpool.types import new_request_id
 
+_DEFAULTS = {b"cache-control": b"no-store", b"x-content-type-options": b"nosniff"}
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Identified:
     """Gives every answer `x-request-id` (the client's own, if it is sane) and its duration.
+
+    And what caches and browsers may do with it. An answer that says nothing itself is not stored:
+    without an `authorization` header a shared cache may otherwise keep any 200, and "not ready
+    yet", a 404, as long as it likes (RFC 9111, 3.5 and 4.2.2).
 
     Also turns exceptions that nobody foresaw into answers: Starlette's own place for that lies
     further out, where they would lack the id, and it would raise them again.
@@ -42,10 +47,13 @@ class Identified:
             if message["type"] == "http.response.start":
                 is_answered = True
                 took_ms = round((time.monotonic() - began_s) * 1000)
+                said = list(message.get("headers", []))
+                missing = _DEFAULTS.keys() - {name.lower() for name, _ in said}
                 message["headers"] = [
-                    *message.get("headers", []),
+                    *said,
                     (b"x-request-id", request_id.encode()),
                     (b"openai-processing-ms", str(took_ms).encode()),
+                    *((name, _DEFAULTS[name]) for name in sorted(missing)),
                 ]
             await send(message)
 

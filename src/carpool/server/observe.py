@@ -25,7 +25,7 @@ log = logging.getLogger("carpool")
 
 KEPT = 1000  # requests, as many as the engine keeps
 Asked = tuple[str, str, str]
-"""A request, its key and id; or a job, nothing and its id."""
+"""A request, its owner and id; or a job, nothing and its id."""
 OUTCOMES = {"completed": "ok"}  # the other ends of jobs are called as they are
 
 
@@ -50,10 +50,10 @@ class Observer:
         ready = self._supervisor.ready
         return self._settings.served_model_name or (ready.card.id if ready else "")
 
-    def began(self, request: Request, key: str, jobs: Sequence[Job]) -> None:
+    def began(self, request: Request, owner: str, jobs: Sequence[Job]) -> None:
         """These jobs were made of a request. An id that comes again means the youngest."""
         tracing.asked(self._model, [job.seed for job in jobs], "image")
-        self._note(("request", key, request.scope["request_id"]), jobs)
+        self._note(("request", owner, request.scope["request_id"]), jobs)
 
     def runs(self, record: Record, parts: Sequence[Job]) -> None:
         """A job is run: in the trace of the request that it came with."""
@@ -90,14 +90,14 @@ class Observer:
         """A request for work was answered."""
         self._metrics.answered(self._model, endpoint, status, duration_s)
 
-    async def life(self, key: str, owner: str, request_id: str) -> schema.RequestLife:
+    async def life(self, owner: str, request_id: str) -> schema.RequestLife:
         """What became of a request that the same API key made, or of a job in its last run.
 
         Raises:
             NoSuchEndpoint: it is not known, or not any more.
             Starting, WorkerLost, Draining: there is no worker to ask.
         """
-        asked: Asked = "request", key, request_id
+        asked: Asked = "request", owner, request_id
         job = None if asked in self._parts else await self._job(owner, request_id)
         parts = self._parts.get(asked if job is None else ("job", "", job.id), [])
         lives = await self._supervisor.lives(parts) if parts else []
@@ -141,8 +141,8 @@ class Observer:
 def routes(
     observer: Observer,
     supervisor: Supervisor,
-    authorised: Callable[..., str],
-    owner: Callable[..., str],
+    authorised: Callable[..., Any],
+    owner: Callable[..., Any],
     errors: Any,
 ) -> APIRouter:
     """The endpoints. All want an API key where there are any.
@@ -165,16 +165,12 @@ def routes(
         return Response(await observer.metrics(), media_type=CONTENT_TYPE)
 
     @api.get("/v1/requests/{request_id}")
-    async def life(
-        request_id: str,
-        key: Annotated[str, Depends(authorised)],
-        whose: Annotated[str, Depends(owner)],
-    ) -> schema.RequestLife:
+    async def life(request_id: str, whose: Annotated[str, Depends(owner)]) -> schema.RequestLife:
         """What a request did when, with how many it rode, and what it waited for.
 
         A job's id stands for its last run; as long as it waits for that, it has no outputs.
         """
-        return await observer.life(key, whose, request_id)
+        return await observer.life(whose, request_id)
 
     return api
 

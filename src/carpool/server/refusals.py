@@ -23,6 +23,7 @@ from carpool.errors import (
     NoSuchEndpoint,
     RangeNotSatisfiable,
     UnsupportedMediaType,
+    in_full,
     show,
 )
 
@@ -44,17 +45,9 @@ async def on_error(request: Request, error: Exception) -> JSONResponse:
     if told.retry_after_s is not None:
         headers["retry-after-ms"] = str(round(told.retry_after_s * 1000))
         headers["retry-after"] = str(max(1, round(told.retry_after_s)))
-    return JSONResponse({"error": content_of(told)}, status_code=told.status, headers=headers)
-
-
-def content_of(error: CarpoolError) -> dict[str, str | None]:
-    """What an answer says of an error."""
-    return {
-        "message": error.message,
-        "type": error.type,
-        "param": error.param,
-        "code": error.code,
-    }
+    if told.status >= 500 and told.__cause__ is not None:
+        log.error("a request failed: %s", in_full(told))
+    return JSONResponse({"error": told.body}, status_code=told.status, headers=headers)
 
 
 def _allowed(request: Request) -> list[str]:

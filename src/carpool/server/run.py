@@ -21,6 +21,7 @@ from carpool.errors import LoadFailed, SettingRejected, StoreFailed
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import unpacked
+from carpool.schedule.policy import weights
 from carpool.server.app import create_app
 from carpool.server.jobs import write_images
 from carpool.server.keys import Keyring
@@ -43,6 +44,9 @@ def serve(model: str, settings: ServeSettings) -> int:
     os.umask(0o077)  # jobs and pictures are their clients' alone
     _allow_descriptors()
     keys = Keyring(settings.api_key, settings.api_key_file)
+    unknown = set(weights(settings.fair_share) or ()) - {*keys.names, "*"}
+    if unknown and (keys.names or settings.api_key_file):
+        log.warning("fair_share names no API key: %s", ", ".join(sorted(unknown)))
     otel = tracing.is_wanted(settings.otel, os.environ)
     traces = tracing.start("front") if otel else Tracing()
     try:

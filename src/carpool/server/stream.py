@@ -205,7 +205,5 @@ def _event(drawing: Drawing, number: int, seen: Seen, index: int) -> bytes:
 
 
 def _failure(error: CarpoolError) -> bytes:
-    told = schema.ErrorBody(
-        message=error.message, type=error.type, param=error.param, code=error.code
-    )
+    told = schema.ErrorBody(**error.body)
     return format_sse_event(data_str=schema.Error(error=told).model_dump_json(), event="error")

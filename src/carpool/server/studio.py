@@ -14,6 +14,7 @@ from carpool.server import schema
 from carpool.server.files import Files
 from carpool.server.idempotency import Answers, digest_of, key_of
 from carpool.server.images import Drawing, Served, draw
+from carpool.server.keys import Client
 from carpool.server.observe import Observer
 from carpool.server.stream import Stream, events, is_lasting
 from carpool.supervise import Supervisor
@@ -23,14 +24,6 @@ Answer = schema.ImagesResponse | list[bytes]
 """What is told again to who asks again: JSON, or the lasting events of a stream."""
 
 Work = Coroutine[Any, Any, Answer]
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """Who asks."""
-
-    key: str  # the name of its API key, if there are any
-    owner: str  # whose answers and jobs it may see
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +59,7 @@ class Studio:
         async def work() -> schema.ImagesResponse:
             await self.check_room(request, client)
             drawing = make()
-            self.observer.began(request, client.key, drawing.jobs)
+            self.observer.began(request, client.owner, drawing.jobs)
 
             def link(file: bytes) -> str:
                 return base + self.files.keep(file, drawing.format)
@@ -87,7 +80,7 @@ class Studio:
         async def work() -> list[bytes]:
             await self.check_room(request, client)
             drawing = make()
-            self.observer.began(request, client.key, drawing.jobs)
+            self.observer.began(request, client.owner, drawing.jobs)
             told = events(
                 self.supervisor, drawing, drew=self._drew, previewed=self.observer.previewed
             )

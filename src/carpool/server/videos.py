@@ -36,7 +36,7 @@ from carpool.server import forms
 from carpool.server.download import PARTS, Download
 from carpool.server.edits import pictures_of
 from carpool.server.forms import Form, read_body, validated
-from carpool.server.images import Served, check_model, check_text, parse_size
+from carpool.server.images import Served, check_model, check_text, parse_size, share_of
 from carpool.server.jobs import (
     Limit,
     Office,
@@ -48,6 +48,7 @@ from carpool.server.jobs import (
     outlook,
     settings_of,
 )
+from carpool.server.keys import Client
 from carpool.server.schema_jobs import RemixRequest, Video, VideoDeleted, VideoRequest, Videos
 from carpool.server.strict import StrictRoute
 from carpool.types import Job
@@ -98,12 +99,13 @@ def make_job(
     body: VideoRequest,
     max_frames: int,
     *,
-    tenant: str = "",
+    key: str = "",
     pictures: Mapping[str, Any] | None = None,
 ) -> tuple[Job, dict[str, Any]]:
     """Check a body and turn it into a job, and into what clients see of it.
 
     Args:
+        key: names the client's API key; "" where there are none.
         pictures: of `pictures_for`.
 
     Raises:
@@ -142,7 +144,8 @@ def make_job(
         if body.num_frames is not None:
             raise InvalidValue("give seconds or num_frames, not both", param="seconds")
         parameters["num_frames"] = round(seconds * fps) + 1  # models count k * n + 1
-    wish = Wish(body.prompt, seed=body.seed, timeout_s=body.timeout_s, tenant=tenant, **parameters)
+    share = share_of(key, body)
+    wish = Wish(body.prompt, seed=body.seed, timeout_s=body.timeout_s, **share, **parameters)
     job = check(card, wish, from_json=True)
     own_values = {p.name: p.default for p in card.task(job.task).parameters}
     said: dict[str, Any] = {**own_values, **job.arguments}
@@ -261,7 +264,7 @@ def as_videos() -> Iterator[None]:
 def routes(office: Office, errors: Any) -> APIRouter:
     """`/v1/videos`."""
     api = APIRouter(prefix="/v1", responses=errors, route_class=StrictRoute)
-    runner, whose = office.runner, Depends(office.owner)
+    runner, whose, asking = office.runner, Depends(office.owner), Depends(office.client)
 
     async def get(video_id: str, owner: str) -> Record:
         with as_videos():
@@ -271,30 +274,31 @@ def routes(office: Office, errors: Any) -> APIRouter:
         return record
 
     async def submit(
-        request: Request, owner: str, form: Form, sent: dict[str, Any], **more: Any
+        request: Request, client: Client, form: Form, sent: dict[str, Any], **more: Any
     ) -> Video:
         body, served = validated(VideoRequest, form.values), office.served()
         if importlib.util.find_spec("av") is None:
             raise LibraryMissing("videos need PyAV: pip install 'carpool[video]'")
-        tenant = body.safety_identifier or body.user or owner
         remote = office.allow_remote
         pictures = await pictures_for(served.card, form, body, allow_remote=remote)
-        job, asked = make_job(served, body, office.max_frames, tenant=tenant, pictures=pictures)
+        job, asked = make_job(served, body, office.max_frames, key=client.key, pictures=pictures)
         told = served.told(settings_of(served, job))
         names, inputs = await asyncio.to_thread(packed, pictures)
         work = work_of(served.id, [job], names, fps=asked["fps"], told=told)
         work |= {"keep": list(inputs)} if inputs else {}  # for `remix_video`
-        record = await accept(office, request, owner, "video", sent, asked | more, work, inputs)
+        record = await accept(
+            office, request, client.owner, "video", sent, asked | more, work, inputs
+        )
         return await video_of(office, record)
 
     picture = {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE}
 
     @api.post("/videos", openapi_extra=forms.document(VideoRequest, ["prompt"], *picture))
-    async def create_video(request: Request, owner: str = whose) -> Video:
+    async def create_video(request: Request, client: Client = asking) -> Video:
         form = await read_body(request, office.served().card, REFERENCE)
         digests = await asyncio.to_thread(form.digests)
         sent = form.values | ({"pictures": digests} if digests else {})
-        return await submit(request, owner, form, sent)
+        return await submit(request, client, form, sent)
 
     @api.get("/videos")
     async def list_videos(
@@ -337,17 +341,17 @@ def routes(office: Office, errors: Any) -> APIRouter:
 
     @api.post("/videos/{video_id}/remix")
     async def remix_video(
-        video_id: str, body: RemixRequest, request: Request, owner: str = whose
+        video_id: str, body: RemixRequest, request: Request, client: Client = asking
     ) -> Video:
         """The same video with another prompt, from the same seed."""
-        source = await get(video_id, owner)
+        source = await get(video_id, client.owner)
         form = Form(source.asked["body"] | {"prompt": body.prompt}, name=REFERENCE)
         for name, _ in source.work.get("inputs", {}).get("image", []):
             picture = await asyncio.to_thread(runner.store.input, video_id, name)
             if picture is None:
                 raise FileNotReady(f"the picture that {video_id} began with is not kept any more")
             form.images.append(picture)
-        return await submit(request, owner, form, body.model_dump(), remixed_from=video_id)
+        return await submit(request, client, form, body.model_dump(), remixed_from=video_id)
 
     async def refuse(request: Request, owner: str = whose) -> None:
         rule = "POST /v1/videos/{id}/remix makes a video anew with another prompt, and POST "

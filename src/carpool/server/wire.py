@@ -19,7 +19,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from carpool.errors import InvalidHTTP
 from carpool.server import framing
-from carpool.server.refusals import content_of
 from carpool.types import new_request_id
 
 MOST_HEAD_BYTES = 64 << 10  # request line and headers
@@ -163,7 +162,7 @@ class Wire(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if not is_answered:
-            content = json.dumps({"error": content_of(error)}).encode()
+            content = json.dumps({"error": error.body}).encode()
             self.transport.write(
                 b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
                 b"content-length: %d\r\nconnection: close\r\nx-request-id: %s\r\n\r\n%s"
