@@ -37,7 +37,9 @@ def asked(*requests: dict[str, Any], **settings: Any) -> list[httpx2.Response]:
             for job in jobs.values():
                 store.complete(job, write)
             transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-            async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 answers = []
                 for request in requests:
                     url = request.pop("url").format(job=jobs["image"], video=jobs["video"])
@@ -125,7 +127,7 @@ def test_whatever_can_be_got_says_how_it_may_be_stored(path: str, settings: dict
 def test_a_linked_picture_is_its_clients_for_as_long_as_the_link() -> None:
     async def talk() -> httpx2.Response:
         transport = httpx2.ASGITransport(plain())
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             wish = {**WORK, "response_format": "url"}
             url = (await client.post(ENDPOINT, json=wish)).json()["data"][0]["url"]
             return await client.get(url)
@@ -142,7 +144,7 @@ def test_a_failure_that_nobody_foresaw_is_stored_by_nobody() -> None:
 
     async def talk() -> httpx2.Response:
         transport = httpx2.ASGITransport(Identified(app))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get("/")
 
     answer = asyncio.run(talk())

@@ -24,7 +24,7 @@ from carpool.server.files import TTL_S, Files
 from carpool.types import Job
 from hostile import CARD, ENDPOINT, Grey
 from test_images_http import parts
-from test_jobs import Hand, submit, writes
+from test_jobs import Hand, killed, submit, writes
 
 DAY_S = 86400.0
 JUMPS = [-400 * DAY_S, -DAY_S, DAY_S, 400 * DAY_S]
@@ -148,7 +148,7 @@ def test_a_killed_server_costs_no_age_but_what_was_not_noted(tmp_path: Path) -> 
     hand.pass_by(40)
     store.tidy()
     hand.pass_by(30)
-    store._db.close()  # as the kernel does
+    killed(store)
 
     with closing(JobStore(tmp_path, ttl_s=60, clock=hand.run())) as store:
         assert store.clock.uptime_s() == 40
@@ -175,7 +175,7 @@ def shown(folder: Path, hand: Hand, job_id: str = "") -> dict[str, Any]:
                 store.complete(job_id, writes(a_txt=b"x"))
             hand.pass_by(60)
             async with httpx2.AsyncClient(
-                transport=httpx2.ASGITransport(app), base_url="http://test"
+                transport=httpx2.ASGITransport(app), base_url="http://localhost"
             ) as client:
                 job: dict[str, Any] = (await client.get(f"/v1/jobs/{job_id}")).json()
             await runner.stop()
@@ -239,7 +239,9 @@ def test_the_links_of_a_server_go_by_the_clock_of_its_store(tmp_path: Path) -> N
         with closing(JobStore(tmp_path, clock=hand.run())) as store:
             runner = Runner(store, Grey(), {}, model=lambda: CARD.id, max_running=1)
             transport = httpx2.ASGITransport(create_app(Grey(), ServeSettings(port=0), runner))
-            async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 wish = {"prompt": "a", "response_format": "url"}
                 url = (await client.post(ENDPOINT, json=wish)).json()["data"][0]["url"]
                 statuses = [(await client.get(url)).status_code]

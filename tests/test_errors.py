@@ -131,7 +131,7 @@ async def opened(
     running = asyncio.create_task(runner.run())
     transport = httpx2.ASGITransport(create_app(worker, ServeSettings(port=0), runner))
     try:
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
             yield http, store
     finally:
         running.cancel()

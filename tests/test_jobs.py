@@ -80,6 +80,12 @@ def content(store: JobStore, job_id: str, name: str = "a.txt") -> bytes | None:
     return None if path is None else path.read_bytes()
 
 
+def killed(store: JobStore) -> None:
+    """Leave a store as the kernel does with that of a killed process."""
+    store._db.close()
+    store._claim.close()
+
+
 # A job's life
 
 
@@ -492,7 +498,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(is_killed=st.booleans(), away_s=st.sampled_from([-9e4, 0.0, 9e4]))
     def crash(self, is_killed: bool, away_s: float) -> None:
-        (self.store._db if is_killed else self.store).close()
+        (killed if is_killed else JobStore.close)(self.store)
         self.clock.now_s += away_s
         self.open()
         again = [job for job, state in self.states.items() if state == "in_progress"]

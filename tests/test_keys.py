@@ -153,7 +153,7 @@ async def house(file: Path, text: str | None, worker: Grey | None = None) -> Asy
         runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
         app = create_app(worker, ServeSettings(port=0), runner, keys=keys)
         transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
             yield House(http, keys, file, worker, store)
         await runner.stop()
 

@@ -371,6 +371,7 @@ class JobStore:
             WHERE max(created_s, coalesce(started_s, 0), coalesce(ended_s, 0)) > :now
             OR created_up_s IS NULL OR (ended_s IS NOT NULL AND ended_up_s IS NULL)"""
         self._db.write(query, {"now": self.clock(), "up": self.clock.uptime_s()})
+        self._note_uptime()
 
     def _note_uptime(self) -> None:
         """Write down how far the uptime is, if anything has an age."""
