@@ -27,42 +27,37 @@ logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs URLs whole, key
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_NOT_PUBLIC = {  # IANA's special-purpose address registries, and what clouds keep for themselves
-    4: [
-        ipaddress.IPv4Network(text)
-        for text in (
-            "0.0.0.0/8",  # this network
-            "10.0.0.0/8",  # private
-            "100.64.0.0/10",  # behind carrier-grade NAT; metadata at Alibaba
-            "127.0.0.0/8",  # loopback
-            "168.63.129.16/32",  # Azure's metadata and DNS
-            "169.254.0.0/16",  # link-local; metadata of most clouds
-            "172.16.0.0/12",  # private
-            "192.0.0.0/24",  # protocol assignments; metadata at Oracle
-            "192.0.2.0/24",  # documentation
-            "192.31.196.0/24",  # AS112, served by whoever is near
-            "192.52.193.0/24",  # multicast tunnels (AMT), likewise
-            "192.88.99.0/24",  # 6to4 relays, likewise
-            "192.168.0.0/16",  # private
-            "192.175.48.0/24",  # AS112
-            "198.18.0.0/15",  # benchmarks
-            "198.51.100.0/24",  # documentation
-            "203.0.113.0/24",  # documentation
-            "224.0.0.0/4",  # multicast
-            "240.0.0.0/4",  # reserved, broadcast
-        )
-    ],
-    6: [  # within `_GLOBAL_UNICAST`: all the rest is local, reserved, or multicast
-        ipaddress.IPv6Network(text)
-        for text in (
-            "2001::/23",  # protocol assignments: Teredo, benchmarks, AMT, AS112, ORCHID, drones
-            "2001:db8::/32",  # documentation
-            "2002::/16",  # 6to4: leads to the IPv4 address inside
-            "2620:4f:8000::/48",  # AS112
-            "3fff::/20",  # documentation
-        )
-    ],
-}
+# IANA's special-purpose address registries, and what clouds keep for themselves
+_NOT_PUBLIC = [
+    ipaddress.ip_network(text)
+    for text in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # behind carrier-grade NAT; metadata at Alibaba
+        "127.0.0.0/8",  # loopback
+        "168.63.129.16/32",  # Azure's metadata and DNS
+        "169.254.0.0/16",  # link-local; metadata of most clouds
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # protocol assignments; metadata at Oracle
+        "192.0.2.0/24",  # documentation
+        "192.31.196.0/24",  # AS112, served by whoever is near
+        "192.52.193.0/24",  # multicast tunnels (AMT), likewise
+        "192.88.99.0/24",  # 6to4 relays, likewise
+        "192.168.0.0/16",  # private
+        "192.175.48.0/24",  # AS112
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, broadcast
+        # within `_GLOBAL_UNICAST`; the rest of IPv6 is local, reserved or multicast
+        "2001::/23",  # protocol assignments: Teredo, benchmarks, AMT, AS112, ORCHID, drones
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4: leads to the IPv4 address inside
+        "2620:4f:8000::/48",  # AS112
+        "3fff::/20",  # documentation
+    )
+]
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _EMBEDDING_IPV4 = (  # what the last 32 bits name is where a connection goes
     ipaddress.IPv6Network("::ffff:0:0/96"),
@@ -94,7 +89,7 @@ def is_public(address: Address) -> bool:
                 return is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
         if address not in _GLOBAL_UNICAST:
             return False
-    return not any(address in network for network in _NOT_PUBLIC[address.version])
+    return not any(address in network for network in _NOT_PUBLIC)
 
 
 async def fetch(

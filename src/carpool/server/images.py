@@ -255,9 +255,12 @@ def check_model(served: Served, model: str | None) -> None:
 def check_text(values: dict[str, Any]) -> None:
     """JSON can write half a character, "\\ud800", which no peer and no answer can carry."""
     for name, value in values.items():
-        if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        try:
+            (value if isinstance(value, str) else "").encode()
+        except UnicodeEncodeError:
             seen = ascii(value[:40])
-            raise InvalidValue(f"{name}={seen}: must be text without lone surrogates", param=name)
+            rule = "must be text without lone surrogates"
+            raise InvalidValue(f"{name}={seen}: {rule}", param=name) from None
 
 
 def parse_size(card: Card, size: str | None, parameters: dict[str, Any]) -> dict[str, int]:
