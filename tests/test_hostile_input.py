@@ -13,7 +13,7 @@ from PIL import Image
 
 from carpool.config import ServeSettings
 from carpool.media import read_settings
-from carpool.server.strict import read
+from carpool.server.json_bodies import read
 from hostile import ENDPOINT, Grey, ask, plain, refusal
 
 POSTS = sorted(

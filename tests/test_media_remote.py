@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from carpool.errors import BodyTooLarge, CarpoolError, InvalidValue
+from carpool.media.reader import PictureReader, Uncounted
 from carpool.media.remote import Address, fetch, is_public
-from carpool.media.uploads import from_url
 
 PUBLIC = ipaddress.ip_address("127.0.0.1")
 PICTURE = b"\x89PNG not really"
@@ -402,8 +402,12 @@ def test_a_certificate_is_held_against_the_name_not_the_address() -> None:
 def test_a_url_in_a_request_goes_by_the_same_rules(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
+    async def ask() -> None:
+        reader = PictureReader(allow_remote=True)
+        await reader.open("http://127.0.0.1/key", "", Uncounted(), name="mask")
+
     with pytest.raises(CarpoolError, match="mask: the URL leads to an address that is not public"):
-        asyncio.run(from_url("http://127.0.0.1/key", max_pixels=99, allow_remote=True, name="mask"))
+        asyncio.run(ask())
 
     assert "key" not in caplog.text
 

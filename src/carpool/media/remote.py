@@ -101,6 +101,7 @@ async def fetch(
     resolve: Resolve = resolve,
     is_allowed: Callable[[Address], bool] = is_public,
     trusted: ssl.SSLContext | None = None,
+    took: Callable[[int], None] = lambda size: None,
 ) -> bytes:
     """The bytes at a URL.
 
@@ -112,6 +113,7 @@ async def fetch(
         resolve: finds a host's addresses.
         is_allowed: may this address be talked to?
         trusted: who may certify a server; None: the usual authorities.
+        took: hears of bytes as they arrive; may raise.
 
     Raises:
         InvalidValue: an address that is not public, another type, no answer, not in time.
@@ -124,7 +126,7 @@ async def fetch(
                 address = await _address(target, name, resolve, is_allowed)
                 # a client each: a connection never serves two names
                 async with httpx2.AsyncClient(
-                    verify=trusted or _authorities(),
+                    verify=trusted or authorities(),
                     trust_env=False,
                     timeout=None,
                     follow_redirects=False,
@@ -138,7 +140,7 @@ async def fetch(
                     answer = await client.send(request, stream=True)
                     try:
                         if answer.status_code not in _REDIRECTED:
-                            return await _read(answer, max_bytes, name)
+                            return await _read(answer, max_bytes, name, took)
                         url = str(target.join(answer.headers.get("location", "")))
                     finally:
                         await answer.aclose()
@@ -150,8 +152,9 @@ async def fetch(
 
 
 @cache
-def _authorities() -> ssl.SSLContext:
-    return httpx2.create_ssl_context()  # 100 ms
+def authorities() -> ssl.SSLContext:
+    """Who may certify a server. The first time it takes 100 ms."""
+    return httpx2.create_ssl_context()
 
 
 def _parse(url: str, name: str) -> httpx2.URL:
@@ -186,7 +189,9 @@ async def _address(
     return str(min(addresses, key=lambda address: address.version))
 
 
-async def _read(answer: httpx2.Response, max_bytes: int, name: str) -> bytes:
+async def _read(
+    answer: httpx2.Response, max_bytes: int, name: str, took: Callable[[int], None]
+) -> bytes:
     if answer.status_code != 200:
         raise _wrong(name, f"answers with status {answer.status_code}")
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -200,6 +205,7 @@ async def _read(answer: httpx2.Response, max_bytes: int, name: str) -> bytes:
     if not is_large:
         async for piece in answer.aiter_raw():
             data += piece
+            took(len(piece))
             if is_large := len(data) > max_bytes:
                 break
     if is_large:

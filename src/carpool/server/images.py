@@ -4,8 +4,9 @@ import asyncio
 import base64
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from carpool import frames, media
@@ -122,13 +123,18 @@ def drawing_of(
     return Drawing(served, body, make_jobs(served, body, tenant=tenant, pictures=pictures), kind)
 
 
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs blocking work on a thread."""
+
+
 async def draw(
-    supervisor: Supervisor, drawing: Drawing, *, link: Callable[[bytes], str]
+    supervisor: Supervisor, drawing: Drawing, *, link: Callable[[bytes], str], run: Run
 ) -> schema.ImagesResponse:
     """Run the jobs of a request side by side. If one fails, the others are given up.
 
     Args:
         link: puts a file where a client can fetch it; for `response_format` "url". On a thread.
+        run: runs the encoding, a picture at a time.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -144,7 +150,7 @@ async def draw(
             return schema.Image(seed=done[number].seed, url=link(file))
         return schema.Image(seed=done[number].seed, b64_json=base64.b64encode(file).decode())
 
-    data = await asyncio.to_thread(lambda: [answered(number) for number in range(len(done))])
+    data = [await run(partial(answered, number)) for number in range(len(done))]
     return schema.ImagesResponse(
         created=int(time.time()),
         data=data,

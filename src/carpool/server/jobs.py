@@ -7,6 +7,7 @@ the same in OpenAI's words for videos.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ from carpool.jobs.runner import Runner
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.media.outputs import write_pictures
+from carpool.media.reader import Intake, PictureReader
 from carpool.server import schema
 from carpool.server.download import PARTS, Download
 from carpool.server.idempotency import digest_of, key_of
@@ -48,7 +50,11 @@ class Office:
     served: Callable[[], Served]  # may raise: no job can be accepted now
     owner: Callable[..., str]  # dependency: whose jobs a client sees
     max_frames: int
-    allow_remote: bool = False  # fetch pictures that requests name by URL
+    reader: PictureReader  # of pictures that clients send
+
+    def intake(self, request: Request, tenant: str) -> Intake:
+        """Reads the pictures of a request."""
+        return Intake(self.reader, tenant, request.state.held)
 
 
 async def accept(
@@ -118,7 +124,7 @@ async def accept_images(
     served = office.served()
     tenant = body.safety_identifier or body.user or tenant
     jobs = make_jobs(served, body, tenant=tenant, pictures=pictures)
-    names, inputs = await asyncio.to_thread(packed, pictures or {})
+    names, inputs = await office.intake(request, owner).run(partial(packed, pictures or {}))
     work = work_of(
         served.id,
         jobs,

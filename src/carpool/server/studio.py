@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
 
 from carpool import tracing
 from carpool.errors import Cancelled
+from carpool.media.executors import FairExecutor
+from carpool.media.reader import Intake, PictureReader
 from carpool.server import schema
 from carpool.server.files import Files
 from carpool.server.idempotency import Answers, digest_of, key_of
@@ -43,7 +46,12 @@ class Studio:
     files: Files
     served: Callable[[], Served]  # may raise: nothing can be drawn now
     check_room: Callable[[Request, Client], Awaitable[None]]  # raises where there is none
-    allow_remote: bool = False  # fetch pictures that requests name by URL
+    reader: PictureReader  # of pictures that clients send
+    encoder: FairExecutor  # of those that they get
+
+    def intake(self, request: Request, tenant: str) -> Intake:
+        """Reads the pictures of a request."""
+        return Intake(self.reader, tenant, request.state.held)
 
     async def answer(
         self, request: Request, client: Client, sent: Any, make: Callable[[], Drawing]
@@ -71,7 +79,8 @@ class Studio:
             def link(file: bytes) -> str:
                 return base + self.files.keep(file, drawing.format)
 
-            return await draw(self.supervisor, drawing, link=link)
+            run = partial(self.encoder.run, client.owner)
+            return await draw(self.supervisor, drawing, link=link, run=run)
 
         answer = await unless_gone(request, self._once(request, client, sent, work))
         assert isinstance(answer, schema.ImagesResponse)  # by the digest: no stream's
@@ -89,7 +98,11 @@ class Studio:
             drawing = make()
             self.observer.began(request, client.key, drawing.jobs)
             told = events(
-                self.supervisor, drawing, drew=self._drew, previewed=self.observer.previewed
+                self.supervisor,
+                drawing,
+                drew=self._drew,
+                previewed=self.observer.previewed,
+                run=partial(self.encoder.run, client.owner),
             )
             lasting = []
             async with aclosing(told):  # type: ignore[type-var]
