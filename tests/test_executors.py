@@ -22,25 +22,30 @@ class Users:
 
     def __init__(self, slots: FairSemaphore) -> None:
         self.slots, self.holding = slots, list[str]()
-        self._leave: dict[str, asyncio.Event] = {}
+        self.told: dict[str, asyncio.Event] = {}  # to leave
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     async def come(self, *names: str, cost: int = 0) -> None:
         """One a name: its tenant is the first letter."""
         for name in names:
-            self._leave[name] = asyncio.Event()
-            self.tasks[name] = asyncio.create_task(self._use(name, cost))
+            self.begin(name, cost)
         await settle()
 
+    def begin(self, name: str, cost: int) -> None:
+        self.told[name] = asyncio.Event()
+        self.tasks[name] = asyncio.create_task(self._use(name, cost))
+
     async def leave(self, name: str) -> None:
-        self._leave[name].set()
+        self.told[name].set()
         await settle()
 
     async def _use(self, name: str, cost: int) -> None:
         async with self.slots.hold(name[0], cost):
             self.holding.append(name)
-            await self._leave[name].wait()
-            self.holding.remove(name)
+            try:
+                await self.told[name].wait()
+            finally:
+                self.holding.remove(name)
 
 
 def play(scene: Callable[[], Awaitable[None]]) -> None:
@@ -122,7 +127,7 @@ def test_who_is_cancelled_at_the_moment_of_its_turn_gives_it_on() -> None:
         users = Users(FairSemaphore(1, per_tenant=1))
         await users.come("a1", "b1", "c1")
 
-        users._leave["a1"].set()
+        users.told["a1"].set()
         await asyncio.sleep(0)  # a1 leaves, b1's turn is set and b1 has not run
         users.tasks["b1"].cancel()
         await settle()
@@ -132,30 +137,63 @@ def test_who_is_cancelled_at_the_moment_of_its_turn_gives_it_on() -> None:
     play(scene)
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12), st.booleans()), max_size=40))
-def test_slots_and_budget_hold_for_any_order_and_nobody_is_forgotten(
-    asked: list[tuple[str, int, bool]],
-) -> None:
+Step = tuple[str, int]  # what happens, and to whom
+STEPS = st.tuples(st.sampled_from(["a", "b", "c", "cancel", "leave", "settle"]), st.integers(0, 12))
+
+
+def test_a_slot_that_comes_free_is_not_given_to_who_is_being_cancelled() -> None:
     async def scene() -> None:
-        users = Users(FairSemaphore(3, per_tenant=2, budget=10))
-        costs: dict[str, int] = {}
-        for number, (tenant, cost, is_cancelled) in enumerate(asked):
-            name = f"{tenant}{number}"
-            costs[name] = cost
-            await users.come(name, cost=cost)
-            if is_cancelled and name not in users.holding:
-                users.tasks[name].cancel()
-                await settle()
-        while users.holding:
-            tenants = [name[0] for name in users.holding]
-            assert len(tenants) <= 3
-            assert all(tenants.count(one) <= 2 for one in tenants)
-            held = [costs[name] for name in users.holding]
-            assert sum(held) <= 10 or sum(map(bool, held)) == 1
-            await users.leave(users.holding[0])
-        assert all(task.done() for task in users.tasks.values())
+        users = Users(FairSemaphore(1, per_tenant=1))
+        await users.come("a1", "b1", "c1")
+
+        users.told["a1"].set()
+        users.tasks["b1"].cancel()  # it hears of that after a1 has left
+        await settle()
+
+        assert users.holding == ["c1"]
 
     play(scene)
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_slots_and_budget_hold_for_any_order_and_nobody_is_forgotten(steps: list[Step]) -> None:
+    """Whatever happens between two steps of the event loop, as cancellations do."""
+
+    async def scene() -> None:
+        users, costs = Users(FairSemaphore(3, per_tenant=2, budget=10)), dict[str, int]()
+        for number, (what, value) in enumerate(steps):
+            names = list(users.tasks)
+            if what == "settle":
+                await settle()
+            elif what == "cancel" and names:
+                users.tasks[names[value % len(names)]].cancel()
+            elif what == "leave" and names:
+                users.told[names[value % len(names)]].set()
+            elif what in "abc":
+                costs[f"{what}{number}"] = value
+                users.begin(f"{what}{number}", value)
+            check(users, costs)
+        for _ in users.tasks:
+            await settle()
+            check(users, costs)
+            for name in users.holding:
+                users.told[name].set()
+        await settle()
+        assert all(task.done() for task in users.tasks.values())
+        async with asyncio.timeout(5):
+            await users.slots.acquire("a", 10)
+            await users.slots.acquire("b")
+            await users.slots.acquire("c")
+
+    play(scene)
+
+
+def check(users: Users, costs: dict[str, int]) -> None:
+    tenants = [name[0] for name in users.holding]
+    assert len(tenants) <= 3
+    assert all(tenants.count(one) <= 2 for one in tenants)
+    held = [costs[name] for name in users.holding]
+    assert sum(held) <= 10 or sum(map(bool, held)) == 1
 
 
 # Threads

@@ -45,17 +45,13 @@ class FairSemaphore:
     async def acquire(self, tenant: str, cost: int = 0) -> None:
         """Wait for a slot. A caller that is cancelled meanwhile has none."""
         turn = asyncio.get_running_loop().create_future()
-        waiter = turn, cost
-        self._waiting.setdefault(tenant, deque()).append(waiter)
+        self._waiting.setdefault(tenant, deque()).append((turn, cost))
         self._grant()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._waiting[tenant].remove(waiter)
-                if not self._waiting[tenant]:
-                    del self._waiting[tenant]
-                self._grant()  # it may have been what the others waited for
+                self._grant()  # the others may have waited for this one
             else:
                 self.release(tenant, cost)
             raise
@@ -81,8 +77,12 @@ class FairSemaphore:
 
     def _next(self) -> str | None:
         """Whose turn it is. Who costs too much now is waited for, not passed by cheaper ones."""
-        for tenant, queue in self._waiting.items():
-            if self._held[tenant] < self._per_tenant:
+        for tenant, queue in list(self._waiting.items()):
+            while queue and queue[0][0].cancelled():
+                queue.popleft()
+            if not queue:
+                del self._waiting[tenant]
+            elif self._held[tenant] < self._per_tenant:
                 fits = self._budget is None or self._cost + queue[0][1] <= self._budget
                 return tenant if fits or not self._cost else None
         return None

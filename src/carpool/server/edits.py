@@ -195,7 +195,7 @@ def routes(
             served = studio.served()
         task = task_of(served.card, form, is_variation=is_variation)
         intake = studio.intake(request, client.owner)
-        digests = await intake.run(form.digests)
+        digests = await unless_gone(request, intake.run(form.digests))
         sizes = body.size, form.values.get("width"), form.values.get("height")
         is_sized = any(one not in (None, "auto") for one in sizes)
         reading = pictures_of(served.card, task, form, intake, is_sized=is_sized)

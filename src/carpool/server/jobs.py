@@ -29,6 +29,7 @@ from carpool.server.images import Served, make_jobs
 from carpool.server.limits import Place
 from carpool.server.schema_jobs import JobDeleted, JobFile, Jobs, JobStatus
 from carpool.server.strict import StrictRoute
+from carpool.server.studio import unless_gone
 from carpool.types import Job
 
 TYPES = {".png": "image/png", ".jpeg": "image/jpeg", ".jpg": "image/jpeg"}
@@ -124,7 +125,8 @@ async def accept_images(
     served = office.served()
     tenant = body.safety_identifier or body.user or tenant
     jobs = make_jobs(served, body, tenant=tenant, pictures=pictures)
-    names, inputs = await office.intake(request, owner).run(partial(packed, pictures or {}))
+    packing = office.intake(request, owner).run(partial(packed, pictures or {}))
+    names, inputs = await unless_gone(request, packing)
     work = work_of(
         served.id,
         jobs,

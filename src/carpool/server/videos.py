@@ -282,7 +282,7 @@ def routes(office: Office, errors: Any) -> APIRouter:
         pictures = await unless_gone(request, reading)
         job, asked = make_job(served, body, office.max_frames, tenant=tenant, pictures=pictures)
         told = served.told(settings_of(served, job))
-        names, inputs = await intake.run(partial(packed, pictures))
+        names, inputs = await unless_gone(request, intake.run(partial(packed, pictures)))
         work = work_of(served.id, [job], names, fps=asked["fps"], told=told)
         work |= {"keep": list(inputs)} if inputs else {}  # for `remix_video`
         record = await accept(office, request, owner, "video", sent, asked | more, work, inputs)
@@ -293,7 +293,8 @@ def routes(office: Office, errors: Any) -> APIRouter:
     @api.post("/videos", openapi_extra=forms.document(VideoRequest, ["prompt"], *picture))
     async def create_video(request: Request, owner: str = whose) -> Video:
         form = await read_body(request, office.served().card, REFERENCE)
-        digests = await office.intake(request, owner).run(form.digests)
+        intake = office.intake(request, owner)
+        digests = await unless_gone(request, intake.run(form.digests))
         sent = form.values | ({"pictures": digests} if digests else {})
         return await submit(request, owner, form, sent)
 
