@@ -17,7 +17,7 @@ from PIL import Image
 from starlette.types import Message
 
 from carpool.config import ServeSettings
-from carpool.errors import CarpoolError, Overloaded, RateLimited
+from carpool.errors import BodyTooLarge, CarpoolError, Overloaded, RateLimited
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
@@ -63,12 +63,14 @@ def test_without_keys_all_clients_share_the_whole() -> None:
         hold(budget, "", 1)
 
 
-def test_who_is_alone_may_hold_more_than_its_share() -> None:
-    budget = MemoryBudget(100)
+def test_who_is_alone_may_hold_more_than_its_share_but_not_any_number() -> None:
+    budget = MemoryBudget(100, alone=160)
     large = hold(budget, "a", 70, 90)
 
     with pytest.raises(RateLimited):
         hold(budget, "a", 1)
+    with pytest.raises(BodyTooLarge, match="take more than 50 bytes .* or a smaller n"):
+        large.take(1)
     large.give(160)
     hold(budget, "a", 1)
 
@@ -78,14 +80,14 @@ def test_what_a_request_holds_is_free_when_it_ends_however_it_does() -> None:
 
     def fail() -> None:
         with budget.open("a") as held:
-            held.take(90)
-            held.replace(90, 80)
+            held.take(40)
+            held.replace(40, 30)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    hold(budget, "b", 40)
-    hold(budget, "c", 50)
+    hold(budget, "a", 50)
+    hold(budget, "b", 50)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_size=60))
@@ -230,7 +232,8 @@ def test_bytes_of_bodies_are_bounded_together(
 
         status, text = await sender.send(path, Body(first, bytes(120_000)), **keys["a"])
         assert (status, json.loads(text)["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert "half of 1000000 in all (--max-in-flight-bytes)" in text
+        assert "hold 480" in text
+        assert "more than 500000 (--max-in-flight-bytes)" in text
 
         other = Body(first, bytes(120_000))
         parked.append(sender.park(path, other, **keys["b"]))
@@ -272,6 +275,19 @@ def test_pictures_of_requests_that_wait_for_their_turn_are_counted_decoded() -> 
                 await worker.until(lambda: worker.running == 0)
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("n", "status"), [(1, 200), (2, 200), (3, 413)])
+def test_every_output_counts_the_pictures_that_it_begins_with(n: int, status: int) -> None:
+    content = png(256, 256)  # 262,144 bytes, decoded
+    worker = worker_of(replace(BOTH, max_pixels=256 * 256))
+    settings = {"max_in_flight_bytes": 600_000, "max_upload_bytes": 300_000}
+
+    answer = send([("image", content)], worker=worker, settings=settings, n=str(n))
+
+    assert answer.status_code == status
+    if status == 413:
+        assert answer.json()["error"]["code"] == "body_too_large"
 
 
 # The disk

@@ -6,6 +6,7 @@ file first, in time that its contents cannot stretch, and leave a decoder only t
 draws from. Of the rest nothing is read but which way is up.
 """
 
+import io
 import re
 import struct
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,7 @@ PIXEL_BYTES = {"L": 1, "P": 1, "I;16": 2}  # of Pillow's images by mode; 4 of al
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _XMP = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
+_PIECE = 1 << 20
 _MOST_METADATA = 1 << 17  # bytes that are searched
 
 
@@ -57,7 +59,16 @@ def joined(data: bytes, parts: Iterable[tuple[int, int]]) -> bytes:
             start = runs.pop()[0]
         runs.append((start, end))
     view = memoryview(data)
-    return data if runs == [(0, len(data))] else b"".join(view[start:end] for start, end in runs)
+    return data if runs == [(0, len(data))] else assembled(view[a:b] for a, b in runs)
+
+
+def assembled(parts: Iterable[bytes | memoryview]) -> bytes:
+    """These parts as one, copied once and in pieces, so that other threads may run."""
+    whole = io.BytesIO()
+    for part in parts:
+        for at in range(0, len(part), _PIECE):
+            whole.write(part[at : at + _PIECE])
+    return whole.getvalue()  # not a copy
 
 
 def orientation_of_exif(exif: bytes | memoryview) -> int | None:

@@ -98,11 +98,12 @@ class PictureReader:
         name: str = "image",
         fitted: Size | None = None,
         then: Callable[[Image.Image], Image.Image] | None = None,
+        copies: int = 1,
     ) -> Image.Image:
         """Decode a picture.
 
         Args:
-            held: counts the picture in place of the file.
+            held: counts the picture in place of the file, as often as there are `copies`.
             fitted: see `uploads.decoded`.
             then: what else is to be done with it, on the same thread.
 
@@ -118,7 +119,7 @@ class PictureReader:
             return image if then is None else then(image)
 
         image = await self._decoding.run(tenant, work, cost=cost)
-        held.replace(len(container.data), bytes_of(image))
+        held.replace(len(container.data), copies * bytes_of(image))
         return image
 
     async def _data(self, sent: Sent, tenant: str, held: Held, max_bytes: int, name: str) -> bytes:
@@ -161,6 +162,7 @@ class Intake:
     reader: PictureReader
     tenant: str = ""
     held: Held = Uncounted()
+    copies: int = 1  # outputs of the request: each takes the pictures to the worker
 
     async def run(self, work: Callable[[], T], *, cost: int = 0) -> T:
         """See `PictureReader.run`."""
@@ -172,7 +174,9 @@ class Intake:
 
     async def decode(self, picture: Container, name: str, **options: Any) -> Image.Image:
         """See `PictureReader.decode`."""
-        return await self.reader.decode(picture, self.tenant, self.held, name=name, **options)
+        return await self.reader.decode(
+            picture, self.tenant, self.held, name=name, copies=self.copies, **options
+        )
 
 
 def bytes_of(image: Image.Image) -> int:

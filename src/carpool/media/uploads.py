@@ -180,16 +180,16 @@ def read_data_url(
     letters = url[len(head) + 1 :]
     if len(letters) * 3 // 4 > max_bytes + 3:
         raise BodyTooLarge(f"{name} is larger than {max_bytes} bytes", param=name)
-    data = bytearray()
+    data = io.BytesIO()
     try:
         for start in range(0, len(letters), _PIECE):
             piece = binascii.a2b_base64(letters[start : start + _PIECE], strict_mode=True)
             if len(letters) - start > _PIECE and len(piece) != _PIECE * 3 // 4:
                 raise ValueError("Excess data after padding")
-            data += piece
+            data.write(piece)
     except ValueError as error:
         raise InvalidValue(f"{name}={show(cut(url))}: {error}", param=name) from error
-    return bytes(data)
+    return data.getvalue()  # not a copy
 
 
 def read_picture(path: Path, *, is_mask: bool = False) -> Image.Image:

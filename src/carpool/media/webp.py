@@ -9,6 +9,7 @@ from carpool.media.container import (
     TOO_MANY_PARTS,
     Container,
     Unreadable,
+    assembled,
     orientation_of_exif,
     orientation_of_xmp,
 )
@@ -62,7 +63,7 @@ def walk(data: bytes) -> Container:
         mode="RGBA" if has_alpha else "RGB",
         pixel_bytes=4 + 4 + 4,  # two canvases, and Pillow's own
         peak_bytes=4 + 4 + 4 + 4,  # and a copy on the way
-        data=b"".join((b"RIFF", struct.pack("<I", total), b"WEBP", *parts)),
+        data=assembled([b"RIFF", struct.pack("<I", total), b"WEBP", *parts]),
     )
 
 

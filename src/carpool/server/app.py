@@ -70,7 +70,7 @@ def create_app(
     spans = traces or Tracing()
     answers: Answers[Answer] = Answers(_bytes_of, time.monotonic)
     limits = Limits(settings.requests_per_minute, settings.max_in_flight_per_key, time.monotonic)
-    memory = MemoryBudget(settings.max_in_flight_bytes)
+    memory = MemoryBudget(settings.max_in_flight_bytes, settings.max_upload_bytes)
     parser = FairExecutor("carpool-json", 2, per_tenant=1)
     threads = max(2, os.cpu_count() or 2)
     encoder = FairExecutor("carpool-encode", threads, per_tenant=threads - 1)
@@ -182,9 +182,9 @@ def create_app(
         if body.background_job:
             job = await jobs.accept_images(office, request, client.owner, body, client.key)
             return JSONResponse(job.model_dump(), 202)
-        sent = body.model_dump(exclude_unset=True)
+        sent = partial(body.model_dump, exclude_unset=True)
         make = partial(drawing_of, served(), body, key=client.key)
-        return await studio.answer(request, client, sent, make)
+        return await studio.answer(request, client, sent, make, is_streamed=body.stream)
 
     @api.get("/models")
     async def list_models() -> schema.Models:

@@ -23,7 +23,7 @@ from carpool.errors import (
 )
 from carpool.media.reader import Intake
 from carpool.media.uploads import Mode
-from carpool.parameters import Card, Task, within
+from carpool.parameters import Card, Task, check_n, within
 from carpool.server import schema
 from carpool.server.forms import (
     FILE,
@@ -194,7 +194,8 @@ def routes(
         if not body.background_job:
             served = studio.served()
         task = task_of(served.card, form, is_variation=is_variation)
-        intake = studio.intake(request, client.owner)
+        n = check_n(1 if body.n is None else body.n, served.max_n)
+        intake = studio.intake(request, client.owner, n)
         digests = await unless_gone(request, intake.run(form.digests))
         sizes = body.size, form.values.get("width"), form.values.get("height")
         is_sized = any(one not in (None, "auto") for one in sizes)
@@ -206,7 +207,8 @@ def routes(
             )
             return JSONResponse(job.model_dump(), 202)
         make = partial(drawing_of, served, body, key=client.key, pictures=pictures, kind=kind)
-        return await studio.answer(request, client, {**form.values, "pictures": digests}, make)
+        sent = {**form.values, "pictures": digests}
+        return await studio.answer(request, client, lambda: sent, make, is_streamed=body.stream)
 
     @api.post(
         "/images/edits",

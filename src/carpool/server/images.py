@@ -136,9 +136,12 @@ async def draw(
         link: puts a file where a client can fetch it; for `response_format` "url". On a thread.
         run: runs the encoding, a picture at a time.
     """
+    tasks = []
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(supervisor.submit(job)) for job in drawing.jobs]
+            for job in drawing.jobs:
+                tasks.append(group.create_task(supervisor.submit(job)))
+                await asyncio.sleep(0)  # pictures that it brings take milliseconds to send
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     done = [task.result() for task in tasks]
@@ -187,15 +190,19 @@ def make_jobs(
             f"{served.id} makes {makes}, and this endpoint answers with pictures: {way}",
             param="model",
         )
-    check_text(body.model_dump())
+    said = body.model_dump()
+    check_text(said)
     if body.output_compression is not None and body.output_format in (None, "png"):
         raise UnsupportedParameter(
             "output_compression is for jpeg and webp: png loses nothing",
             param="output_compression",
         )
-    said = body.model_dump(exclude=set(schema.OPENAI_FIELDS))
     ours = type(body).model_fields  # unsaid, these are None, also where the model knows no such
-    parameters = {name: said[name] for name in said if name not in ours or said[name] is not None}
+    parameters = {
+        name: value
+        for name, value in said.items()
+        if name not in schema.OPENAI_FIELDS and (name not in ours or value is not None)
+    }
     if own := parameters.keys() & {"self", "request_id", "tenant"}:  # `Request`'s own arguments
         name = min(own)
         raise UnknownParameter(f"{served.card.pipeline} has no parameter {name!r}", param=name)

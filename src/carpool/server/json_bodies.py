@@ -76,7 +76,7 @@ def check(text: bytes) -> None:
     if max(depths, default=0) > MOST_DEPTH:
         raise HTTPException(400, f"the body nests lists or objects more than {MOST_DEPTH} deep")
     values = len(marks) - marks.count(b"]") - marks.count(b"}")
-    if max(values, strings) > 2 * MOST_VALUES:  # with a key each
+    if max(values, strings) > 2 * MOST_VALUES:  # a list counts twice, and so does a key
         raise HTTPException(400, f"the body has more than {MOST_VALUES} values")
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from starlette.types import Message, Receive
 
-from carpool.errors import Overloaded, RateLimited
+from carpool.errors import BodyTooLarge, Overloaded, RateLimited
 
 AGAIN_S = 1.0  # the hint when to come again
 
@@ -24,6 +24,7 @@ class Held:
         """Count more bytes.
 
         Raises:
+            BodyTooLarge: it is too much for any request.
             RateLimited: it is too much beside other requests of its key.
             Overloaded: it is too much beside all other requests.
         """
@@ -38,7 +39,7 @@ class Held:
         """Count `new` bytes in place of `old` ones.
 
         Raises:
-            RateLimited, Overloaded: as for `take`.
+            BodyTooLarge, RateLimited, Overloaded: as for `take`.
         """
         self.give(old)
         self.take(new)
@@ -61,14 +62,15 @@ class Held:
 class MemoryBudget:
     """What all requests hold. On one event loop."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, alone: int = 0) -> None:
         """Nothing is held.
 
         Args:
-            most: bytes in all; one key may hold half of them. A request that is the only one of
-                all, or of its key, may hold more.
+            most: bytes in all; one key may hold half of them.
+            alone: what a request may hold that is the only one of its key, or of all, if that
+                is more.
         """
-        self._most, self._total = most, 0
+        self._most, self._alone, self._total = most, alone, 0
         self._of_keys: Counter[str] = Counter()
 
     @contextmanager
@@ -88,18 +90,23 @@ class MemoryBudget:
 
     def check(self, key: str, own: int, more: int) -> None:
         """Refuse more bytes for a request that holds `own` ones."""
-        flag = f"{self._most} in all (--max-in-flight-bytes)"
+        share, flag = self._most // 2 if key else self._most, "--max-in-flight-bytes"
+        if own + more > max(share, self._alone):
+            raise BodyTooLarge(
+                f"body and pictures of this request take more than {share} bytes ({flag}): send "
+                "fewer or smaller pictures, or a smaller n"
+            )
         others = self._of_keys[key] - own
-        if key and others and others + own + more > self._most // 2:
+        if key and others and others + own + more > share:
             raise RateLimited(
                 f"bodies and pictures of other requests of API key {key!r} hold {others} bytes: "
-                f"with this one it would be more than {self._most // 2}, half of {flag}",
+                f"with this one it would be more than {share} ({flag})",
                 retry_after_s=AGAIN_S,
             )
         others = self._total - own
         if others and others + own + more > self._most:
             raise Overloaded(
                 f"bodies and pictures of other requests hold {others} bytes: with this one it "
-                f"would be more than {flag}",
+                f"would be more than {self._most} ({flag})",
                 retry_after_s=AGAIN_S,
             )

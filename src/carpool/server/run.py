@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import itertools
 import logging
 import os
@@ -36,6 +37,7 @@ log = logging.getLogger("carpool")
 # Connections that one turn of the event loop accepts. Where descriptors run out, Python 3.11 tries
 # and complains as often, a thousand times a second with uvicorn's own number.
 _ACCEPTED = 1
+_M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20  # as malloc.h numbers it
 
 
 def serve(model: str, settings: ServeSettings) -> int:
@@ -43,6 +45,7 @@ def serve(model: str, settings: ServeSettings) -> int:
     logs.set_up(settings.log_level, settings.log_format, prompts=settings.log_prompts)
     os.umask(0o077)  # jobs and pictures are their clients' alone
     _allow_descriptors()
+    _give_memory_back()
     keys = Keyring(settings.api_key, settings.api_key_file)
     otel = tracing.is_wanted(settings.otel, os.environ)
     traces = tracing.start("front") if otel else Tracing()
@@ -57,6 +60,13 @@ def _allow_descriptors() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS says "infinite" and means fewer
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _give_memory_back() -> None:
+    """Have glibc map every large buffer alone, and unmap it when it is freed. By default it stops
+    that after the first ones: pictures of clients would stay in the front's memory."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
 def _say(settings: ServeSettings, text: str, *, is_error: bool = False) -> None:

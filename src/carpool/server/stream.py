@@ -164,6 +164,7 @@ async def _run(supervisor: Supervisor, drawing: Drawing, news: "asyncio.Queue[Ne
         async with asyncio.TaskGroup() as group:
             for number in range(len(drawing.jobs)):
                 group.create_task(one(number))
+                await asyncio.sleep(0)  # pictures that it brings take milliseconds to send
     except ExceptionGroup as failures:
         error = failures.exceptions[0]
         if not isinstance(error, CarpoolError):

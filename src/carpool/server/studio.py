@@ -49,12 +49,18 @@ class Studio:
     reader: PictureReader  # of pictures that clients send
     encoder: FairExecutor  # of those that they get
 
-    def intake(self, request: Request, tenant: str) -> Intake:
-        """Reads the pictures of a request."""
-        return Intake(self.reader, tenant, request.state.held)
+    def intake(self, request: Request, tenant: str, n: int) -> Intake:
+        """Reads the pictures of a request for `n` outputs."""
+        return Intake(self.reader, tenant, request.state.held, n)
 
     async def answer(
-        self, request: Request, client: Client, sent: Any, make: Callable[[], Drawing]
+        self,
+        request: Request,
+        client: Client,
+        sent: Callable[[], Any],
+        make: Callable[[], Drawing],
+        *,
+        is_streamed: bool | None,
     ) -> schema.ImagesResponse | Stream:
         """Run the jobs, for as long as the client is there.
 
@@ -62,11 +68,12 @@ class Studio:
             sent: what the client asked for, as JSON: with the same `Idempotency-Key` it must be
                 the same.
             make: checks the request.
+            is_streamed: is the answer one of events?
 
         Raises:
             CarpoolError: whatever is wrong with the request, or became of it.
         """
-        if sent.get("stream"):
+        if is_streamed:
             told = self._events(request, client, sent, make)
             return Stream(await unless_gone(request, anext(told)), told)
         base = str(request.base_url).rstrip("/")
@@ -88,7 +95,7 @@ class Studio:
         return answer
 
     async def _events(
-        self, request: Request, client: Client, sent: Any, make: Callable[[], Drawing]
+        self, request: Request, client: Client, sent: Callable[[], Any], make: Callable[[], Drawing]
     ) -> AsyncIterator[bytes]:
         """A stream's events as they come; of one that was asked for before, those that last."""
         live: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -126,10 +133,15 @@ class Studio:
             once.cancel()
 
     def _once(
-        self, request: Request, client: Client, sent: Any, work: Callable[[], Work]
+        self,
+        request: Request,
+        client: Client,
+        sent: Callable[[], Any],
+        work: Callable[[], Work],
     ) -> Coroutine[Any, Any, Answer]:
-        digest = digest_of(request.url.path, sent)
-        return self.answers.once(client.owner, key_of(request), digest, work)
+        key = key_of(request)
+        digest = "" if key is None else digest_of(request.url.path, sent())
+        return self.answers.once(client.owner, key, digest, work)
 
     def _drew(self, images: int, usage: schema.Usage) -> None:
         self.observer.drew(images)
