@@ -266,3 +266,27 @@ def test_an_error_is_the_callers_and_frees_the_thread() -> None:
                 await executor.run("a", lambda: 1 // 0)
 
     play(scene)
+
+
+def test_a_tenant_rests_as_long_as_it_has_worked_and_the_others_need_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene() -> None:
+        loop, now_s = asyncio.get_running_loop(), 0.0
+        monkeypatch.setattr(loop, "time", lambda: now_s)
+        executor, long, other = FairExecutor("test", 2, per_tenant=1, rests=True), Slow(), Slow()
+        other.may_end.set()
+        first = asyncio.create_task(executor.run("a", long))
+        await asyncio.to_thread(long.begun.wait, 5)
+        second = asyncio.create_task(executor.run("a", other))
+        now_s = 3.0
+        long.may_end.set()
+        await first
+        assert await executor.run("b", lambda: 7) == 7
+
+        await settle()
+        assert not other.begun.is_set()
+        now_s = 6.0
+        await second
+
+    play(scene)

@@ -92,7 +92,13 @@ class FairExecutor:
     """Threads that tenants take in turn. Work whose caller is gone before its turn never begins."""
 
     def __init__(
-        self, name: str, workers: int, *, per_tenant: int, budget: int | None = None
+        self,
+        name: str,
+        workers: int,
+        *,
+        per_tenant: int,
+        budget: int | None = None,
+        rests: bool = False,
     ) -> None:
         """No thread yet.
 
@@ -100,7 +106,11 @@ class FairExecutor:
             name: of the threads.
             per_tenant: threads that one tenant may keep busy.
             budget: see `FairSemaphore`.
+            rests: does a tenant's thread rest as long as it has worked? For work that keeps the
+                interpreter to itself: whoever else wants it has half the time.
         """
+        self._rests = rests
+        self._rested_s: dict[str, float] = {}  # when a tenant will have rested; event loop's clock
         self._slots = FairSemaphore(workers, per_tenant=per_tenant, budget=budget)
         self._threads = ThreadPoolExecutor(workers, name)
 
@@ -117,11 +127,24 @@ class FairExecutor:
         """
         await self._slots.acquire(tenant, cost)
         loop = asyncio.get_running_loop()
+        if (rest_s := self._rested_s.pop(tenant, 0) - loop.time()) > 0:
+            try:
+                await asyncio.sleep(rest_s)
+            except asyncio.CancelledError:
+                self._rested_s[tenant] = loop.time() + rest_s
+                self._slots.release(tenant, cost)
+                raise
+        began_s = loop.time()
         future = self._threads.submit(contextvars.copy_context().run, work)
+
+        def release() -> None:
+            if self._rests:
+                self._rested_s[tenant] = 2 * loop.time() - began_s
+            self._slots.release(tenant, cost)
 
         def ended(_: "Future[T]") -> None:
             with contextlib.suppress(RuntimeError):  # the event loop has ended before the work
-                loop.call_soon_threadsafe(self._slots.release, tenant, cost)
+                loop.call_soon_threadsafe(release)
 
         future.add_done_callback(ended)
         return await asyncio.wrap_future(future)

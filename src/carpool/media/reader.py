@@ -119,7 +119,7 @@ class PictureReader:
             return image if then is None else then(image)
 
         image = await self._decoding.run(tenant, work, cost=cost)
-        held.replace(len(container.data), copies * bytes_of(image))
+        held.replace(len(container.data), bytes_of(image, copies))
         return image
 
     async def _data(self, sent: Sent, tenant: str, held: Held, max_bytes: int, name: str) -> bytes:
@@ -179,6 +179,7 @@ class Intake:
         )
 
 
-def bytes_of(image: Image.Image) -> int:
-    """What a picture takes in memory."""
-    return math.prod(image.size) * (1 if image.mode == "L" else 4)
+def bytes_of(image: Image.Image, copies: int = 1) -> int:
+    """What a picture takes in memory, with copies of its pixels that go to the worker."""
+    bands = len(image.getbands())
+    return math.prod(image.size) * ((1 if bands == 1 else 4) + copies * bands)

@@ -40,7 +40,7 @@ from carpool.server.studio import Answer, Client, Studio
 from carpool.supervise import Supervisor
 from carpool.tracing import Tracing
 
-PARSED_AT_ONCE = 16 << 10  # bytes of JSON; more is parsed on a thread
+PARSED_AT_ONCE = 64 << 10  # bytes of JSON; more is parsed on a thread
 
 _bearer = HTTPBearer(auto_error=False)
 
@@ -71,7 +71,7 @@ def create_app(
     answers: Answers[Answer] = Answers(_bytes_of, time.monotonic)
     limits = Limits(settings.requests_per_minute, settings.max_in_flight_per_key, time.monotonic)
     memory = MemoryBudget(settings.max_in_flight_bytes, settings.max_upload_bytes)
-    parser = FairExecutor("carpool-json", 2, per_tenant=1)
+    parser = FairExecutor("carpool-json", 4, per_tenant=1, rests=True)
     threads = max(2, os.cpu_count() or 2)
     encoder = FairExecutor("carpool-encode", threads, per_tenant=threads - 1)
     started, observer = int(time.time()), Observer(supervisor, settings, runner)

@@ -62,6 +62,11 @@ class Drawing:
     kind: Literal["image_generation", "image_edit"] = "image_generation"
 
     @property
+    def has_pictures(self) -> bool:
+        """Does it begin with some?"""
+        return not self.jobs[0].arguments.keys().isdisjoint(PICTURES)
+
+    @property
     def format(self) -> media.Format:
         return self.body.output_format or "png"
 
@@ -121,6 +126,14 @@ def drawing_of(
     """
     tenant = body.safety_identifier or body.user or key
     return Drawing(served, body, make_jobs(served, body, tenant=tenant, pictures=pictures), kind)
+
+
+def pack(drawing: Drawing) -> None:
+    """Make its pictures ready to be sent. Takes its time: not on the event loop."""
+    for name in PICTURES:
+        given = drawing.jobs[0].arguments.get(name, [])
+        for picture in given if isinstance(given, list) else [given]:
+            frames.pack(picture)
 
 
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]

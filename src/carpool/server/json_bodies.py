@@ -13,6 +13,7 @@ import json
 import re
 import secrets
 from collections import Counter
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -26,10 +27,10 @@ MOST_BYTES = 1 << 20  # without pictures
 MOST_PICTURES = 64  # that do not count as bytes
 LEAST_PICTURE = 1 << 10  # bytes of one of these
 
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # with an end or without: linear
+_IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # up to its end
 _NO_MARK = bytes(set(range(256)) - set(b"[]{},"))
 _DEPTH = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1, ord(","): 0}
-_PIECE = 1 << 20  # of a picture; between two, other threads may run
+_PIECE = 1 << 16  # bytes that are looked at in one go: then other threads may run
 
 
 def read(body: bytes | bytearray) -> Any:
@@ -54,30 +55,70 @@ def parse(text: bytes, *, has_places: bool = True) -> Any:
     """
     check(text)
     try:
-        return json.loads(text.decode(), object_pairs_hook=_unique)
+        value = json.loads(text.decode(), object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
         raise HTTPException(400, "the body is not JSON: it is not UTF-8") from error
     except json.JSONDecodeError as error:
         where = f" (line {error.lineno}, column {error.colno})" if has_places else ""
         raise HTTPException(400, f"the body is not JSON: {error.msg}{where}") from error
+    except RecursionError:
+        raise _deep() from None
     except ValueError as error:
         raise HTTPException(400, "the body has a number of too many digits") from error
+    level: list[Any] = [[value]]
+    for _ in range(MOST_DEPTH + 1):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return value
+    raise _deep()
 
 
 def check(text: bytes) -> None:
-    """Hold JSON against the limits of number and depth, without parsing it.
+    """Refuse JSON with too many values, without parsing it.
 
     Raises:
-        HTTPException: 400; it is beyond one of them.
+        HTTPException: 400; it is beyond the limit.
     """
-    bare, strings = _STRING.subn(b"", text)
-    marks = bare.translate(None, _NO_MARK)
-    depths = accumulate(map(_DEPTH.__getitem__, marks[: 4 * MOST_VALUES]))
-    if max(depths, default=0) > MOST_DEPTH:
-        raise HTTPException(400, f"the body nests lists or objects more than {MOST_DEPTH} deep")
-    values = len(marks) - marks.count(b"]") - marks.count(b"}")
-    if max(values, strings) > 2 * MOST_VALUES:  # a list counts twice, and so does a key
+    most = 2 * MOST_VALUES  # a list in a list counts twice, and so does a key
+    if _values(text.translate(None, _NO_MARK)) <= most and text.count(b'"') <= 2 * most:
+        return  # whatever of that stands in texts
+    marks, strings = bytearray(), 0
+    for start, end in _outside(text):
+        marks += text[start:end].translate(None, _NO_MARK)
+        strings += 1
+        if max(len(marks), strings) > 2 * most:
+            break
+    if max(accumulate(map(_DEPTH.__getitem__, marks)), default=0) > MOST_DEPTH:
+        raise _deep()
+    if max(_values(marks), strings) > most:
         raise HTTPException(400, f"the body has more than {MOST_VALUES} values")
+
+
+def _values(marks: bytes | bytearray) -> int:
+    """As many as there are commas, and lists and objects that begin."""
+    return len(marks) - marks.count(b"]") - marks.count(b"}")
+
+
+def _outside(text: bytes) -> Iterator[tuple[int, int]]:
+    """What lies outside of strings, in pieces."""
+    at, is_inside = 0, False
+    while at < len(text):
+        until = min(at + _PIECE, len(text))
+        if is_inside:
+            found = _IN_STRING.match(text, at, until)
+            end = found.end() if found else until
+            is_inside = end == until or not text.startswith(b'"', end)
+            at = end + 1 if not is_inside else max(end, at + 1)
+        else:
+            end = text.find(b'"', at, until)
+            is_inside = end >= 0
+            yield at, end if is_inside else until
+            at = end + 1 if is_inside else until
 
 
 def cut(body: bytes | bytearray) -> tuple[bytes, dict[str, memoryview]]:
@@ -142,3 +183,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if any(len(key) > MOST_KEY for key in found):
         raise HTTPException(400, f"the body has a key of more than {MOST_KEY} characters")
     return found
+
+
+def _deep() -> HTTPException:
+    return HTTPException(400, f"the body nests lists or objects more than {MOST_DEPTH} deep")

@@ -10,14 +10,16 @@ import resource
 import signal
 import socket
 import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 import uvicorn
 
-from carpool import logs, tracing
+from carpool import frames, logs, tracing
 from carpool.config import ServeSettings
 from carpool.errors import LoadFailed, SettingRejected, StoreFailed
 from carpool.jobs.runner import Runner
@@ -37,6 +39,7 @@ log = logging.getLogger("carpool")
 # Connections that one turn of the event loop accepts. Where descriptors run out, Python 3.11 tries
 # and complains as often, a thousand times a second with uvicorn's own number.
 _ACCEPTED = 1
+_SWITCH_S = 0.001  # the event loop's longest wait for another thread's Python; usually 5 ms
 _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20  # as malloc.h numbers it
 
 
@@ -46,6 +49,7 @@ def serve(model: str, settings: ServeSettings) -> int:
     os.umask(0o077)  # jobs and pictures are their clients' alone
     _allow_descriptors()
     _give_memory_back()
+    sys.setswitchinterval(_SWITCH_S)
     keys = Keyring(settings.api_key, settings.api_key_file)
     otel = tracing.is_wanted(settings.otel, os.environ)
     traces = tracing.start("front") if otel else Tracing()
@@ -113,7 +117,7 @@ async def _serve_with(
         {"image": write_images, "video": write_video},
         model=lambda: settings.served_model_name or _served_id(supervisor),
         max_running=settings.max_running,
-        read=unpacked,
+        read=_read,
     )
     server = _Server(supervisor, settings, runner, keys, traces)
     _say(settings, f"Loading {model} ...")
@@ -140,6 +144,11 @@ async def _serve_with(
             await asyncio.to_thread(server.unix.remove)
         await runner.stop()
         await supervisor.stop()
+
+
+def _read(file: bytes, mode: Any) -> Any:
+    """A picture of a job, ready to be sent. On a thread."""
+    return frames.pack(unpacked(file, mode))
 
 
 def _reload(supervisor: Supervisor, keys: Keyring) -> None:

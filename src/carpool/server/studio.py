@@ -16,7 +16,7 @@ from carpool.media.reader import Intake, PictureReader
 from carpool.server import schema
 from carpool.server.files import Files
 from carpool.server.idempotency import Answers, digest_of, key_of
-from carpool.server.images import Drawing, Served, draw
+from carpool.server.images import Drawing, Served, draw, pack
 from carpool.server.observe import Observer
 from carpool.server.stream import Stream, events, is_lasting
 from carpool.supervise import Supervisor
@@ -79,9 +79,7 @@ class Studio:
         base = str(request.base_url).rstrip("/")
 
         async def work() -> schema.ImagesResponse:
-            await self.check_room(request, client)
-            drawing = make()
-            self.observer.began(request, client.key, drawing.jobs)
+            drawing = await self._drawing(request, client, make)
 
             def link(file: bytes) -> str:
                 return base + self.files.keep(file, drawing.format)
@@ -94,6 +92,16 @@ class Studio:
         self._drew(len(answer.data), answer.usage)
         return answer
 
+    async def _drawing(
+        self, request: Request, client: Client, make: Callable[[], Drawing]
+    ) -> Drawing:
+        await self.check_room(request, client)
+        drawing = make()
+        if drawing.has_pictures:
+            await self.encoder.run(client.owner, partial(pack, drawing))
+        self.observer.began(request, client.key, drawing.jobs)
+        return drawing
+
     async def _events(
         self, request: Request, client: Client, sent: Callable[[], Any], make: Callable[[], Drawing]
     ) -> AsyncIterator[bytes]:
@@ -101,9 +109,7 @@ class Studio:
         live: asyncio.Queue[bytes | None] = asyncio.Queue()
 
         async def work() -> list[bytes]:
-            await self.check_room(request, client)
-            drawing = make()
-            self.observer.began(request, client.key, drawing.jobs)
+            drawing = await self._drawing(request, client, make)
             told = events(
                 self.supervisor,
                 drawing,
