@@ -92,7 +92,7 @@ def test_too_many_values_are_refused_unparsed(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[{"\\"a":[[1],', ']}]')]
+    ("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[{"\\"a":[[1],', "]}]")]
 )
 def test_deep_nesting_is_refused(opening: str, closing: str) -> None:
     for depth in (33, 900, 30_000):

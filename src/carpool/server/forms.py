@@ -4,7 +4,6 @@ A form's texts become what they stand for; those that cannot are left for the ch
 Pictures stay as they were sent: nothing is decoded or fetched here.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -29,7 +28,7 @@ from carpool.errors import (
     show,
 )
 from carpool.media.reader import Sent
-from carpool.media.uploads import MOST_BYTES
+from carpool.media.uploads import MOST_BYTES, digest_of
 from carpool.parameters import Card
 from carpool.server.json_bodies import check, cut, parse
 
@@ -103,8 +102,7 @@ class Form:
     def digests(self) -> list[str]:
         """Of the pictures, as they were sent. Takes its time: not on the event loop."""
         sent = [*self.images, self.mask or ""] if self.images or self.mask else []
-        plain = (one.encode() if isinstance(one, str) else one for one in sent)
-        return [hashlib.sha256(one).hexdigest() for one in plain]
+        return [digest_of(one) for one in sent]
 
     def add(self, name: str, sent: Sent) -> None:
         if name != "mask":
