@@ -71,8 +71,8 @@ def assembled(parts: Iterable[bytes | memoryview]) -> bytes:
     return whole.getvalue()  # not a copy
 
 
-def orientation_of_exif(exif: bytes | memoryview) -> int | None:
-    """The orientation, 1 to 8; None where EXIF says none."""
+def orientation_of_exif(exif: bytes | memoryview) -> int:
+    """The orientation, 1 to 8; 0 where EXIF says none."""
     tiff = bytes(exif[:_MOST_METADATA]).removeprefix(b"Exif\0\0")
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     try:
@@ -85,10 +85,10 @@ def orientation_of_exif(exif: bytes | memoryview) -> int | None:
                     return value if kind == 3 and 1 <= value <= 8 else 1
     except struct.error:  # it ends before
         pass
-    return None
+    return 0
 
 
-def orientation_of_xmp(xmp: bytes | memoryview) -> int | None:
+def orientation_of_xmp(xmp: bytes | memoryview) -> int:
     """The same of XMP."""
     found = _XMP.search(bytes(xmp[:_MOST_METADATA]))
-    return int(found[1]) if found else None
+    return int(found[1]) if found else 0

@@ -51,10 +51,10 @@ def walk(data: bytes) -> Container:
         content, end = memoryview(data)[at + 4 : at + 2 + size], at + 2 + size
         if marker == _END or size < 2 or end > len(data):
             raise Unreadable(CUT_SHORT)
-        if marker == 0xE1 and data.startswith(b"Exif\0\0", at + 4):
-            exif = exif or orientation_of_exif(content)
-        elif marker == 0xE1 and data.startswith(_XMP, at + 4):
-            xmp = xmp or orientation_of_xmp(content)
+        if marker == 0xE1 and exif is None and data.startswith(b"Exif\0\0", at + 4):
+            exif = orientation_of_exif(content)
+        elif marker == 0xE1 and xmp is None and data.startswith(_XMP, at + 4):
+            xmp = orientation_of_xmp(content)
         if marker in _FRAME:
             if frame:
                 raise Unreadable("it has two headers")

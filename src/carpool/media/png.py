@@ -54,10 +54,10 @@ def walk(data: bytes) -> Container:
                 rows.append((kept - 4 - size, kept - 4))
             case b"acTL":
                 [frames] = struct.unpack_from(">I", content)
-            case b"eXIf":
-                exif = exif or orientation_of_exif(content)
-            case b"iTXt" if data.startswith(_XMP, at + 8):
-                xmp = xmp or orientation_of_xmp(content)
+            case b"eXIf" if exif is None:
+                exif = orientation_of_exif(content)
+            case b"iTXt" if xmp is None and data.startswith(_XMP, at + 8):
+                xmp = orientation_of_xmp(content)
             case b"IEND":
                 break
         at = end

@@ -44,10 +44,10 @@ def walk(data: bytes) -> Container:
         elif name in _DRAW:
             parts.append(memoryview(data)[at:end])
         frames += name == b"ANMF"
-        if name == b"EXIF":
-            exif = exif or orientation_of_exif(content)
-        elif name == b"XMP ":
-            xmp = xmp or orientation_of_xmp(content)
+        if name == b"EXIF" and exif is None:
+            exif = orientation_of_exif(content)
+        elif name == b"XMP " and xmp is None:
+            xmp = orientation_of_xmp(content)
         at = end
     else:
         raise Unreadable(TOO_MANY_PARTS)
