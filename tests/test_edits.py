@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from carpool import frames
+from carpool.media.reader import Intake, PictureReader
 from carpool.parameters import Card, Parameter, Task, within
 from carpool.server import schema
 from carpool.server.edits import pictures_of, task_of
@@ -346,7 +347,8 @@ def test_several_references_give_what_plain_diffusers_gives() -> None:
 
     with driving("flux2") as drive:
         card = drive.engine.loaded.card
-        work = pictures_of(card, task_of(card, form), form, is_sized=False, allow_remote=False)
+        intake = Intake(PictureReader())
+        work = pictures_of(card, task_of(card, form), form, intake, is_sized=False)
         drawing = drawing_of(Served(card.id, card, 10), body, key="", pictures=asyncio.run(work))
         [job] = drawing.jobs
         recorder = Recorder()

@@ -123,7 +123,8 @@ def test_the_document_tells_of_both_kinds_of_body_and_of_jobs() -> None:
 
 
 def test_large_bodies_are_taken_where_pictures_are() -> None:
-    content = json.dumps({"prompt": "a" * (2 << 20)})
+    picture = "data:image/png;base64," + "A" * (2 << 20)
+    content = json.dumps({"prompt": "a" * 32_001, "images": [{"image_url": picture}]})
     for path, code in ((EDITS, "invalid_value"), ("/v1/images/generations", "body_too_large")):
         told = refusal(ask(content, path, worker=worker_of(BOTH), max_body_bytes=1 << 20))
         assert told["code"] == code

@@ -13,7 +13,7 @@ from PIL import Image
 
 from carpool.config import ServeSettings
 from carpool.media import read_settings
-from carpool.server.strict import read
+from carpool.server.json_bodies import read
 from hostile import ENDPOINT, Grey, ask, plain, refusal
 
 POSTS = sorted(
@@ -188,7 +188,9 @@ def test_any_text_reaches_the_worker_as_it_was_sent(text: str, format_: str) -> 
 @pytest.mark.parametrize(
     "content",
     [body(prompt="a" * 32_001), body(prompt="a" * 1_000_000), body(prompt=["a"]), body(prompt={}),
-     body(prompt=None), body(prompt=1), raw('"user": "\\ud800"'), body(negative_prompt=["a"])],
+     body(prompt=None), body(prompt=1), raw('"user": "\\ud800"'), body(negative_prompt=["a"]),
+     body(negative_prompt="a" * 32_001), body(negative_prompt="a" * 1_000_000),
+     body(user="a" * 257), body(safety_identifier="a" * 257)],
     ids=lambda content: content[-40:],
 )  # fmt: skip
 def test_what_is_no_text_or_too_long_is_refused(content: str) -> None:

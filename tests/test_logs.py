@@ -13,7 +13,7 @@ import pytest
 
 from carpool import logs
 from carpool.config import EngineSettings, ServeSettings
-from carpool.logs import JSONLines
+from carpool.logs import JSONLines, TextLines
 from carpool.server.app import create_app
 from carpool.supervise import Supervisor
 from hostile import Grey
@@ -203,3 +203,19 @@ def test_prompts_are_logged_only_where_that_is_asked_for(
     asked(json.dumps({"prompt": PROMPT}), worker=Grey(), log_prompts=is_wanted)
 
     assert (PROMPT in caplog.text) is is_wanted
+
+
+@pytest.mark.parametrize("format_", [JSONLines(), TextLines(logs.TEXT)])
+def test_no_line_is_longer_than_a_log_can_bear(format_: logging.Formatter) -> None:
+    said = "x" * 1_000_000
+    try:
+        raise ValueError(said)
+    except ValueError:
+        record = logging.LogRecord("a", 30, "a.py", 1, "%s", (said,), sys.exc_info())
+
+    line = format_.format(record)
+
+    assert len(line) < 40_000
+    assert line.rstrip('"}').endswith(" characters")
+    if isinstance(format_, JSONLines):
+        assert json.loads(line)["message"].endswith(" ... 1000000 characters")

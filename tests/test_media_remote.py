@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from carpool.errors import BodyTooLarge, CarpoolError, InvalidValue
+from carpool.media.reader import PictureReader, Uncounted
 from carpool.media.remote import Address, fetch, is_public
-from carpool.media.uploads import from_url
 
 PUBLIC = ipaddress.ip_address("127.0.0.1")
 PICTURE = b"\x89PNG not really"
@@ -145,7 +145,53 @@ def test_no_address_that_is_not_public_is_taken_for_one(text: str) -> None:
     assert not is_public(ipaddress.ip_address(text))
 
 
-@pytest.mark.parametrize("text", ["1.1.1.1", "93.184.215.14", "2606:4700::1111", "::ffff:1.1.1.1"])
+# IANA's special-purpose address registries, line by line, multicast, what lies outside of global
+# unicast, and the addresses at which clouds tell secrets
+NOT_PUBLIC = [
+    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+    "192.0.0.0/24", "192.0.0.0/29", "192.0.0.8/32", "192.0.0.9/32", "192.0.0.10/32",
+    "192.0.0.170/31", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24",
+    "192.88.99.2/32", "192.168.0.0/16", "192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24",
+    "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4", "255.255.255.255/32", "168.63.129.16/32",
+    "169.254.169.254/32", "169.254.170.2/32", "100.100.100.200/32", "192.0.0.192/32", "::1/128",
+    "::/128", "::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48", "100::/64", "100:0:0:1::/64",
+    "2001::/23", "2001::/32", "2001:1::1/128", "2001:1::2/128", "2001:1::3/128", "2001:2::/48",
+    "2001:3::/32", "2001:4:112::/48", "2001:10::/28", "2001:20::/28", "2001:30::/28",
+    "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20", "5f00::/16", "fc00::/7",
+    "fe80::/10", "fec0::/10", "ff00::/8", "fd00:ec2::254/128", "fd20:ce::254/128", "4000::/2",
+    "8000::/1", "200::/7", "::ffff:10.0.0.0/104", "::ffff:168.63.129.16/128",
+    "64:ff9b::10.0.0.0/104", "64:ff9b::a83f:8110/128", "64:ff9b::a9fe:a9fe/128",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NOT_PUBLIC)
+def test_no_address_of_a_special_purpose_is_public(text: str) -> None:
+    network = ipaddress.ip_network(text)
+
+    for address in (network[0], network[network.num_addresses // 2], network[-1]):
+        assert not is_public(address), address
+
+
+def test_what_is_public_does_not_depend_on_the_tables_of_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for version in (ipaddress.IPv4Address, ipaddress.IPv6Address):
+        for name in ("is_global", "is_private", "is_reserved", "is_link_local"):
+            monkeypatch.delattr(version, name)
+
+    test_no_address_of_a_special_purpose_is_public("192.0.0.0/24")
+    test_no_address_of_a_special_purpose_is_public("fc00::/7")
+    assert is_public(ipaddress.ip_address("1.1.1.1"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1.1.1.1", "93.184.215.14", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101",
+     "9.255.255.255", "11.0.0.0", "100.63.255.255", "100.128.0.0", "168.63.129.15",
+     "168.63.129.17", "172.15.255.255", "172.32.0.0", "192.0.1.0", "192.88.98.255",
+     "192.88.100.0", "198.17.255.255", "198.20.0.0", "223.255.255.255", "2001:200::",
+     "2001:db7:ffff::", "2001:db9::", "2003::", "3fff:1000::", "3ffe:ffff::"],
+)  # fmt: skip
 def test_public_addresses_are_public(text: str) -> None:
     assert is_public(ipaddress.ip_address(text))
 
@@ -356,8 +402,12 @@ def test_a_certificate_is_held_against_the_name_not_the_address() -> None:
 def test_a_url_in_a_request_goes_by_the_same_rules(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
+    async def ask() -> None:
+        reader = PictureReader(allow_remote=True)
+        await reader.open("http://127.0.0.1/key", "", Uncounted(), name="mask")
+
     with pytest.raises(CarpoolError, match="mask: the URL leads to an address that is not public"):
-        asyncio.run(from_url("http://127.0.0.1/key", max_pixels=99, allow_remote=True, name="mask"))
+        asyncio.run(ask())
 
     assert "key" not in caplog.text
 

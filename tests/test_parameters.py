@@ -19,7 +19,16 @@ from carpool.errors import (
     UnknownParameter,
     UnsupportedParameter,
 )
-from carpool.parameters import Card, Parameter, Task, check, check_n, seeds
+from carpool.parameters import (
+    MOST_TEXT,
+    MOST_TEXTS,
+    Card,
+    Parameter,
+    Task,
+    check,
+    check_n,
+    seeds,
+)
 from carpool.types import MAX_SEED, Request
 
 CARD = Card(
@@ -389,3 +398,57 @@ def test_whatever_is_said_is_a_job_or_a_refusal(said: dict[str, Any], from_json:
 
     assert 0 <= job.seed <= MAX_SEED
     assert None not in job.arguments.values()
+
+
+# Texts
+
+ENCODERS = ("prompt", "prompt_2", "prompt_3")
+TEXTS = tuple(f"{sign}{name}" for name in ENCODERS for sign in ("", "negative_"))
+WORDY = replace(
+    CARD,
+    tasks=(
+        Task(
+            "text-to-image",
+            "WordyPipeline",
+            (*(Parameter(name, "str") for name in TEXTS), Parameter("instructions", "other")),
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("from_json", [False, True])
+def test_every_text_is_limited_not_the_prompt_alone(name: str, from_json: bool) -> None:
+    def ask(size: int) -> None:
+        said: dict[str, Any] = {"prompt": "", name: "a" * size}
+        check(WORDY, Request(**said), from_json=from_json)
+
+    ask(MOST_TEXT)
+    with pytest.raises(InvalidValue) as refused:
+        ask(MOST_TEXT + 1)
+
+    assert refused.value.message == f"{name} has 32001 characters: must have at most 32000"
+    assert refused.value.param == name
+
+
+def test_texts_are_limited_together_too() -> None:
+    four: dict[str, Any] = dict.fromkeys(TEXTS[:4], "a" * (MOST_TEXTS // 4))
+    check(WORDY, Request(**four))
+
+    with pytest.raises(InvalidValue, match="have 64001 characters together: must have at most"):
+        check(WORDY, Request(**{**four, TEXTS[4]: "a"}))
+
+
+@pytest.mark.parametrize("wrap", [lambda text: [text], lambda text: [{"": (text,)}],
+                                  lambda text: {text: 1}])  # fmt: skip
+def test_texts_within_lists_count(wrap: Any) -> None:
+    check(WORDY, Request("", instructions=wrap("a" * MOST_TEXT)))
+
+    with pytest.raises(InvalidValue, match="instructions has 32001 characters"):
+        check(WORDY, Request("", instructions=wrap("a" * (MOST_TEXT + 1))))
+
+
+def test_defaults_of_a_model_are_not_the_callers_and_do_not_count() -> None:
+    own = replace(WORDY, defaults={"negative_prompt": "a" * 40_000})
+
+    assert check(own, Request("")).arguments["negative_prompt"] == "a" * 40_000

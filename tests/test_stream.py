@@ -203,6 +203,7 @@ async def _three_of(worker: Grey) -> list[bytes]:
         drawing,
         drew=lambda images, usage: None,
         previewed=lambda seconds: None,
+        run=asyncio.to_thread,
         heartbeat_s=0.001,
     )
     found = [await anext(stream) for _ in range(3)]

@@ -151,6 +151,13 @@ class ServeSettings(EngineSettings):
     max_upload_bytes: int = _setting(
         64 << 20, "largest HTTP body with pictures to edit", unit="bytes", least=1
     )
+    max_in_flight_bytes: int = _setting(
+        192 << 20,
+        "memory that bodies and pictures of unanswered requests may take; one key has half of it "
+        "at most",
+        unit="bytes",
+        least=1,
+    )
     allow_remote_media: bool = _setting(
         False, "fetch pictures that requests name by http(s) URLs, from public addresses only"
     )

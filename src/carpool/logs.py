@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from carpool.config import LogFormat, LogLevel
 
 TEXT = "%(asctime)s %(levelname)s %(message)s"
+MOST_TEXT = 16_000  # characters of a message, or of an exception with its traceback
 PROBES = ("/health", "/livez", "/metrics")  # asked every few seconds: for `debug` only
 FIELDS = ("request_id", "key", "method", "path", "status", "duration_ms")
 
@@ -24,7 +25,7 @@ access = logging.getLogger("carpool.access")
 def set_up(level: LogLevel, format_: LogFormat, *, prompts: bool = False) -> None:
     """Send all log lines of this process, and Python's warnings, to standard error."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JSONLines() if format_ == "json" else logging.Formatter(TEXT))
+    handler.setFormatter(JSONLines() if format_ == "json" else TextLines(TEXT))
     if not prompts:
         handler.addFilter(without_prompts)
     logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -58,6 +59,18 @@ def answered(method: str, path: str, status: int, duration_s: float) -> None:
     )
 
 
+def bounded(text: str) -> str:
+    """As much of a text as a log should hold: libraries repeat what clients send."""
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ... {len(text)} characters"
+
+
+class TextLines(logging.Formatter):
+    """A line as people read it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return bounded(super().format(record))
+
+
 class JSONLines(logging.Formatter):
     """A line as JSON: `time` (UTC), `level`, `logger`, `message`, and those of `FIELDS` it has."""
 
@@ -66,10 +79,10 @@ class JSONLines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": bounded(record.getMessage()),
             **about.get({}),
             **{name: vars(record)[name] for name in FIELDS if name in vars(record)},
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = bounded(self.formatException(record.exc_info))
         return json.dumps(line)

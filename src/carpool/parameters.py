@@ -6,7 +6,7 @@ API. No torch.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +28,8 @@ ParameterKind = Literal["int", "float", "bool", "str", "numbers", "other"]
 
 OURS = ("n", "seed", "timeout_s", "lora", "deadline_s", "priority")
 MOST_PRIORITY = 10
+MOST_TEXT = 32_000  # characters of one parameter, as OpenAI has it
+MOST_TEXTS = 2 * MOST_TEXT  # of a request
 INSTEAD = {
     "generator": "pass seed, every request gets a generator of its own",
     "num_images_per_prompt": "pass n",
@@ -149,6 +151,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
             raise _unknown(card, task, name, from_json)
         refuse_scale(name, value)
         arguments[name] = _value(task, known[name], value, from_json)
+    _check_texts({name: value for name, value in arguments.items() if name in given})
     if "negative_prompt" in known and "negative_prompt_embeds" in arguments:
         arguments.setdefault("negative_prompt", None)  # SANA's own is "", and refused beside them
     _check_rules(card, arguments)
@@ -253,6 +256,32 @@ def _value(task: Task, parameter: Parameter, value: Any, from_json: bool) -> Any
     if kind == "other":
         raise UnsupportedParameter(f"{name} cannot be sent as JSON", param=name)
     raise InvalidValue(f"{name}={show(value)}: must be {rule}", param=name)
+
+
+def _check_texts(arguments: Mapping[str, Any]) -> None:
+    """Bound all texts: a tokenizer reads the whole of one before it cuts it to what fits."""
+    sizes = {name: sum(map(len, _texts(value))) for name, value in arguments.items()}
+    for name, size in sizes.items():
+        if size > MOST_TEXT:
+            rule = f"must have at most {MOST_TEXT}"
+            raise InvalidValue(f"{name} has {size} characters: {rule}", param=name)
+    if (size := sum(sizes.values())) > MOST_TEXTS:
+        longest = sorted(sizes, key=lambda name: -sizes[name])
+        said = " and ".join(name for name in longest if sizes[name])
+        raise InvalidValue(
+            f"{said} have {size} characters together: must have at most {MOST_TEXTS}",
+            param=longest[0],
+        )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from _texts(entry)
+    elif isinstance(value, dict):
+        yield from _texts([*value, *value.values()])
 
 
 def _check_rules(card: Card, arguments: Mapping[str, Any]) -> None:

@@ -26,6 +26,44 @@ _REDIRECTED = (301, 302, 303, 307, 308)
 logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs URLs whole, keys and all
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# IANA's special-purpose address registries, and what clouds keep for themselves
+_NOT_PUBLIC = [
+    ipaddress.ip_network(text)
+    for text in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # behind carrier-grade NAT; metadata at Alibaba
+        "127.0.0.0/8",  # loopback
+        "168.63.129.16/32",  # Azure's metadata and DNS
+        "169.254.0.0/16",  # link-local; metadata of most clouds
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # protocol assignments; metadata at Oracle
+        "192.0.2.0/24",  # documentation
+        "192.31.196.0/24",  # AS112, served by whoever is near
+        "192.52.193.0/24",  # multicast tunnels (AMT), likewise
+        "192.88.99.0/24",  # 6to4 relays, likewise
+        "192.168.0.0/16",  # private
+        "192.175.48.0/24",  # AS112
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, broadcast
+        # within `_GLOBAL_UNICAST`; the rest of IPv6 is local, reserved or multicast
+        "2001::/23",  # protocol assignments: Teredo, benchmarks, AMT, AS112, ORCHID, drones
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4: leads to the IPv4 address inside
+        "2620:4f:8000::/48",  # AS112
+        "3fff::/20",  # documentation
+    )
+]
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+_EMBEDDING_IPV4 = (  # what the last 32 bits name is where a connection goes
+    ipaddress.IPv6Network("::ffff:0:0/96"),
+    ipaddress.IPv6Network("64:ff9b::/96"),  # NAT64
+)
+
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host, as text."""
 
@@ -41,13 +79,17 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def is_public(address: Address) -> bool:
-    """Whether anybody in the internet could reach this address just as well."""
+    """Whether anybody in the internet could reach this address just as well.
+
+    By tables of our own: those of `ipaddress` differ between versions of Python.
+    """
     if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return is_public(address.ipv4_mapped)
-        if address.sixtofour or address.teredo or address.is_site_local:
-            return False  # tunnels lead to the IPv4 address inside
-    return address.is_global and not (address.is_multicast or address.is_reserved)
+        for network in _EMBEDDING_IPV4:
+            if address in network:
+                return is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
+        if address not in _GLOBAL_UNICAST:
+            return False
+    return not any(address in network for network in _NOT_PUBLIC)
 
 
 async def fetch(
@@ -59,6 +101,7 @@ async def fetch(
     resolve: Resolve = resolve,
     is_allowed: Callable[[Address], bool] = is_public,
     trusted: ssl.SSLContext | None = None,
+    took: Callable[[int], None] = lambda size: None,
 ) -> bytes:
     """The bytes at a URL.
 
@@ -70,6 +113,7 @@ async def fetch(
         resolve: finds a host's addresses.
         is_allowed: may this address be talked to?
         trusted: who may certify a server; None: the usual authorities.
+        took: hears of bytes as they arrive; may raise.
 
     Raises:
         InvalidValue: an address that is not public, another type, no answer, not in time.
@@ -82,7 +126,7 @@ async def fetch(
                 address = await _address(target, name, resolve, is_allowed)
                 # a client each: a connection never serves two names
                 async with httpx2.AsyncClient(
-                    verify=trusted or _authorities(),
+                    verify=trusted or authorities(),
                     trust_env=False,
                     timeout=None,
                     follow_redirects=False,
@@ -96,7 +140,7 @@ async def fetch(
                     answer = await client.send(request, stream=True)
                     try:
                         if answer.status_code not in _REDIRECTED:
-                            return await _read(answer, max_bytes, name)
+                            return await _read(answer, max_bytes, name, took)
                         url = str(target.join(answer.headers.get("location", "")))
                     finally:
                         await answer.aclose()
@@ -108,8 +152,9 @@ async def fetch(
 
 
 @cache
-def _authorities() -> ssl.SSLContext:
-    return httpx2.create_ssl_context()  # 100 ms
+def authorities() -> ssl.SSLContext:
+    """Who may certify a server. The first time it takes 100 ms."""
+    return httpx2.create_ssl_context()
 
 
 def _parse(url: str, name: str) -> httpx2.URL:
@@ -144,7 +189,9 @@ async def _address(
     return str(min(addresses, key=lambda address: address.version))
 
 
-async def _read(answer: httpx2.Response, max_bytes: int, name: str) -> bytes:
+async def _read(
+    answer: httpx2.Response, max_bytes: int, name: str, took: Callable[[int], None]
+) -> bytes:
     if answer.status_code != 200:
         raise _wrong(name, f"answers with status {answer.status_code}")
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -158,6 +205,7 @@ async def _read(answer: httpx2.Response, max_bytes: int, name: str) -> bytes:
     if not is_large:
         async for piece in answer.aiter_raw():
             data += piece
+            took(len(piece))
             if is_large := len(data) > max_bytes:
                 break
     if is_large:

@@ -1,7 +1,9 @@
 """The FastAPI application: what is served, to whom, and from what. `layers.py` lies around it."""
 
+import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Annotated, Any
 
@@ -10,12 +12,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.types import Receive
 
 import carpool
 from carpool import logs
 from carpool.config import ServeSettings
 from carpool.errors import CarpoolError, ModelNotFound
 from carpool.jobs.runner import Runner
+from carpool.media.executors import FairExecutor
+from carpool.media.reader import PictureReader
 from carpool.server import edits, jobs, schema, videos
 from carpool.server.access import Accessed
 from carpool.server.cross_origin import AllowedHosts, CrossOriginProtection, is_keyless
@@ -28,13 +33,16 @@ from carpool.server.jobs import Office
 from carpool.server.keys import Client, Keyring
 from carpool.server.layers import Headed, Identified, Limited
 from carpool.server.limits import Limits, Place
+from carpool.server.memory import MemoryBudget
 from carpool.server.observe import Observed, Observer, routes
 from carpool.server.refusals import on_error
 from carpool.server.stream import STREAMED
-from carpool.server.strict import StrictRoute
+from carpool.server.strict import WorkRoute
 from carpool.server.studio import Answer, Studio
 from carpool.supervise import Supervisor
 from carpool.tracing import Tracing
+
+PARSED_AT_ONCE = 64 << 10  # bytes of JSON; more is parsed on a thread
 
 _bearer = HTTPBearer(auto_error=False)
 
@@ -67,6 +75,10 @@ def create_app(
     spans = traces or Tracing()
     answers: Answers[Answer] = Answers(_bytes_of, time.monotonic)
     limits = Limits(settings.requests_per_minute, settings.max_in_flight_per_key, time.monotonic)
+    memory = MemoryBudget(settings.max_in_flight_bytes, settings.max_upload_bytes)
+    parser = FairExecutor("carpool-json", 4, per_tenant=1, rests=True)
+    threads = max(2, os.cpu_count() or 2)
+    encoder = FairExecutor("carpool-encode", threads, per_tenant=threads - 1)
     started, observer = int(time.time()), Observer(supervisor, settings, runner)
 
     def served() -> Served:
@@ -95,20 +107,39 @@ def create_app(
         """The name of the client's key; nothing where none is needed."""
         return client.key
 
-    async def authorise(request: Request) -> None:
-        """For routes that read a body: their dependencies are asked after that."""
-        await asking(await _bearer(request))
+    @asynccontextmanager
+    async def admit(request: Request, receive: Receive, is_work: bool) -> AsyncIterator[Receive]:
+        """Holds a request against the limits of its key, before any of its body is read.
 
-    async def working(
+        Args:
+            is_work: do requests like it count?
+
+        Returns:
+            What its body is to be received by.
+        """
+        client = await asking(await _bearer(request))
+        key, request.state.tenant = client.key, client.owner
+        async with AsyncExitStack() as stack:
+            if is_work:
+                request.state.place = await stack.enter_async_context(limits.hold(key))
+            request.state.held = stack.enter_context(memory.open(key))
+            yield request.state.held.metered(receive)
+
+    async def parse(request: Request, work: Callable[[], Any], size: int) -> Any:
+        """Parse a body, on a thread if it is large."""
+        if size <= PARSED_AT_ONCE:
+            return work()
+        return await parser.run(request.state.tenant, work)
+
+    async def traced(
         request: Request, key: Annotated[str, Depends(authorised)]
     ) -> AsyncIterator[None]:
-        """Holds every request for work against its key's limits, and traces it."""
+        """Traces every request for work."""
         if request.method != "POST":
             yield
             return
-        async with limits.hold(key) as request.state.place:
-            with spans.request(request.headers, request.scope["request_id"]):
-                yield
+        with spans.request(request.headers, request.scope["request_id"]):
+            yield
 
     def known() -> Served:
         """For what may be asked of a model whose worker is away."""
@@ -135,14 +166,14 @@ def create_app(
 
     folder, clock = (runner.store.folder / "links", runner.store.clock) if runner else (None, None)
     files = Files(folder, clock=clock)
-    remote = settings.allow_remote_media
-    studio = Studio(supervisor, observer, answers, files, served, check_room, allow_remote=remote)
-    office = Office(runner, awaited, owner, asking, settings.max_frames, remote) if runner else None
+    reader = PictureReader(allow_remote=settings.allow_remote_media)
+    studio = Studio(supervisor, observer, answers, files, served, check_room, reader, encoder)
+    office = Office(runner, awaited, owner, asking, settings.max_frames, reader) if runner else None
     api = APIRouter(
         prefix="/v1",
-        dependencies=[Depends(working)],
+        dependencies=[Depends(traced)],
         responses=ERRORS,
-        route_class=StrictRoute,
+        route_class=WorkRoute,
     )
 
     @api.post(
@@ -158,9 +189,9 @@ def create_app(
         if body.background_job:
             job = await jobs.accept_images(office, request, client, body)
             return JSONResponse(job.model_dump(), 202)
-        sent = body.model_dump(exclude_unset=True)
+        sent = partial(body.model_dump, exclude_unset=True)
         make = partial(drawing_of, served(), body, key=client.key)
-        return await studio.answer(request, client, sent, make)
+        return await studio.answer(request, client, sent, make, is_streamed=body.stream)
 
     @api.get("/models")
     async def list_models() -> schema.Models:
@@ -183,14 +214,14 @@ def create_app(
     )
     # as an argument it is deprecated; uvicorn's would want a proxy that cuts it off
     app.root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
-    app.state.authorise = authorise
+    app.state.admit, app.state.parse = admit, parse
     app.include_router(api)
     drawn = edits.routes(studio, asking, ERRORS, office)
-    app.include_router(drawn, dependencies=[Depends(working)])
+    app.include_router(drawn, dependencies=[Depends(traced)])
     app.include_router(files_at(files, ERRORS))
     if office is not None:
         app.include_router(jobs.routes(office, ERRORS))
-        app.include_router(videos.routes(office, ERRORS), dependencies=[Depends(working)])
+        app.include_router(videos.routes(office, ERRORS), dependencies=[Depends(traced)])
     app.include_router(routes(observer, supervisor, authorised, owner, ERRORS))
 
     @app.get("/health", responses={**DENIED, 503: {"model": schema.Health}})

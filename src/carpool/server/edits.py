@@ -5,7 +5,6 @@ starts from the picture's own pixels, the result has the picture's size, as near
 can; other models follow rules of their own.
 """
 
-import asyncio
 import math
 from collections.abc import Callable
 from functools import partial
@@ -22,15 +21,15 @@ from carpool.errors import (
     UnsupportedImage,
     UnsupportedParameter,
 )
-from carpool.media.uploads import Mode, from_url, read_image
-from carpool.parameters import Card, Task, within
+from carpool.media.reader import Intake
+from carpool.media.uploads import Mode
+from carpool.parameters import Card, Task, check_n, within
 from carpool.server import schema
 from carpool.server.forms import (
     FILE,
     MOST_IMAGES,
     REFERENCE,
     Form,
-    Sent,
     document,
     read_body,
     validated,
@@ -39,12 +38,11 @@ from carpool.server.images import drawing_of
 from carpool.server.jobs import ACCEPTED, Office, accept_images
 from carpool.server.keys import Client
 from carpool.server.stream import STREAMED
-from carpool.server.strict import StrictRoute
-from carpool.server.studio import Studio
+from carpool.server.strict import WorkRoute
+from carpool.server.studio import Studio, unless_gone
 
 UPLOADS = frozenset({"/v1/images/edits", "/v1/images/variations", "/v1/videos"})
 """Paths whose bodies may be large."""
-MOST_PIXELS = 32_000_000  # of an upload; a model takes less, and gets it made smaller
 
 _NAMES = "image", "images"  # in a form, in JSON
 _SEVERAL = {"type": "array", "maxItems": MOST_IMAGES}
@@ -78,54 +76,68 @@ def task_of(card: Card, form: Form, *, is_variation: bool = False) -> Task:
 
 
 async def pictures_of(
-    card: Card, task: Task, form: Form, *, is_sized: bool, allow_remote: bool
+    card: Card, task: Task, form: Form, intake: Intake, *, is_sized: bool
 ) -> dict[str, Any]:
     """The pictures of a form as arguments of the pipeline, with the size that follows from them.
 
+    The form has none of them afterwards.
+
     Args:
         is_sized: the request itself says what size the result is to have.
-        allow_remote: fetch those that are named by URL.
 
     Raises:
         Rejected, BodyTooLarge: one of them is not as it has to be.
+        RateLimited, Overloaded: there is no memory for it now.
     """
-    if len(form.images) > (most := min(MOST_IMAGES, task.max_images)):
-        seen = f"{form.name} is given {len(form.images)} times"
-        raise InvalidValue(f"{seen}: {card.id} takes at most {most} for this", param=form.name)
+    name, sent, mask = form.name, form.images, form.mask
+    form.images, form.mask = [], None
+    if len(sent) > (most := min(MOST_IMAGES, task.max_images)):
+        seen = f"{name} is given {len(sent)} times"
+        raise InvalidValue(f"{seen}: {card.id} takes at most {most} for this", param=name)
     mode: Mode = "RGBA" if task.image_mode == "RGBA" else "RGB"
     images: list[Any] = []
-    for sent in form.images:  # one by one: decoded, a picture may take 100 MB
-        image = await _decoded(sent, mode, form.name, allow_remote)
+    original, size = (0, 0), None
+    while sent:  # one by one: decoded, a picture may take 100 MB
+        picture = await intake.open(sent.pop(0), name)
+        fitted = within(picture.size, card.max_pixels, 1)
         if not images:
-            original = image.size
-        images.append(_resized(image, within(image.size, card.max_pixels, 1)))
+            original = picture.size
+            size = None if is_sized else _size_for(card, task, original, name)
+        then = None if size is None else partial(_resized, size=size)
+        images.append(await intake.decode(picture, name, mode=mode, fitted=fitted, then=then))
     arguments: dict[str, Any] = {}
-    if form.mask is not None:
-        mask = await _mask(form.mask, allow_remote)
-        if mask.size != original:
-            seen = f"mask has {_by(mask.size)} pixels, and {form.name} {_by(original)}"
+    if size is not None and task.takes("width") and task.takes("height"):
+        arguments |= {"width": size[0], "height": size[1]}
+    if is_sized and _starts_from_pixels(task) and not task.takes("width"):
+        rule = "this model draws in the picture's own size, leave it out"
+        raise UnsupportedParameter(f"size: {rule}", param="size")
+    if mask is not None:
+        if isinstance(mask, bytes) and not mask.startswith(b"\x89PNG"):
+            raise UnsupportedImage("mask cannot be read: it must be a PNG", param="mask")
+        picture = await intake.open(mask, "mask")
+        if picture.size != original:
+            seen = f"mask has {_by(picture.size)} pixels, and {name} {_by(original)}"
             raise MaskMismatch(f"{seen}: both must have the same size", param="mask")
-        arguments["mask_image"] = mask
-    if _starts_from_pixels(task):
-        if not is_sized:
-            most_pixels = _most_pixels(card, task)
-            size = within(original, most_pixels, card.size_multiple_px)
-            if math.prod(size) > most_pixels:  # a side was too short, and became as it must be
-                raise UnsupportedImage(
-                    f"{form.name} has {_by(original)} pixels: too long for this model, whose "
-                    f"sides are multiples of {card.size_multiple_px} and make at most "
-                    f"{most_pixels} pixels: cut it",
-                    param=form.name,
-                )
-            images = [_resized(image, size) for image in images]
-            if task.takes("width") and task.takes("height"):
-                arguments |= {"width": size[0], "height": size[1]}
-        elif not task.takes("width"):
-            rule = "this model draws in the picture's own size, leave it out"
-            raise UnsupportedParameter(f"size: {rule}", param="size")
-    if "mask_image" in arguments:
-        arguments["mask_image"] = _resized(arguments["mask_image"], images[0].size)
+        then = partial(_white, size=images[0].size)
+        arguments["mask_image"] = await intake.decode(picture, "mask", mode="RGBA", then=then)
     return {**arguments, "image": images[0] if len(images) == 1 else images}
+
+
+def _size_for(
+    card: Card, task: Task, original: tuple[int, int], name: str
+) -> tuple[int, int] | None:
+    """The size of a result that begins with a picture's own pixels; None for any other."""
+    if not _starts_from_pixels(task):
+        return None
+    most_pixels = _most_pixels(card, task)
+    size = within(original, most_pixels, card.size_multiple_px)
+    if math.prod(size) > most_pixels:  # a side was too short, and became as it must be
+        raise UnsupportedImage(
+            f"{name} has {_by(original)} pixels: too long for this model, whose sides are "
+            f"multiples of {card.size_multiple_px} and make at most {most_pixels} pixels: cut it",
+            param=name,
+        )
+    return size
 
 
 def _starts_from_pixels(task: Task) -> bool:
@@ -146,22 +158,13 @@ def _resized(image: Any, size: tuple[int, int]) -> Any:
     return image if image.size == size else image.resize(size)
 
 
-async def _decoded(sent: Sent, mode: Mode, name: str, allow_remote: bool) -> Any:
-    read = {"max_pixels": MOST_PIXELS, "mode": mode, "name": name}
-    if isinstance(sent, str):
-        return await from_url(sent, allow_remote=allow_remote, **read)  # type: ignore[arg-type]
-    return await asyncio.to_thread(partial(read_image, sent, **read))  # type: ignore[arg-type]
-
-
-async def _mask(sent: Sent, allow_remote: bool) -> Any:
+def _white(image: Any, size: tuple[int, int]) -> Any:
     """Where to draw anew, in white: OpenAI's masks are transparent there."""
-    if isinstance(sent, bytes) and not sent.startswith(b"\x89PNG"):
-        raise UnsupportedImage("mask cannot be read: it must be a PNG", param="mask")
-    alpha = (await _decoded(sent, "RGBA", "mask", allow_remote)).getchannel("A")
+    alpha = image.getchannel("A")
     if alpha.getextrema()[0] == 255:
         rule = "what is to be drawn anew must be transparent, and nothing is"
         raise MaskMismatch(f"mask: {rule}", param="mask")
-    return alpha.point(lambda value: 255 - value)
+    return _resized(alpha.point(lambda value: 255 - value), size)
 
 
 def _by(size: tuple[int, int]) -> str:
@@ -178,7 +181,7 @@ def routes(
         errors: for the OpenAPI document.
         office: takes what is drawn in the background.
     """
-    api = APIRouter(prefix="/v1", responses=errors, route_class=StrictRoute)
+    api = APIRouter(prefix="/v1", responses=errors, route_class=WorkRoute)
 
     async def work(
         request: Request, client: Client, kind: Literal["image_edit", "image_generation"]
@@ -192,22 +195,21 @@ def routes(
         if not body.background_job:
             served = studio.served()
         task = task_of(served.card, form, is_variation=is_variation)
+        n = check_n(1 if body.n is None else body.n, served.max_n)
+        intake = studio.intake(request, client.owner, n)
+        digests = await unless_gone(request, intake.run(form.digests))
         sizes = body.size, form.values.get("width"), form.values.get("height")
-        pictures = await pictures_of(
-            served.card,
-            task,
-            form,
-            is_sized=any(one not in (None, "auto") for one in sizes),
-            allow_remote=studio.allow_remote,
-        )
-        digests = await asyncio.to_thread(form.digests)
+        is_sized = any(one not in (None, "auto") for one in sizes)
+        reading = pictures_of(served.card, task, form, intake, is_sized=is_sized)
+        pictures = await unless_gone(request, reading)
         if body.background_job:
             job = await accept_images(
                 office, request, client, body, pictures=pictures, digests=digests
             )
             return JSONResponse(job.model_dump(), 202)
         make = partial(drawing_of, served, body, key=client.key, pictures=pictures, kind=kind)
-        return await studio.answer(request, client, {**form.values, "pictures": digests}, make)
+        sent = {**form.values, "pictures": digests}
+        return await studio.answer(request, client, lambda: sent, make, is_streamed=body.stream)
 
     @api.post(
         "/images/edits",

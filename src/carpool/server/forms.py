@@ -4,12 +4,13 @@ A form's texts become what they stand for; those that cannot are left for the ch
 Pictures stay as they were sent: nothing is decoded or fetched here.
 """
 
-import hashlib
 import json
+import os
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -18,13 +19,23 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from carpool.errors import BodyTooLarge, InvalidJSON, InvalidValue, UnsupportedParameter, show
-from carpool.media.uploads import MOST_BYTES
+from carpool.errors import (
+    BodyTooLarge,
+    InvalidJSON,
+    InvalidValue,
+    StoreFailed,
+    UnsupportedParameter,
+    show,
+)
+from carpool.media.reader import Sent
+from carpool.media.uploads import MOST_BYTES, digest_of
 from carpool.parameters import Card
+from carpool.server.json_bodies import check, cut, parse
 
 MOST_IMAGES = 16  # of a request, whatever the model takes
 MOST_MASK_BYTES = 4 << 20
 MOST_FIELDS = 100
+MOST_TEXT_BYTES = 1 << 20  # of all texts, pictures aside
 
 _PART = re.compile(r"([a-z_]+)(?:\[[0-9]{0,3}\])?(?:\[(image_url|file_id)\])?")  # as SDKs write it
 _INNER = re.compile(r"([^\[\]]+)\[\]\[([^\[\]]+)\]")  # `lora[][id]`: of a list of objects
@@ -49,12 +60,17 @@ def _whole(text: str) -> int:
     return int(text)
 
 
+def _loads(text: str) -> Any:
+    check(text.encode())
+    return json.loads(text)
+
+
 _BOOLEANS = {"true": True, "false": False}
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "int": _whole,
     "float": number,
     "bool": lambda text: _BOOLEANS[text.lower()],
-    "numbers": json.loads,
+    "numbers": _loads,
 }
 _KINDS = {
     **dict.fromkeys(("n", "seed", "priority", "output_compression", "partial_images"), "int"),
@@ -72,8 +88,6 @@ REFERENCE: dict[str, Any] = {
 """A picture in a form, and in JSON: for the OpenAPI document."""
 
 Body = TypeVar("Body", bound=BaseModel)
-Sent = bytes | str
-"""A file, or the URL of one."""
 
 
 @dataclass(slots=True)
@@ -86,10 +100,9 @@ class Form:
     name: str = "image"  # of the pictures, for messages
 
     def digests(self) -> list[str]:
-        """Of the pictures. Takes its time: not on the event loop."""
+        """Of the pictures, as they were sent. Takes its time: not on the event loop."""
         sent = [*self.images, self.mask or ""] if self.images or self.mask else []
-        plain = (one.encode() if isinstance(one, str) else one for one in sent)
-        return [hashlib.sha256(one).hexdigest() for one in plain]
+        return [digest_of(one) for one in sent]
 
     def add(self, name: str, sent: Sent) -> None:
         if name != "mask":
@@ -109,13 +122,18 @@ async def read_body(request: Request, card: Card, *names: str) -> Form:
 
     Raises:
         InvalidJSON, InvalidValue, UnsupportedParameter, BodyTooLarge: it cannot be read.
+        HTTPException: it is beyond the limits of `json_bodies`.
+        StoreFailed: there is no room for its files.
     """
     kind = request.headers.get("content-type", "").lower()
     if kind.startswith("multipart/form-data"):
         return await _read_form(request, card, names)
-    if not await request.body():
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+    if not body:
         raise InvalidJSON("the body is empty: send a form, or a JSON object")
-    values = await request.json()
+    values, pictures = await request.app.state.parse(request, partial(_parsed, body), len(body))
     if not isinstance(values, dict):
         raise InvalidJSON("the body is not a JSON object")
     form = Form(values, name=names[0])
@@ -123,8 +141,19 @@ async def read_body(request: Request, card: Card, *names: str) -> Form:
         given = values.pop(name, None)
         for one in given if isinstance(given, list) else [given]:
             if one is not None:
-                form.add(name, _url(one, name))
+                url = _url(one, name)
+                form.add(name, pictures.pop(url, url))
+    if pictures:
+        size = len(next(iter(pictures.values())))
+        rule = f"only {', '.join(names)} may be a picture"
+        raise InvalidValue(f"the body has a data: URL of {size} bytes where none is taken: {rule}")
     return form
+
+
+def _parsed(body: bytearray) -> tuple[Any, dict[str, memoryview]]:
+    """JSON, and the pictures that names stand for in it."""
+    text, pictures = cut(body)
+    return parse(text, has_places=not pictures), pictures
 
 
 async def _read_form(request: Request, card: Card, names: Sequence[str]) -> Form:
@@ -145,6 +174,8 @@ async def _read_form(request: Request, card: Card, names: Sequence[str]) -> Form
                 form.add(name, _url({found[2]: text} if found[2] else text, name))
             else:
                 texts.append((part, text))
+    if sum(len(text) for _, text in texts) > MOST_TEXT_BYTES:
+        raise BodyTooLarge(f"the texts of this form have more than {MOST_TEXT_BYTES} bytes")
     form.values = _typed(texts, card)
     return form
 
@@ -170,6 +201,9 @@ async def _parts_of(request: Request, card: Card, name: str) -> AsyncIterator[Fo
         if error.message.startswith("Too many fields"):
             raise InvalidValue(f"a form has at most {MOST_FIELDS} texts") from error
         raise InvalidJSON(f"the body is not a form: {error.message}") from error
+    except OSError as error:
+        said = os.strerror(error.errno) if error.errno else type(error).__name__
+        raise StoreFailed(f"the server has no room for uploads just now ({said})") from error
     try:
         yield parts
     finally:
@@ -177,6 +211,8 @@ async def _parts_of(request: Request, card: Card, name: str) -> AsyncIterator[Fo
 
 
 def _text(part: str, name: str = "a name") -> str:
+    if part.isascii():  # a picture may be long
+        return part
     try:
         return part.encode("latin-1").decode()
     except UnicodeDecodeError as error:
@@ -215,8 +251,8 @@ def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
         try:
             # of lists, an entry at a time; of objects, numbers look like numbers
             is_single = not inner and not key.endswith("[]")
-            value = _PARSERS[kinds[name]](text) if is_single else json.loads(text)
-        except (KeyError, ValueError, RecursionError):
+            value = _PARSERS[kinds[name]](text) if is_single else _loads(text)
+        except (KeyError, ValueError):
             value = text
         if inner:
             entries = values.setdefault(name, [])

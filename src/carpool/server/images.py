@@ -4,8 +4,9 @@ import asyncio
 import base64
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from carpool import frames, media
@@ -60,6 +61,11 @@ class Drawing:
     body: schema.ImageRequest
     jobs: Sequence[Job]
     kind: Literal["image_generation", "image_edit"] = "image_generation"
+
+    @property
+    def has_pictures(self) -> bool:
+        """Does it begin with some?"""
+        return not self.jobs[0].arguments.keys().isdisjoint(PICTURES)
 
     @property
     def format(self) -> media.Format:
@@ -132,17 +138,33 @@ def share_of(key: str, body: schema.ImageRequest | VideoRequest) -> dict[str, st
     return {"tenant": key, "user": user} if key else {"tenant": user}
 
 
+def pack(drawing: Drawing) -> None:
+    """Make its pictures ready to be sent. Takes its time: not on the event loop."""
+    for name in PICTURES:
+        given = drawing.jobs[0].arguments.get(name, [])
+        for picture in given if isinstance(given, list) else [given]:
+            frames.pack(picture)
+
+
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs blocking work on a thread."""
+
+
 async def draw(
-    supervisor: Supervisor, drawing: Drawing, *, link: Callable[[bytes], str]
+    supervisor: Supervisor, drawing: Drawing, *, link: Callable[[bytes], str], run: Run
 ) -> schema.ImagesResponse:
     """Run the jobs of a request side by side. If one fails, the others are given up.
 
     Args:
         link: puts a file where a client can fetch it; for `response_format` "url". On a thread.
+        run: runs the encoding, a picture at a time.
     """
+    tasks = []
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(supervisor.submit(job)) for job in drawing.jobs]
+            for job in drawing.jobs:
+                tasks.append(group.create_task(supervisor.submit(job)))
+                await asyncio.sleep(0)  # pictures that it brings take milliseconds to send
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     done = [task.result() for task in tasks]
@@ -154,7 +176,7 @@ async def draw(
             return schema.Image(seed=done[number].seed, url=link(file))
         return schema.Image(seed=done[number].seed, b64_json=base64.b64encode(file).decode())
 
-    data = await asyncio.to_thread(lambda: [answered(number) for number in range(len(done))])
+    data = [await run(partial(answered, number)) for number in range(len(done))]
     return schema.ImagesResponse(
         created=int(time.time()),
         data=data,
@@ -192,15 +214,19 @@ def make_jobs(
             f"{served.id} makes {makes}, and this endpoint answers with pictures: {way}",
             param="model",
         )
-    check_text(body.model_dump())
+    said = body.model_dump()
+    check_text(said)
     if body.output_compression is not None and body.output_format in (None, "png"):
         raise UnsupportedParameter(
             "output_compression is for jpeg and webp: png loses nothing",
             param="output_compression",
         )
-    said = body.model_dump(exclude=set(schema.OPENAI_FIELDS))
     ours = type(body).model_fields  # unsaid, these are None, also where the model knows no such
-    parameters = {name: said[name] for name in said if name not in ours or said[name] is not None}
+    parameters = {
+        name: value
+        for name, value in said.items()
+        if name not in schema.OPENAI_FIELDS and (name not in ours or value is not None)
+    }
     if own := parameters.keys() & {"self", "request_id", "tenant"}:  # `Request`'s own arguments
         name = min(own)
         raise UnknownParameter(f"{served.card.pipeline} has no parameter {name!r}", param=name)
@@ -267,9 +293,12 @@ def check_model(served: Served, model: str | None) -> None:
 def check_text(values: dict[str, Any]) -> None:
     """JSON can write half a character, "\\ud800", which no peer and no answer can carry."""
     for name, value in values.items():
-        if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        try:
+            (value if isinstance(value, str) else "").encode()
+        except UnicodeEncodeError:
             seen = ascii(value[:40])
-            raise InvalidValue(f"{name}={seen}: must be text without lone surrogates", param=name)
+            rule = "must be text without lone surrogates"
+            raise InvalidValue(f"{name}={seen}: {rule}", param=name) from None
 
 
 def parse_size(card: Card, size: str | None, parameters: dict[str, Any]) -> dict[str, int]:

@@ -7,6 +7,7 @@ the same in OpenAI's words for videos.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ from carpool.jobs.runner import Runner
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.media.outputs import write_pictures
+from carpool.media.reader import Intake, PictureReader
 from carpool.server import schema
 from carpool.server.download import PARTS, Download
 from carpool.server.idempotency import digest_of, key_of
@@ -28,6 +30,7 @@ from carpool.server.keys import Client
 from carpool.server.limits import Place
 from carpool.server.schema_jobs import JobDeleted, JobFile, Jobs, JobStatus
 from carpool.server.strict import StrictRoute
+from carpool.server.studio import unless_gone
 from carpool.types import Job
 
 TYPES = {".png": "image/png", ".jpeg": "image/jpeg", ".jpg": "image/jpeg"}
@@ -50,7 +53,11 @@ class Office:
     owner: Callable[..., Any]  # dependency: whose jobs a client sees
     client: Callable[..., Any]  # dependency: who asks, a `Client`
     max_frames: int
-    allow_remote: bool = False  # fetch pictures that requests name by URL
+    reader: PictureReader  # of pictures that clients send
+
+    def intake(self, request: Request, tenant: str) -> Intake:
+        """Reads the pictures of a request."""
+        return Intake(self.reader, tenant, request.state.held)
 
 
 async def accept(
@@ -118,7 +125,8 @@ async def accept_images(
         raise UnsupportedParameter("there are no jobs here", param="background_job")
     served = office.served()
     jobs = make_jobs(served, body, key=client.key, pictures=pictures)
-    names, inputs = await asyncio.to_thread(packed, pictures or {})
+    packing = office.intake(request, client.owner).run(partial(packed, pictures or {}))
+    names, inputs = await unless_gone(request, packing)
     work = work_of(
         served.id,
         jobs,

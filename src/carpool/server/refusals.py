@@ -63,6 +63,8 @@ def _allowed(request: Request) -> list[str]:
 def _told(error: Exception) -> CarpoolError:
     if isinstance(error, CarpoolError):
         return error
+    if isinstance(error.__cause__, CarpoolError):  # as the framework read the body
+        return error.__cause__
     if isinstance(error, RequestValidationError):
         return _invalid(error.errors()[0])
     if isinstance(error, ClientDisconnect) or isinstance(error.__cause__, ClientDisconnect):

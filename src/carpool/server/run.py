@@ -2,20 +2,24 @@
 
 import asyncio
 import contextlib
+import ctypes
+import gc
 import itertools
 import logging
 import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 import uvicorn
 
-from carpool import logs, tracing
+from carpool import frames, logs, tracing
 from carpool.config import ServeSettings
 from carpool.errors import LoadFailed, SettingRejected, StoreFailed
 from carpool.jobs.runner import Runner
@@ -36,6 +40,8 @@ log = logging.getLogger("carpool")
 # Connections that one turn of the event loop accepts. Where descriptors run out, Python 3.11 tries
 # and complains as often, a thousand times a second with uvicorn's own number.
 _ACCEPTED = 1
+_SWITCH_S = 0.001  # the event loop's longest wait for another thread's Python; usually 5 ms
+_M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20  # as malloc.h numbers it
 
 
 def serve(model: str, settings: ServeSettings) -> int:
@@ -43,6 +49,8 @@ def serve(model: str, settings: ServeSettings) -> int:
     logs.set_up(settings.log_level, settings.log_format, prompts=settings.log_prompts)
     os.umask(0o077)  # jobs and pictures are their clients' alone
     _allow_descriptors()
+    _give_memory_back()
+    sys.setswitchinterval(_SWITCH_S)
     keys = Keyring(settings.api_key, settings.api_key_file)
     unknown = set(weights(settings.fair_share) or ()) - {*keys.names, "*"}
     if unknown and (keys.names or settings.api_key_file):
@@ -60,6 +68,13 @@ def _allow_descriptors() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS says "infinite" and means fewer
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _give_memory_back() -> None:
+    """Have glibc map every large buffer alone, and unmap it when it is freed. By default it stops
+    that after the first ones: pictures of clients would stay in the front's memory."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
 def _say(settings: ServeSettings, text: str, *, is_error: bool = False) -> None:
@@ -104,7 +119,7 @@ async def _serve_with(
         {"image": write_images, "video": write_video},
         model=lambda: settings.served_model_name or _served_id(supervisor),
         max_running=settings.max_running,
-        read=unpacked,
+        read=_read,
     )
     server = _Server(supervisor, settings, runner, keys, traces)
     _say(settings, f"Loading {model} ...")
@@ -131,6 +146,11 @@ async def _serve_with(
             await asyncio.to_thread(server.unix.remove)
         await runner.stop()
         await supervisor.stop()
+
+
+def _read(file: bytes, mode: Any) -> Any:
+    """A picture of a job, ready to be sent. On a thread."""
+    return frames.pack(unpacked(file, mode))
 
 
 def _reload(supervisor: Supervisor, keys: Keyring) -> None:
@@ -210,6 +230,8 @@ class _Server(uvicorn.Server):
                 log.error("cannot listen on %s: %s", where, error)
             self.should_exit = True
             return
+        gc.collect()
+        gc.freeze()  # what is there for good: to look through it again takes 70 ms
         self.is_up.set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from carpool.errors import InvalidValue
+from carpool.parameters import MOST_TEXT
 from carpool.types import Timings
 
 
@@ -26,7 +27,7 @@ def _single(prompt: Any) -> Any:
     return prompt
 
 
-Prompt = Annotated[str, Field(max_length=32_000), BeforeValidator(_single)]
+Prompt = Annotated[str, Field(max_length=MOST_TEXT), BeforeValidator(_single)]
 Name = Annotated[str | None, Field(max_length=256)]
 """Of one of the client's own users."""
 

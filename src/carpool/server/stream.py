@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from carpool import frames
 from carpool.errors import CarpoolError
 from carpool.server import schema
-from carpool.server.images import Drawing
+from carpool.server.images import Drawing, Run
 from carpool.supervise import Supervisor
 
 log = logging.getLogger("carpool")
@@ -91,6 +91,7 @@ async def events(
     *,
     drew: Callable[[int, schema.Usage], None],
     previewed: Callable[[float], None],
+    run: Run,
     heartbeat_s: float = HEARTBEAT_S,
 ) -> AsyncIterator[bytes]:
     """Run the jobs of a request and tell of them, as the stream's bytes.
@@ -98,6 +99,7 @@ async def events(
     Args:
         drew: hears of every picture and what it used.
         previewed: hears after how many seconds the first preview is sent, if any is.
+        run: runs the encoding.
         heartbeat_s: the longest silence.
 
     Raises:
@@ -131,7 +133,7 @@ async def events(
                     is_first = False
                     left -= 1
                     drew(1, drawing.usage([seen.usage]))
-                event = await asyncio.to_thread(_event, drawing, number, seen, shown[number])
+                event = await run(partial(_event, drawing, number, seen, shown[number]))
                 if is_first:
                     previewed(time.monotonic() - began_s)
                 shown[number] += 1
@@ -162,6 +164,7 @@ async def _run(supervisor: Supervisor, drawing: Drawing, news: "asyncio.Queue[Ne
         async with asyncio.TaskGroup() as group:
             for number in range(len(drawing.jobs)):
                 group.create_task(one(number))
+                await asyncio.sleep(0)  # pictures that it brings take milliseconds to send
     except ExceptionGroup as failures:
         error = failures.exceptions[0]
         if not isinstance(error, CarpoolError):

@@ -4,16 +4,19 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
 
 from carpool import tracing
 from carpool.errors import Cancelled
+from carpool.media.executors import FairExecutor
+from carpool.media.reader import Intake, PictureReader
 from carpool.server import schema
 from carpool.server.files import Files
 from carpool.server.idempotency import Answers, digest_of, key_of
-from carpool.server.images import Drawing, Served, draw
+from carpool.server.images import Drawing, Served, draw, pack
 from carpool.server.keys import Client
 from carpool.server.observe import Observer
 from carpool.server.stream import Stream, events, is_lasting
@@ -36,10 +39,21 @@ class Studio:
     files: Files
     served: Callable[[], Served]  # may raise: nothing can be drawn now
     check_room: Callable[[Request, Client], Awaitable[None]]  # raises where there is none
-    allow_remote: bool = False  # fetch pictures that requests name by URL
+    reader: PictureReader  # of pictures that clients send
+    encoder: FairExecutor  # of those that they get
+
+    def intake(self, request: Request, tenant: str, n: int) -> Intake:
+        """Reads the pictures of a request for `n` outputs."""
+        return Intake(self.reader, tenant, request.state.held, n)
 
     async def answer(
-        self, request: Request, client: Client, sent: Any, make: Callable[[], Drawing]
+        self,
+        request: Request,
+        client: Client,
+        sent: Callable[[], Any],
+        make: Callable[[], Drawing],
+        *,
+        is_streamed: bool | None,
     ) -> schema.ImagesResponse | Stream:
         """Run the jobs, for as long as the client is there.
 
@@ -47,42 +61,54 @@ class Studio:
             sent: what the client asked for, as JSON: with the same `Idempotency-Key` it must be
                 the same.
             make: checks the request.
+            is_streamed: is the answer one of events?
 
         Raises:
             CarpoolError: whatever is wrong with the request, or became of it.
         """
-        if sent.get("stream"):
+        if is_streamed:
             told = self._events(request, client, sent, make)
             return Stream(await unless_gone(request, anext(told)), told)
         base = str(request.base_url).rstrip("/")
 
         async def work() -> schema.ImagesResponse:
-            await self.check_room(request, client)
-            drawing = make()
-            self.observer.began(request, client.owner, drawing.jobs)
+            drawing = await self._drawing(request, client, make)
 
             def link(file: bytes) -> str:
                 return base + self.files.keep(file, drawing.format)
 
-            return await draw(self.supervisor, drawing, link=link)
+            run = partial(self.encoder.run, client.owner)
+            return await draw(self.supervisor, drawing, link=link, run=run)
 
         answer = await unless_gone(request, self._once(request, client, sent, work))
         assert isinstance(answer, schema.ImagesResponse)  # by the digest: no stream's
         self._drew(len(answer.data), answer.usage)
         return answer
 
+    async def _drawing(
+        self, request: Request, client: Client, make: Callable[[], Drawing]
+    ) -> Drawing:
+        await self.check_room(request, client)
+        drawing = make()
+        if drawing.has_pictures:
+            await self.encoder.run(client.owner, partial(pack, drawing))
+        self.observer.began(request, client.owner, drawing.jobs)
+        return drawing
+
     async def _events(
-        self, request: Request, client: Client, sent: Any, make: Callable[[], Drawing]
+        self, request: Request, client: Client, sent: Callable[[], Any], make: Callable[[], Drawing]
     ) -> AsyncIterator[bytes]:
         """A stream's events as they come; of one that was asked for before, those that last."""
         live: asyncio.Queue[bytes | None] = asyncio.Queue()
 
         async def work() -> list[bytes]:
-            await self.check_room(request, client)
-            drawing = make()
-            self.observer.began(request, client.owner, drawing.jobs)
+            drawing = await self._drawing(request, client, make)
             told = events(
-                self.supervisor, drawing, drew=self._drew, previewed=self.observer.previewed
+                self.supervisor,
+                drawing,
+                drew=self._drew,
+                previewed=self.observer.previewed,
+                run=partial(self.encoder.run, client.owner),
             )
             lasting = []
             async with aclosing(told):  # type: ignore[type-var]
@@ -106,10 +132,15 @@ class Studio:
             once.cancel()
 
     def _once(
-        self, request: Request, client: Client, sent: Any, work: Callable[[], Work]
+        self,
+        request: Request,
+        client: Client,
+        sent: Callable[[], Any],
+        work: Callable[[], Work],
     ) -> Coroutine[Any, Any, Answer]:
-        digest = digest_of(request.url.path, sent)
-        return self.answers.once(client.owner, key_of(request), digest, work)
+        key = key_of(request)
+        digest = "" if key is None else digest_of(request.url.path, sent())
+        return self.answers.once(client.owner, key, digest, work)
 
     def _drew(self, images: int, usage: schema.Usage) -> None:
         self.observer.drew(images)

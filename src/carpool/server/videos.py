@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ from carpool.jobs.database import Record
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.media.outputs import FPS, MOST_FPS, encode_video, spritesheet, thumbnail
+from carpool.media.reader import Intake
 from carpool.parameters import Card, check
 from carpool.server import forms
 from carpool.server.download import PARTS, Download
@@ -50,7 +52,8 @@ from carpool.server.jobs import (
 )
 from carpool.server.keys import Client
 from carpool.server.schema_jobs import RemixRequest, Video, VideoDeleted, VideoRequest, Videos
-from carpool.server.strict import StrictRoute
+from carpool.server.strict import WorkRoute
+from carpool.server.studio import unless_gone
 from carpool.types import Job
 from carpool.types import Request as Wish
 
@@ -66,12 +69,9 @@ REFERENCE = "input_reference"  # the picture that a video begins with
 
 
 async def pictures_for(
-    card: Card, form: Form, body: VideoRequest, *, allow_remote: bool
+    card: Card, form: Form, body: VideoRequest, intake: Intake
 ) -> dict[str, Any]:
     """What a video is to begin with, as arguments of the pipeline.
-
-    Args:
-        allow_remote: fetch it if it is named by URL.
 
     Raises:
         CarpoolError: the model begins with none, needs one, or it is not as it has to be.
@@ -91,7 +91,7 @@ async def pictures_for(
     extra = body.model_extra or {}
     sizes = body.size, extra.get("width"), extra.get("height")
     is_sized = any(one not in (None, "auto") for one in sizes)
-    return await pictures_of(card, task, form, is_sized=is_sized, allow_remote=allow_remote)
+    return await pictures_of(card, task, form, intake, is_sized=is_sized)
 
 
 def make_job(
@@ -263,7 +263,7 @@ def as_videos() -> Iterator[None]:
 
 def routes(office: Office, errors: Any) -> APIRouter:
     """`/v1/videos`."""
-    api = APIRouter(prefix="/v1", responses=errors, route_class=StrictRoute)
+    api = APIRouter(prefix="/v1", responses=errors, route_class=WorkRoute)
     runner, whose, asking = office.runner, Depends(office.owner), Depends(office.client)
 
     async def get(video_id: str, owner: str) -> Record:
@@ -279,11 +279,12 @@ def routes(office: Office, errors: Any) -> APIRouter:
         body, served = validated(VideoRequest, form.values), office.served()
         if importlib.util.find_spec("av") is None:
             raise LibraryMissing("videos need PyAV: pip install 'carpool[video]'")
-        remote = office.allow_remote
-        pictures = await pictures_for(served.card, form, body, allow_remote=remote)
+        intake = office.intake(request, client.owner)
+        reading = pictures_for(served.card, form, body, intake)
+        pictures = await unless_gone(request, reading)
         job, asked = make_job(served, body, office.max_frames, key=client.key, pictures=pictures)
         told = served.told(settings_of(served, job))
-        names, inputs = await asyncio.to_thread(packed, pictures)
+        names, inputs = await unless_gone(request, intake.run(partial(packed, pictures)))
         work = work_of(served.id, [job], names, fps=asked["fps"], told=told)
         work |= {"keep": list(inputs)} if inputs else {}  # for `remix_video`
         record = await accept(
@@ -296,7 +297,8 @@ def routes(office: Office, errors: Any) -> APIRouter:
     @api.post("/videos", openapi_extra=forms.document(VideoRequest, ["prompt"], *picture))
     async def create_video(request: Request, client: Client = asking) -> Video:
         form = await read_body(request, office.served().card, REFERENCE)
-        digests = await asyncio.to_thread(form.digests)
+        intake = office.intake(request, client.owner)
+        digests = await unless_gone(request, intake.run(form.digests))
         sent = form.values | ({"pictures": digests} if digests else {})
         return await submit(request, client, form, sent)
 

@@ -1,0 +1,112 @@
+"""How much memory the bodies and pictures of unanswered requests take, in all and for one API key.
+
+Bytes are counted as they arrive, so a request that announces much and sends nothing takes none.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.types import Message, Receive
+
+from carpool.errors import BodyTooLarge, Overloaded, RateLimited
+
+AGAIN_S = 1.0  # the hint when to come again
+
+
+class Held:
+    """What one request holds."""
+
+    def __init__(self, budget: "MemoryBudget", key: str) -> None:
+        self._budget, self._key, self.bytes = budget, key, 0
+
+    def take(self, size: int) -> None:
+        """Count more bytes.
+
+        Raises:
+            BodyTooLarge: it is too much for any request.
+            RateLimited: it is too much beside other requests of its key.
+            Overloaded: it is too much beside all other requests.
+        """
+        self._budget.check(self._key, self.bytes, size)
+        self._count(size)
+
+    def give(self, size: int) -> None:
+        """Count fewer bytes: they are not held any more."""
+        self._count(-size)
+
+    def replace(self, old: int, new: int) -> None:
+        """Count `new` bytes in place of `old` ones.
+
+        Raises:
+            BodyTooLarge, RateLimited, Overloaded: as for `take`.
+        """
+        self.give(old)
+        self.take(new)
+
+    def _count(self, size: int) -> None:
+        self.bytes += size
+        self._budget.count(self._key, size)
+
+    def metered(self, receive: Receive) -> Receive:
+        """Count what is received of a body."""
+
+        async def metered() -> Message:
+            message = await receive()
+            self.take(len(message.get("body", b"")))
+            return message
+
+        return metered
+
+
+class MemoryBudget:
+    """What all requests hold. On one event loop."""
+
+    def __init__(self, most: int, alone: int = 0) -> None:
+        """Nothing is held.
+
+        Args:
+            most: bytes in all; one key may hold half of them.
+            alone: what a request may hold that is the only one of its key, or of all, if that
+                is more.
+        """
+        self._most, self._alone, self._total = most, alone, 0
+        self._of_keys: Counter[str] = Counter()
+
+    @contextmanager
+    def open(self, key: str) -> Iterator[Held]:
+        """Count what a request of this key holds, until the end of the block."""
+        held = Held(self, key)
+        try:
+            yield held
+        finally:
+            held.give(held.bytes)
+
+    def count(self, key: str, size: int) -> None:
+        self._total += size
+        self._of_keys[key] += size
+        if not self._of_keys[key]:
+            del self._of_keys[key]
+
+    def check(self, key: str, own: int, more: int) -> None:
+        """Refuse more bytes for a request that holds `own` ones."""
+        share, flag = self._most // 2 if key else self._most, "--max-in-flight-bytes"
+        if own + more > max(share, self._alone):
+            raise BodyTooLarge(
+                f"body and pictures of this request take more than {share} bytes ({flag}): send "
+                "fewer or smaller pictures, or a smaller n"
+            )
+        others = self._of_keys[key] - own
+        if key and others and others + own + more > share:
+            raise RateLimited(
+                f"bodies and pictures of other requests of API key {key!r} hold {others} bytes: "
+                f"with this one it would be more than {share} ({flag})",
+                retry_after_s=AGAIN_S,
+            )
+        others = self._total - own
+        if others and others + own + more > self._most:
+            raise Overloaded(
+                f"bodies and pictures of other requests hold {others} bytes: with this one it "
+                f"would be more than {self._most} ({flag})",
+                retry_after_s=AGAIN_S,
+            )
