@@ -146,10 +146,13 @@ def test_a_picture_whose_client_has_left_is_never_decoded(monkeypatch: pytest.Mo
 
     def sent(content: bytes) -> bytes:
         form = httpx2.Request(
-            "POST", f"http://x{EDITS}", data={"prompt": "a"}, files={"image": ("a.png", content)}
+            "POST",
+            f"http://localhost{EDITS}",
+            data={"prompt": "a"},
+            files={"image": ("a.png", content)},
         )
         body = form.read()
-        head = f"POST {EDITS} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        head = f"POST {EDITS} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
         return (head + f"content-type: {form.headers['content-type']}\r\n\r\n").encode() + body
 
     async def scene() -> None:

@@ -30,7 +30,7 @@ from carpool.errors import (
 from carpool.media.reader import Sent
 from carpool.media.uploads import MOST_BYTES, digest_of
 from carpool.parameters import Card
-from carpool.server.json_bodies import check, cut, parse
+from carpool.server.json_bodies import check, check_is_json, cut, parse
 
 MOST_IMAGES = 16  # of a request, whatever the model takes
 MOST_MASK_BYTES = 4 << 20
@@ -128,6 +128,7 @@ async def read_body(request: Request, card: Card, *names: str) -> Form:
     kind = request.headers.get("content-type", "").lower()
     if kind.startswith("multipart/form-data"):
         return await _read_form(request, card, names)
+    check_is_json(request.headers)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -180,11 +181,15 @@ async def _read_form(request: Request, card: Card, names: Sequence[str]) -> Form
     return form
 
 
+class _Parser(MultiPartParser):
+    spool_max_size = 1 << 20  # bytes of a file in memory; LitServe changes it for the whole process
+
+
 @asynccontextmanager
 async def _parts_of(request: Request, card: Card, name: str) -> AsyncIterator[FormData]:
     """The parts of a form, each byte of a text one letter: see `_text`."""
     kind = request.headers["content-type"] + "; charset=latin-1"
-    parser = MultiPartParser(
+    parser = _Parser(
         Headers({"content-type": kind}),
         request.stream(),
         max_files=MOST_IMAGES + 1,

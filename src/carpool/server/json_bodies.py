@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from fastapi import HTTPException
+from starlette.datastructures import Headers
 
 MOST_DEPTH = 32  # of lists and objects inside each other
 MOST_KEY = 200  # characters: keys are repeated in errors
@@ -27,10 +28,29 @@ MOST_BYTES = 1 << 20  # without pictures
 MOST_PICTURES = 64  # that do not count as bytes
 LEAST_PICTURE = 1 << 10  # bytes of one of these
 
+_KIND = re.compile(r"application/([a-z0-9.!#$&^_-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # up to its end
 _NO_MARK = bytes(set(range(256)) - set(b"[]{},"))
 _DEPTH = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1, ord(","): 0}
 _PIECE = 1 << 16  # bytes that are looked at in one go: then other threads may run
+
+
+def check_is_json(headers: Headers) -> None:
+    """Refuse a body that is not called JSON: other kinds a web page may send without asking.
+
+    Raises:
+        HTTPException: 415; says what may be sent.
+    """
+    kind = headers.get("content-type", "").strip()
+    is_there = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+    if is_there and not _KIND.fullmatch(kind):
+        seen = f"is {kind[:60]!a}" if kind else "has no content-type"
+        raise HTTPException(
+            415,
+            f"the body {seen}: it must be JSON, sent as application/json "
+            "(curl: -H 'content-type: application/json'), or a form with pictures, sent as "
+            "multipart/form-data",
+        )
 
 
 def read(body: bytes | bytearray) -> Any:

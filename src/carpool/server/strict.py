@@ -1,20 +1,13 @@
 """Routes that ask whose a request is, and whether it may come, before they read any of its body."""
 
-import re
 from functools import partial
 from typing import Any
 
-from fastapi import HTTPException, Request, Response
+from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
-from carpool.server.json_bodies import read
-
-_SENT = (
-    "JSON, sent as application/json (curl: -H 'content-type: application/json'), or a form with "
-    "pictures, sent as multipart/form-data"
-)
-_JSON = re.compile(r"application/([a-z0-9.!#$&^_-]+\+)?json\s*(;.*)?", re.IGNORECASE)
+from carpool.server.json_bodies import check_is_json, read
 
 
 class StrictRoute(APIRoute):
@@ -50,14 +43,8 @@ class WorkRoute(StrictRoute):
 
 class _StrictRequest(Request):
     async def body(self) -> bytes:
-        """The body, if it is called JSON: other kinds a web page may send without asking."""
-        kind = self.headers.get("content-type", "").strip()
-        if kind and not _JSON.fullmatch(kind):
-            raise HTTPException(415, f"the body is {kind[:60]!a}: it must be {_SENT}")
-        body = await super().body()
-        if body and not kind:
-            raise HTTPException(415, f"the body has no content-type: it must be {_SENT}")
-        return body
+        check_is_json(self.headers)
+        return await super().body()
 
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
