@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Small models spin when they get more than one thread: see docs/experiments.md.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler test-noise simulate fuzz chaos soak overload lint types shapes shapes-lora shapes-video docs lock
+.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler test-noise simulate fuzz chaos soak hostile overload lint types shapes shapes-lora shapes-video docs lock
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -68,6 +68,9 @@ chaos: .venv/ready  ## kill, stop, fill the disk, vanish, for ten minutes; nothi
 
 soak: .venv/ready  ## half an hour of use; nothing may grow
 	$(PROOF) proof.soak --write
+
+hostile: .venv/ready  ## attacks by one tenant, and what another one feels (three minutes)
+	$(PROOF) proof.hostile --write
 
 overload: .venv/ready  ## ten times more than the server can do, for a minute
 	$(PROOF) proof.overload --write

@@ -78,7 +78,8 @@ def create_app(
     memory = MemoryBudget(settings.max_in_flight_bytes, settings.max_upload_bytes)
     parser = FairExecutor("carpool-json", 4, per_tenant=1, rests=True)
     threads = max(2, os.cpu_count() or 2)
-    encoder = FairExecutor("carpool-encode", threads, per_tenant=threads - 1)
+    has_keys = bool(settings.api_key or settings.api_key_file)
+    encoder = FairExecutor("carpool-encode", threads, per_tenant=threads - has_keys)
     started, observer = int(time.time()), Observer(supervisor, settings, runner)
 
     def served() -> Served:
