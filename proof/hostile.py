@@ -70,23 +70,17 @@ class Attacked:
         return max(self.felt.memory_mib) - statistics.median(self.quiet.memory_mib)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What came of it all."""
-
-    attacks: list[Attacked]
-
-    def problems(self) -> list[str]:
-        """Promises that do not hold."""
-        found = []
-        for one in self.attacks:
-            found += [f"{one.name}: {what}" for what in one.wrong]
-            found += [f"{one.name}: the neighbour was told {what}" for what in one.felt.failures]
-            if one.times > PROMISED:
-                found.append(f"{one.name}: the neighbour waits {one.times:.1f} times as long")
-            if one.grown_mib > PROMISED_MIB:
-                found.append(f"{one.name}: the front grows by {one.grown_mib:.0f} MiB")
-        return found
+def problems(attacks: Sequence[Attacked]) -> list[str]:
+    """Promises that do not hold."""
+    found = []
+    for one in attacks:
+        found += [f"{one.name}: {what}" for what in one.wrong]
+        found += [f"{one.name}: the neighbour was told {what}" for what in one.felt.failures]
+        if one.times > PROMISED:
+            found.append(f"{one.name}: the neighbour waits {one.times:.1f} times as long")
+        if one.grown_mib > PROMISED_MIB:
+            found.append(f"{one.name}: the front grows by {one.grown_mib:.0f} MiB")
+    return found
 
 
 @dataclass(slots=True)
@@ -148,7 +142,7 @@ async def _attack(name: str, neighbour: Neighbour, key: str, quiet: Felt) -> Att
     return Attacked(name, told["answers"], told["wrong"], felt, quiet)
 
 
-async def measure(names: Sequence[str]) -> Run:
+async def measure(names: Sequence[str]) -> list[Attacked]:
     """Run attacks, one after another."""
     attacks: list[Attacked] = []
     servers = [(KEYS, "attacker-key", "neighbour-key", ATTACKS), ((), "", "", BROWSER)]
@@ -169,10 +163,10 @@ async def measure(names: Sequence[str]) -> Run:
                     neighbour.felt = quiet = Felt()
                     await asyncio.sleep(QUIET_S)
                     attacks += [await _attack(name, neighbour, key, quiet) for name in chosen]
-    return Run(attacks)
+    return attacks
 
 
-def page(run: Run) -> str:
+def page(attacks: Sequence[Attacked]) -> str:
     """The section of the page."""
     heads = ["attack", "answers", "a picture takes (ms)", "quiet (ms)", "times", "longest (ms)",
              "`/livez`, longest (ms)", "the front grows (MiB)"]  # fmt: skip
@@ -187,7 +181,7 @@ def page(run: Run) -> str:
             f"{1000 * max(one.felt.lives_s, default=0):.0f}",
             f"{one.grown_mib:.0f}",
         ]
-        for one in run.attacks
+        for one in attacks
     ]
     return f"""Made by `PYTHONPATH=tests python -m proof.hostile`.
 Machine: {machine()}. Server: `carpool serve shapes {" ".join(FLAGS)}`,
@@ -195,7 +189,7 @@ with two keys; the attacks from pages of other origins on one without.
 
 The other tenant's one-step picture must take at most {PROMISED:g} times as long as when it is quiet
 (medians), the front grow by at most {PROMISED_MIB:.0f} MiB, and nothing be answered that should
-not be: **{len(run.problems())}** times it was otherwise. The attacks are in `proof/attacks.py`.
+not be: **{len(problems(attacks))}** times it was otherwise. The attacks are in `proof/attacks.py`.
 
 {table(heads, rows)}
 """
@@ -210,9 +204,9 @@ def main() -> int:
     options = parser.parse_args()
     done = asyncio.run(measure(options.only))
     print(text := page(done))
-    for one in done.attacks:
+    for one in done:
         print(one.name, json.dumps(one.answers), file=sys.stderr)
-    for problem in (wrong := done.problems()):
+    for problem in (wrong := problems(done)):
         print(problem, file=sys.stderr)
     if options.write and not wrong:
         write_section("hostile", text)

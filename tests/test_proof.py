@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from proof import chaos, fuzz, overload, soak
+from proof import chaos, fuzz, hostile, overload, soak
+from proof.attacks import ATTACKS, BROWSER, bombs
 from proof.diary import Diary, Ending, findings
 from proof.disk import Disk
 from proof.page import PAGE, table, with_section
@@ -120,6 +121,16 @@ def test_a_server_that_is_used_is_measured() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_a_hostile_tenant_harms_nobody() -> None:
+    done = asyncio.run(hostile.measure(["requests_in_bodies", "pages_of_other_origins"]))
+
+    assert [one for one in hostile.problems(done) if "times as long" not in one] == []  # busy cores
+    assert [len(one.answers) > 10 for one in done] == [True] * 2
+    assert "| requests in bodies |" in hostile.page(done)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not fuzz.PROGRAM.exists(), reason="`make fuzz` installs schemathesis")
 def test_what_the_document_allows_and_forbids_is_answered_as_it_says() -> None:
     done = asyncio.run(fuzz.fuzz("shapes", examples=2, seed=3))
@@ -130,6 +141,36 @@ def test_what_the_document_allows_and_forbids_is_answered_as_it_says() -> None:
 
 
 # What they make of it
+
+
+def attacked(picture_s: float, memory_mib: float, wrong: list[str]) -> hostile.Attacked:
+    quiet, felt = (
+        hostile.Felt([1.0], [0.1], [100.0]),
+        hostile.Felt([picture_s], [0.1], [memory_mib]),
+    )
+    return hostile.Attacked("an attack", {"200": 1}, wrong, felt, quiet)
+
+
+@pytest.mark.parametrize(
+    ("picture_s", "memory_mib", "wrong", "told"),
+    [
+        (2.0, 400.0, [], []),
+        (2.1, 100.0, [], ["an attack: the neighbour waits 2.1 times as long"]),
+        (1.0, 401.0, [], ["an attack: the front grows by 301 MiB"]),
+        (1.0, 100.0, ["it was let in"], ["an attack: it was let in"]),
+    ],
+)
+def test_what_a_tenant_feels_of_another_is_held_against_the_promise(
+    picture_s: float, memory_mib: float, wrong: list[str], told: list[str]
+) -> None:
+    assert hostile.problems([attacked(picture_s, memory_mib, wrong)]) == told
+
+
+def test_every_attack_is_what_its_name_says_and_fits_its_bounds() -> None:
+    assert ATTACKS.keys().isdisjoint(BROWSER)
+    assert max(map(len, bombs().values())) < 40 << 20
+    for name, content in bombs().items():
+        assert content[:4] in (b"\x89PNG", b"\xff\xd8\xff\xff", b"\xff\xd8\xff\xe0"), name
 
 
 def test_faults_come_equally_often_and_as_the_seed_says() -> None:
