@@ -37,8 +37,8 @@ class House:
 
     folder: Path  # of its log
     flags: tuple[str, ...] = ()
-    fault: str = ""  # beside those that this process has; see `carpool.engine.faults`
     model: str = "shapes"
+    fault: str = ""  # beside those that this process has; see `carpool.engine.faults`
     port: int = field(default_factory=lambda: _free_port())
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[bytes] | None = None
