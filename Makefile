@@ -69,7 +69,7 @@ chaos: .venv/ready  ## kill, stop, fill the disk, vanish, for ten minutes; nothi
 soak: .venv/ready  ## half an hour of use; nothing may grow
 	$(PROOF) proof.soak --write
 
-hostile: .venv/ready  ## attacks by one tenant, and what another one feels (three minutes)
+hostile: .venv/ready  ## attacks by one tenant, and what another one feels (five minutes)
 	$(PROOF) proof.hostile --write
 
 overload: .venv/ready  ## ten times more than the server can do, for a minute
