@@ -28,9 +28,9 @@ build/torchvision: | .venv/ready
 
 test-models: .venv/ready build/torchvision  ## every model and task against plain diffusers
 	$(ONE_THREAD) CARPOOL_WRITE_PROOF=1 $(BIN)/python -m pytest -m "slow or not slow" \
-	  tests/test_matrix.py tests/test_outsiders.py tests/test_traps_*.py tests/test_bench_http.py tests/test_benchmark_gpu.py \
-	  tests/test_benchmark_live.py \
-	  tests/test_agreement.py tests/test_proof.py tests/test_deaths.py
+	  tests/matrix/test_matrix.py tests/matrix/test_outsiders.py tests/matrix/test_traps_*.py tests/lab/test_load_http.py tests/benchmarks/test_benchmark_gpu.py \
+	  tests/benchmarks/test_benchmark_live.py \
+	  tests/matrix/test_agreement.py tests/test_proof.py tests/engine/test_deaths.py
 
 demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo-video.mp4
 	$(BIN)/python examples/demo.py
@@ -58,7 +58,7 @@ build/fuzz/ready: | .venv/ready
 	build/fuzz/bin/pip install --quiet schemathesis==4.32.5
 	touch $@
 
-PROOF := $(ONE_THREAD) PYTHONPATH=tests $(BIN)/python -m
+PROOF := $(ONE_THREAD) $(BIN)/python -m
 
 fuzz: .venv/ready build/fuzz/ready  ## what the OpenAPI document allows and forbids (five minutes)
 	$(PROOF) proof.fuzz --write
@@ -83,13 +83,13 @@ types: .venv/ready
 	$(BIN)/mypy
 
 shapes: .venv/ready  ## train the embedded model again (two hours on two cores; wants g++)
-	$(BIN)/python -m carpool.shapes.train
+	$(BIN)/python -m training.shapes.train
 
 shapes-lora: .venv/ready  ## train the adapter `outlined` again (an hour on one core)
-	$(ONE_THREAD) $(BIN)/python -m carpool.shapes.train_lora
+	$(ONE_THREAD) $(BIN)/python -m training.shapes.train_lora
 
 shapes-video: .venv/ready  ## train the embedded video model again (1.5 hours on two cores; wants g++)
-	$(ONE_THREAD) $(BIN)/python -m carpool.shapes.video.train
+	$(ONE_THREAD) $(BIN)/python -m training.shapes.video.train
 
 docs: .venv/ready  ## write docs/reference.md and docs/models.md
 	$(BIN)/python docs/make_reference.py

@@ -15,10 +15,10 @@ import numpy as np
 
 from carpool.config import BatchingMode
 from carpool.schedule.cost import Costs
-from carpool.schedule.study import Model, play
-from carpool.schedule.tables import Table, learned
 from carpool.types import Kind
-from carpool.workload import Arrival
+from carpool_lab.simulate.scenario import Model, play
+from carpool_lab.simulate.tables import Table, learned
+from carpool_lab.workload import Arrival
 
 GOAL = 0.15  # of the mean
 COLUMNS = (

@@ -24,7 +24,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 import carpool
-from carpool.shapes import MODEL_DIR
+from carpool.models.embedded import MODEL_DIR
 
 DEFAULTS: dict[str, Any] = {"width": 64, "height": 64, "max_sequence_length": 16}
 STEPS = (8, 12, 16, 20, 24, 28, 32, 36)

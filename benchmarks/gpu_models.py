@@ -2,8 +2,8 @@
 defaults of diffusers' classes, and what a request for one brings.
 
 Text encoders are left out: requests bring embeddings. The parameter counts are the proof that the
-configs are the published ones; `tests/test_benchmark_gpu.py` holds them, with the operations that
-a forward takes.
+configs are the published ones; `tests/benchmarks/test_benchmark_gpu.py` holds them, with the
+operations that a forward takes.
 """
 
 from collections.abc import Mapping

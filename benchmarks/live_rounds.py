@@ -16,12 +16,12 @@ from typing import Any
 from PIL import Image, ImageChops
 
 from benchmarks.parties import LOCKED, Party, running
-from carpool.bench.client import Client
-from carpool.bench.load import Outcome, Solo, run, samples, warm_up, with_slo
-from carpool.bench.report import Summary, summarise
-from carpool.shapes.draw import prompts
-from carpool.shapes.judge import shows
-from carpool.workload import Arrival, Mix, Setting, bursts, generators, plan
+from carpool_lab.load.client import Client
+from carpool_lab.load.generator import Outcome, Solo, run, samples, warm_up, with_slo
+from carpool_lab.load.report import Summary, summarise
+from carpool_lab.workload import Arrival, Mix, Setting, bursts, generators, plan
+from training.shapes.draw import prompts
+from training.shapes.judge import shows
 
 SLO_SCALE = 5.0
 WARMUP = 16  # requests at once: enough for an engine to learn what widths take

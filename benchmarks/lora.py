@@ -20,10 +20,10 @@ from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from carpool.engine.lora import Adapters
-from carpool.engine.shadow import Part
-from carpool.lora import Riding
-from carpool.shapes import MODEL_DIR
+from carpool.engine.adapters.hooks import Adapters
+from carpool.engine.adapters.reader import Part
+from carpool.models.embedded import MODEL_DIR
+from carpool.request.lora import Riding
 
 ROWS, RANK = 8, 16
 NAMES = ("a", "b", "c")

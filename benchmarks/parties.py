@@ -35,7 +35,7 @@ class Party:
 
 def _carpool(mode: BatchingMode, *flags: str) -> Party:
     always = ("serve", "shapes", "--log-level", "warning", "--batching-mode", mode)
-    return Party(f"carpool {mode}", "carpool.cli", (*always, *flags, "--port"), mode)
+    return Party(f"carpool {mode}", "carpool.cli.main", (*always, *flags, "--port"), mode)
 
 
 LOCKED = Party("FastAPI, lock", "benchmarks.others.locked_server")
@@ -48,7 +48,7 @@ PARTIES = (
     _carpool("request", "--max-num-seqs", "8", "--request-batch-max-wait-ms", "20"),
     _carpool("continuous"),
 )
-"""Sizes and waits of batches are those that are simulated (`carpool.schedule.study.MODES`)."""
+"""Sizes and waits of batches are the simulated ones (`carpool_lab.simulate.scenario.MODES`)."""
 
 
 @contextlib.asynccontextmanager

@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from carpool.config import EngineSettings
-from carpool.engine import pipeline
-from carpool.engine.apart import not_wider
 from carpool.engine.loop import Engine
-from carpool.engine.story import Lives
-from carpool.engine.tally import FORWARD_BUCKETS_S, Histogram, Tally
-from carpool.parameters import check
+from carpool.engine.model import pipeline
+from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram, Tally
+from carpool.engine.observe.timeline import Lives
+from carpool.engine.observe.width_reason import not_wider
+from carpool.request.parameters import check
+from carpool.schedule.batch_modes import together
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
-from carpool.schedule.modes import together
 from carpool.types import Admission, Choice, Forward, Kind, Parked, Request, Waiting
 
 KINDS = [Kind("transformer.forward", size) for size in (256, 1024, 4096)]

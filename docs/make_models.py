@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from carpool.models import proof, rows, short
+from carpool.models.grid import proof, rows, short
 
 PAGE = Path(__file__).parent / "models.md"
 
@@ -18,7 +18,7 @@ def page() -> str:
         [
             "# Models",
             "",
-            "Made by `make docs` from `src/carpool/models.py` and the results of "
+            "Made by `make docs` from `src/carpool/models/grid.py` and the results of "
             "`make test-models`; do not edit. `carpool models` prints the same.",
             "",
             "Each row was proven on tiny random checkpoints of the same pipeline classes, in "

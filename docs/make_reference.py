@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 
 from carpool import errors
-from carpool.cli import cli
+from carpool.cli.main import cli
 from carpool.config import ENV_PREFIX, JOBS, EngineSettings, ServeSettings
 from carpool.engine.specs import SPECS, Kind, Pad, Rule, State
-from carpool.metrics import ALL
+from carpool.telemetry.metrics import ALL
 
 PAGE = Path(__file__).parent / "reference.md"
 

@@ -13,9 +13,9 @@ from typing import get_args
 
 import click
 
-from carpool.bench.plot import draw_points
 from carpool.config import BatchingMode
-from carpool.schedule.findings import (
+from carpool_lab.load.plot import draw_points
+from carpool_lab.simulate.report import (
     GOODPUT_LOAD,
     LEAST_GOODPUT,
     MOST_MEAN,
@@ -25,9 +25,9 @@ from carpool.schedule.findings import (
     comparison,
     verdicts,
 )
-from carpool.schedule.study import MIXES, Comparison, Model, compare, mix, play
-from carpool.schedule.tables import TABLES, Table, siblings
-from carpool.workload import bursts, generators, plan
+from carpool_lab.simulate.scenario import MIXES, Comparison, Model, compare, mix, play
+from carpool_lab.simulate.tables import TABLES, Table, siblings
+from carpool_lab.workload import bursts, generators, plan
 
 PAGE = Path(__file__).parent / "scheduling.md"
 LOADS = (0.1, 0.3, 0.6, 0.9, 1.2, 2.0, 3.0)
@@ -41,7 +41,7 @@ INTRODUCTION = """\
 
 Made by `make simulate`; do not edit. The modes are the very functions that serve; only the device
 is simulated: a forward takes what a cost table says, and nothing else takes any time. The tables
-are in `src/carpool/schedule/tables.py`, with their sources; most are estimates.
+are in `src/carpool_lab/simulate/tables.py`, with their sources; most are estimates.
 
 | mode | what it does |
 | --- | --- |

@@ -27,8 +27,8 @@ from typing import Any
 from openai import AsyncOpenAI
 from PIL import Image, ImageDraw, ImageFont
 
-from carpool.shapes.judge import shows
-from carpool.shapes.outlined import why_not_outlined
+from training.shapes.judge import shows
+from training.shapes.outlined import why_not_outlined
 
 PROMPTS = """
 a red circle on a blue background
@@ -83,7 +83,7 @@ class Ride:
 @contextlib.contextmanager
 def server() -> Iterator[str]:
     """A server of our own on a free port; gives its URL."""
-    command = [sys.executable, "-m", "carpool.cli", "serve", "shapes", "--port", "0"]
+    command = [sys.executable, "-m", "carpool.cli.main", "serve", "shapes", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

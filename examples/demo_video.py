@@ -12,7 +12,7 @@ from PIL import Image
 
 import carpool
 from carpool.media import encode_video
-from carpool.shapes.video.judge import why_not
+from training.shapes.video.judge import why_not
 
 PROMPTS = """
 a red circle moving right on a black background

@@ -22,8 +22,8 @@ from typing import Any
 
 import httpx2
 
-from history import ENDS, Seen
 from proof.diary import Diary, Ending, file_of
+from proof.history import ENDS, Seen
 from proof.tickets import ENDPOINT, Ticket
 
 PATIENCE_S = 150.0  # until a request counts as lost

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from history import Seen
-from history import problems as problems_of_jobs
+from proof.history import Seen
+from proof.history import problems as problems_of_jobs
 from proof.tickets import Ticket, Verdict
 
 TOLD = ("out_of_memory", "store_failed")

@@ -57,7 +57,7 @@ class House:
         environ |= {MARK: self.mark, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         environ |= {FAULT_VARIABLE: f"{os.environ.get(FAULT_VARIABLE, '')},{self.fault}"}
         environ |= {"CARPOOL_COST_TABLE": str(self.folder / "costs.json")}
-        command = [sys.executable, "-m", "carpool.cli", "serve", self.model, "--port"]
+        command = [sys.executable, "-m", "carpool.cli.main", "serve", self.model, "--port"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, str(self.port), *self.flags],
@@ -76,7 +76,9 @@ class House:
 
     def workers(self) -> list[int]:
         """Processes that hold a model, or load one; the newest last."""
-        found = [pid for pid in self.processes() if b"carpool.worker" in _read(pid, "cmdline")]
+        found = [
+            pid for pid in self.processes() if b"carpool.worker.process" in _read(pid, "cmdline")
+        ]
         return sorted(found, key=start_of)
 
     def processes(self) -> list[int]:

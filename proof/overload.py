@@ -21,12 +21,12 @@ from typing import Any
 
 import httpx2
 
-from carpool.bench.client import Client
-from carpool.bench.load import Outcome, run
-from carpool.shapes.draw import prompts
-from carpool.workload import Arrival, Mix, Setting, generators, plan, poisson
+from carpool_lab.load.client import Client
+from carpool_lab.load.generator import Outcome, run
+from carpool_lab.workload import Arrival, Mix, Setting, generators, plan, poisson
 from proof.house import House, open_house
 from proof.page import machine, table, write_section
+from training.shapes.draw import prompts
 
 ABOARD = 8
 FLAGS = ("--max-running", str(ABOARD), "--max-queue", str(ABOARD), "--state-dir", "none")

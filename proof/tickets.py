@@ -14,8 +14,8 @@ from typing import Any, Literal
 import httpx2
 from PIL import Image, ImageChops
 
-from carpool.shapes.draw import prompts
-from carpool.shapes.judge import shows
+from training.shapes.draw import prompts
+from training.shapes.judge import shows
 
 ENDPOINT = "/v1/images/generations"
 STEPS = (6, 8, 12, 16)

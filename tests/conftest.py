@@ -12,7 +12,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import pytest
 from hypothesis import settings
 
-import torchvision_cpu
+from support import torchvision_cpu
 
 torchvision_cpu.install()
 
@@ -23,8 +23,8 @@ settings.load_profile("ci")
 @pytest.fixture(autouse=True)
 def nothing_learned_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines begin without costs, and leave none in the user's cache folder."""
-    if "carpool.engine.learned" in sys.modules:
-        from carpool.engine.learned import Table
+    if "carpool.engine.cost_store" in sys.modules:
+        from carpool.engine.cost_store import Table
 
         monkeypatch.setattr(Table, "_default", lambda self: tmp_path / "costs.json")
 
@@ -41,7 +41,7 @@ def fusing_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def fake_specs() -> Iterator[None]:
     """`fakes.Fake` and `fakes.Half` have tables, as the model classes in `specs.py` have."""
-    import fakes  # brings torch, which not every test needs
+    from support import fakes  # brings torch, which not every test needs
 
     with fakes.fake_specs():
         yield

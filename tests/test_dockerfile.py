@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.cli import cli
+from carpool.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "Dockerfile").read_text()

@@ -8,9 +8,9 @@ import pytest
 from make_reference import PAGE, page
 from PIL import Image
 
-from carpool.cli import cli
-from carpool.shapes.judge import shows
-from serving import serving
+from carpool.cli.main import cli
+from support.serving import serving
+from training.shapes.judge import shows
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

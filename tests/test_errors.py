@@ -15,17 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool import frames
 from carpool.config import ServeSettings
 from carpool.errors import PipelineFailed, StoreFailed, in_full, reason, without_paths
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
-from carpool.link import _mapped
 from carpool.server.app import create_app
-from carpool.server.jobs import write_images
+from carpool.server.routes.jobs import write_images
 from carpool.types import Job, Timings
-from carpool.worker import _failed
-from hostile import CARD, ENDPOINT, Grey
+from carpool.worker import protocol
+from carpool.worker.connection import _mapped
+from carpool.worker.process import _failed
+from support.hostile import CARD, ENDPOINT, Grey
 
 WORK = {"prompt": "a circle", "seed": 1}
 FULL = OSError(28, "No space left on device", "/srv/secret/state/files/x.part")
@@ -97,7 +97,7 @@ class Failing(Grey):
         self.error: Exception | None = None
         self.spares_first = False
 
-    async def submit(self, job: Job, *_: Any, **__: Any) -> frames.Done:
+    async def submit(self, job: Job, *_: Any, **__: Any) -> protocol.Done:
         if self.error is not None and not (self.spares_first and job.seed == WORK["seed"]):
             await asyncio.sleep(0.05 if self.spares_first else 0)
             failed = _failed(job.request_id, self.error)
@@ -263,10 +263,10 @@ def test_an_output_that_cannot_be_taken_over_is_told_without_its_path(
     path = tmp_path / "x.rgb"
     os.mkfifo(path)
     path.unlink()
-    clip = frames.Clip(16, 16, 1, b"", path=str(path))
-    failed = _mapped(frames.Done("r", 1, [], Timings(), frames.Usage(1, 1), clip))
+    clip = protocol.Clip(16, 16, 1, b"", path=str(path))
+    failed = _mapped(protocol.Done("r", 1, [], Timings(), protocol.Usage(1, 1), clip))
 
-    assert isinstance(failed, frames.Failed)
+    assert isinstance(failed, protocol.Failed)
     assert failed.message == "the output could not be taken over: No such file or directory"
     assert str(path) in caplog.text
 
@@ -283,7 +283,9 @@ def test_an_output_that_cannot_be_taken_over_is_told_without_its_path(
 def test_a_pipelines_exception_is_told_without_the_paths_that_it_names(
     error: Exception, has_parked: bool
 ) -> None:
-    from carpool.engine.explained import explained  # brings torch, which no other test here needs
+    from carpool.engine.pipeline_errors import (
+        explained,  # brings torch, which no other test here needs
+    )
 
     told = explained(error, has_parked=has_parked)
 

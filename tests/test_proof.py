@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+
+from carpool_lab.load.generator import Outcome
 from proof import chaos, fuzz, hostile, overload, soak
 from proof.attacks import ATTACKS, BROWSER, bombs
 from proof.diary import Diary, Ending, findings
 from proof.disk import Disk
+from proof.history import Seen
 from proof.page import PAGE, table, with_section
 from proof.tickets import Ticket
-
-from carpool.bench.load import Outcome
-from carpool.shapes.draw import draw, parse
-from history import Seen
+from training.shapes.draw import draw, parse
 
 ROOT = Path(__file__).parents[1]
 

@@ -8,8 +8,8 @@ import pytest
 
 import carpool
 from carpool.errors import Cancelled, CarpoolError, SettingRejected
-from support import served
-from tiny import ARGUMENTS
+from support.engines import served
+from support.tiny import ARGUMENTS
 
 SD15 = ARGUMENTS["sd15"]
 

@@ -14,7 +14,7 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 from pydantic import BaseModel
 
-from carpool.shapes import MODEL_DIR
+from carpool.models.embedded import MODEL_DIR
 
 DEFAULTS: dict[str, Any] = {"width": 64, "height": 64, "max_sequence_length": 16}
 

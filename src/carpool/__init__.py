@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from carpool.types import Event, Request, Timings
 
 if TYPE_CHECKING:
-    from carpool.api import Engine, Handle, Output, load
-    from carpool.background import BackgroundJob, Jobs
+    from carpool.python.engine import Engine, Handle, Output, load
+    from carpool.python.jobs import BackgroundJob, Jobs
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,6 +33,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:  # the rest of the public names need torch: brought in on first use
-        module = "background" if name in ("BackgroundJob", "Jobs") else "api"
-        return getattr(importlib.import_module(f"carpool.{module}"), name)
+        module = "jobs" if name in ("BackgroundJob", "Jobs") else "engine"
+        return getattr(importlib.import_module(f"carpool.python.{module}"), name)
     raise AttributeError(f"module 'carpool' has no attribute {name!r}")

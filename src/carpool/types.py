@@ -172,7 +172,7 @@ class Choice:
     """Who shares the next forward; its leader first. Empty only if nobody is parked."""
 
     calls: tuple[Parked, ...]
-    why: str = ""  # it is not wider: "cap", "knee", "untried", "nobody"; see `engine/apart.py`
+    why: str = ""  # it is not wider: "cap", "knee", "untried", "nobody"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch import nn
 
 from carpool.engine.fiber import in_fiber, park
 from carpool.engine.specs import SPECS, Spec
-from carpool.lora import Riding
+from carpool.request.lora import Riding
 from carpool.types import Phase, phase_of
 
 _ABSENT = object()

@@ -19,23 +19,23 @@ from typing import Any
 import torch
 
 from carpool.config import EngineSettings
-from carpool.engine import pipeline
-from carpool.engine.desk import Desk
+from carpool.engine.adapters.folder import Folder
+from carpool.engine.adapters.hooks import Adapters
+from carpool.engine.cost_store import Table
 from carpool.engine.execute import Failure, Ready, execute
-from carpool.engine.explained import explained
 from carpool.engine.faults import Faults
 from carpool.engine.fiber import Raised, Returned
-from carpool.engine.folder import Folder
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
-from carpool.engine.learned import Table
-from carpool.engine.line import Line
-from carpool.engine.lora import Adapters
-from carpool.engine.preview import Glimpse, Previews, Watch
-from carpool.engine.pulse import Pulse
-from carpool.engine.rider import Listener, Outcome, Rider
-from carpool.engine.story import Lives
-from carpool.engine.tally import Tally, memory
+from carpool.engine.model import pipeline
+from carpool.engine.model.preview import Glimpse, Previews, Watch
+from carpool.engine.observe.heartbeat import Pulse
+from carpool.engine.observe.stats import Tally, memory
+from carpool.engine.observe.timeline import Lives
+from carpool.engine.pipeline_errors import explained
+from carpool.engine.queue import Line
+from carpool.engine.request import Listener, Outcome, Rider
+from carpool.engine.scheduler import Desk
 from carpool.engine.tokenizers import HostCall, Tokenizers
 from carpool.errors import (
     Cancelled,

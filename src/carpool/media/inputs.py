@@ -7,7 +7,7 @@ from typing import Any
 from PIL import Image
 
 from carpool.media.uploads import Mode, read_image
-from carpool.pictures import NAMES
+from carpool.request.images import NAMES
 
 MOST_PIXELS = 1 << 30  # they were checked before they were stored
 _QUICK = 1  # of zlib

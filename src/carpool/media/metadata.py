@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image, PngImagePlugin
 
-from carpool.pictures import NAMES as PICTURES
+from carpool.request.images import NAMES as PICTURES
 
 _EXIF_IFD, _USER_COMMENT = 0x8769, 0x9286
 _MOST_EXIF_BYTES = 65_533 - 6  # what a JPEG has room for

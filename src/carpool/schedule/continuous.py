@@ -31,8 +31,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from carpool.schedule.arrivals import Load
 from carpool.schedule.cost import Costs
-from carpool.schedule.load import Load
 from carpool.schedule.shares import Shares
 from carpool.types import Admission, Choice, Parked, Waiting
 

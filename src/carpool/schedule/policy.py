@@ -10,11 +10,11 @@ from typing import Protocol
 
 from carpool.config import EngineSettings
 from carpool.errors import SettingRejected
+from carpool.schedule.batch_modes import Dynamic, Off, Waves
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs
-from carpool.schedule.dispatches import Dispatches
-from carpool.schedule.modes import Dynamic, Off, Waves
-from carpool.schedule.rules import Caps, Server, caps, load_rules
+from carpool.schedule.peers.sglang_metrics import Dispatches
+from carpool.schedule.peers.sglang_rules import Caps, Server, caps, load_rules
 from carpool.types import Admission, Choice, Parked, Waiting
 
 

@@ -15,32 +15,33 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive
 
 import carpool
-from carpool import logs
 from carpool.config import ServeSettings
 from carpool.errors import CarpoolError, ModelNotFound
 from carpool.jobs.runner import Runner
 from carpool.media.executors import FairExecutor
 from carpool.media.reader import PictureReader
-from carpool.server import edits, jobs, schema, videos
-from carpool.server.access import Accessed
-from carpool.server.cross_origin import AllowedHosts, CrossOriginProtection, is_keyless
-from carpool.server.docs_page import add_docs
-from carpool.server.files import Files
-from carpool.server.files import routes as files_at
-from carpool.server.idempotency import Answers
-from carpool.server.images import Served, drawing_of, model_entry
-from carpool.server.jobs import Office
-from carpool.server.keys import Client, Keyring
-from carpool.server.layers import Headed, Identified, Limited
-from carpool.server.limits import Limits, Place
-from carpool.server.memory import MemoryBudget
-from carpool.server.observe import Observed, Observer, routes
-from carpool.server.refusals import on_error
-from carpool.server.stream import STREAMED
-from carpool.server.strict import WorkRoute
-from carpool.server.studio import Answer, Studio
-from carpool.supervise import Supervisor
-from carpool.tracing import Tracing
+from carpool.server.access.access_log import Accessed
+from carpool.server.access.cross_origin import AllowedHosts, CrossOriginProtection, is_keyless
+from carpool.server.access.idempotency import Answers
+from carpool.server.access.keys import Client, Keyring
+from carpool.server.access.limits import Limits, Place
+from carpool.server.answers.error_responses import on_error
+from carpool.server.answers.responder import Answer, Studio
+from carpool.server.answers.signed_links import Files
+from carpool.server.answers.signed_links import routes as files_at
+from carpool.server.answers.stream import STREAMED
+from carpool.server.bodies import schema
+from carpool.server.bodies.memory import MemoryBudget
+from carpool.server.bodies.strict import WorkRoute
+from carpool.server.routes import edits, jobs, videos
+from carpool.server.routes.docs_page import add_docs
+from carpool.server.routes.images import Served, drawing_of, model_entry
+from carpool.server.routes.jobs import Office
+from carpool.server.routes.observe import Observed, Observer, routes
+from carpool.server.transport.middleware import Headed, Identified, Limited
+from carpool.telemetry import logs
+from carpool.telemetry.tracing import Tracing
+from carpool.worker.supervisor import Supervisor
 
 PARSED_AT_ONCE = 64 << 10  # bytes of JSON; more is parsed on a thread
 

@@ -19,21 +19,22 @@ from typing import Any
 import click
 import uvicorn
 
-from carpool import frames, logs, tracing
 from carpool.config import ServeSettings
 from carpool.errors import LoadFailed, SettingRejected, StoreFailed
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import unpacked
 from carpool.schedule.policy import weights
+from carpool.server.access.keys import Keyring
 from carpool.server.app import create_app
-from carpool.server.jobs import write_images
-from carpool.server.keys import Keyring
-from carpool.server.unix import WAITING, UnixSocket
-from carpool.server.videos import write_video
-from carpool.server.wire import Wire
-from carpool.supervise import Supervisor
-from carpool.tracing import Tracing
+from carpool.server.routes.jobs import write_images
+from carpool.server.routes.videos import write_video
+from carpool.server.transport.http_protocol import Wire
+from carpool.server.transport.unix_socket import WAITING, UnixSocket
+from carpool.telemetry import logs, tracing
+from carpool.telemetry.tracing import Tracing
+from carpool.worker import protocol
+from carpool.worker.supervisor import Supervisor
 
 log = logging.getLogger("carpool")
 
@@ -150,7 +151,7 @@ async def _serve_with(
 
 def _read(file: bytes, mode: Any) -> Any:
     """A picture of a job, ready to be sent. On a thread."""
-    return frames.pack(unpacked(file, mode))
+    return protocol.pack(unpacked(file, mode))
 
 
 def _reload(supervisor: Supervisor, keys: Keyring) -> None:

@@ -1,0 +1,1 @@
+"""LoRA adapters: read, kept, applied row by row."""

@@ -1,0 +1,185 @@
+"""Adapters (LoRA) by request: rows of one forward share the weights and add their own parts.
+
+A registered adapter is a few pairs of small matrices, each beside a layer of the model. The first
+adapter that has a part for a layer hooks it, and the hook adds, to the rows of the running forward
+that ride with it, `up(down(x)) * scaling * scale`. Nothing of the model's structure changes, rows
+without an adapter are not touched, and one more adapter is an entry in a dict.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from carpool.engine.adapters.reader import Part, Shadows
+from carpool.engine.intercept import Call
+from carpool.errors import LoraRejected
+from carpool.request.lora import Riding, check_name
+
+
+class NotByRow(Exception):
+    """A layer's input does not tell which of it belongs to which row: the calls run apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring rows that ride with an adapter at one scale."""
+
+    name: str
+    scale: float
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who rides with what in the running forward."""
+
+    rows: int
+    runs: tuple[Run, ...]
+    is_shared: bool  # all rows ride with the same: nothing needs to be told apart
+
+    def add(self, parts: Mapping[str, Part], x: Tensor, output: Tensor, is_even: bool) -> None:
+        """Add the adapters' parts for one layer to its output, in place.
+
+        Args:
+            parts: of the layer, by the adapter's name.
+            x: its input, (rows, ...) or (k * rows, ...) where each row has k neighbours.
+            output: of the layer without adapters, with the same axis 0.
+            is_even: whether all rows have equal sizes, so that k is one number.
+        """
+        for run in self.runs:
+            if (part := parts.get(run.name)) is None:
+                continue
+            if self.is_shared:
+                mine, into = x, output
+            else:
+                k, rest = divmod(x.shape[0], self.rows)
+                if rest or not (k == 1 or is_even):
+                    raise NotByRow(f"an input of shape {tuple(x.shape)} for {self.rows} rows")
+                mine, into = (one[run.begin * k : run.end * k] for one in (x, output))
+            delta = part.up(part.down(mine.to(part.dtype)))
+            into.add_(delta, alpha=run.scale * part.scaling)
+
+
+@lru_cache(maxsize=512)
+def plan(riding: tuple[Riding, ...], rows: tuple[int, ...]) -> Plan | None:
+    """What to add to which rows; None where nobody rides with an adapter.
+
+    Args:
+        riding: adapters of each call.
+        rows: of each call, in the order in which they are stacked.
+    """
+    if not any(riding):
+        return None
+    if len(set(riding)) == 1:
+        everyone = (Run(name, scale, 0, sum(rows)) for name, scale in riding[0])
+        return Plan(sum(rows), tuple(everyone), is_shared=True)
+    by_row = [dict(one) for one, n in zip(riding, rows, strict=True) for _ in range(n)]
+    runs = []
+    for name in dict.fromkeys(name for one in riding for name, _ in one):
+        scales = [one.get(name) for one in by_row]
+        begin = 0
+        for scale, some in groupby(scales):
+            end = begin + len(list(some))
+            if scale is not None:
+                runs.append(Run(name, scale, begin, end))
+            begin = end
+    return Plan(len(by_row), tuple(runs), is_shared=False)
+
+
+class Adapters:
+    """The adapters of one pipeline's modules.
+
+    `add` may be called from any thread and waits for no forward; the rest belongs to the engine's.
+    """
+
+    def __init__(self, pipe: Any, device: torch.device) -> None:
+        self._pipe, self._shadows = pipe, Shadows(pipe, device)
+        self._names: list[str] = []
+        self._lock = threading.Lock()  # one registration at a time
+        self._arrived: deque[tuple[str, Mapping[tuple[str, str], Part]]] = deque()
+        self._layers: dict[nn.Module, dict[str, Part]] = {}  # by the layer that has the hook
+        self._hooks: list[RemovableHandle] = []
+        self._plan: Plan | None = None  # of the running forward
+        self._is_even = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._names)
+
+    def add(self, name: str, path: str | Path) -> None:
+        """Read an adapter and make it known to the requests that come after.
+
+        Raises:
+            LoraRejected: the name or the file does not suit.
+        """
+        with self._lock:
+            check_name(name, self._names)
+            try:
+                parts = self._shadows.read(Path(path).expanduser())
+            except LoraRejected as error:
+                raise LoraRejected(f"adapter {name!r}: {error}") from error.__cause__
+            self._arrived.append((name, parts))
+            self._names.append(name)
+
+    @contextmanager
+    def riding(self, calls: Sequence[Call], rows: Sequence[int]) -> Iterator[None]:
+        """For the time of one forward of these calls, let each ride with its adapters."""
+        self._plan = plan(tuple(call.lora for call in calls), tuple(rows))
+        if self._plan is None:
+            yield
+            return
+        self._settle()
+        self._is_even = self._plan.is_shared or is_even(calls, rows)
+        try:
+            yield
+        finally:
+            self._plan = None
+
+    def remove(self) -> None:
+        """Leave every layer as it was."""
+        while self._hooks:
+            self._hooks.pop().remove()
+        self._layers.clear()
+
+    def _settle(self) -> None:
+        """Put what has arrived beside its layers."""
+        while self._arrived:
+            name, parts = self._arrived.popleft()
+            for (component, layer_path), part in parts.items():
+                layer = getattr(self._pipe, component).get_submodule(layer_path)
+                if layer not in self._layers:
+                    self._layers[layer] = {}
+                    hook = self._hook(self._layers[layer])
+                    self._hooks.append(layer.register_forward_hook(hook))
+                self._layers[layer][name] = part
+
+    def _hook(self, parts: Mapping[str, Part]) -> Callable[..., None]:
+        def add(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            if self._plan is not None:
+                self._plan.add(parts, inputs[0], output, self._is_even)
+
+        return add
+
+
+def is_even(calls: Sequence[Call], rows: Sequence[int]) -> bool:
+    """Whether each row brings as much as any other, in every tensor of the calls."""
+    sizes: dict[str, set[Any]] = {}
+    for call, n in zip(calls, rows, strict=True):
+        for name, value in call.arguments().items():
+            if isinstance(value, Tensor) and value.ndim:
+                sizes.setdefault(name, set()).add(value.shape[0] / n)
+            elif isinstance(value, (list, tuple)):
+                shapes = (entry.shape for entry in value if isinstance(entry, Tensor))
+                sizes.setdefault(name, set()).update(shapes)
+    return all(len(found) == 1 for found in sizes.values() if found)

@@ -1,0 +1,70 @@
+"""What forwards take, kept between runs: one file a model, revision, device, type and versions."""
+
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+from carpool import jsonfile
+from carpool.config import EngineSettings
+from carpool.engine.model.pipeline import Loaded, versions
+from carpool.schedule.cost import Costs
+
+log = logging.getLogger("carpool")
+
+
+class Table:
+    """The costs of one model on one device, and the file that they are kept in."""
+
+    def __init__(self, loaded: Loaded, settings: EngineSettings) -> None:
+        device = loaded.device
+        self._identity = {
+            "model": loaded.source,
+            "revision": settings.revision,
+            "device": torch.cuda.get_device_name(device.torch) if device.is_cuda else "cpu",
+            "threads": None if device.is_cuda else os.environ.get("OMP_NUM_THREADS"),
+            "dtype": str(device.dtype),
+            **versions(),
+        }
+        self.path = Path(settings.cost_table) if settings.cost_table else self._default()
+        self._is_ours = not settings.cost_table  # else the user may have named any file
+        self.costs = self._read()
+
+    def _default(self) -> Path:
+        """A file of the user's cache folder, as the XDG base directory specification has it."""
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        digest = hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()
+        return cache / "carpool" / f"costs-{digest[:16]}.json"
+
+    def _read(self) -> Costs:
+        try:
+            text = jsonfile.read(self.path)
+            self._is_ours |= not text  # nothing can be lost
+            data = jsonfile.loads(text)
+            identity, costs = data["identity"], data["costs"]
+            self._is_ours = True
+            if identity == self._identity:
+                return Costs.from_json(costs)
+            log.info("%s was measured with something else: it begins anew", self.path)
+        except FileNotFoundError:
+            self._is_ours = True
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            what = "begins anew" if self._is_ours else "stays as it is; what is learned is not kept"
+            log.warning("%s is no table of costs, and %s: %s", self.path, what, error)
+        return Costs()
+
+    def keep(self) -> None:
+        """Write the file, so that it is either the old one or the new one; never over another's."""
+        if not self._is_ours:
+            return
+        data = {"identity": self._identity, "costs": self.costs.to_json()}
+        fresh = self.path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_text(json.dumps(data, indent=1) + "\n")
+            os.replace(fresh, self.path)
+        except OSError as error:
+            log.warning("what was learned is not kept: %s", error)

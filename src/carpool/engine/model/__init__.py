@@ -1,0 +1,1 @@
+"""A pipeline: loaded, viewed, described."""

@@ -1,0 +1,147 @@
+"""What a loaded pipeline can do: its own task, and those of its sisters over the same modules.
+
+Diffusers has a pipeline class a task (text-to-image, image-to-image, inpaint, ...) over the same
+modules. All of them are offered, and since the modules are shared, requests of different tasks
+ride in one forward.
+"""
+
+import copy
+import inspect
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import diffusers
+from diffusers import AutoPipelineForImage2Image, AutoPipelineForInpainting, DiffusionPipeline
+
+from carpool.request.parameters import Parameter, ParameterKind, Task
+
+# Pipelines that diffusers' own tables do not link, though they take the same modules.
+SISTERS = {
+    "LTX2Pipeline": ("LTX2ImageToVideoPipeline",),
+    "WanPipeline": ("WanImageToVideoPipeline",),  # where one model does both, as TI2V 5B
+}
+# Reference images of a request, where a pipeline takes more than one; from the models' own pages.
+MANY = {
+    "Flux2Pipeline": 10,
+    "Flux2KleinPipeline": 4,
+    "Flux2KleinKVPipeline": 4,
+    "QwenImageEditPlusPipeline": 3,
+    "GlmImagePipeline": 4,
+}
+
+
+def tasks_of(pipe: DiffusionPipeline) -> dict[str, tuple[Task, DiffusionPipeline]]:
+    """The pipeline's own task first, then those of its sisters, by name."""
+    found: dict[str, tuple[Task, DiffusionPipeline]] = {}
+    for one in (pipe, *_sisters(pipe)):
+        task = _task(one)
+        found.setdefault(task.name, (task, one))
+    return found
+
+
+def _sisters(pipe: DiffusionPipeline) -> Iterator[DiffusionPipeline]:
+    name = type(pipe).__name__
+    if "mage" in name.replace("ImagePipeline", ""):
+        return  # it starts from a picture already
+    for auto in (AutoPipelineForImage2Image, AutoPipelineForInpainting):
+        try:
+            sister = auto.from_pipe(pipe)
+        except (ValueError, AttributeError, TypeError):
+            continue  # there is none, or it wants modules that are not here
+        if type(sister) is not type(pipe):
+            yield sister
+    if name == "WanPipeline" and not pipe.config.get("expand_timesteps"):
+        return
+    for other in SISTERS.get(name, ()):
+        yield getattr(diffusers, other)(**_fitting(getattr(diffusers, other), pipe))
+
+
+def _fitting(cls: type, pipe: DiffusionPipeline) -> dict[str, Any]:
+    """What this class's constructor takes of another pipeline's modules and settings."""
+    names = inspect.signature(cls).parameters
+    have = {**pipe.config, **pipe.components}
+    return {name: value for name, value in have.items() if name in names}
+
+
+def _task(pipe: DiffusionPipeline) -> Task:
+    parameters = parameters_of(pipe)
+    name = type(pipe).__name__
+    return Task(
+        name=_name(name, {parameter.name for parameter in parameters}),
+        pipeline=name,
+        parameters=parameters,
+        max_images=MANY.get(name, 1),
+        image_mode="RGBA" if "Layered" in name else "RGB",
+        strength_rounds=_strength_rounds(pipe),
+    )
+
+
+def _strength_rounds(pipe: DiffusionPipeline) -> Literal["up", "down"] | None:
+    """Whether half a step counts, by the pipeline's own arithmetic.
+
+    None where it has none, or where its scheduler has steps to spare: PNDM's first one is two.
+    """
+    choose = getattr(type(pipe), "get_timesteps", None)
+    scheduler = copy.deepcopy(getattr(pipe, "scheduler", None))
+    if choose is None or scheduler is None:
+        return None
+    try:
+        scheduler.set_timesteps(10)
+        mine = types.SimpleNamespace(timesteps=scheduler.timesteps, order=scheduler.order)
+    except (ValueError, TypeError):  # it wants to know the picture's size
+        mine = types.SimpleNamespace(timesteps=range(10), order=1)
+    given = {"num_inference_steps": 10, "timesteps": mine.timesteps, "device": None}
+    names = inspect.signature(choose).parameters
+    given = {name: value for name, value in given.items() if name in names}
+    try:
+        none, half = (
+            choose(types.SimpleNamespace(scheduler=mine), **given, strength=strength)[0]
+            for strength in (0.0, 0.05)
+        )
+    except (TypeError, AttributeError):
+        return None  # it counts in some other way
+    if len(none):
+        return None
+    return "up" if len(half) else "down"
+
+
+def _name(pipeline: str, parameters: set[str]) -> str:
+    if "mask_image" in parameters:
+        return "inpaint"
+    if "num_frames" in parameters:
+        return "image-to-video" if "image" in parameters else "text-to-video"
+    if any(name.startswith("audio_") for name in parameters):
+        return "text-to-audio"
+    if "strength" in parameters and "image" in parameters:
+        return "image-to-image"
+    edits = ("Kontext", "Edit", "Layered")
+    return "edit" if any(word in pipeline for word in edits) else "text-to-image"
+
+
+def parameters_of(pipe: DiffusionPipeline) -> tuple[Parameter, ...]:
+    """Read a pipeline's own signature."""
+    signature = inspect.signature(type(pipe).__call__)
+    return tuple(
+        Parameter(p.name, _kind(p.annotation), p.default is p.empty, _plain(p.default))
+        for p in list(signature.parameters.values())[1:]
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    )
+
+
+def _kind(annotation: Any) -> ParameterKind:
+    if isinstance(annotation, str):
+        return "other"
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    options = typing.get_args(annotation) if is_union else (annotation,)
+    for kind in (str, bool, float, int):
+        if kind in options:
+            return typing.cast("ParameterKind", kind.__name__)
+    if any(typing.get_args(option) in ((int,), (float,)) for option in options):
+        return "numbers"
+    return "other"
+
+
+def _plain(default: Any) -> Any:
+    return default if isinstance(default, (bool, int, float, str)) else None

@@ -1,0 +1,1 @@
+"""What is noted of requests and forwards."""

@@ -1,0 +1,112 @@
+"""What an engine counts: its forwards, their seconds, waits in the line, and the pace of steps.
+
+The counts only grow, so that whoever asks twice can tell what happened in between.
+"""
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Sequence
+from math import ceil
+from typing import Any
+
+import torch
+from torch import nn
+
+from carpool.engine.model.pipeline import Loaded
+from carpool.types import BUCKETS_S, Clock, Forward
+
+FORWARD_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, *BUCKETS_S)
+PACE_S = 20  # the pace of steps is that of the last so many seconds
+KEPT_WAITS = 1000  # the newest, for median and percentile
+
+
+class Histogram:
+    """How many values lie up to each bound: what Prometheus asks for."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds, self._sum = bounds, 0.0
+        self._counts = [0] * (len(bounds) + 1)  # the last: above all bounds
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def to_json(self) -> dict[str, Any]:
+        """Each bound with the number of values up to it and above the one before."""
+        return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}
+
+
+class Tally:
+    """The counts of one engine. Its thread counts; `statistics` may be asked from any."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._began_s = clock, clock()
+        self._forwards: Counter[tuple[str, str, int, int]] = Counter()
+        self._waits: deque[float] = deque(maxlen=KEPT_WAITS)
+        self._queued = Histogram(BUCKETS_S)
+        self._steps = self._late = 0
+        self._paces: deque[tuple[int, int]] = deque(maxlen=PACE_S + 1)  # second, steps before it
+
+    def forward(self, one: Forward) -> None:
+        self._forwards[one.component, one.method, one.requests, one.rows] += 1
+
+    def aboard(self, queued_s: float) -> None:
+        """A request came aboard after so long in the line."""
+        self._waits.append(queued_s)
+        self._queued.add(queued_s)
+
+    def step(self, now_s: float) -> None:
+        """A request has made a denoising step."""
+        second = int(now_s)
+        if not self._paces or self._paces[-1][0] != second:
+            self._paces.append((second, self._steps))
+        self._steps += 1
+
+    def late(self) -> None:
+        """A request ended after its deadline."""
+        self._late += 1
+
+    def statistics(self) -> dict[str, Any]:
+        waits = sorted(self._waits.copy())
+        return {
+            "steps": self._steps,
+            "steps_per_s": self._pace(),
+            "deadlines_missed": self._late,
+            "forwards": [
+                {"component": c, "method": m, "requests": requests, "rows": rows, "count": count}
+                for (c, m, requests, rows), count in sorted(self._forwards.copy().items())
+            ],
+            "waits": {
+                "requests": len(waits),
+                "median_s": _percentile(waits, 0.5),
+                "p95_s": _percentile(waits, 0.95),
+                "histogram": self._queued.to_json(),
+            },
+        }
+
+    def _pace(self) -> float:
+        """Steps a second over the last `PACE_S` seconds, or since the beginning."""
+        now_s = self._clock()
+        since_s = max(self._began_s, now_s - PACE_S)
+        before = [steps for second, steps in self._paces.copy() if second >= since_s - 1]
+        over_s = now_s - since_s
+        return (self._steps - before[0]) / over_s if before and over_s > 0 else 0.0
+
+
+def memory(loaded: Loaded) -> dict[str, Any]:
+    """The device; bytes of the weights, the most in use at once, and on CUDA torch's own."""
+    device, modules = loaded.device, loaded.pipe.components.values()
+    weights = [p for m in modules if isinstance(m, nn.Module) for p in m.parameters()]
+    sizes: dict[str, Any] = {
+        "device": str(device.torch),
+        "weights_bytes": sum(weight.nbytes for weight in weights),
+        "peak_bytes": device.peak_bytes(),
+    }
+    if device.is_cuda:
+        sizes["reserved_bytes"] = torch.cuda.memory_reserved(device.torch)
+    return sizes
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    """The smallest value that so large a share does not exceed; 0 of none."""
+    return ordered[ceil(share * len(ordered)) - 1] if ordered else 0.0

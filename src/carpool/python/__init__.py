@@ -1,0 +1,1 @@
+"""`carpool.load`: the engine in the caller's process."""

@@ -1,0 +1,371 @@
+"""The Python API: load a model, generate from it, follow and cancel what runs.
+
+with carpool.load("shapes") as engine:
+    for output in engine.generate(["a red circle", "a blue star"], num_inference_steps=12):
+        output.images[0].save(f"{output.seed}.png")
+"""
+
+import asyncio
+import contextlib
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from tqdm.auto import tqdm
+
+from carpool.config import ServeSettings, load_settings
+from carpool.engine.cost_store import Table
+from carpool.engine.loop import Engine as Loop
+from carpool.engine.model import pipeline
+from carpool.engine.request import Outcome
+from carpool.errors import CarpoolError, Draining, InvalidValue, Overloaded
+from carpool.request.expand import MAX_N, check_previews, merged, repeated
+from carpool.request.lora import check_name
+from carpool.request.parameters import Card, check, check_n
+from carpool.types import Event, Job, Request, Timings
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+    from carpool.jobs.store import JobStore
+    from carpool.python.jobs import Jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one request gave.
+
+    `images` and `frames` are what the pipeline itself would give for one prompt: a list with one
+    PIL image, a list with one video as a list of PIL images; arrays or tensors of one entry for
+    `output_type="np"`, `"pt"` or `"latent"`.
+    """
+
+    request_id: str
+    seed: int | None  # None: rejected before one was drawn
+    images: Any = None
+    frames: Any = None
+    timings: Timings = field(default_factory=Timings)
+    error: CarpoolError | None = None  # only with `return_errors=True`
+    others: Mapping[str, Any] = field(default_factory=dict)  # further fields of the pipeline
+
+
+class Handle:
+    """A request that was submitted: wait for it, `await` it, follow it, cancel it."""
+
+    def __init__(
+        self, job: Job, loop: Loop, follow: Callable[[Event], object] | None = None
+    ) -> None:
+        self._job, self._loop, self._follow = job, loop, follow
+        self._future: Future[Output] = Future()
+        self._events: list[Event] = []
+        self._news = threading.Condition()
+        self._future.set_running_or_notify_cancel()  # only the engine ends it
+
+    @property
+    def request_id(self) -> str:
+        return self._job.request_id
+
+    @property
+    def seed(self) -> int:
+        return self._job.seed
+
+    def result(self, timeout: float | None = None) -> Output:
+        """Wait for the output.
+
+        Raises:
+            CarpoolError: the request failed, was cancelled, or its `timeout_s` ran out.
+            TimeoutError: it goes on, but `timeout` seconds are over.
+        """
+        return self._future.result(timeout)
+
+    def __await__(self) -> Generator[Any, None, Output]:
+        try:
+            return (yield from asyncio.wrap_future(self._future).__await__())
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """End the request within one step. A finished one stays as it is."""
+        self._loop.cancel(self.request_id)
+
+    def events(self) -> Iterator[Event]:
+        """Everything that happens to the request, from `queued` to `finished`, as it happens."""
+        for seen in itertools.count():
+            with self._news:
+                while len(self._events) <= seen:
+                    self._news.wait()
+                event = self._events[seen]
+            yield event
+            if event.kind == "finished":
+                return
+
+    # The engine's side (`Listener`)
+
+    def event(self, event: Event) -> None:
+        with self._news:
+            self._events.append(event)
+            self._news.notify_all()
+        if self._follow is not None:
+            self._follow(event)
+
+    def done(self, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            self._future.set_exception(outcome.error)
+            return
+        fields = dict(outcome.fields)
+        self._future.set_result(
+            Output(
+                request_id=self.request_id,
+                seed=self.seed,
+                images=fields.pop("images", None),
+                frames=fields.pop("frames", None),
+                timings=outcome.timings,
+                others=fields,
+            )
+        )
+
+
+class Engine:
+    """A loaded model that runs many requests at once, on a thread of its own."""
+
+    def __init__(
+        self, loop: Loop, settings: ServeSettings, store: "JobStore | None" = None
+    ) -> None:
+        self._loop, self._settings = loop, settings
+        self._jobs: Jobs | None = None
+        self._making = threading.Lock()
+        self._thread = threading.Thread(target=loop.run, name="carpool-engine", daemon=True)
+        self._thread.start()
+        if store is not None:
+            self._jobs = self._over(store)
+
+    @property
+    def card(self) -> Card:
+        """What the model takes: its parameters, sizes and defaults."""
+        return self._loop.loaded.card
+
+    @property
+    def jobs(self) -> "Jobs":
+        """Jobs: they are accepted at once, and their pictures and videos become files.
+
+        With a `state_dir` they outlive the process; without, files and all go with the engine.
+
+        Raises:
+            Draining: the engine was closed.
+        """
+        with self._making:
+            if self._jobs is None:
+                if not self._thread.is_alive():
+                    raise Draining("the engine was closed and takes no jobs")
+                from carpool.python.jobs import open_store
+
+                self._jobs = self._over(open_store(self._settings))
+            return self._jobs
+
+    def _over(self, store: "JobStore") -> "Jobs":
+        from carpool.python.jobs import Jobs
+
+        return Jobs(self._loop, self._thread.is_alive, self._settings, store)
+
+    def submit(
+        self, request: Request | str, *, partial_images: int = 0, **parameters: Any
+    ) -> Handle:
+        """Start a request and return at once.
+
+        Args:
+            request: one prompt, or a `Request`.
+            partial_images: `preview` events at most, where the model can have them.
+            parameters: `seed`, `timeout_s`, and those of the pipeline's `__call__`; what a
+                `Request` says itself wins.
+
+        Raises:
+            Rejected: something is wrong with it; nothing was started.
+            Overloaded: the queue is full; `retry_after_s` says when to come again.
+        """
+        job = check(self.card, merged(request, parameters))
+        return self._start(replace(job, previews=check_previews(partial_images)))
+
+    def generate(
+        self,
+        requests: Request | str | Sequence[Request | str],
+        *,
+        n: int = 1,
+        return_errors: bool = False,
+        progress: bool | None = None,
+        **parameters: Any,
+    ) -> list[Output]:
+        """Run requests together and wait for all of them.
+
+        Args:
+            requests: a prompt, a `Request`, or a list of them.
+            n: outputs of each, with seeds s, s+1, ...
+            return_errors: give failed requests an `Output` with `error` instead of raising.
+            progress: show a bar; default: on a terminal, when several requests run.
+            parameters: for all of them, as for `submit`.
+
+        Returns:
+            The outputs in the order of the requests; the n of one request side by side.
+
+        Raises:
+            Rejected: a request is wrong; nothing was started.
+            CarpoolError: the first failure, after all others have finished.
+        """
+        if isinstance(requests, (Request, str)):
+            requests = [requests]
+        if not requests:
+            raise InvalidValue("the list of prompts is empty: give at least one", param="prompt")
+        check_n(n, MAX_N)
+        jobs: list[Job | Output] = []
+        for one in requests:
+            request = merged(one, parameters)
+            try:
+                jobs += [check(self.card, single) for single in repeated(request, n)]
+            except CarpoolError as error:
+                if not return_errors:
+                    raise
+                jobs += [Output(request.request_id, request.seed, error=error)] * n
+        return self._run_all(jobs, return_errors, progress)
+
+    def _run_all(
+        self, jobs: Sequence[Job | Output], return_errors: bool, progress: bool | None
+    ) -> list[Output]:
+        steps = sum(self.card.steps(job.arguments) for job in jobs if isinstance(job, Job))
+        hidden = not (len(jobs) > 1 and sys.stderr.isatty()) if progress is None else not progress
+        handles: list[Handle | Output] = []
+        with tqdm(total=steps, unit="step", disable=hidden) as bar:
+            try:
+                for job in jobs:
+                    handles.append(self._queue(job, handles, bar) if isinstance(job, Job) else job)
+                outputs = [_settled(handle) for handle in handles]
+            except BaseException:  # interrupted: nobody waits for the rest any more
+                for handle in handles:
+                    if isinstance(handle, Handle):
+                        handle.cancel()
+                raise
+        if not return_errors:
+            for output in outputs:
+                if output.error is not None:
+                    raise output.error
+        return outputs
+
+    def _queue(self, job: Job, before: Sequence[Handle | Output], bar: "tqdm[Any]") -> Handle:
+        """Start a job of a list, waiting for a place: a long list is no overload."""
+        while True:
+            try:
+                return self._start(job, partial(_advance, bar))
+            except Overloaded as full:
+                mine = [h._future for h in before if isinstance(h, Handle)]
+                running = [future for future in mine if not future.done()]
+                if not running:
+                    raise
+                wait(running, timeout=full.retry_after_s, return_when="FIRST_COMPLETED")
+
+    def _start(self, job: Job, follow: Callable[[Event], object] | None = None) -> Handle:
+        handle = Handle(job, self._loop, follow)
+        self._loop.submit(job, handle)
+        return handle
+
+    def add_lora(self, name: str, path: str | Path) -> None:
+        """Register an adapter while requests run; from then on they may say `lora=[{"id": name}]`.
+
+        Args:
+            name: how requests will name it; letters, digits, '.', '_' and '-'.
+            path: of a .safetensors file in any layout that diffusers reads, or its folder.
+
+        Raises:
+            LoraRejected: the name is taken, or the file is no LoRA for this model.
+        """
+        self._loop.add_lora(name, path)
+
+    def statistics(self) -> dict[str, Any]:
+        """What is going on, and which forwards were run: see `carpool.engine.loop`."""
+        return self._loop.statistics()
+
+    def explain(self, request_id: str) -> dict[str, Any] | None:
+        """What a request did when, with how many it rode, and what it waited for.
+
+        Moments are seconds since its submission. `place_in_forward` is time in which forwards
+        ran that it could have ridden in, had they been wider; `incompatible_forwards`, those of
+        its module that it could not share; `other_modules`, all others. None if it is unknown,
+        or ended before the last thousand.
+        """
+        return self._loop.life(request_id)
+
+    def close(self) -> None:
+        """Cancel what still runs and give the model's modules back as they were.
+
+        Jobs that are not done stay in their `state_dir`, for the next engine that opens it.
+        """
+        with self._making:
+            if self._jobs is not None:
+                self._jobs.close()
+                self._jobs = None
+            self._loop.close()
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def load(
+    model: "str | Path | DiffusionPipeline" = "shapes",
+    *,
+    lora: Mapping[str, str | Path] | Sequence[str] = (),
+    **settings: Any,
+) -> Engine:
+    """Load a model and start an engine for it.
+
+    Args:
+        model: "shapes" (embedded), a hub id, a local folder in diffusers layout, or a pipeline.
+        lora: adapters to register, as paths by name, or as `NAME=PATH`; see `Engine.add_lora`.
+        settings: those of `carpool.config.EngineSettings`, such as `device`, `dtype`,
+            `max_batch_size`, `max_running`; and those of `Engine.jobs`: `state_dir` (a folder
+            whose open jobs run on from here; none: memory), `job_ttl`, `max_store_bytes`,
+            `metadata`, `metadata_prompt`.
+
+    Raises:
+        LoadFailed: the model is not to be had, or cannot be served as it is.
+        LoraRejected: an adapter is not.
+        SettingRejected: a setting is unknown or impossible.
+        StoreFailed: the `state_dir` cannot be used, or another process uses it.
+    """
+    if isinstance(lora, Mapping):
+        lora = [f"{check_name(name)}={path}" for name, path in lora.items()]
+    if isinstance(settings.get("state_dir"), Path):
+        settings["state_dir"] = str(settings["state_dir"])
+    chosen = load_settings({**settings, "lora": tuple(lora)})
+    with contextlib.ExitStack() as undo:
+        store: JobStore | None = None
+        if chosen.state_dir is not None:  # said now, not after the model is loaded
+            from carpool.python.jobs import open_store
+
+            store = undo.enter_context(contextlib.closing(open_store(chosen)))
+        own = chosen.engine()
+        loaded = pipeline.load(model, own)
+        engine = Engine(Loop(loaded, own, table=Table(loaded, own)), chosen, store)
+        undo.pop_all()
+    return engine
+
+
+def _advance(bar: "tqdm[Any]", event: Event) -> None:
+    if event.kind == "step":
+        bar.update()
+
+
+def _settled(handle: Handle | Output) -> Output:
+    if isinstance(handle, Output):
+        return handle  # rejected before it started
+    try:
+        return handle.result()
+    except CarpoolError as error:
+        return Output(request_id=handle.request_id, seed=handle.seed, error=error)

@@ -1,0 +1,145 @@
+"""The work of jobs in the process that keeps them: checked, run by its own engine, made files."""
+
+import asyncio
+import contextlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from carpool.config import ServeSettings
+from carpool.engine.loop import Engine as Loop
+from carpool.errors import InvalidValue, LibraryMissing, UnsupportedParameter
+from carpool.jobs.database import Record
+from carpool.jobs.runner import OnProgress
+from carpool.jobs.work import work_of
+from carpool.media import outputs
+from carpool.media.metadata import told
+from carpool.media.outputs import FPS, MOST_FPS, Audio, Format, encode_video
+from carpool.python.engine import Handle, Output
+from carpool.request.expand import MAX_N, merged, repeated
+from carpool.request.images import NAMES as PICTURES
+from carpool.request.images import is_pil
+from carpool.request.parameters import Card, check, check_n
+from carpool.types import Event, Job, Request
+
+_KINDS = {"pictures": "image", "videos": "video"}
+
+
+def checked(card: Card, request: Request | str, n: int, values: Mapping[str, Any]) -> list[Job]:
+    """The parts of a job: n outputs of one request.
+
+    Args:
+        values: what the request does not say itself.
+
+    Raises:
+        Rejected: something is wrong with it, or it cannot be written down.
+    """
+    check_n(n, MAX_N)
+    wishes = repeated(merged(request, values), n)
+    jobs = [check(card, wish, from_json=True) for wish in wishes]
+    for name in jobs[0].arguments.keys() & set(PICTURES):
+        given = jobs[0].arguments[name]
+        if not all(is_pil(one) for one in (given if isinstance(given, list) else [given])):
+            rule = "a job keeps PIL images, or a list of them"
+            raise InvalidValue(f"{name} is a {type(given).__name__}: {rule}", param=name)
+    return jobs
+
+
+def work_and_kind(
+    card: Card,
+    jobs: Sequence[Job],
+    settings: ServeSettings,
+    format: Format,
+    fps: float | None,
+    inputs: Mapping[str, Any],
+) -> tuple[str, dict[str, Any]]:
+    """The kind of a job, and its work as the store keeps it.
+
+    Args:
+        inputs: of `media.inputs.packed`.
+
+    Raises:
+        Rejected: no such files can be made.
+        LibraryMissing: what writes them is not installed.
+    """
+    makes = card.task(jobs[0].task).makes
+    if makes not in _KINDS:
+        raise UnsupportedParameter(f"the model makes {makes}, and no files are made of that here")
+    if makes == "videos" and importlib.util.find_spec("av") is None:
+        raise LibraryMissing("videos need PyAV: pip install 'carpool[video]'")
+    if format not in get_args(Format):
+        rule = f"must be one of {', '.join(get_args(Format))}"
+        raise InvalidValue(f"output_format={format!r}: {rule}", param="output_format")
+    defaults = {parameter.name: parameter.default for parameter in card.parameters}
+    work = work_of(
+        card.id,
+        jobs,
+        inputs,
+        format=format,
+        fps=_rate(fps, {**defaults, **jobs[0].arguments}),
+        told=[_told(card, job, settings) for job in jobs],
+    )
+    return _KINDS[makes], work
+
+
+def _told(card: Card, job: Job, settings: ServeSettings) -> dict[str, Any] | None:
+    made_with = {"model": card.id, "seed": job.seed, **job.arguments}
+    return told(
+        made_with | ({"lora": job.lora} if job.lora else {}),
+        metadata=settings.metadata,
+        metadata_prompt=settings.metadata_prompt,
+    )
+
+
+def _rate(fps: Any, values: Mapping[str, Any]) -> float:
+    """Frames a second: as said, as the request or the model has it, or `FPS`."""
+    rate = (values.get("frame_rate") or FPS) if fps is None else fps
+    if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 1 <= rate <= MOST_FPS:
+        rule = f"must be from 1 to {MOST_FPS}"
+        raise InvalidValue(f"fps={rate!r}: {rule}", param="fps")
+    return float(rate)
+
+
+class InProcess:
+    """Runs the parts of jobs in the engine of this process."""
+
+    def __init__(self, loop: Loop, is_alive: Callable[[], bool]) -> None:
+        self._loop, self._is_alive = loop, is_alive
+
+    async def wait_open(self) -> None:
+        if not self._is_alive():
+            await asyncio.Event().wait()  # it failed: what waits is for the next process
+
+    async def submit(self, job: Job, on_progress: OnProgress | None = None) -> Output:
+        here = asyncio.get_running_loop()
+
+        def follow(event: Event) -> None:
+            if event.kind == "step" and on_progress is not None:
+                with contextlib.suppress(RuntimeError):  # closed: nobody looks any more
+                    here.call_soon_threadsafe(on_progress, event.step, event.steps)
+
+        handle = Handle(job, self._loop, follow)
+        self._loop.submit(job, handle)
+        return await handle
+
+
+def write_pictures(record: Record, done: Sequence[Output], folder: Path) -> None:
+    """The files of a job of pictures."""
+    form = record.work["output"]
+    outputs.write_pictures([one.images[0] for one in done], form["told"], folder, form["format"])
+
+
+def write_videos(loop: Loop, record: Record, done: Sequence[Output], folder: Path) -> None:
+    """The files of a job of videos: `0.mp4`, `1.mp4`, ..., with sound where the model makes it."""
+    form = record.work["output"]
+    for i, (output, said) in enumerate(zip(done, form["told"], strict=True)):
+        [video] = output.frames
+        pixels = np.stack([np.asarray(frame.convert("RGB")) for frame in video])
+        audio: Audio | None = None
+        if (heard := output.others.get("audio")) is not None:
+            rate = int(loop.loaded.pipe.vocoder.config.output_sampling_rate)
+            audio = heard[0].float().contiguous().numpy(), rate
+        encode_video(pixels, form["fps"], audio, folder / f"{i}.mp4", metadata=said)

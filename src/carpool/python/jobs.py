@@ -1,0 +1,208 @@
+"""Jobs without a server: `engine.jobs` accepts work at once and turns it into files.
+
+The store and the runner are those of `carpool serve`, over the engine of this process. They live
+on an event loop of their own, in a thread that is started when a job is first asked for, or when
+the folder holds jobs that a process before this one did not end: these run again from the start,
+with the seeds that they had.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Event, Lock, Thread
+from typing import Any, TypeVar
+
+from carpool.config import ServeSettings
+from carpool.engine.loop import Engine as Loop
+from carpool.errors import Draining
+from carpool.jobs.database import Record, State
+from carpool.jobs.runner import Runner
+from carpool.jobs.store import JobStore
+from carpool.media.inputs import packed, unpacked
+from carpool.media.outputs import Format
+from carpool.python.in_process import (
+    InProcess,
+    checked,
+    work_and_kind,
+    write_pictures,
+    write_videos,
+)
+from carpool.types import Request
+
+log = logging.getLogger("carpool")
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundJob:
+    """A job as it was when it was asked for."""
+
+    id: str
+    state: State
+    progress: int  # percent; never falls
+    seeds: Sequence[int]  # one an output
+    error: dict[str, Any] | None  # code, message, param and type, as over HTTP
+    files: Sequence[Path]  # in the order of the seeds; only of a completed job
+
+
+def open_store(settings: ServeSettings) -> JobStore:
+    """The store that the settings name, or one in memory.
+
+    Raises:
+        StoreFailed: its folder cannot be used, or another process uses it.
+    """
+    folder = None if settings.state_dir in (None, "none") else Path(str(settings.state_dir))
+    return JobStore(
+        folder and folder.expanduser(),
+        ttl_s=settings.job_ttl,
+        max_bytes=settings.max_store_bytes,
+        max_waiting=settings.max_queue,
+    )
+
+
+class Jobs:
+    """The jobs of one engine. From any thread."""
+
+    def __init__(
+        self, loop: Loop, is_alive: Callable[[], bool], settings: ServeSettings, store: JobStore
+    ) -> None:
+        """Go on with the jobs that the store holds, if there are any. It is closed with them."""
+        self._loop, self._settings, self._store = loop, settings, store
+        self._runner = Runner(
+            store,
+            InProcess(loop, is_alive),
+            {"image": write_pictures, "video": partial(write_videos, loop)},
+            model=lambda: loop.loaded.card.id,
+            max_running=settings.max_running,
+            read=unpacked,
+        )
+        self._changing, self._is_up = Lock(), Event()
+        self._is_closed = False
+        self._thread: Thread | None = None
+        self._here: asyncio.AbstractEventLoop
+        if any(store.count_open().values()):
+            with self._changing:
+                self._start()
+
+    def submit(
+        self,
+        request: Request | str,
+        *,
+        n: int = 1,
+        output_format: Format = "png",
+        fps: float | None = None,
+        **parameters: Any,
+    ) -> BackgroundJob:
+        """Accept a job; it is on the disk, where there is a `state_dir`, when this returns.
+
+        Args:
+            request: one prompt, or a `Request`.
+            n: outputs, with seeds s, s+1, ...
+            output_format: of pictures; videos become MP4.
+            fps: frames a second of videos; default: the model's own, or 16.
+            parameters: as for `Engine.submit`, as far as JSON can hold them, and PIL images.
+
+        Raises:
+            Rejected: something is wrong with it; nothing was accepted.
+            Overloaded: too many jobs wait.
+            StoreFailed: the disk does not take it.
+        """
+        card = self._loop.loaded.card
+        jobs = checked(card, request, n, parameters)
+        names, files = packed(jobs[0].arguments)
+        kind, work = work_and_kind(card, jobs, self._settings, output_format, fps, names)
+        asked = {"model": card.id, "seeds": [job.seed for job in jobs]}
+        record, _ = self._ask(self._runner.submit(kind, asked, work, inputs=files))
+        return self._shown(record)
+
+    def get(self, job_id: str) -> BackgroundJob:
+        """One job, as far as it has come.
+
+        Raises:
+            JobNotFound: there is none of this id, or none any more.
+        """
+        return self._shown(self._ask(self._runner.get(job_id)))
+
+    def wait(self, job_id: str, timeout: float | None = None) -> BackgroundJob:
+        """Wait until a job has ended, however it does: `state` says.
+
+        Raises:
+            JobNotFound: as for `get`.
+            TimeoutError: it goes on, but `timeout` seconds are over.
+            Draining: the engine was closed meanwhile.
+        """
+        return self._shown(self._ask(self._ended(job_id, timeout)))
+
+    def cancel(self, job_id: str) -> BackgroundJob:
+        """End a job before its next step. One that has ended stays as it is."""
+        return self._shown(self._ask(self._runner.cancel(job_id)))
+
+    def remove(self, job_id: str) -> None:
+        """Forget a job and its files; one that runs ends before its next step."""
+        self._ask(self._runner.remove(job_id))
+
+    def list(self, *, limit: int = 100) -> Sequence[BackgroundJob]:
+        """The newest jobs, newest first."""
+        return [self._shown(record) for record in self._ask(self._runner.page(limit=limit))[0]]
+
+    def close(self) -> None:
+        """Put the jobs that run back into the line, for the next engine, and close the store."""
+        with self._changing:
+            if self._thread is not None and not self._is_closed:
+                self._here.call_soon_threadsafe(self._end.set)
+            self._is_closed = True
+        if self._thread is not None:
+            self._thread.join()
+        self._store.close()
+
+    def _shown(self, record: Record) -> BackgroundJob:
+        paths = [self._store.file(record, name) for name in record.files]
+        return BackgroundJob(
+            record.id,
+            record.state,
+            record.progress,
+            record.asked.get("seeds", []),
+            record.error,
+            sorted((path for path in paths if path), key=lambda path: (len(path.name), path.name)),
+        )
+
+    async def _ended(self, job_id: str, within_s: float | None) -> Record:
+        async with asyncio.timeout(within_s):
+            return await self._runner.ended(job_id)
+
+    def _ask(self, question: Coroutine[Any, Any, _Answer]) -> _Answer:
+        """Have the jobs' own thread answer."""
+        with self._changing:
+            if self._is_closed:
+                question.close()
+                raise Draining("the engine was closed and takes no jobs")
+            if self._thread is None:
+                self._start()
+            future = asyncio.run_coroutine_threadsafe(question, self._here)
+        try:
+            return future.result()
+        except CancelledError:
+            raise Draining("the engine was closed meanwhile") from None
+
+    def _start(self) -> None:
+        self._thread = Thread(None, asyncio.run, "carpool-jobs", [self._live()], daemon=True)
+        self._thread.start()
+        self._is_up.wait()
+
+    async def _live(self) -> None:
+        self._here, self._end = asyncio.get_running_loop(), asyncio.Event()
+        self._is_up.set()
+        running, ending = (asyncio.create_task(it) for it in (self._runner.run(), self._end.wait()))
+        await asyncio.wait({running, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            log.error("jobs cannot be run any more", exc_info=running.exception())
+        with self._changing:
+            self._is_closed = True
+        running.cancel()
+        await self._runner.stop()
+        await asyncio.sleep(0)  # who asked before that is a task by now, to be told of the end

@@ -1,0 +1,391 @@
+"""What a request may say: a model's own parameters as data, and the checks against them.
+
+The parameters are those of the pipeline's `__call__`, read once when it is loaded. Everything a
+request says is checked here, before it waits in any queue, in the front process as in the Python
+API. No torch.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from carpool.errors import (
+    InvalidValue,
+    MissingParameter,
+    SizeRejected,
+    UnknownParameter,
+    UnsupportedParameter,
+    nearest,
+    show,
+)
+from carpool.request.images import NAMES as PICTURE_NAMES
+from carpool.request.images import check_pictures, size_of
+from carpool.request.lora import check_lora, refuse_scale
+from carpool.types import MAX_SEED, Job, Request, new_seed
+
+ParameterKind = Literal["int", "float", "bool", "str", "numbers", "other"]
+
+OURS = ("n", "seed", "timeout_s", "lora", "deadline_s", "priority")
+MOST_PRIORITY = 10
+MOST_TEXT = 32_000  # characters of one parameter, as OpenAI has it
+MOST_TEXTS = 2 * MOST_TEXT  # of a request
+INSTEAD = {
+    "generator": "pass seed, every request gets a generator of its own",
+    "num_images_per_prompt": "pass n",
+    "num_videos_per_prompt": "pass n",
+    "n": "one request has one output; generate(..., n=...) makes several",
+    "return_dict": "outputs are always objects",
+}
+MAX_FLOAT32 = 3.4e38
+OUTPUT_TYPES = ("pil", "np", "pt", "latent")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a pipeline's `__call__`."""
+
+    name: str
+    kind: ParameterKind  # "other": tensors, pictures, callables: Python API only
+    required: bool = False
+    default: int | float | bool | str | None = None  # the pipeline's own, where it is plain
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One of the things that a model does, and the pipeline that does it."""
+
+    name: str  # "text-to-image", "inpaint", ...
+    pipeline: str  # class name
+    parameters: tuple[Parameter, ...]
+    max_images: int = 1  # reference images of a request
+    image_mode: str = "RGB"  # of PIL images
+    strength_rounds: Literal["up", "down"] | None = None  # steps * strength; None: not known
+
+    @property
+    def makes(self) -> Literal["pictures", "videos", "sound"]:
+        kinds: dict[str, Literal["videos", "sound"]] = {"video": "videos", "audio": "sound"}
+        return kinds.get(self.name.rpartition("-")[2], "pictures")
+
+    def takes(self, name: str) -> bool:
+        return any(parameter.name == name for parameter in self.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A loaded model as its clients see it."""
+
+    id: str
+    tasks: tuple[Task, ...]  # the loaded pipeline's own first
+    defaults: dict[str, Any]  # laid under what a request leaves out
+    size_multiple_px: int
+    default_size_px: tuple[int, int] | None  # width, height
+    max_pixels: int
+    max_steps: int
+    lora: tuple[str, ...] = ()  # adapters that a request may name
+    frame_step: int = 1  # videos have k * frame_step + 1 frames
+
+    @property
+    def pipeline(self) -> str:
+        return self.tasks[0].pipeline
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self.tasks[0].parameters
+
+    @property
+    def usual_size_px(self) -> tuple[int, int] | None:
+        """Width and height where nobody says any, if the model or its pipeline tells."""
+        own = {p.name: p.default for p in self.parameters} | self.defaults
+        width, height = own.get("width"), own.get("height")
+        if self.default_size_px or not isinstance(width, int) or not isinstance(height, int):
+            return self.default_size_px
+        return width, height
+
+    def task(self, name: str) -> Task:
+        return next(task for task in self.tasks if task.name == name)
+
+    def task_for(self, given: Iterable[str]) -> Task:
+        """The task that takes the pictures given; the model's own where none does."""
+        pictures = [name for name in given if name in PICTURE_NAMES]
+        fitting = (task for task in self.tasks if all(map(task.takes, pictures)))
+        return next(fitting, self.tasks[0])
+
+    def steps(self, arguments: Mapping[str, Any]) -> int:
+        """Denoising steps that these arguments ask for; 0 where the pipeline does not say."""
+        own = {p.name: p.default for p in self.parameters}.get("num_inference_steps")
+        return int(arguments.get("num_inference_steps", own) or 0)
+
+    def names(self) -> list[str]:
+        """What a request may say, ours included."""
+        hidden = INSTEAD.keys()
+        names = dict.fromkeys(p.name for task in self.tasks for p in task.parameters)
+        return [*OURS, *(name for name in names if name not in hidden)]
+
+
+def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
+    """Turn a request into a job, or say what is wrong with it.
+
+    Args:
+        card: of the model that is to run it.
+        request: as the caller wrote it.
+        from_json: it came over HTTP, where no tensors or callables can.
+
+    Raises:
+        Rejected: names what was seen, the rule, and the nearest thing that works.
+    """
+    given = dict(request.parameters)
+    if request.prompt is not None:
+        given["prompt"] = request.prompt
+    riding = check_lora(given.pop("lora", None), card.lora)
+    deadline_s, priority = given.pop("deadline_s", None), given.pop("priority", None)
+    task = card.task_for(name for name, value in given.items() if value is not None)
+    known = {parameter.name: parameter for parameter in task.parameters}
+    arguments = {name: value for name, value in card.defaults.items() if name in known}
+    for name, value in given.items():
+        if name in INSTEAD:
+            raise UnsupportedParameter(f"{name} is not taken: {INSTEAD[name]}", param=name)
+        if value is None and any(one.takes(name) for one in card.tasks):
+            continue  # as if it had not been said
+        if name not in known:
+            raise _unknown(card, task, name, from_json)
+        refuse_scale(name, value)
+        arguments[name] = _value(task, known[name], value, from_json)
+    _check_texts({name: value for name, value in arguments.items() if name in given})
+    if "negative_prompt" in known and "negative_prompt_embeds" in arguments:
+        arguments.setdefault("negative_prompt", None)  # SANA's own is "", and refused beside them
+    _check_rules(card, arguments)
+    _check_strength(task, arguments)
+    check_pictures(
+        arguments,
+        mode=task.image_mode,
+        most=task.max_images,
+        least_px=card.size_multiple_px,
+        max_pixels=card.max_pixels,
+    )
+    missing = [p.name for p in task.parameters if p.required and p.name not in arguments]
+    if "prompt" in known and "prompt" not in arguments and "prompt_embeds" not in arguments:
+        missing.append("prompt")
+    if missing:
+        raise MissingParameter(
+            f"{missing[0]} is missing: every request needs one", param=missing[0]
+        )
+    return Job(
+        request_id=request.request_id,
+        seed=check_seed(request.seed),
+        arguments=arguments,
+        timeout_s=None if request.timeout_s is None else check_timeout(request.timeout_s),
+        task=task.name,
+        lora=riding,
+        deadline_s=None if deadline_s is None else check_timeout(deadline_s, "deadline_s"),
+        priority=0 if priority is None else check_priority(priority),
+        tenant=request.tenant,
+        user=request.user,
+    )
+
+
+def _unknown(card: Card, task: Task, name: str, from_json: bool) -> UnknownParameter:
+    others = [other for other in card.tasks if other.takes(name)]
+    if others:  # as `strength` without a picture
+        pictures = [p.name for p in others[0].parameters if p.name in PICTURE_NAMES]
+        hint = f": {others[0].name} takes it, with {' and '.join(pictures) or 'other inputs'}"
+    else:
+        hint = nearest(name, (n for n in card.names() if not (from_json and n == "output_type")))
+    return UnknownParameter(f"{task.pipeline} has no parameter {name!r}{hint}", param=name)
+
+
+def check_n(n: Any, most: int) -> int:
+    """How many outputs one prompt is to have."""
+    if not _is_int(n) or not 1 <= n <= most:
+        raise InvalidValue(f"n={show(n)}: must be a whole number from 1 to {most}", param="n")
+    return int(n)
+
+
+def check_seed(seed: Any) -> int:
+    if seed is None:
+        return new_seed()
+    if not _is_int(seed) or not 0 <= seed <= MAX_SEED:
+        rule = "must be a whole number from 0 to 2**63 - 1"
+        raise InvalidValue(f"seed={show(seed)}: {rule}", param="seed")
+    return int(seed)
+
+
+def seeds(seed: Any, n: int) -> list[int]:
+    """Seeds of n outputs of one prompt: s, s+1, ..., from 0 again after the largest."""
+    first = check_seed(seed)
+    return [(first + i) % (MAX_SEED + 1) for i in range(n)]
+
+
+def check_timeout(timeout_s: Any, name: str = "timeout_s") -> float:
+    if not _is_number(timeout_s) or not 0 < timeout_s < math.inf:
+        rule = "must be a number of seconds above 0, at most 3.4e38"
+        raise InvalidValue(f"{name}={show(timeout_s)}: {rule}", param=name)
+    return float(timeout_s)
+
+
+def check_priority(priority: Any) -> int:
+    if not _is_int(priority) or not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+        rule = f"must be a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}"
+        raise InvalidValue(f"priority={show(priority)}: {rule}", param="priority")
+    return int(priority)
+
+
+def _value(task: Task, parameter: Parameter, value: Any, from_json: bool) -> Any:
+    name, kind = parameter.name, parameter.kind
+    if name == "prompt" and isinstance(value, Sequence) and not isinstance(value, str):
+        raise InvalidValue(
+            f"prompt is a list of {len(value)}: send one request for each prompt (in Python, "
+            "generate([...]) does)",
+            param="prompt",
+        )
+    fits, rule = {
+        "int": (_is_int(value), "a whole number, at most 2**63 - 1"),
+        "float": (_is_number(value), "a finite number of at most 3.4e38"),
+        "bool": (isinstance(value, bool), "true or false"),
+        "str": (isinstance(value, str) and _is_unicode(value), "one string of valid Unicode"),
+        "numbers": (_are_numbers(value), "a list of finite numbers"),
+        "other": (not from_json or _are_pictures(value), ""),
+    }[kind]
+    if name == "output_type":
+        fits, rule = value in OUTPUT_TYPES, f"one of {', '.join(OUTPUT_TYPES)}"
+        if from_json:
+            instead = "a video is an MP4 file" if task.makes == "videos" else "use output_format"
+            raise UnsupportedParameter(f"output_type is not taken: {instead}", param=name)
+    if fits:
+        return float(value) if kind == "float" else value
+    if kind == "other":
+        raise UnsupportedParameter(f"{name} cannot be sent as JSON", param=name)
+    raise InvalidValue(f"{name}={show(value)}: must be {rule}", param=name)
+
+
+def _check_texts(arguments: Mapping[str, Any]) -> None:
+    """Bound all texts: a tokenizer reads the whole of one before it cuts it to what fits."""
+    sizes = {name: sum(map(len, _texts(value))) for name, value in arguments.items()}
+    for name, size in sizes.items():
+        if size > MOST_TEXT:
+            rule = f"must have at most {MOST_TEXT}"
+            raise InvalidValue(f"{name} has {size} characters: {rule}", param=name)
+    if (size := sum(sizes.values())) > MOST_TEXTS:
+        longest = sorted(sizes, key=lambda name: -sizes[name])
+        said = " and ".join(name for name in longest if sizes[name])
+        raise InvalidValue(
+            f"{said} have {size} characters together: must have at most {MOST_TEXTS}",
+            param=longest[0],
+        )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from _texts(entry)
+    elif isinstance(value, dict):
+        yield from _texts([*value, *value.values()])
+
+
+def _check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
+    """Rules that hold for every pipeline, so that nobody waits in line to be told."""
+    steps = arguments.get("num_inference_steps")
+    if steps is not None and not 1 <= steps <= card.max_steps:
+        raise InvalidValue(
+            f"num_inference_steps={show(steps)}: must be a whole number from 1 to {card.max_steps}",
+            param="num_inference_steps",
+        )
+    for name in ("sigmas", "timesteps"):  # one entry a step
+        given = arguments.get(name)
+        if isinstance(given, (list, tuple)) and not 1 <= len(given) <= card.max_steps:
+            rule = f"must have from 1 to {card.max_steps} entries"
+            raise InvalidValue(f"{name} has {len(given)} entries: {rule}", param=name)
+    strength = arguments.get("strength")
+    if strength is not None and not 0 <= strength <= 1:
+        raise InvalidValue(f"strength={show(strength)}: must be from 0 to 1", param="strength")
+    for name in ("max_sequence_length", "num_frames"):
+        value = arguments.get(name)
+        if value is not None and value < 1:
+            raise InvalidValue(f"{name}={show(value)}: must be at least 1", param=name)
+    _check_size(card, arguments)
+
+
+def _check_strength(task: Task, arguments: Mapping[str, Any]) -> None:
+    """Refuse a strength that leaves nothing to do, counted as diffusers' `get_timesteps` does."""
+    said = {p.name: p.default for p in task.parameters} | dict(arguments)
+    strength, steps = said.get("strength"), said.get("num_inference_steps")
+    for name in ("sigmas", "timesteps"):
+        steps = len(said[name]) if isinstance(said.get(name), (list, tuple)) else steps
+    if task.strength_rounds is None or not _is_number(strength) or not steps:
+        return
+    is_rounded_up = task.strength_rounds == "up"
+    if is_rounded_up and int(max(steps - min(steps * strength, steps), 0)) < steps:
+        return
+    if not is_rounded_up and int(steps * strength) >= 1:
+        return
+    least = f"{math.ceil(10_000 / steps) / 10_000:g}"  # in digits that can be read
+    rule = f"must be above 0, such as {least}" if is_rounded_up else f"must be at least {least}"
+    raise InvalidValue(
+        f"strength={show(strength)}: leaves none of {steps} steps, {rule}", param="strength"
+    )
+
+
+def _check_size(card: Card, arguments: Mapping[str, Any]) -> None:
+    default = card.usual_size_px or (None, None)
+    sides: list[int] = [
+        side
+        for name, other in zip(("width", "height"), default, strict=True)
+        if (side := other if arguments.get(name) is None else arguments[name]) is not None
+    ]
+    multiple = card.size_multiple_px
+    if any(side < 1 or side % multiple for side in sides):
+        legal = [max(multiple, round(side / multiple) * multiple) for side in sides]
+        raise SizeRejected(
+            f"size {_by(sides)} is not supported: both sides must be multiples of {multiple}, "
+            f"above 0; the nearest size is {_by(legal)}",
+            param="size",
+        )
+    if len(sides) == 2 and math.prod(sides) > card.max_pixels:
+        longest = card.max_pixels // multiple // multiple * multiple
+        fits = [min(side, longest) for side in within(sides, card.max_pixels, multiple)]
+        raise SizeRejected(
+            f"size {_by(sides)} is not supported: it has {math.prod(sides)} pixels, the most "
+            f"is {card.max_pixels}; the nearest size of this shape is {_by(fits)}",
+            param="size",
+        )
+
+
+def within(size: Sequence[int], max_pixels: int, multiple: int) -> tuple[int, int]:
+    """The largest size of about this shape, and not above it, that a model can do."""
+    shrink = min(1.0, math.sqrt(max_pixels / math.prod(size)))
+    width, height = (max(multiple, int(side * shrink) // multiple * multiple) for side in size)
+    return width, height
+
+
+def _by(sides: Sequence[int]) -> str:
+    return "x".join(map(str, sides))
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_SEED
+
+
+def _is_number(value: Any) -> bool:
+    """A number that 32 bits can hold: what a pipeline makes a tensor of."""
+    is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_plain and -MAX_FLOAT32 <= value <= MAX_FLOAT32
+
+
+def _are_pictures(value: Any) -> bool:
+    """Uploaded ones, decoded: JSON cannot make these."""
+    ones = value if isinstance(value, list) else [value]
+    return bool(ones) and all(size_of(one) is not None for one in ones)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(_is_number(entry) for entry in value)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,110 @@
+"""The modes that decide at admission: `off`, `dynamic` and `request`.
+
+In all three, who came aboard together runs together to the end, and nobody joins on the way.
+`batches.py` says who is in a batch; here is when it leaves.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from carpool.schedule.peers.batches import fill, wait_until, wave, wave_deadline
+from carpool.schedule.peers.sglang_metrics import Dispatches
+from carpool.schedule.peers.sglang_rules import Caps
+from carpool.types import Admission, Choice, Parked, Waiting
+
+LOOKED_AT = 1024  # requests of the line that a batch is formed from
+
+
+@dataclass(slots=True)
+class Off:
+    """One request after the other, and of it one call after the other."""
+
+    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+        return Admission(()) if aboard or not waiting else Admission((waiting[0].request,))
+
+    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+        return together(parked)
+
+
+@dataclass(slots=True)
+class Dynamic:
+    """SGLang-Diffusion's dynamic batching: whoever is compatible joins the head of the line."""
+
+    max_size: int = 1
+    delay_s: float = 0.0
+    caps: Callable[[Waiting], Caps] | None = None  # of a batching config; None: `max_size` alone
+    dispatches: Dispatches = field(default_factory=Dispatches)  # counts every batch
+    say: Callable[[str], None] = lambda line: None  # hears a line for each
+
+    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+        if aboard or not waiting:
+            return Admission(())
+        head, queue = waiting[0], waiting[1:LOOKED_AT]
+        caps = self.caps(head) if self.caps else Caps(self.max_size, None)
+        batch = fill(head, queue, caps, self.max_size)
+        if (leaves_s := wait_until(head, batch, self.delay_s)) > now_s:
+            return Admission((), wake_s=leaves_s)
+        for line in self.dispatches.record(
+            batch.outputs,
+            caps.outputs,
+            self.max_size,
+            now_s - head.arrived_s,
+            batch.stop_reason,
+            batch.rejects,
+            requests=1 + len(batch.joined),
+        ):
+            self.say(line)
+        chosen = (head.request, *(queue[place].request for place in batch.joined))
+        return Admission(chosen, stop_reason=batch.stop_reason)
+
+    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+        return together(parked)
+
+
+@dataclass(slots=True)
+class Waves:
+    """vLLM-Omni's request-level batching: the first of the line, as far as they are equal."""
+
+    max_num_seqs: int = 1
+    wait_s: float = 0.0
+    _free_since_s: float | None = field(default=None)
+
+    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+        if aboard or not waiting:
+            self._free_since_s = None
+            return Admission(())
+        if self._free_since_s is None:
+            self._free_since_s = now_s
+        keys = [one.wave for one in waiting[: self.max_num_seqs + 1]]
+        leaves_s = wave_deadline(
+            keys,
+            self.max_num_seqs,
+            began_s=self._free_since_s,
+            last_arrival_s=waiting[-1].arrived_s,
+            wait_s=self.wait_s if self.max_num_seqs > 1 else 0.0,
+        )
+        if leaves_s > now_s:
+            return Admission((), wake_s=leaves_s)
+        self._free_since_s = None
+        size = wave(keys, self.max_num_seqs)
+        return Admission(tuple(one.request for one in waiting[:size]))
+
+    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+        return together(parked)
+
+
+def together(parked: Sequence[Parked]) -> Choice:
+    """The call that waits longest, with all that may share its forward, memory permitting."""
+    if not parked:
+        return Choice(())
+    line = sorted(parked, key=lambda call: call.order)
+    leader, rows = line[0], 0
+    chosen: list[Parked] = []
+    for call in line:
+        if call.key != leader.key:
+            continue
+        if chosen and rows + call.rows > leader.max_rows:
+            return Choice(tuple(chosen), "cap")
+        chosen.append(call)
+        rows += call.rows
+    return Choice(tuple(chosen), "nobody")

@@ -1,0 +1,135 @@
+"""Who is in a batch of the modes `dynamic` and `request`, and when it leaves.
+
+`dynamic`: the request that waits longest is the head; everybody in line who fits joins it, up to
+the caps; one that is not full waits until its head is `--batching-delay-ms` old. `request`: the
+first requests in line are a wave as far as their keys are equal; who differs blocks those behind.
+
+Pure: times come in as numbers of the engine's clock, and nothing is kept. Batches are units of
+admission only; what shares a forward, and what happens when one fails, is the engine's business.
+
+Source: SGLang-Diffusion 0.5.23 and vLLM-Omni 0.30, as their schedulers behave.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from carpool.schedule.peers.compatibility import Caps, signature_difference
+from carpool.types import Waiting
+
+QUIET_S = 0.05  # a wave that waits leaves when nobody came for so long,
+QUIET_SHARE = 0.2  # or for this part of the longest wait, whichever is shorter
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The head of the line, and those who would run with it."""
+
+    joined: tuple[int, ...]  # places in the queue behind the head
+    outputs: int  # of all, the head's included
+    is_closed: bool  # nobody who comes could join: waiting is for nothing
+    stop_reason: str
+    rejects: Counter[str]  # why others in the queue do not join
+
+
+def fill(head: Waiting, queue: Sequence[Waiting], caps: Caps, user_max: int) -> Batch:
+    """Choose who joins the head of the line: whoever fits, in the order of the line.
+
+    Those who differ from the head are passed over and stop nobody. A head above a cap is alone.
+    The next one is taken to cost as much as the head, so a batch closes when that is too much.
+
+    Args:
+        queue: everybody behind the head, those who wait longest first.
+        caps: for the head's size.
+        user_max: `--batching-max-size`, outputs; 1 is off.
+
+    Returns:
+        The batch as it would leave now. Its `stop_reason` says what closed it: `dynamic_disabled`,
+        `head:REASON`, `config_cap:N` where a rule's cap was reached and `max_size` where it was
+        the user's, or `cost_budget_next:COST>MOST`. For one that is still open, what keeps it
+        small: the first reject, or `delay` where all in line have joined.
+    """
+    if user_max <= 1:
+        return Batch((), head.outputs, True, "dynamic_disabled", Counter())
+    if unfit := signature_difference(head.signature, head.signature):
+        return Batch((), head.outputs, True, f"head:{unfit}", Counter())
+    cap_reason = f"config_cap:{caps.outputs}" if caps.outputs < user_max else "max_size"
+    most = math.inf if caps.cost is None else caps.cost
+    joined, outputs, total = list[int](), head.outputs, head.cost
+    rejects = Counter[str]()
+
+    def closed() -> str | None:
+        if outputs >= caps.outputs:
+            return cap_reason
+        if total + head.cost > most:
+            return f"cost_budget_next:{_above(total + head.cost, most)}"
+        return None
+
+    for place, other in enumerate(queue):
+        if closed():
+            break
+        if difference := signature_difference(head.signature, other.signature):
+            rejects[difference] += 1
+        elif outputs + other.outputs > caps.outputs:
+            rejects[cap_reason] += 1
+        elif total + other.cost > most:
+            rejects[f"cost_budget:{_above(total + other.cost, most)}"] += 1
+        else:
+            joined.append(place)
+            outputs += other.outputs
+            total += other.cost
+    reason = closed()
+    open_reason = next(iter(rejects), "delay")
+    return Batch(tuple(joined), outputs, reason is not None, reason or open_reason, rejects)
+
+
+def wait_until(head: Waiting, batch: Batch, delay_s: float) -> float:
+    """When a batch leaves, engine clock; a past time means now.
+
+    The delay runs from the head's arrival, not from when the engine was free: under load nobody
+    waits on top.
+    """
+    return head.arrived_s if batch.is_closed else head.arrived_s + delay_s
+
+
+def wave(keys: Sequence[Hashable], max_num_seqs: int) -> int:
+    """How many of the line's first requests run as one wave.
+
+    Args:
+        keys: `request_key` of everybody in line, those who wait longest first.
+        max_num_seqs: the most, at least 1.
+    """
+    return sum(1 for _ in takewhile(lambda key: key == keys[0], keys[:max_num_seqs]))
+
+
+def wave_deadline(
+    keys: Sequence[Hashable],
+    max_num_seqs: int,
+    *,
+    began_s: float,
+    last_arrival_s: float,
+    wait_s: float,
+) -> float:
+    """When the next wave starts, engine clock; to be asked again at every arrival.
+
+    It waits at most `wait_s`, and less when nobody comes for 50 ms or a fifth of `wait_s`,
+    whichever is shorter. A wave that nobody can join any more starts at once: a full one, and one
+    behind which somebody else stands.
+
+    Args:
+        keys: as for `wave`; at least one.
+        began_s: when the engine was free and somebody was in line.
+        last_arrival_s: when the last of the line came.
+        wait_s: `--request-batch-max-wait-ms`, in seconds.
+    """
+    size = wave(keys, max_num_seqs)
+    if size == max_num_seqs or size < len(keys):
+        return began_s
+    quiet_s = min(QUIET_S, wait_s * QUIET_SHARE)
+    return min(began_s + wait_s, max(began_s, last_arrival_s) + quiet_s)
+
+
+def _above(total: float, most: float) -> str:
+    return f"{total:.10g}>{most:.10g}"

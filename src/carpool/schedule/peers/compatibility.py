@@ -1,0 +1,189 @@
+"""What decides at admission who may share a batch: caps, costs, signatures and keys.
+
+Two batching modes form batches of whole requests. `dynamic` is SGLang-Diffusion's: who asks for the
+same as the head of the line but for prompt and seed may join it, up to the caps of `rules.py`.
+`request` is vLLM-Omni's: who has the same key as the head may. `batches.py` forms the batches.
+
+No queue, no clock. Both modes are for those who know them from there; `continuous` lets requests
+share forwards that differ in much of this.
+
+Source: SGLang-Diffusion 0.5.23 and vLLM-Omni 0.30, as their schedulers behave.
+"""
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from carpool.request.images import NAMES as PICTURES
+from carpool.schedule.peers.sglang_rules import (
+    Caps,
+    Resolution,
+    Rule,
+    Server,
+    caps,
+    load_rules,
+    parse_rules,
+)
+from carpool.types import Job
+
+__all__ = [
+    "Caps",
+    "Resolution",
+    "Rule",
+    "Server",
+    "Signature",
+    "caps",
+    "cost",
+    "load_rules",
+    "parse_rules",
+    "request_key",
+    "resolution",
+    "signature",
+    "signature_difference",
+]
+
+Signature = Mapping[str, Hashable]
+"""What a request says, by name, as far as it decides who may share its batch."""
+
+PROMPTS = {"prompt", "prompt_2", "prompt_3", "prompt_4"} | {  # or what a text encoder gave for it
+    "prompt_embeds", "pooled_prompt_embeds", "prompt_embeds_mask", "prompt_attention_mask"
+}  # fmt: skip
+NEGATIVES = {f"negative_{name}" for name in PROMPTS}
+FIELDS = (  # that SGLang-Diffusion's requests have too, in the order in which it compares them
+    "task_type",
+    "negative_prompt",
+    "num_outputs_per_prompt",
+    "num_frames",
+    "height",
+    "width",
+    "fps",
+    "num_inference_steps",
+    "guidance_scale",
+    "guidance_scale_2",
+    "true_cfg_scale",
+    "guidance_rescale",
+    "cfg_normalization",
+    "boundary_ratio",
+    "max_sequence_length",
+    "flow_shift",
+    "lora",
+)
+RENAMED = {"frame_rate": "fps"}  # diffusers' name: its name
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """Something that cannot be compared by its content: equal to itself only."""
+
+    it: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Object) and other.it is self.it
+
+    def __hash__(self) -> int:
+        return id(self.it)
+
+
+def _frozen(value: Any) -> Hashable:
+    match value:
+        case str() | int() | float() | None:
+            return value
+        case list() | tuple():
+            return tuple(map(_frozen, value))
+        case dict():
+            return frozenset((key, _frozen(one)) for key, one in value.items())
+    return _Object(value)
+
+
+def resolution(arguments: Mapping[str, Any], default_px: Resolution | None) -> Resolution | None:
+    """The size of a request's output, from what it says and the model's default."""
+    default = default_px or (None, None)
+    width, height = (
+        side if arguments.get(name) is None else arguments[name]
+        for name, side in zip(("width", "height"), default, strict=True)
+    )
+    return None if width is None or height is None else (width, height)
+
+
+def cost(
+    resolution: Resolution | None, *, frames: int = 1, outputs: int = 1, vae_scale_px: int
+) -> float:
+    """What a request adds towards `max_cost`: latent places x frames x outputs.
+
+    Not seconds and not bytes. The frames are the video's own, not latent ones.
+
+    Args:
+        resolution: None, where it is not known, costs nothing.
+        vae_scale_px: pixels along a side that one latent place stands for.
+
+    Source: SGLang-Diffusion's `estimate_request_cost`, as most of its pipelines have it.
+    """
+    width, height = resolution or (0, 0)
+    places = math.ceil(width / vae_scale_px) * math.ceil(height / vae_scale_px)
+    return float(places * frames * outputs)
+
+
+def signature(job: Job, defaults: Mapping[str, Any], *, outputs: int = 1) -> Signature:
+    """What must be equal for two jobs to share a dynamic batch: all but prompt and seed.
+
+    That includes the negative prompt, the number of outputs, the task and the adapters. Left out
+    is the same as said with the default's value. Tensors and objects are equal to themselves only.
+
+    Args:
+        defaults: what the pipeline takes for arguments that are left out, as far as it is known.
+        outputs: how many the request asks for, where they are admitted together.
+    """
+    given = _given(job, defaults)
+    return {
+        **{name: _frozen(value) for name, value in given.items() if name not in PROMPTS},
+        "task_type": job.task,
+        "lora": job.lora,
+        "num_outputs_per_prompt": outputs,
+    }
+
+
+def signature_difference(left: Signature, right: Signature) -> str | None:
+    """What keeps two requests from sharing a dynamic batch, or None.
+
+    A request that brings pictures shares with nobody: not even with itself, so that a head is
+    checked against itself.
+
+    Returns:
+        `image_conditioning`, `sampling_params.FIELD` for a parameter that SGLang-Diffusion has
+        too, or `extra.diffusers_kwargs:NAME` for another one; of several the one it compares first.
+    """
+    if not (left.keys().isdisjoint(PICTURES) and right.keys().isdisjoint(PICTURES)):
+        return "image_conditioning"
+    differing = {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
+    if not differing:
+        return None
+    fields = {RENAMED.get(name, name) for name in differing}
+    for field in FIELDS:
+        if field in fields:
+            return f"sampling_params.{field}"
+    return f"extra.diffusers_kwargs:{min(differing)}"
+
+
+def request_key(job: Job, defaults: Mapping[str, Any]) -> Hashable:
+    """What must be equal for two jobs to share a wave of mode `request`.
+
+    All arguments, the task and the adapters; of prompts, negative prompts, pictures and latents
+    only which ones there are. vLLM-Omni takes equal adapters as far as three decimals of the scale,
+    and lets arguments differ that it has no field for; those must be equal here.
+
+    Args:
+        defaults: as for `signature`.
+    """
+    free = {*PROMPTS, *NEGATIVES, *PICTURES, "latents"}
+    given = _given(job, defaults)
+    return (
+        job.task,
+        tuple((name, round(scale, 3)) for name, scale in job.lora),
+        frozenset((name, None if name in free else _frozen(given[name])) for name in given),
+    )
+
+
+def _given(job: Job, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    said = {name: value for name, value in job.arguments.items() if value is not None}
+    return {name: value for name, value in {**defaults, **said}.items() if value is not None}

@@ -1,0 +1,1 @@
+"""What endpoints answer with."""

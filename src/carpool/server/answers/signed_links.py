@@ -1,0 +1,150 @@
+"""Pictures behind links: kept on the disk for an hour, for whoever has the link.
+
+A link is signed, so that it needs no API key, ends when it says, and never names a file that was
+not put here. The secret lies beside the files: links outlive a restart wherever these do.
+"""
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter
+
+from carpool.errors import FileNotFound, StoreFailed, reason
+from carpool.jobs.clock import StoreClock
+from carpool.server.answers.downloads import PARTS, Download
+from carpool.types import Clock
+
+TTL_S = 3600
+MOST_BYTES = 1 << 30  # of all files; the oldest go first
+TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
+
+_NAME = re.compile(r"file-[0-9a-f]{24}\.(png|jpeg|webp)")
+_PART = re.compile(rf"({_NAME.pattern}|secret)\.part")
+
+
+class Files:
+    """Keeps files for a while. From any thread: it may wait for the disk."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        clock: Clock | None = None,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        """Open a folder, which belongs to these files alone.
+
+        Args:
+            folder: made if it is missing; None: one that ends with this object.
+            clock: Unix seconds that do not jump, as those of `StoreClock`.
+
+        Raises:
+            StoreFailed: it cannot be used.
+        """
+        self._clock, self._most_bytes = clock or StoreClock(), most_bytes
+        if folder is None:
+            folder = Path(tempfile.mkdtemp("-carpool"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._folder = folder
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # by name, the oldest first
+        self._changing = threading.Lock()
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            for path in self._folder.iterdir():  # of a server that was killed
+                if _PART.fullmatch(path.name):
+                    path.unlink()
+            self._secret = _secret(self._folder / "secret")
+            found = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
+            now_s = self._clock()
+            for path in sorted(found, key=lambda path: path.stat().st_mtime):
+                self._sizes[path.name] = path.stat().st_size
+                if path.stat().st_mtime > now_s:  # of another wall clock: it is new from now on
+                    os.utime(path, (now_s, now_s))
+        except OSError as error:
+            raise StoreFailed(f"{self._folder} cannot hold pictures: {error}") from error
+
+    def keep(self, content: bytes, kind: str) -> str:
+        """Keep a file, one of `TYPES`; gives the path of its link.
+
+        Raises:
+            StoreFailed: the disk refuses it.
+        """
+        name, expires_s = f"file-{secrets.token_hex(12)}.{kind}", int(self._clock()) + TTL_S
+        path, part = self._folder / name, self._folder / f"{name}.part"
+        try:
+            part.write_bytes(content)
+            os.utime(part, (expires_s - TTL_S,) * 2)  # by which `_tidy` knows its age
+            part.rename(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise StoreFailed(f"the picture could not be stored: {reason(error)}") from error
+        with self._changing:
+            self._sizes[name] = len(content)
+            self._tidy()
+        return f"/v1/files/{name}?expires={expires_s}&signature={self._signature(name, expires_s)}"
+
+    def get(self, name: str, expires: str, signature: str) -> Path:
+        """Where the file behind a link lies.
+
+        Raises:
+            FileNotFound: the link is not one of ours, or has expired, or the file had to go.
+        """
+        if re.fullmatch(r"[0-9]{1,12}", expires) and int(expires) > self._clock():
+            right, path = self._signature(name, int(expires)), self._folder / name
+            is_right = hmac.compare_digest(signature.encode(), right.encode())
+            if is_right and path.is_file() and not self._is_old(path):
+                return path
+        raise FileNotFound("no file is behind this link: links end after an hour")
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def _tidy(self) -> None:
+        held = sum(self._sizes.values())
+        for name, size in list(self._sizes.items()):
+            path = self._folder / name
+            is_old = path.is_file() and self._is_old(path)
+            if held <= self._most_bytes and not is_old:
+                return
+            path.unlink(missing_ok=True)
+            held -= self._sizes.pop(name, size)
+
+    def _is_old(self, path: Path) -> bool:
+        return path.stat().st_mtime + TTL_S <= self._clock()
+
+    def _signature(self, name: str, expires_s: int) -> str:
+        said = f"{name} {expires_s}".encode()
+        return hmac.new(self._secret, said, hashlib.sha256).hexdigest()
+
+
+def _secret(path: Path) -> bytes:
+    if not path.is_file() or len(path.read_bytes()) != 32:
+        part = path.with_suffix(".part")
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(32))
+        part.rename(path)
+    return path.read_bytes()
+
+
+def routes(files: Files, errors: Any) -> APIRouter:
+    """Where links lead. No API key is asked for: browsers that show a picture have none."""
+    api = APIRouter(responses=errors)
+
+    @api.get("/v1/files/{file_id}", response_class=Download, responses=PARTS)
+    def get_file(file_id: str, expires: str = "", signature: str = "") -> Download:
+        """A picture that was asked for with `response_format` "url"."""
+        path = files.get(file_id, expires, signature)
+        headers = {"cache-control": f"private, max-age={TTL_S}"}
+        return Download(path, media_type=TYPES[path.suffix[1:]], headers=headers)
+
+    return api

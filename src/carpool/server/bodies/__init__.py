@@ -1,0 +1,1 @@
+"""What bodies may hold, and how they are read."""

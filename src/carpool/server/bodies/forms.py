@@ -1,0 +1,311 @@
+"""Bodies with pictures: forms, and JSON that names its pictures by URL.
+
+A form's texts become what they stand for; those that cannot are left for the checks to refuse.
+Pictures stay as they were sent: nothing is decoded or fetched here.
+"""
+
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from carpool.errors import (
+    BodyTooLarge,
+    InvalidJSON,
+    InvalidValue,
+    StoreFailed,
+    UnsupportedParameter,
+    show,
+)
+from carpool.media.reader import Sent
+from carpool.media.uploads import MOST_BYTES, digest_of
+from carpool.request.parameters import Card
+from carpool.server.bodies.json_bodies import check, check_is_json, cut, parse
+
+MOST_IMAGES = 16  # of a request, whatever the model takes
+MOST_MASK_BYTES = 4 << 20
+MOST_FIELDS = 100
+MOST_TEXT_BYTES = 1 << 20  # of all texts, pictures aside
+
+_PART = re.compile(r"([a-z_]+)(?:\[[0-9]{0,3}\])?(?:\[(image_url|file_id)\])?")  # as SDKs write it
+_INNER = re.compile(r"([^\[\]]+)\[\]\[([^\[\]]+)\]")  # `lora[][id]`: of a list of objects
+_INT = re.compile(r"-?[0-9]+")
+_FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+
+
+def number(text: str) -> float:
+    """A number as JSON writes it; Python reads more, such as "1_0" and digits of any script.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not _FLOAT.fullmatch(text):
+        raise ValueError(f"{text[:40]!r} is no number")
+    return float(text)
+
+
+def _whole(text: str) -> int:
+    if not _INT.fullmatch(text):
+        raise ValueError(f"{text[:40]!r} is no whole number")
+    return int(text)
+
+
+def _loads(text: str) -> Any:
+    check(text.encode())
+    return json.loads(text)
+
+
+_BOOLEANS = {"true": True, "false": False}
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "int": _whole,
+    "float": number,
+    "bool": lambda text: _BOOLEANS[text.lower()],
+    "numbers": _loads,
+}
+_KINDS = {
+    **dict.fromkeys(("n", "seed", "priority", "output_compression", "partial_images"), "int"),
+    **dict.fromkeys(("timeout_s", "deadline_s", "fps"), "float"),
+    **dict.fromkeys(("stream", "background_job"), "bool"),
+    "lora": "numbers",
+}
+
+FILE: dict[str, Any] = {"type": "string", "format": "binary"}
+REFERENCE: dict[str, Any] = {
+    "type": "object",
+    "required": ["image_url"],
+    "properties": {"image_url": {"type": "string", "description": "data:image/png;base64,..."}},
+}
+"""A picture in a form, and in JSON: for the OpenAPI document."""
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+@dataclass(slots=True)
+class Form:
+    """What a body with pictures said."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    images: list[Sent] = field(default_factory=list)
+    mask: Sent | None = None
+    name: str = "image"  # of the pictures, for messages
+
+    def digests(self) -> list[str]:
+        """Of the pictures, as they were sent. Takes its time: not on the event loop."""
+        sent = [*self.images, self.mask or ""] if self.images or self.mask else []
+        return [digest_of(one) for one in sent]
+
+    def add(self, name: str, sent: Sent) -> None:
+        if name != "mask":
+            self.images.append(sent)
+        elif self.mask is not None:
+            raise InvalidValue("mask is given twice: say it once", param="mask")
+        else:
+            self.mask = sent
+
+
+async def read_body(request: Request, card: Card, *names: str) -> Form:
+    """Read a form, or JSON.
+
+    Args:
+        card: says what the model's own parameters are.
+        names: under which pictures may come, the usual one first.
+
+    Raises:
+        InvalidJSON, InvalidValue, UnsupportedParameter, BodyTooLarge: it cannot be read.
+        HTTPException: it is beyond the limits of `json_bodies`.
+        StoreFailed: there is no room for its files.
+    """
+    kind = request.headers.get("content-type", "").lower()
+    if kind.startswith("multipart/form-data"):
+        return await _read_form(request, card, names)
+    check_is_json(request.headers)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+    if not body:
+        raise InvalidJSON("the body is empty: send a form, or a JSON object")
+    values, pictures = await request.app.state.parse(request, partial(_parsed, body), len(body))
+    if not isinstance(values, dict):
+        raise InvalidJSON("the body is not a JSON object")
+    form = Form(values, name=names[0])
+    for name in names:
+        given = values.pop(name, None)
+        for one in given if isinstance(given, list) else [given]:
+            if one is not None:
+                url = _url(one, name)
+                form.add(name, pictures.pop(url, url))
+    if pictures:
+        size = len(next(iter(pictures.values())))
+        rule = f"only {', '.join(names)} may be a picture"
+        raise InvalidValue(f"the body has a data: URL of {size} bytes where none is taken: {rule}")
+    return form
+
+
+def _parsed(body: bytearray) -> tuple[Any, dict[str, memoryview]]:
+    """JSON, and the pictures that names stand for in it."""
+    text, pictures = cut(body)
+    return parse(text, has_places=not pictures), pictures
+
+
+async def _read_form(request: Request, card: Card, names: Sequence[str]) -> Form:
+    form, texts = Form(name=names[0]), list[tuple[str, str]]()
+    async with _parts_of(request, card, names[0]) as parts:
+        for part, value in parts.multi_items():
+            part = _text(part)
+            found = _PART.fullmatch(part)
+            name = found[1] if found and found[1] in names else ""
+            if isinstance(value, UploadFile):
+                if not name:
+                    rule = f"is a file: only {', '.join(names)} may be"
+                    raise InvalidValue(f"{part[:60]} {rule}", param=part[:60])
+                form.add(name, await _read(name, value))
+                continue
+            text = _text(value, part)
+            if found and name:
+                form.add(name, _url({found[2]: text} if found[2] else text, name))
+            else:
+                texts.append((part, text))
+    if sum(len(text) for _, text in texts) > MOST_TEXT_BYTES:
+        raise BodyTooLarge(f"the texts of this form have more than {MOST_TEXT_BYTES} bytes")
+    form.values = _typed(texts, card)
+    return form
+
+
+class _Parser(MultiPartParser):
+    spool_max_size = 1 << 20  # bytes of a file in memory; LitServe changes it for the whole process
+
+
+@asynccontextmanager
+async def _parts_of(request: Request, card: Card, name: str) -> AsyncIterator[FormData]:
+    """The parts of a form, each byte of a text one letter: see `_text`."""
+    kind = request.headers["content-type"] + "; charset=latin-1"
+    parser = _Parser(
+        Headers({"content-type": kind}),
+        request.stream(),
+        max_files=MOST_IMAGES + 1,
+        max_fields=MOST_FIELDS,
+        max_part_size=2 * MOST_BYTES,
+    )
+    try:
+        parts = await parser.parse()
+    except MultiPartException as error:
+        if error.message.startswith("Too many files"):
+            most = min(MOST_IMAGES, card.task_for(["image"]).max_images)
+            seen = f"{name} is given more than {MOST_IMAGES} times"
+            raise InvalidValue(f"{seen}: {card.id} takes at most {most}", param=name) from error
+        if error.message.startswith("Too many fields"):
+            raise InvalidValue(f"a form has at most {MOST_FIELDS} texts") from error
+        raise InvalidJSON(f"the body is not a form: {error.message}") from error
+    except OSError as error:
+        said = os.strerror(error.errno) if error.errno else type(error).__name__
+        raise StoreFailed(f"the server has no room for uploads just now ({said})") from error
+    try:
+        yield parts
+    finally:
+        await parts.close()
+
+
+def _text(part: str, name: str = "a name") -> str:
+    if part.isascii():  # a picture may be long
+        return part
+    try:
+        return part.encode("latin-1").decode()
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{name[:60]} in this form is not UTF-8") from error
+
+
+async def _read(name: str, file: UploadFile) -> bytes:
+    most = MOST_MASK_BYTES if name == "mask" else MOST_BYTES
+    if (file.size or 0) > most:
+        raise BodyTooLarge(f"{name} is larger than {most} bytes", param=name)
+    return await file.read()
+
+
+def _url(value: Any, name: str) -> str:
+    """The URL in a reference to a picture: {"image_url": ...}, or as it is."""
+    said = {key: one for key, one in value.items() if one} if isinstance(value, dict) else {}
+    if "file_id" in said:
+        rule = "files are not kept here: send the picture itself, or its image_url"
+        raise UnsupportedParameter(f"{name}.file_id: {rule}", param=name)
+    url = said["image_url"] if said.keys() == {"image_url"} else value
+    if not isinstance(url, str):
+        rule = 'must be {"image_url": "data:image/png;base64,..."}'
+        raise InvalidValue(f"{name}={show(value)}: {rule}", param=name)
+    return url
+
+
+def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
+    """Texts as what they stand for; those that cannot be stay texts."""
+    kinds: dict[str, str] = {p.name: p.kind for task in card.tasks for p in task.parameters}
+    kinds |= _KINDS
+    values: dict[str, Any] = {}
+    for key, text in texts:
+        value: Any = text
+        inner = _INNER.fullmatch(key)
+        name = inner[1] if inner else key.removesuffix("[]")
+        try:
+            # of lists, an entry at a time; of objects, numbers look like numbers
+            is_single = not inner and not key.endswith("[]")
+            value = _PARSERS[kinds[name]](text) if is_single else _loads(text)
+        except (KeyError, ValueError):
+            value = text
+        if inner:
+            entries = values.setdefault(name, [])
+            if not entries or inner[2] in entries[-1]:
+                entries.append({})
+            entries[-1][inner[2]] = value
+        elif key.endswith("[]"):
+            values.setdefault(name, []).append(value)
+        elif name in values:
+            raise InvalidValue(f"{name[:60]} is given twice: say it once", param=name[:60])
+        else:
+            values[name] = value
+    return values
+
+
+def validated(model: type[Body], values: Any) -> Body:
+    """The values as a body.
+
+    Raises:
+        RequestValidationError: says what is wrong, as for other bodies.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise RequestValidationError(problems) from error
+
+
+def document(
+    model: type[BaseModel],
+    required: Sequence[str],
+    in_form: dict[str, Any],
+    in_json: dict[str, Any],
+) -> dict[str, Any]:
+    """Both kinds of body for the OpenAPI document.
+
+    Args:
+        model: of all but the pictures.
+        required: fields that must be there, where a kind of body has them.
+        in_form: the pictures of a form.
+        in_json: those of JSON.
+    """
+    schema = model.model_json_schema()
+    if not schema["properties"].keys() >= set(required):
+        schema.pop("examples")  # they have no pictures
+    content = {}
+    for kind, pictures in (("multipart/form-data", in_form), ("application/json", in_json)):
+        fields = schema["properties"] | pictures
+        needed = [name for name in required if name in fields]
+        content[kind] = {"schema": schema | {"properties": fields, "required": needed}}
+    return {"requestBody": {"required": True, "content": content}}

@@ -1,0 +1,209 @@
+"""JSON that means one thing and costs little: no key twice, no great depth, not too many values.
+
+RFC 8259 leaves open which of two equal keys counts, and parsers differ: what one of them checked
+another one runs. NaN and Infinity, which are no JSON, are let through to
+`carpool.request.parameters`: it refuses them by the name of the parameter.
+
+A parser holds the interpreter's lock from the first byte to the last, and makes thirty bytes of
+two. So pictures (long `data:` URLs) are cut out of a body first, and the rest is parsed only if it
+has at most `MOST_BYTES` and `MOST_VALUES`.
+"""
+
+import json
+import re
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from fastapi import HTTPException
+from starlette.datastructures import Headers
+
+MOST_DEPTH = 32  # of lists and objects inside each other
+MOST_KEY = 200  # characters: keys are repeated in errors
+MOST_VALUES = 10_000
+MOST_BYTES = 1 << 20  # without pictures
+MOST_PICTURES = 64  # that do not count as bytes
+LEAST_PICTURE = 1 << 10  # bytes of one of these
+
+_KIND = re.compile(r"application/([a-z0-9.!#$&^_-]+\+)?json\s*(;.*)?", re.IGNORECASE)
+_IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # up to its end
+_NO_MARK = bytes(set(range(256)) - set(b"[]{},"))
+_DEPTH = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1, ord(","): 0}
+_PIECE = 1 << 16  # bytes that are looked at in one go: then other threads may run
+
+
+def check_is_json(headers: Headers) -> None:
+    """Refuse a body that is not called JSON: other kinds a web page may send without asking.
+
+    Raises:
+        HTTPException: 415; says what may be sent.
+    """
+    kind = headers.get("content-type", "").strip()
+    is_there = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+    if is_there and not _KIND.fullmatch(kind):
+        seen = f"is {kind[:60]!a}" if kind else "has no content-type"
+        raise HTTPException(
+            415,
+            f"the body {seen}: it must be JSON, sent as application/json "
+            "(curl: -H 'content-type: application/json'), or a form with pictures, sent as "
+            "multipart/form-data",
+        )
+
+
+def read(body: bytes | bytearray) -> Any:
+    """Parse a body without pictures.
+
+    Raises:
+        HTTPException: 400 or 413; says what is wrong with it.
+    """
+    if len(body) > MOST_BYTES:
+        raise HTTPException(413, f"the body has {len(body)} bytes: the most is {MOST_BYTES}")
+    return parse(bytes(body))
+
+
+def parse(text: bytes, *, has_places: bool = True) -> Any:
+    """Parse JSON, once it has been checked.
+
+    Args:
+        has_places: may an error say where it is?
+
+    Raises:
+        HTTPException: 400; says what is wrong with it.
+    """
+    check(text)
+    try:
+        value = json.loads(text.decode(), object_pairs_hook=_unique)
+    except UnicodeDecodeError as error:
+        raise HTTPException(400, "the body is not JSON: it is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        where = f" (line {error.lineno}, column {error.colno})" if has_places else ""
+        raise HTTPException(400, f"the body is not JSON: {error.msg}{where}") from error
+    except RecursionError:
+        raise _deep() from None
+    except ValueError as error:
+        raise HTTPException(400, "the body has a number of too many digits") from error
+    level: list[Any] = [[value]]
+    for _ in range(MOST_DEPTH + 1):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return value
+    raise _deep()
+
+
+def check(text: bytes) -> None:
+    """Refuse JSON with too many values, without parsing it.
+
+    Raises:
+        HTTPException: 400; it is beyond the limit.
+    """
+    most = 2 * MOST_VALUES  # a list in a list counts twice, and so does a key
+    if _values(text.translate(None, _NO_MARK)) <= most and text.count(b'"') <= 2 * most:
+        return  # whatever of that stands in texts
+    marks, strings = bytearray(), 0
+    for start, end in _outside(text):
+        marks += text[start:end].translate(None, _NO_MARK)
+        strings += 1
+        if max(len(marks), strings) > 2 * most:
+            break
+    if max(accumulate(map(_DEPTH.__getitem__, marks)), default=0) > MOST_DEPTH:
+        raise _deep()
+    if max(_values(marks), strings) > most:
+        raise HTTPException(400, f"the body has more than {MOST_VALUES} values")
+
+
+def _values(marks: bytes | bytearray) -> int:
+    """As many as there are commas, and lists and objects that begin."""
+    return len(marks) - marks.count(b"]") - marks.count(b"}")
+
+
+def _outside(text: bytes) -> Iterator[tuple[int, int]]:
+    """What lies outside of strings, in pieces."""
+    at, is_inside = 0, False
+    while at < len(text):
+        until = min(at + _PIECE, len(text))
+        if is_inside:
+            found = _IN_STRING.match(text, at, until)
+            end = found.end() if found else until
+            is_inside = end == until or not text.startswith(b'"', end)
+            at = end + 1 if not is_inside else max(end, at + 1)
+        else:
+            end = text.find(b'"', at, until)
+            is_inside = end >= 0
+            yield at, end if is_inside else until
+            at = end + 1 if is_inside else until
+
+
+def cut(body: bytes | bytearray) -> tuple[bytes, dict[str, memoryview]]:
+    """Cut pictures out of a large body, until it is small. Copies none of them.
+
+    Returns:
+        The rest of the body, and the URLs of the pictures by the texts that stand for them there.
+
+    Raises:
+        HTTPException: 413; there are not enough of them.
+    """
+    parts, pictures = list[bytes](), dict[str, memoryview]()
+    secret = secrets.token_hex(8)  # nobody can know what stands for a picture
+    at = seen = 0  # what is kept so far ends there; so far were pictures looked for
+    left = MOST_BYTES
+    while len(body) - at > left:
+        start = body.find(b'"data:', seen, at + left)
+        if start < 0 or len(pictures) == MOST_PICTURES:
+            raise HTTPException(
+                413,
+                f"the body has more than {MOST_BYTES} bytes beside {len(pictures)} pictures, which "
+                "are data:image/...;base64, URLs",
+            )
+        seen = start + 1
+        end = body.find(b'"', seen)
+        if body.startswith(b"\\", start - 1) or (url := _picture(body, seen, end)) is None:
+            continue
+        name = f"{secret}-{len(pictures)}"
+        pictures[name] = url
+        parts += [bytes(body[at:start]), f'"{name}"'.encode()]
+        left -= start - at
+        at = seen = end + 1
+    return b"".join([*parts, bytes(body[at:])]), pictures
+
+
+def _picture(body: bytes | bytearray, start: int, end: int) -> memoryview | None:
+    """What lies between quotes, if it is long, plain ASCII, and escaped in `/` at most."""
+    if end - start < LEAST_PICTURE or body.startswith(b"\\", end - 1):
+        return None
+    letters = np.frombuffer(body, np.uint8, end - start, start)
+    if letters.min() < 0x20 or letters.max() > 0x7E:
+        return None
+    if body.find(b"\\", start, end) < 0:
+        return memoryview(body)[start:end]
+    plain = bytearray()
+    while start < end:
+        size = _PIECE + body.startswith(b"\\", start + _PIECE - 1)  # an escape stays whole
+        piece = body[start : min(end, start + size)].replace(b"\\/", b"/")  # as PHP writes it
+        if b"\\" in piece:
+            return None
+        plain += piece
+        start += size
+    return memoryview(plain)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of its pairs; refuses a key that stands there twice, or is endless."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise HTTPException(400, f"the body says {twice[:40]!a} twice: say it once")
+    if any(len(key) > MOST_KEY for key in found):
+        raise HTTPException(400, f"the body has a key of more than {MOST_KEY} characters")
+    return found
+
+
+def _deep() -> HTTPException:
+    return HTTPException(400, f"the body nests lists or objects more than {MOST_DEPTH} deep")

@@ -1,0 +1,257 @@
+"""What goes over HTTP, as pydantic models: they parse requests and make the OpenAPI document.
+
+Field names are OpenAI's where OpenAI has one, diffusers' otherwise. Values of the pipeline's own
+parameters are checked in `carpool.request.parameters`, the same way as in Python; their types
+stand here for the document only.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from carpool.errors import InvalidValue
+from carpool.request.parameters import MOST_TEXT
+from carpool.types import Timings
+
+
+def ours(type_: str, description: str, default: Any = None) -> Any:
+    """Any value, documented as one of a type; `parameters.check` has the last word."""
+    schema: dict[str, Any] = {"anyOf": [{"type": type_}, {"type": "null"}]}
+    return Field(default, description=description, json_schema_extra=schema)
+
+
+def _single(prompt: Any) -> Any:
+    if isinstance(prompt, list):
+        rule = "send one request for each prompt"
+        raise InvalidValue(f"prompt is a list of {len(prompt)}: {rule}", param="prompt")
+    return prompt
+
+
+Prompt = Annotated[str, Field(max_length=MOST_TEXT), BeforeValidator(_single)]
+Name = Annotated[str | None, Field(max_length=256)]
+"""Of one of the client's own users."""
+
+
+class ImageRequest(BaseModel):
+    """`POST /v1/images/generations`.
+
+    Any other parameter of the pipeline's `__call__` may be sent at top level too: `GET
+    /v1/models` lists them.
+    """
+
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        json_schema_extra={
+            "examples": [{"prompt": "a red circle on a blue background", "size": "64x64"}]
+        },
+    )
+
+    prompt: Prompt
+    model: str | None = Field(None, description="the served model's id; default: that model")
+    n: Any = ours("integer", "images of this prompt, with seeds s, s+1, ...", 1)
+    size: str | None = Field(None, description="WIDTHxHEIGHT in pixels, or auto")
+    seed: Any = ours("integer", "0 to 2**63 - 1; drawn and reported when absent")
+    timeout_s: Any = ours("number", "give up when it is not done in so many seconds")
+    deadline_s: Any = ours("number", "wished for in so many seconds; refused if it cannot be")
+    priority: Any = ours("integer", "-10 to 10; higher goes first")
+    num_inference_steps: Any = ours("integer", "denoising steps")
+    guidance_scale: Any = ours("number", "how closely to follow the prompt")
+    true_cfg_scale: Any = ours("number", "classifier-free guidance of distilled models")
+    negative_prompt: Any = ours("string", "what not to draw")
+    lora: Any = ours("array", 'adapters of `GET /v1/models`: [{"id": NAME, "scale": 1.0}, ...]')
+    response_format: Literal["b64_json", "url"] | None = Field(
+        None, description="url: a link that needs no API key, for an hour"
+    )
+    output_format: Literal["png", "jpeg", "webp"] | None = "png"
+    output_compression: int | None = Field(None, ge=0, le=100, description="of JPEG and WebP")
+    quality: Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"] | None = (
+        Field(
+            None,
+            description="steps, times the model's own: low 0.5, medium and standard 1, high and "
+            "hd 1.5, xhigh 2, max 3; no change for models of up to 8 steps; "
+            "num_inference_steps wins",
+        )
+    )
+    background: Literal["auto", "opaque"] | None = None
+    moderation: Literal["auto", "low"] | None = None
+    stream: bool | None = Field(None, description="answer with server-sent events")
+    partial_images: int | None = Field(
+        None, ge=0, le=3, description="previews of each image in a stream, at most"
+    )
+    user: Name = None
+    safety_identifier: Name = None
+    background_job: bool | None = Field(
+        False, description="answer 202 at once, with a job to be polled at /v1/jobs/{id}"
+    )
+
+
+OPENAI_FIELDS = frozenset(ImageRequest.model_fields) - {
+    "num_inference_steps",
+    "guidance_scale",
+    "true_cfg_scale",
+    "negative_prompt",
+    "lora",
+    "deadline_s",
+    "priority",
+}
+"""Fields that are not handed on to the pipeline under their own name."""
+
+NULL_FIELDS = (
+    "style",
+    "complexity",
+    "frame_count",
+    "frame_duration_ms",
+    "svg",
+    "markup",
+    "input_fidelity",
+)
+"""Further fields of OpenAI's that mean nothing here: a client may send them as null."""
+
+
+class Image(BaseModel):
+    b64_json: str | None = None
+    url: str | None = None
+    revised_prompt: None = None
+    seed: int
+
+
+class TokenDetails(BaseModel):
+    text_tokens: int
+    image_tokens: int
+
+
+class Usage(BaseModel):
+    """In tokens of the model: of its tokenizer, and patches of the latent picture."""
+
+    input_tokens: int
+    input_tokens_details: TokenDetails
+    output_tokens: int
+    output_tokens_details: TokenDetails
+    total_tokens: int
+
+
+class ImagesResponse(BaseModel):
+    created: int = Field(description="Unix time, seconds")
+    data: list[Image]
+    model: str
+    size: str
+    output_format: str
+    background: str = "opaque"
+    quality: str = "auto"
+    safety_identifier: str | None = None
+    timings: Timings = Field(description="of the image that took longest; seconds")
+    usage: Usage
+
+
+class StreamedImage(BaseModel):
+    """What both events of a stream with pictures say."""
+
+    type: str
+    b64_json: str
+    created_at: int = Field(description="Unix time, seconds")
+    size: str
+    quality: str
+    background: str
+    output_format: str
+    seed: int
+    image_index: int = Field(description="which of the n images")
+
+
+class PartialImage(StreamedImage):
+    """`image_generation.partial_image`, `image_edit.partial_image`: a preview."""
+
+    partial_image_index: int
+    step: int = Field(description="denoising steps done")
+    steps: int
+
+
+class CompletedImage(StreamedImage):
+    """`image_generation.completed`, `image_edit.completed`."""
+
+    usage: Usage
+    timings: Timings
+    safety_identifier: str | None = None
+
+
+class ModelParameter(BaseModel):
+    """One parameter of the model, as a request writes it."""
+
+    name: str
+    kind: str = Field(description="int, float, bool, str, numbers or picture")
+    required: bool
+    default: int | float | bool | str | None = Field(description="of the task that is named first")
+    tasks: list[str] = Field(description="those of the model that take it")
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    pipeline: str
+    tasks: list[str] = Field(description="what it does; the first one without any picture given")
+    default_size: str | None
+    size_multiple_px: int
+    parameters: list[ModelParameter]
+    lora: list[str]  # adapters that a request may name
+
+
+class Models(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Chapter(BaseModel):
+    """What an output's request did in one phase. Seconds; moments since its submission."""
+
+    phase: Literal["encode", "denoise", "decode"]
+    start_s: float
+    duration_s: float
+    forwards: int
+    forward_s: float = Field(description="in forwards")
+    waited_s: float = Field(description="for a turn")
+    waited_for_s: dict[str, float] = Field(
+        description="place_in_forward: ones it could have ridden in, had they been wider; "
+        "incompatible_forwards: of its module, of other sizes, say; other_modules; engine: "
+        "pipelines' own code"
+    )
+    others_mean: float = Field(description="requests that rode with it in a forward")
+    others_most: int
+
+
+class Life(BaseModel):
+    """What became of one output. Seconds."""
+
+    id: str
+    status: Literal["queued", "running", "ok", "failed", "cancelled"]
+    error: str | None = Field(description="the code of what it failed with")
+    step: int
+    steps: int
+    queued_s: float = Field(description="waited for a place aboard")
+    total_s: float
+    phases: list[Chapter]
+
+
+class RequestLife(BaseModel):
+    """`GET /v1/requests/{id}`: the life of an HTTP request's outputs, in their order."""
+
+    id: str
+    outputs: list[Life]
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Error(BaseModel):
+    """Every error has this shape, and the header `x-request-id`."""
+
+    error: ErrorBody
+
+
+class Health(BaseModel):
+    status: Literal["ready", "starting", "draining", "worker_lost", "stopped"]

@@ -1,0 +1,197 @@
+"""HTTP/1.1 over one connection: uvicorn's protocol, made strict and bounded.
+
+Uvicorn leaves both to a proxy in front of it, which not everybody has. Added are:
+
+* A request that two servers could read in two ways is refused with 400, and the connection is
+  closed: `framing.py` has the checks.
+* Each message has a parser of its own, which gets no byte of the next; the next request is parsed
+  once this one is answered. So no upgrade, trailer or error reaches into another request.
+* Heads, trailers, chunk extensions and the time that each part may take are limited, and a client
+  disconnect cancels its request, whatever the client has sent in advance.
+"""
+
+import asyncio
+import json
+import select
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from carpool.errors import InvalidHTTP
+from carpool.server.transport import framing
+from carpool.types import new_request_id
+
+MOST_HEAD_BYTES = 64 << 10  # request line and headers
+_HEAD_END = b"\r\n\r\n"
+_LEFT = getattr(select, "POLLRDHUP", 0)  # the other side has hung up; Linux only
+
+
+class Wire(HttpToolsProtocol):
+    """One connection. See the module."""
+
+    head_timeout_s = 20.0  # from the connection, or the first byte, to the last header
+    body_timeout_s = 120.0  # from there to the last byte of the body
+    look_s = 1.0  # how often it is seen whether the client is there, while nothing is read
+    _timer: asyncio.TimerHandle | None = None
+    _looking: asyncio.TimerHandle | None = None
+    _is_last = False  # nothing that comes after this request is read
+    _is_new = False  # the parser has not begun its message
+    _body: framing.Body | None = None  # of the current request, until it is parsed as a whole
+    _error = InvalidHTTP("the request is not valid HTTP/1.1")  # unless more is known
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._received = bytearray()  # and not parsed yet
+        self._give(self.head_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._give(None)
+        if self._looking is not None:
+            self._looking.cancel()
+        self._received.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        self._parse()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parse what has arrived, up to the end of a request that is not answered yet."""
+        if self._received:
+            self._unset_keepalive_if_required()
+        try:
+            while self._received and not self._is_over() and self._parse_next():
+                pass
+        except InvalidHTTP as error:
+            self._refuse(error)
+        if self._is_over():
+            self._received.clear()
+        if self.flow.read_paused and self._looking is None:
+            self._looking = self.loop.call_later(self.look_s, self._look)
+
+    def _is_over(self) -> bool:
+        """Is nothing more to be read? An answer may have said so, or a timer."""
+        return self._is_last or self.transport.is_closing()
+
+    def _parse_next(self) -> bool:
+        """Parse a head, or more of a body. Says whether there may be more to parse."""
+        if self._body is not None:
+            return self._parse_body(self._body)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.flow.pause_reading()  # the next request: its turn comes with the answer
+            return False
+        if self._timer is None:
+            self._give(self.head_timeout_s)
+        while self._received.startswith(b"\r\n"):
+            del self._received[:2]
+        end = self._received.find(_HEAD_END, 0, MOST_HEAD_BYTES)
+        if end < 0:
+            framing.check_start(self._received)
+            if len(self._received) >= MOST_HEAD_BYTES:
+                raise InvalidHTTP(f"the headers exceed {MOST_HEAD_BYTES} bytes")
+            return False
+        head = self._take(end + len(_HEAD_END))
+        framing.check_lines(head)
+        self.parser, self._is_new = httptools.HttpRequestParser(self), True
+        super().data_received(framing.without_upgrade(head))
+        return True
+
+    def _parse_body(self, body: framing.Body) -> bool:
+        """Parse more of the body, and not a byte of what follows it."""
+        size = body.scan(self._received)
+        super().data_received(self._take(size))
+        if not self._is_last and body.is_whole != (self._body is None):
+            raise InvalidHTTP("the body does not end where it says")
+        return size > 0
+
+    def _take(self, size: int) -> bytes:
+        piece = bytes(self._received[:size])
+        del self._received[:size]
+        return piece
+
+    # What the parser calls. An exception ends in `send_400_response`.
+
+    def on_message_begin(self) -> None:
+        if not self._is_new:
+            raise self._error  # it saw the end of a message where we did not
+        self._is_new = False
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._body is None:  # trailers are dropped
+            super().on_header(name, value.strip(b" \t"))
+
+    def on_headers_complete(self) -> None:
+        try:
+            body = framing.body_of(self.parser.get_http_version(), self.url, self.headers)
+        except InvalidHTTP as error:
+            self._error = error
+            raise
+        if self.parser.should_upgrade():
+            raise self._error  # it would not parse the body
+        super().on_headers_complete()
+        self._body = body
+        self._give(self.body_timeout_s)
+
+    def on_message_complete(self) -> None:
+        self._body, self._is_last = None, not self.cycle.keep_alive
+        # where the answer came first, uvicorn's own timer for idle connections has ended
+        self._give(self.head_timeout_s if self.cycle.response_complete else None)
+        super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: it is answered as HTTP. Uvicorn warns twice a request."""
+
+    # Refusals
+
+    def send_400_response(self, msg: str) -> None:
+        """Uvicorn's answer to what the parser refuses, in the shape of our errors."""
+        self._refuse(self._error)
+
+    def _refuse(self, error: InvalidHTTP) -> None:
+        """Answer with the error, unless its request has an answer already, and close."""
+        self.logger.info("refused: %s", error.message)
+        self._is_last = True
+        is_answered = False
+        if self._body is not None:  # it is being worked on
+            is_answered = self.cycle.response_started
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not is_answered:
+            content = json.dumps({"error": error.body}).encode()
+            self.transport.write(
+                b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\nconnection: close\r\nx-request-id: %s\r\n\r\n%s"
+                % (len(content), new_request_id().encode(), content)
+            )
+        self.transport.close()
+
+    # Time
+
+    def _give(self, seconds: float | None) -> None:
+        """Hang up after so many seconds, unless told otherwise before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self._hang_up)
+
+    def _hang_up(self) -> None:
+        if self._body is not None and self.flow.read_paused and not self.cycle.response_complete:
+            self._give(self.head_timeout_s)  # the application has not taken what came
+        else:
+            self.transport.close()
+
+    def _look(self) -> None:
+        """See whether the client is there: where nothing is read, nobody would notice its end."""
+        self._looking = None
+        if not self.flow.read_paused or self.transport.is_closing():
+            return
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), _LEFT)
+        if poll.poll(0):
+            self.transport.abort()
+        else:
+            self._looking = self.loop.call_later(self.look_s, self._look)

@@ -1,0 +1,1 @@
+"""The laboratory: it measures, simulates and tunes what the server does."""

@@ -1,0 +1,299 @@
+"""`carpool bench`: the load client on the command line. What it does is in `carpool_lab.load`.
+
+The libraries that it needs are optional and imported when it runs.
+"""
+
+import asyncio
+import json
+import sys
+from contextlib import closing
+from math import inf, isinf
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from carpool.config import BatchingMode
+from carpool.errors import CarpoolError, InvalidValue
+from carpool_lab.workload import (
+    Arrival,
+    Mix,
+    Setting,
+    bursts,
+    generators,
+    of_file,
+    plan,
+    read_mix,
+    read_trace,
+)
+
+if TYPE_CHECKING:
+    from carpool_lab.load.generator import Tick
+
+_SWEEP_ONLY = ("modes", "loads", "output")
+_NOT_IN_SWEEP = ("url", "trace", "request_rate")
+
+
+Flags = SimpleNamespace
+"""What was said on the command line: an attribute for each parameter of `bench`."""
+
+
+def _path(**rules: Any) -> click.Path:
+    return click.Path(dir_okay=False, path_type=Path, **rules)
+
+
+@click.command()
+@click.option("--url", help="of the server to ask  [default: http://127.0.0.1:8000]")
+@click.option("--api-key", envvar="OPENAI_API_KEY", default="none", help="bearer token to send")
+@click.option("--model", help="id to send  [default: none]; with --sweep what to serve [shapes]")
+@click.option(
+    "--task",
+    type=click.Choice(["text-to-image", "text-to-video"]),
+    default="text-to-image",
+    show_default=True,
+    help="POST /v1/images/generations, or a job of POST /v1/videos until its file is here",
+)
+@click.option(
+    "--num-prompts",
+    type=click.IntRange(1),
+    help="requests to send  [default: 100, or all of --trace]",
+)
+@click.option(
+    "--request-rate",
+    type=float,
+    help="requests a second, arriving at random (Poisson); inf is all at once  [default: inf]",
+)
+@click.option(
+    "--burst", type=click.IntRange(1), default=1, show_default=True, help="requests that arrive "
+    "together; the rate stays the same",
+)  # fmt: skip
+@click.option(
+    "--trace",
+    type=_path(exists=True),
+    help='arrivals from a file instead: JSON lines {"at_s": seconds, ...}, the rest as for --mix',
+)
+@click.option(
+    "--max-concurrency",
+    type=click.IntRange(1),
+    help="requests under way at once. With --request-rate inf the loop is closed: latency counts "
+    "from the sending, otherwise from the arrival. With --sweep: clients of the closed loop that "
+    "measures capacity  [default: no limit; 16 with --sweep]",
+)
+@click.option("--size", help="WIDTHxHEIGHT in pixels  [default: the model's]")
+@click.option("--steps", type=click.IntRange(1), help="denoising steps  [default: the model's]")
+@click.option(
+    "--mix",
+    type=_path(exists=True),
+    help='what to ask for: JSON lines or a JSON list of {"weight", "prompt" or "prompts", "size", '
+    '"num_inference_steps", ...}; all but weight and prompts goes into the request',
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="of arrivals and requests")
+@click.option(
+    "--warmup",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="rounds before the start, one request at a time: of each setting one with the fewest "
+    "and one with the most steps",
+)
+@click.option(
+    "--slo-scale",
+    type=click.FloatRange(0, min_open=True),
+    help="latency target of a request, in times its solo latency: the fastest warmup request of "
+    "its setting; between step counts in a straight line  [default: none; 5 with --sweep]",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=3600.0,
+    show_default=True,
+    metavar="S",
+    help="how long one answer may take",
+)
+@click.option("--save-result", type=_path(), help="write everything as JSON, every request too")
+@click.option("--json", "as_json", is_flag=True, help="print that JSON in place of the block")
+@click.option(
+    "--sweep",
+    is_flag=True,
+    help="compare the batching modes: serve --model in each, at each of --loads; other settings "
+    "of the servers come from CARPOOL_* variables",
+)
+@click.option("--modes", help=f"of --sweep  [default: {','.join(get_args(BatchingMode))}]")
+@click.option(
+    "--loads", help="of --sweep, in parts of the measured capacity  [default: 0.3,0.6,0.9,1.2]"
+)
+@click.option("--output", type=_path(), help="picture of --sweep  [default: bench.png]")
+def bench(**flags: Any) -> None:
+    """Send load to an OpenAI-compatible server and say how it did.
+
+    Requests are sent when they are due, whether or not earlier ones were answered, and their
+    latency counts from then. Failures count against the server and are listed by reason.
+    """
+    said = Flags(**flags)
+    excluded = _NOT_IN_SWEEP if said.sweep else _SWEEP_ONLY
+    for name in excluded:
+        if flags[name] is not None:
+            rule = "does not go with --sweep" if said.sweep else "needs --sweep"
+            raise click.UsageError(f"--{name.replace('_', '-')} {rule}")
+    if not said.warmup and (said.sweep or said.slo_scale):
+        raise click.UsageError("--warmup 0: latency targets come from warmup requests")
+    for path in (said.output, said.save_result):
+        if path is not None and not path.parent.is_dir():  # said now, not after the work
+            raise click.UsageError(f"{path}: there is no folder {path.parent}")
+    try:
+        result, text = _sweep(said) if said.sweep else _once(said)
+    except InvalidValue as error:
+        raise click.UsageError(str(error)) from None
+    written = json.dumps(result, indent=1, allow_nan=False)
+    if said.save_result is not None:
+        said.save_result.write_text(written + "\n", encoding="utf-8")
+    click.echo(written if said.as_json else text)
+    if not said.sweep and not result["completed_requests"]:
+        raise CarpoolError("no request succeeded")
+
+
+def _once(said: Flags) -> tuple[dict[str, Any], str]:
+    """One run against a server that is there already; its JSON and its block of text."""
+    from carpool_lab.load.client import Client
+    from carpool_lab.load.generator import Outcome, run, samples, warm_up, with_slo
+    from carpool_lab.load.report import as_json, block, summarise
+
+    url = said.url or "http://127.0.0.1:8000"
+    rate = inf if said.request_rate is None else said.request_rate
+    arrivals = _arrivals(said, rate)
+
+    async def measure(stage: _Bars) -> tuple[list[Outcome], dict[str, Any]]:
+        async with Client(url, said.task, api_key=said.api_key, timeout_s=said.timeout) as client:
+            bodies = samples(arrivals)
+            tick = stage("warmup", said.warmup * len(bodies))
+            solo = await warm_up(bodies, client.ask, rounds=said.warmup, tick=tick)
+            outcomes = await run(
+                arrivals,
+                client.ask,
+                max_concurrency=said.max_concurrency,
+                is_closed=said.max_concurrency is not None and not said.trace and isinf(rate),
+                tick=stage("requests", len(arrivals)),
+            )
+            if said.slo_scale is not None:
+                outcomes = with_slo(outcomes, solo, said.slo_scale)
+            return outcomes, await client.statistics()
+
+    with closing(_Bars()) as bars:
+        outcomes, statistics = asyncio.run(measure(bars))
+    summary = summarise(outcomes, statistics)
+    traffic = f"trace {said.trace}" if said.trace else f"{rate:g}"
+    shown: dict[str, Any] = {
+        "Task": said.task,
+        "Model": said.model or "the server's own",
+        "Request rate (req/s)": traffic,
+        "Max request concurrency": said.max_concurrency,
+    }
+    if said.slo_scale is not None:
+        shown["SLO Scale"] = said.slo_scale
+    settings = {
+        "url": url,
+        "task": said.task,
+        "model": said.model,
+        "request_rate": traffic,
+        "burst": said.burst,
+        "max_concurrency": said.max_concurrency,
+        "num_prompts": len(arrivals),
+        "seed": said.seed,
+        "slo_scale": said.slo_scale,
+    }
+    return as_json(summary, settings, outcomes), block(summary, shown)
+
+
+def _sweep(said: Flags) -> tuple[dict[str, Any], str]:
+    """All modes under all loads; their JSON and table. Writes the picture."""
+    from carpool_lab.load.plot import draw
+    from carpool_lab.load.sweep import Sweep, sweep
+
+    known = get_args(BatchingMode)
+    modes = said.modes.split(",") if said.modes else known
+    for mode in modes:
+        if mode not in known:
+            raise click.UsageError(f"--modes {mode}: must be of {', '.join(known)}")
+    try:
+        loads = [float(load) for load in (said.loads or "0.3,0.6,0.9,1.2").split(",")]
+    except ValueError:
+        raise click.UsageError(f"--loads {said.loads}: write numbers, such as 0.5,0.9") from None
+    if not all(0 < load < inf for load in loads):
+        raise click.UsageError(f"--loads {said.loads}: must be above 0")
+    output = said.output or Path("bench.png")
+    if output.suffix not in (".png", ".svg", ".pdf"):
+        raise click.UsageError(f"--output {output}: must end in .png, .svg or .pdf")
+    wanted = Sweep(
+        model=said.model or "shapes",
+        modes=modes,
+        loads=loads,
+        mix=_mix(said),
+        task=said.task,
+        count=said.num_prompts or 100,
+        burst=said.burst,
+        clients=said.max_concurrency or 16,
+        warmup=said.warmup,
+        slo_scale=said.slo_scale or 5.0,
+        seed=said.seed,
+        api_key=said.api_key,
+        timeout_s=said.timeout,
+    )
+    with closing(_Bars()) as bars:
+        swept = asyncio.run(sweep(wanted, bars))
+    draw(swept, output)
+    return swept.as_json(), swept.table()
+
+
+def _mix(said: Flags) -> Mix:
+    body = {
+        "model": None if said.sweep else said.model,
+        "size": said.size,
+        "num_inference_steps": said.steps,
+    }
+    body = {name: value for name, value in body.items() if value is not None}
+    if said.mix is None:
+        return Mix([Setting(body)])
+    with of_file(said.mix):
+        return read_mix(_text(said.mix), body)
+
+
+def _arrivals(said: Flags, rate: float) -> list[Arrival]:
+    when, what = generators(said.seed)
+    mix = _mix(said)
+    if said.trace is None:
+        times = bursts(rate, when, size=said.burst)
+        return plan(times, mix, what, count=said.num_prompts or 100)
+    if said.request_rate is not None:
+        raise click.UsageError("--trace says when requests arrive: leave out --request-rate")
+    with of_file(said.trace):
+        arrivals = read_trace(_text(said.trace), mix, what)[: said.num_prompts]
+    if not arrivals:
+        raise click.UsageError(f"--trace {said.trace}: is empty")
+    return arrivals
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{path}: not UTF-8: {error}") from None
+
+
+class _Bars:
+    """Progress on standard error, one bar after another; nothing where that is no terminal."""
+
+    def __init__(self) -> None:
+        from tqdm import tqdm
+
+        self._new = tqdm
+        self._bar: tqdm[Any] | None = None
+
+    def __call__(self, what: str, count: int) -> "Tick":
+        self.close()
+        self._bar = self._new(total=count, desc=what, disable=not sys.stderr.isatty())
+        return self._bar.update
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,153 @@
+"""Send requests at their moments and note what became of each. Knows nothing of HTTP.
+
+The clock is the event loop's own, so a test with a loop in virtual time measures exactly.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
+
+from carpool.errors import CarpoolError
+from carpool_lab.load.client import Failed
+from carpool_lab.workload import Arrival, kind_of
+
+Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Takes a request, returns what the server says about its output, or raises `Failed`."""
+
+Tick = Callable[[], object]
+"""Called when a request has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a request. Times are seconds after the start of the run."""
+
+    body: Mapping[str, Any] = field(hash=False)
+    at_s: float  # when it was due
+    sent_s: float
+    done_s: float
+    latency_s: float  # from when it was due; in a closed loop, from when it was sent
+    failure: str | None = None  # the reason; None: it succeeded
+    message: str = ""  # of the failure
+    peak_memory_mb: float | None = None  # where the server tells
+    slo_s: float = inf  # the latency that it should not exceed
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it succeeded within its latency target."""
+        return self.failure is None and self.latency_s <= self.slo_s
+
+
+async def run(
+    arrivals: Sequence[Arrival],
+    ask: Ask,
+    *,
+    max_concurrency: int | None = None,
+    is_closed: bool = False,
+    tick: Tick = lambda: None,
+) -> list[Outcome]:
+    """Send every request when it is due; returns when the last one has ended.
+
+    Args:
+        max_concurrency: requests under way at once; the others wait here, oldest first.
+        is_closed: latency counts from the sending: whoever asks waits for an answer before asking
+            again. Otherwise from when a request was due: waiting is part of it, wherever it is.
+    """
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
+    gate = asyncio.Semaphore(max_concurrency or len(arrivals) or 1)
+
+    async def one(arrival: Arrival) -> Outcome:
+        await asyncio.sleep(began_s + arrival.at_s - clock())
+        async with gate:
+            sent_s = clock() - began_s
+            failure, message, told = None, "", {}
+            try:
+                told = dict(await ask(arrival.body))
+            except Failed as failed:
+                failure, message = failed.reason, failed.message
+            done_s = clock() - began_s
+        tick()
+        return Outcome(
+            body=arrival.body,
+            at_s=arrival.at_s,
+            sent_s=sent_s,
+            done_s=done_s,
+            latency_s=done_s - (sent_s if is_closed else arrival.at_s),
+            failure=failure,
+            message=message,
+            peak_memory_mb=told.get("peak_memory_mb"),
+        )
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(arrival)) for arrival in arrivals]
+    return [task.result() for task in tasks]
+
+
+Key = tuple[str, int | None]
+"""The kind of a request, and its steps; None: the model's own number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solo:
+    """How long requests take that have the server to themselves."""
+
+    seconds: Mapping[Key, float]
+
+    def of(self, body: Mapping[str, Any]) -> float:
+        """Seconds for a request, in a straight line between the step counts that were measured."""
+        kind, steps = _key(body)
+        if (kind, steps) in self.seconds:
+            return self.seconds[kind, steps]
+        known = sorted((n, s) for (k, n), s in self.seconds.items() if k == kind and n is not None)
+        assert steps is not None, "`samples` names those that leave the steps to the model"
+        (few, few_s), (many, many_s) = known
+        return few_s + (many_s - few_s) * (steps - few) / (many - few)
+
+
+def samples(arrivals: Iterable[Arrival]) -> list[Mapping[str, Any]]:
+    """The requests to measure alone: of each kind one with the fewest and one with the most steps.
+
+    Those that leave the steps to the model are of a kind of their own.
+    """
+    found: dict[Key, Mapping[str, Any]] = {}
+    for arrival in arrivals:
+        found.setdefault(_key(arrival.body), arrival.body)
+    ends: dict[tuple[str, bool], list[Mapping[str, Any]]] = {}
+    for (kind, steps), body in sorted(found.items(), key=lambda item: item[0][1] or 0):
+        ends.setdefault((kind, steps is None), []).append(body)
+    return [body for one in ends.values() for body in (one[:1] + one[1:][-1:])]
+
+
+async def warm_up(
+    bodies: Sequence[Mapping[str, Any]], ask: Ask, *, rounds: int, tick: Tick = lambda: None
+) -> Solo:
+    """Ask for each in turn, one at a time, so often; the fastest of each is its solo latency.
+
+    Raises:
+        CarpoolError: one failed; the load would too.
+    """
+    clock = asyncio.get_running_loop().time
+    seconds: dict[Key, float] = {}
+    for body in [*bodies] * rounds:
+        began_s = clock()
+        try:
+            await ask(body)
+        except Failed as failed:
+            reason = f"{failed.reason}: {failed.message}"
+            raise CarpoolError(f"a warmup request failed: {reason}") from None
+        key = _key(body)
+        seconds[key] = min(seconds.get(key, inf), clock() - began_s)
+        tick()
+    return Solo(seconds)
+
+
+def with_slo(outcomes: Iterable[Outcome], solo: Solo, scale: float) -> list[Outcome]:
+    """Outcomes with their latency target: `scale` times what they would take alone."""
+    return [replace(one, slo_s=scale * solo.of(one.body)) for one in outcomes]
+
+
+def _key(body: Mapping[str, Any]) -> Key:
+    return kind_of(body), body.get("num_inference_steps")

@@ -1,0 +1,197 @@
+"""All batching modes under the same loads, each on a server of its own that is started here.
+
+First the capacity of `continuous` is measured, in a closed loop. A load of 0.9 is then nine tenths
+of that many requests a second in an open loop, the same requests in the same order for every mode.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass
+from math import inf
+from typing import Any
+
+from carpool.errors import CarpoolError
+from carpool_lab.load.client import Client, Task
+from carpool_lab.load.generator import Solo, Tick, run, samples, warm_up, with_slo
+from carpool_lab.load.report import Summary, summarise
+from carpool_lab.workload import Arrival, Mix, bursts, generators, plan
+
+FLAGS: dict[str, tuple[str, ...]] = {
+    # as wide as `continuous` may be by default
+    "dynamic": ("--batching-max-size", "8"),
+    "request": ("--max-num-seqs", "8"),
+}
+"""What a mode needs to be told to batch at all."""
+
+QUIET = {"TQDM_DISABLE": "1", "DIFFUSERS_VERBOSITY": "error"}
+"""Environment of the servers, so that standard error keeps to what is wrong."""
+
+COLUMNS = (
+    "mode | load | rate (req/s) | throughput (req/s) | latency mean (s) | median (s) | P99 (s) "
+    "| SLO attainment | goodput (req/s) | failed"
+)
+
+Start = Callable[[str, str], AbstractAsyncContextManager[str]]
+"""Takes a model and a mode, starts a server and gives its URL; `serving`, or a test's own."""
+
+Stage = Callable[[str, int], Tick]
+"""Called with what begins and how many requests that is; gives what is called for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What is to be measured."""
+
+    model: str
+    modes: Sequence[str]
+    loads: Sequence[float]  # of the capacity
+    mix: Mix
+    task: Task = "text-to-image"
+    count: int = 100  # requests at each load
+    burst: int = 1  # requests that arrive together
+    clients: int = 16  # of the closed loop that measures the capacity
+    warmup: int = 2  # rounds
+    slo_scale: float = 5.0
+    seed: int = 0
+    api_key: str = "none"
+    timeout_s: float = 3600.0
+
+    def arrivals(self, rate_per_s: float) -> list[Arrival]:
+        """Always the same requests; an infinite rate has them all at once."""
+        when, what = generators(self.seed)
+        times = bursts(rate_per_s, when, size=self.burst)
+        return plan(times, self.mix, what, count=self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One mode under one load."""
+
+    mode: str
+    load: float
+    rate_qps: float
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """All that was measured."""
+
+    model: str
+    capacity_qps: float  # of `continuous`, in a closed loop
+    slo_scale: float
+    points: Sequence[Point]
+
+    def table(self) -> str:
+        """All points as Markdown."""
+        columns = COLUMNS.count("|") + 1
+        return "\n".join(
+            [
+                f"{self.model}: {self.capacity_qps:.3f} req/s is load 1 (closed loop, continuous); "
+                f"goodput counts answers within {self.slo_scale:g} times their solo latency",
+                "",
+                f"| {COLUMNS} |",
+                "|" + " --- |" * columns,
+                *map(_row, self.points),
+            ]
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@contextlib.asynccontextmanager
+async def serving(model: str, mode: str) -> AsyncIterator[str]:
+    """`carpool serve` on a free port; gives its URL once it is ready.
+
+    Raises:
+        CarpoolError: it ended instead; its messages went to standard error.
+    """
+    flags = ["--host", "127.0.0.1", "--port", "0", "--log-level", "warning"]
+    flags += ["--batching-mode", mode, *FLAGS.get(mode, ())]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "carpool.cli.main", "serve", model, *flags,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, env=QUIET | os.environ,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            if match := re.search(r" at (http://\S+)", line.decode()):
+                break
+        else:
+            command = f"carpool serve {model} --batching-mode {mode}"
+            raise CarpoolError(f"`{command}` did not start; its messages are above")
+        yield match[1]
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), timeout=60)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def sweep(wanted: Sweep, stage: Stage, *, start: Start = serving) -> Swept:
+    """Measure every mode under every load.
+
+    Raises:
+        CarpoolError: a server does not start, or refuses even one request at a time.
+    """
+    everything = wanted.arrivals(inf)
+    async with _warm(wanted, "continuous", start, stage) as (client, solo):
+        tick = stage("capacity", wanted.count)
+        outcomes = await run(
+            everything, client.ask, max_concurrency=wanted.clients, is_closed=True, tick=tick
+        )
+    capacity_qps = summarise(outcomes, {}).throughput_qps
+    if not capacity_qps:
+        raise CarpoolError(f"no request succeeded; the first failed with {outcomes[0].message}")
+    points = []
+    for mode in wanted.modes:
+        async with _warm(wanted, mode, start, stage) as (client, _):
+            for load in wanted.loads:
+                arrivals = wanted.arrivals(load * capacity_qps)
+                tick = stage(f"{mode} at {load:g}", wanted.count)
+                outcomes = await run(arrivals, client.ask, tick=tick)
+                outcomes = with_slo(outcomes, solo, wanted.slo_scale)
+                summary = summarise(outcomes, await client.statistics())
+                points.append(Point(mode, load, load * capacity_qps, summary))
+    return Swept(wanted.model, capacity_qps, wanted.slo_scale, points)
+
+
+@contextlib.asynccontextmanager
+async def _warm(
+    wanted: Sweep, mode: str, start: Start, stage: Stage
+) -> AsyncIterator[tuple[Client, Solo]]:
+    """A server in this mode that has answered a few requests; how long they took alone."""
+    bodies = samples(wanted.arrivals(inf))
+    async with (
+        start(wanted.model, mode) as url,
+        Client(url, wanted.task, api_key=wanted.api_key, timeout_s=wanted.timeout_s) as client,
+    ):
+        tick = stage(f"{mode}, warmup", wanted.warmup * len(bodies))
+        yield client, await warm_up(bodies, client.ask, rounds=wanted.warmup, tick=tick)
+
+
+def _row(point: Point) -> str:
+    one = point.summary
+    cells = [
+        point.mode,
+        f"{point.load:g}",
+        f"{point.rate_qps:.3f}",
+        f"{one.throughput_qps:.3f}",
+        *(
+            "n/a" if seconds is None else f"{seconds:.3f}"
+            for seconds in (one.latency_mean, one.latency_median, one.latency_p99)
+        ),
+        f"{one.slo_attainment_rate or 0:.0%}",
+        f"{one.goodput_qps or 0:.3f}",
+        str(one.failed_requests),
+    ]
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,1 @@
+"""The scheduler under a virtual clock."""

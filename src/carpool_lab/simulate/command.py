@@ -1,0 +1,297 @@
+"""`carpool simulate`: the scheduler under a virtual clock, on the command line."""
+
+import json
+import time
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import click
+
+from carpool import jsonfile
+from carpool.config import BatchingMode
+from carpool.errors import InvalidValue
+from carpool.schedule.cost import Costs
+from carpool_lab.simulate.report import Point, as_json, block, comparison, numbers
+from carpool_lab.simulate.scenario import MIXES, Comparison, Model, compare, mix, play
+from carpool_lab.simulate.simulator import ROUTES
+from carpool_lab.simulate.tables import TABLES, Table, learned, siblings, table
+from carpool_lab.tune.results import tables as tuned_tables
+from carpool_lab.workload import (
+    Arrival,
+    Mix,
+    bursts,
+    generators,
+    of_file,
+    plan,
+    read_mix,
+    read_trace,
+)
+
+Flags = SimpleNamespace
+"""What was said on the command line: an attribute for each parameter of `simulate`."""
+
+_ONE_ONLY = ("load", "request_rate", "clients", "trace", "mode")
+_COMPARE_ONLY = ("loads", "seeds", "output")
+
+
+def _file(**rules: Any) -> click.Path:
+    return click.Path(dir_okay=False, path_type=Path, **rules)
+
+
+@click.command()
+@click.option(
+    "--table",
+    help=f"seconds of a forward by rows: {', '.join(TABLES)}, or a file of `carpool tune`; with "
+    "--costs a kind of the file  [default: flux-512; with --costs the first]",
+)
+@click.option(
+    "--costs",
+    type=_file(exists=True),
+    help="what a server learned from its own forwards, as JSON, in place of a built-in table",
+)
+@click.option(
+    "--steps", type=click.IntRange(1), default=28, show_default=True, help="usual ones of --costs"
+)
+@click.option(
+    "--mix",
+    default="uniform",
+    show_default=True,
+    help=f"{', '.join(MIXES)}, or a file as for `carpool bench`: JSON lines "
+    '{"weight", "size", "num_inference_steps", "guidance_scale", "priority", "user", "deadline_s"}',
+)
+@click.option(
+    "--mode", type=click.Choice(get_args(BatchingMode)), help="one run  [default: continuous]"
+)
+@click.option(
+    "--compare", metavar="MODES", help="many runs: these modes, such as off,continuous, by --loads"
+)
+@click.option(
+    "--load",
+    type=click.FloatRange(0, min_open=True),
+    help="arrivals, in parts of what the workers can do if every step is as wide as is fastest  "
+    "[default: 0.9]",
+)
+@click.option(
+    "--loads", help="the same, of --compare  [default: 0.1,0.3,0.6,0.9,1.2,2,3]", metavar="LIST"
+)
+@click.option(
+    "--request-rate",
+    type=click.FloatRange(0, min_open=True),
+    help="arrivals, in requests a second",
+)
+@click.option(
+    "--burst", type=click.IntRange(1), default=1, show_default=True, help="requests that arrive "
+    "together; the rate stays the same",
+)  # fmt: skip
+@click.option(
+    "--clients",
+    type=click.IntRange(1),
+    help="a closed loop in place of arrivals: so many, each with one request at a time",
+)
+@click.option(
+    "--trace",
+    type=_file(exists=True),
+    help='arrivals from a file: JSON lines {"at_s": seconds, ...}, the rest as for --mix',
+)
+@click.option(
+    "--num-prompts",
+    type=click.IntRange(1),
+    help="requests of a run  [default: 1000, or all of --trace]",
+)
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="devices")
+@click.option(
+    "--route",
+    type=click.Choice(tuple(ROUTES)),
+    default="least-work",
+    show_default=True,
+    help="which worker gets a request",
+)
+@click.option(
+    "--slo-scale",
+    type=click.FloatRange(0, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="a request counts for goodput within so many times its solo latency",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="of arrivals and requests")
+@click.option(
+    "--seeds", type=click.IntRange(1), help="of --compare: means of so many  [default: 2]"
+)
+@click.option("--output", type=_file(), help="of --compare: write a picture (needs matplotlib)")
+@click.option("--save-result", type=_file(), help="write everything as JSON, every request too")
+@click.option("--json", "is_json", is_flag=True, help="print that JSON in place of the text")
+def simulate(**flags: Any) -> None:
+    """Say how a scheduling mode would do, without a model or a device.
+
+    The modes are the very functions of the server; a forward takes what the cost table says, and
+    everything around it nothing.
+    """
+    said = Flags(**flags)
+    for name in _ONE_ONLY if said.compare else _COMPARE_ONLY:
+        if flags[name] is not None:
+            rule = "does not go with --compare" if said.compare else "needs --compare"
+            raise click.UsageError(f"--{name.replace('_', '-')} {rule}")
+    sources = [n for n in ("load", "request_rate", "clients", "trace") if flags[n] is not None]
+    if len(sources) > 1:
+        both = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
+        raise click.UsageError(f"{both}: only one can say when requests arrive")
+    for path in (said.output, said.save_result):
+        if path is not None and not path.parent.is_dir():  # said now, not after the work
+            raise click.UsageError(f"{path}: there is no folder {path.parent}")
+    try:
+        model = Model(_tables(said))
+        mix = _mix(said, model)
+        result, text = (_compare if said.compare else _once)(said, model, mix)
+    except InvalidValue as error:
+        raise click.UsageError(str(error)) from None
+    written = json.dumps(result, indent=1)
+    if said.save_result is not None:
+        said.save_result.write_text(written + "\n", encoding="utf-8")
+    click.echo(written if said.is_json else text)
+
+
+def _once(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
+    """One run; its JSON and its block of text."""
+    arrivals, traffic = _arrivals(said, model, mix)
+    mode: BatchingMode = said.mode or "continuous"
+    began_s = time.process_time()
+    result = play(
+        model,
+        arrivals,
+        mode,
+        workers=said.workers,
+        route=ROUTES[said.route],
+        clients=said.clients,
+    )
+    took_s = time.process_time() - began_s
+    found = numbers(result, said.slo_scale)
+    settings = {
+        "table": model.tables[0].name,
+        "mix": said.mix,
+        "mode": mode,
+        "arrivals": traffic,
+        "workers": said.workers if said.workers == 1 else f"{said.workers}, {said.route}",
+        "requests": len(arrivals),
+        "slo scale": said.slo_scale,
+        "simulated (s)": f"{result.ended_s:.1f}",
+    }
+    text = block(found, settings) + f"\n\nThe simulation took {took_s:.1f} s of one core."
+    [point] = as_json([Point(model.tables[0].name, said.mix, 0.0, mode, found)])
+    requests = [
+        {
+            "class": ride.label,
+            "arrived_s": ride.waiting.arrived_s,
+            "ended_s": ride.ended_s,
+            "solo_s": ride.solo_s,
+        }
+        for ride in result.rides
+    ]
+    return {"settings": settings, **point["numbers"], "requests": requests}, text
+
+
+def _compare(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
+    """All modes at all loads; their JSON and table. Writes the picture."""
+    wanted = Comparison(
+        mix_name=said.mix,
+        mix=mix,
+        modes=_modes(said.compare),
+        loads=_loads(said.loads or "0.1,0.3,0.6,0.9,1.2,2,3"),
+        seeds=range(said.seed, said.seed + (said.seeds or 2)),
+        count=said.num_prompts or 1000,
+        burst=said.burst,
+        slo_scale=said.slo_scale,
+        workers=said.workers,
+        route=ROUTES[said.route],
+    )
+    capacity_qps = model.capacity_qps(mix) * said.workers
+    title = f"{model.tables[0].name}, {said.mix}: load 1 is {capacity_qps:.3g} req/s"
+    points: list[Point] = list(compare(model, wanted))
+    if said.output is not None:
+        from carpool_lab.load.plot import draw_points
+
+        draw_points([(title, points)], said.output)
+    return {"title": title, "points": as_json(points)}, f"{title}\n\n{comparison(points)}"
+
+
+def _tables(said: Flags) -> Sequence[Table]:
+    if said.costs is None:
+        if said.table not in TABLES and Path(said.table or "").is_file():
+            return _tuned(Path(said.table))
+        return siblings(table(said.table or "flux-512"))
+    try:
+        data = jsonfile.loads(_text(said.costs))
+        entries = data["costs"] if isinstance(data, dict) else data  # of `GET /stats`, of a table
+        found = learned(Costs.from_json(entries), steps=said.steps)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidValue(f"{said.costs}: is not what a server writes: {error!r}") from None
+    name = said.table or next(iter(found))
+    if name not in found:
+        raise InvalidValue(f"table {name!r}: {said.costs} has {', '.join(found)}")
+    return [found[name]]
+
+
+def _tuned(path: Path) -> Sequence[Table]:
+    try:
+        return tuned_tables(jsonfile.loads(_text(path)))
+    except ValueError as error:
+        raise InvalidValue(f"--table {path}: cannot be read: {error}") from None
+    except InvalidValue as error:
+        raise InvalidValue(f"--table {path}: {error}") from None
+
+
+def _mix(said: Flags, model: Model) -> Mix:
+    if said.mix in MIXES or not Path(said.mix).is_file():
+        return mix(said.mix, model.tables)
+    with of_file(Path(said.mix)):
+        found = read_mix(_text(Path(said.mix)), {})
+    for setting in found.settings:
+        model.stages(setting.body)  # says now which size has no table
+    return found
+
+
+def _arrivals(said: Flags, model: Model, mix: Mix) -> tuple[list[Arrival], str]:
+    """Who comes when, and that in words."""
+    when, what = generators(said.seed)
+    if said.trace is not None:
+        with of_file(said.trace):
+            arrivals = read_trace(_text(said.trace), mix, what)[: said.num_prompts]
+        if not arrivals:
+            raise InvalidValue(f"--trace {said.trace}: is empty")
+        return arrivals, f"trace {said.trace}"
+    count = said.num_prompts or 1000
+    if said.clients is not None:
+        return plan(bursts(inf, when, size=1), mix, what, count=count), f"{said.clients} clients"
+    load = said.load or 0.9
+    rate = said.request_rate or load * model.capacity_qps(mix) * said.workers
+    shown = f"{rate:.4g} req/s" + (f" in bursts of {said.burst}" if said.burst > 1 else "")
+    if not said.request_rate:
+        shown += f", {load:g} of capacity"
+    return plan(bursts(rate, when, size=said.burst), mix, what, count=count), shown
+
+
+def _modes(text: str) -> list[BatchingMode]:
+    known = get_args(BatchingMode)
+    for mode in text.split(","):
+        if mode not in known:
+            raise InvalidValue(f"--compare {mode}: must be of {', '.join(known)}")
+    return [mode for mode in known if mode in text.split(",")]
+
+
+def _loads(text: str) -> list[float]:
+    try:
+        loads = [float(load) for load in text.split(",")]
+    except ValueError:
+        raise InvalidValue(f"--loads {text}: write numbers, such as 0.5,0.9") from None
+    if not all(0 < load < inf for load in loads):
+        raise InvalidValue(f"--loads {text}: must be above 0")
+    return loads
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{path}: not UTF-8: {error}") from None

@@ -1,0 +1,212 @@
+"""What a simulation is made of: a cost table, a mix, arrivals, a mode, workers.
+
+Requests are the plain dicts of `workload.py`, so the same mixes and traces drive the simulator and
+the load client. What they may say here: `size`, `num_inference_steps`, `guidance_scale` and any
+other value that keeps batches of `dynamic` and `request` apart, `priority`, `user` (the tenant) and
+`deadline_s`. A request is one row of every forward it takes part in.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import inf
+from typing import Any
+
+from carpool.config import BatchingMode
+from carpool.errors import InvalidValue
+from carpool.schedule.batch_modes import Dynamic, Off, Waves
+from carpool.schedule.continuous import Continuous
+from carpool.schedule.cost import Costs
+from carpool.types import Waiting
+from carpool_lab.simulate.report import Numbers, Point, mean, numbers
+from carpool_lab.simulate.simulator import (
+    Policy,
+    Result,
+    Ride,
+    Route,
+    Stage,
+    Worker,
+    least_work,
+    simulate,
+)
+from carpool_lab.simulate.tables import WIDEST, Table
+from carpool_lab.workload import WORDS, Arrival, Mix, Setting, bursts, generators, plan
+
+MODES: dict[BatchingMode, Callable[[Costs], Policy]] = {
+    "off": lambda costs: Off(),
+    "dynamic": lambda costs: Dynamic(max_size=8, delay_s=0.005),
+    "request": lambda costs: Waves(max_num_seqs=8, wait_s=0.020),
+    "continuous": lambda costs: Continuous(costs),
+}
+"""Fresh policies. Those that form batches get the sizes and waits that their users give them."""
+
+MIXES = ("uniform", "steps", "sizes", "tenants")
+
+
+def mix(name: str, tables: Sequence[Table]) -> Mix:
+    """A built-in mix: `uniform`, `steps`, `sizes` or `tenants`.
+
+    Args:
+        tables: one for each size; the first is that of all mixes but `sizes`.
+
+    Raises:
+        InvalidValue: there is no such mix, or `sizes` has but one.
+    """
+    match name:
+        case "uniform":
+            bodies: list[dict[str, Any]] = [{}]
+        case "steps":
+            bodies = [
+                {"num_inference_steps": steps, "guidance_scale": guidance}
+                for steps, guidance in product((8, 20, 50), (3.0, 4.0, 5.0))
+            ]
+        case "sizes" if len(tables) > 1:
+            bodies = [{"size": one.size} for one in tables]
+        case "tenants":
+            return Mix([Setting({"priority": 5}, weight=1), Setting({"priority": 0}, weight=9)])
+        case "sizes":
+            raise InvalidValue(f"mix sizes: there is only one table of {tables[0].model}")
+        case _:
+            raise InvalidValue(f"mix {name!r}: must be of {', '.join(MIXES)}, or a file")
+    return Mix([Setting(body) for body in bodies])
+
+
+@dataclass(slots=True)
+class Model:
+    """One model's costs at its sizes, and what its requests come to."""
+
+    tables: Sequence[Table]  # the first is that of requests that say no size
+    own_s: float = 0.0  # beside forwards, for each call; see `Worker`
+    costs: Costs = field(init=False)
+    _stages: dict[tuple[Any, ...], tuple[Stage, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.costs = Costs(
+            {kind: curve for table in self.tables for kind, curve in table.costs().items()}
+        )
+
+    def stages(self, body: Mapping[str, Any]) -> tuple[Stage, ...]:
+        """The calls of a request.
+
+        Raises:
+            InvalidValue: there is no table of its size.
+        """
+        size, steps = body.get("size"), body.get("num_inference_steps")
+        if (size, steps) not in self._stages:
+            self._stages[size, steps] = self._of(self._table(size), steps)
+        return self._stages[size, steps]
+
+    def _table(self, size: str | None) -> Table:
+        if size is None:
+            return self.tables[0]
+        for table in self.tables:
+            if size == table.size:
+                return table
+        names = ", ".join(table.name for table in self.tables)
+        raise InvalidValue(f"size {size!r}: no cost table has it; there are {names}")
+
+    def _of(self, table: Table, steps: int | None) -> tuple[Stage, ...]:
+        encode, denoise = table.kind("encode"), table.kind("denoise")
+        decode = table.kind("decode")
+        return (
+            Stage(encode, "encode", encode.name, table.encode_s),  # sizes share text encoders
+            Stage(
+                denoise, "denoise", denoise.detail, table.denoise_s[1], count=steps or table.steps
+            ),
+            Stage(decode, "decode", decode.detail, table.decode_s),
+        )
+
+    def capacity_qps(self, mix: Mix) -> float:
+        """Requests a second of a mix, if every denoising step ran as wide as is fastest."""
+        work_s = weight = 0.0
+        for setting in mix.settings:
+            weight += setting.weight
+            encode, denoise, decode = self.stages(setting.body)
+            curve = self.costs.curve(denoise.kind)
+            step_s = min(curve.seconds(n) / n for n in range(1, WIDEST["denoise"] + 1))
+            work_s += setting.weight * (encode.call_s + denoise.count * step_s + decode.call_s)
+        return weight / work_s
+
+    def rides(self, arrivals: Sequence[Arrival], labels: "Labels") -> Iterator[Ride]:
+        """The requests of a simulation, in the order of their arrivals."""
+        for number, arrival in enumerate(arrivals, 1):
+            body = arrival.body
+            stages = self.stages(body)
+            solo_s = sum(stage.call_s * stage.count for stage in stages)
+            said = {name: value for name, value in body.items() if name not in WORDS}
+            waiting = Waiting(
+                request=number,
+                arrived_s=arrival.at_s,
+                left_s=solo_s,
+                whole_s=solo_s,
+                deadline_s=arrival.at_s + body.get("deadline_s", inf),
+                priority=body.get("priority", 0),
+                tenant=body.get("user", ""),
+                signature=said,
+                wave=tuple(sorted(said.items())),
+            )
+            yield Ride(waiting, stages, labels.of(body))
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Names of the classes of a mix: what its requests differ in, guidance aside."""
+
+    names: Sequence[str] = ()
+
+    @classmethod
+    def among(cls, arrivals: Sequence[Arrival]) -> "Labels":
+        """Those that tell these requests apart."""
+        candidates = ("size", "num_inference_steps", "priority", "user", "deadline_s")
+        return cls([n for n in candidates if len({a.body.get(n) for a in arrivals}) > 1])
+
+    def of(self, body: Mapping[str, Any]) -> str:
+        return ", ".join(f"{name}={body.get(name, 'default')}" for name in self.names) or "all"
+
+
+def play(
+    model: Model,
+    arrivals: Sequence[Arrival],
+    mode: BatchingMode,
+    *,
+    workers: int = 1,
+    route: Route = least_work,
+    clients: int | None = None,
+) -> Result:
+    """Simulate one mode. The arguments are as for `simulate`."""
+    costs = model.costs
+    devices = [Worker(MODES[mode](costs), costs, WIDEST, model.own_s) for _ in range(workers)]
+    rides = model.rides(arrivals, Labels.among(arrivals))
+    return simulate(rides, devices, route, clients=clients)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is compared, and how long to look at it."""
+
+    mix_name: str
+    mix: Mix
+    modes: Sequence[BatchingMode]
+    loads: Sequence[float]  # in parts of the capacity
+    seeds: Sequence[int] = (0,)
+    count: int = 1000  # requests for each seed
+    burst: int = 1
+    slo_scale: float = 5.0
+    workers: int = 1
+    route: Route = least_work
+
+
+def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
+    """Play every mode at every load, with the same requests; the numbers are means over seeds."""
+    capacity_qps = wanted.workers * model.capacity_qps(wanted.mix)
+    for load in wanted.loads:
+        found: dict[BatchingMode, list[Numbers]] = {mode: [] for mode in wanted.modes}
+        for seed in wanted.seeds:
+            when, what = generators(seed)
+            times = bursts(load * capacity_qps, when, size=wanted.burst)
+            arrivals = plan(times, wanted.mix, what, count=wanted.count)
+            for mode, several in found.items():
+                result = play(model, arrivals, mode, workers=wanted.workers, route=wanted.route)
+                several.append(numbers(result, wanted.slo_scale))
+        for mode, several in found.items():
+            yield Point(model.tables[0].name, wanted.mix_name, load, mode, mean(several))

@@ -1,0 +1,1 @@
+"""What forwards take by rows, measured."""

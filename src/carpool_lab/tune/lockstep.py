@@ -1,0 +1,77 @@
+"""Equal requests side by side: a policy for measuring, and what it and its costs note.
+
+Nothing here says how wide a forward is to be: `tune.py` submits so many equal requests.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from carpool.engine.model.device import Device
+from carpool.schedule.batch_modes import together
+from carpool.schedule.cost import Costs
+from carpool.types import NO_KIND, Admission, Choice, Forward, Kind, Parked, Phase, Waiting
+
+
+@dataclass(slots=True)
+class Seen:
+    """What there was of one kind at one size."""
+
+    phase: Phase
+    rows: int
+    calls: int = 0
+    tried: set[int] = field(default_factory=set)  # rows of forwards that were begun
+    done: set[int] = field(default_factory=set)  # and of those that were run
+    peak_bytes: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def too_wide(self) -> int | None:
+        return min(self.tried - self.done, default=None)
+
+
+class Lockstep:
+    """The policy: all come aboard at once, and equal calls share a forward, the oldest first.
+
+    So equal requests go through all their forwards side by side. Takes notes of them.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._kind = device, NO_KIND
+        self.seen: dict[Kind, Seen] = {}
+
+    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+        return Admission(tuple(one.request for one in waiting))
+
+    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+        choice = together(parked)
+        if choice.calls:
+            first = choice.calls[0]
+            self._kind = first.kind
+            seen = self.seen.setdefault(first.kind, Seen(first.phase, first.rows))
+            seen.calls += len(choice.calls)
+            seen.tried.add(sum(call.rows for call in choice.calls))
+            if self._device.is_cuda:
+                torch.cuda.reset_peak_memory_stats(self._device.torch)
+        return choice
+
+    def ran(self, forward: Forward) -> None:
+        """Hear of a forward, as `Engine.on_forward` tells it."""
+        seen = self.seen[self._kind]
+        seen.done.add(forward.rows)
+        if self._device.is_cuda:
+            peak = max(seen.peak_bytes.get(forward.rows, 0), self._device.peak_bytes())
+            seen.peak_bytes[forward.rows] = peak
+
+
+class Notes(Costs):
+    """Learns from all but the first forward of each width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._warm: set[tuple[Kind, int]] = set()
+
+    def learn(self, kind: Kind, rows: int, seconds: float) -> None:
+        if (kind, rows) in self._warm:
+            super().learn(kind, rows, seconds)
+        self._warm.add((kind, rows))

@@ -1,0 +1,212 @@
+"""Measure what forwards take by their rows, with the engine that serves.
+
+For every width so many equal requests go through a real `Engine` side by side, so that the forwards
+and the stopwatch are those of production. What it learns goes into the same table. The first
+forward of each width is not counted: it allocates, and picks kernels.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+import carpool
+from carpool.config import EngineSettings
+from carpool.engine.cost_store import Table
+from carpool.engine.loop import Engine
+from carpool.engine.model.pipeline import Loaded, versions
+from carpool.engine.request import Outcome
+from carpool.errors import OutOfMemory
+from carpool.request.parameters import check
+from carpool.schedule.cost import STEPS, Costs
+from carpool.schedule.peers.compatibility import cost, resolution
+from carpool.schedule.peers.sglang_rules import Resolution
+from carpool.types import Clock, Event, Job, Kind, Request
+from carpool_lab.tune.lockstep import Lockstep, Notes, Seen
+from carpool_lab.tune.results import Component, Sized, Tuned
+
+PROMPT = "a red circle"
+FEW_STEPS = 4  # of a request: enough for a median
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be measured."""
+
+    sizes: Sequence[Resolution] = ()  # none: the model's own
+    max_rows: int = 16  # widest forward
+    repeats: int = 5  # runs of each width
+    steps: int | None = None  # of each request; None: a few
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # of all requests
+
+
+def tune(
+    loaded: Loaded,
+    settings: EngineSettings,
+    wanted: Wanted,
+    *,
+    table: Table,
+    clock: Clock = time.monotonic,
+    tick: Callable[[], object] = lambda: None,
+) -> Tuned:
+    """Measure a model, and keep what was learned in its table.
+
+    Takes the calling thread for the engine's own. Curves of other sizes in the table stay.
+
+    Args:
+        table: of this model and these settings.
+        clock: of forwards on a CPU.
+        tick: called after each run.
+
+    Raises:
+        Rejected: the model does not take such requests, as one that needs a picture.
+        CarpoolError: a request failed, and not for want of memory.
+    """
+    device, notes, before = loaded.device, Notes(), table.costs
+    sizes: Sequence[Resolution | None] = wanted.sizes or [None]
+    jobs = [_job(loaded, size, wanted) for size in sizes]  # refused at once
+    table.costs = notes
+    lockstep = Lockstep(device)
+    engine = Engine(
+        loaded,
+        replace(settings, max_batch_size=wanted.max_rows, max_decode_size=wanted.max_rows),
+        clock=clock,
+        finish=lambda work: work(),
+        on_forward=lockstep.ran,
+        table=table,
+        policy=lockstep,
+    )
+    engine.enter()
+    try:
+        measured = [_measure(engine, lockstep, job, wanted, tick) for job in jobs]
+        fitting = [job for job, (_, _, problem) in zip(jobs, measured, strict=True) if not problem]
+        lockstep.seen = {}
+        if device.is_cuda and fitting:  # the last events are read when other forwards follow
+            _run(engine, fitting[0], 1)
+    finally:
+        table.costs = Costs({**dict(before), **{k: c for k, c in notes if c.measured}})
+        engine.leave()
+    name = torch.cuda.get_device_name(device.torch) if device.is_cuda else "cpu"
+    return Tuned(
+        model=loaded.source,
+        device=name,
+        dtype=str(device.dtype).removeprefix("torch."),
+        versions={"carpool": carpool.__version__, **versions()},
+        usual_steps=max(1, loaded.card.steps(loaded.card.defaults)),
+        min_gain=settings.min_gain,
+        repeats=wanted.repeats,
+        sizes=tuple(
+            _sized(loaded, job, *one, notes) for job, one in zip(jobs, measured, strict=True)
+        ),
+        costs=notes,
+    )
+
+
+class _Listener:
+    """Remembers how a request failed."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def event(self, event: Event) -> None:
+        """Progress is of no use here."""
+
+    def done(self, outcome: Outcome) -> None:
+        self.error = outcome.error
+
+
+def _measure(
+    engine: Engine, lockstep: Lockstep, job: Job, wanted: Wanted, tick: Callable[[], object]
+) -> tuple[dict[Kind, Seen], int, str]:
+    """Run one size at every width that fits; gives what was seen, requests run, and a problem.
+
+    Widths take turns, so that a machine that is slow for a while is slow for all of them.
+    """
+    seen = lockstep.seen = {}
+    fitting: list[int] = []
+    requests, problem = 0, ""
+    for width in _widths(seen, wanted.max_rows):
+        requests += width
+        try:
+            _run(engine, job, width)
+        except OutOfMemory as error:
+            problem = f"{width} at once: {error.message}"
+            break
+        tick()
+        if any(one.too_wide for one in _denoisers(seen)):
+            break
+        fitting.append(width)
+    for width in fitting * wanted.repeats:
+        requests += width
+        _run(engine, job, width)
+        tick()
+    return seen, requests, problem
+
+
+def _widths(seen: Mapping[Kind, Seen], max_rows: int) -> Iterator[int]:
+    """One request, and then as many as are worth a try; `seen` has the first one by then."""
+    yield 1
+    most = max_rows // max((one.rows for one in _denoisers(seen)), default=1)
+    yield from (n for n in STEPS if 1 < n < most)
+    if most > 1:
+        yield most
+
+
+def _denoisers(seen: Mapping[Kind, Seen]) -> list[Seen]:
+    return [one for one in seen.values() if one.phase == "denoise"]
+
+
+def _run(engine: Engine, job: Job, width: int) -> None:
+    """Run so many requests of one kind side by side, each with a seed of its own."""
+    listeners = [_Listener() for _ in range(width)]
+    for seed, listener in enumerate(listeners):
+        engine.submit(replace(job, seed=seed, request_id=f"tune-{seed}"), listener)
+    while engine.step():
+        pass
+    for listener in listeners:
+        if listener.error is not None:
+            raise listener.error
+
+
+def _job(loaded: Loaded, size: Resolution | None, wanted: Wanted) -> Job:
+    card = loaded.card
+    usual = card.steps(card.defaults) or FEW_STEPS  # a distilled model may have no more
+    offered: dict[str, Any] = {
+        "prompt": PROMPT,
+        "output_type": "pt",
+        "num_inference_steps": wanted.steps or min(FEW_STEPS, usual),
+    }
+    taken = {name: value for name, value in offered.items() if card.tasks[0].takes(name)}
+    if size is not None:
+        taken |= {"width": size[0], "height": size[1]}
+    return check(card, Request(**{"prompt": None, "seed": 0, **taken, **wanted.parameters}))
+
+
+def _sized(
+    loaded: Loaded, job: Job, seen: Mapping[Kind, Seen], requests: int, problem: str, costs: Costs
+) -> Sized:
+    size = resolution(job.arguments, loaded.card.default_size_px)
+    frames = int(job.arguments.get("num_frames") or 1)
+    curves = dict(costs)
+    components = [
+        Component(
+            kind,
+            one.phase,
+            one.rows,
+            one.calls / requests,
+            {n: s for n, s in curves[kind].measured.items() if n in one.done},
+            one.peak_bytes,
+            one.too_wide,
+        )
+        for kind, one in seen.items()
+        if kind in curves
+    ]
+    return Sized(
+        size,
+        max(1, loaded.card.steps(job.arguments)),
+        cost(size, frames=frames, vae_scale_px=loaded.vae_scale_px),
+        tuple(one for one in components if one.seconds),
+        problem,
+    )

@@ -1,0 +1,325 @@
+"""The command line: what it writes where, and with which exit status it ends."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import carpool
+from carpool.cli import main as command_line
+from carpool.config import EngineSettings, ServeSettings
+from carpool.media import read_settings
+from support.serving import DRAW, MODEL, SIZE, gap, picture, plain
+
+FLAGS = [
+    "--model", MODEL, "--size", f"{SIZE[0]}x{SIZE[1]}", "--seed", "5",
+    "--steps", str(DRAW["num_inference_steps"]),
+    *(text for name in DRAW if name != "num_inference_steps"
+      for text in ("-p", f"{name}={DRAW[name]}")),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run of the command ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Run `carpool ARGUMENTS` in this process and an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["carpool", *arguments])
+        capsys.readouterr()
+        status: Any = 0
+        try:
+            command_line.main()
+        except SystemExit as end:
+            status = end.code
+        return Ended(status or 0, *capsys.readouterr())
+
+    return run
+
+
+# Help
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["jobs", "list"]], ids=str)
+def test_help_needs_no_heavy_import(command: list[str]) -> None:
+    code = """
+import sys, carpool.cli.main
+try:
+    carpool.cli.main.main()
+except SystemExit as end:
+    assert not end.code, end
+heavy = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "numpy", "httpx2"}
+assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
+"""
+    arguments = [sys.executable, "-c", code, *command, "--help"]
+    ended = subprocess.run(arguments, capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "Usage:" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"), [("serve", ServeSettings), ("generate", EngineSettings)]
+)
+def test_every_setting_is_a_flag_with_its_default(
+    run: Run, command: str, settings: type[EngineSettings]
+) -> None:
+    shown = " ".join(run(command, "--help").out.split())
+
+    for field in dataclasses.fields(settings):
+        assert f"--{field.name.replace('_', '-')} " in shown
+        assert field.metadata["help"].split(";")[0].split()[0] in shown
+        if field.default not in (None, ()):
+            assert f"[default: {field.default}]" in shown
+
+
+def test_the_version_is_told(run: Run) -> None:
+    assert carpool.__version__ in run("--version").out
+
+
+# Pictures
+
+
+def test_a_picture_is_written_with_its_settings_and_only_its_name_is_printed(run: Run) -> None:
+    ended = run("generate", "a red circle", *FLAGS, "--guidance", "2.5")
+
+    assert (ended.status, ended.out) == (0, "out.png\n")
+    png = Path("out.png").read_bytes()
+    assert gap(picture(png), plain("a red circle", 5, guidance_scale=2.5)) <= 1
+    assert read_settings(png) == {
+        **DRAW,
+        "model": MODEL,
+        "prompt": "a red circle",
+        "seed": 5,
+        "guidance_scale": 2.5,
+        "width": SIZE[0],
+        "height": SIZE[1],
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "told"),
+    [
+        ([], {}, {"prompt": "a", "seed": 5}),
+        (["--no-metadata-prompt"], {}, {"prompt": None, "seed": 5}),
+        ([], {"CARPOOL_METADATA_PROMPT": "0"}, {"prompt": None, "seed": 5}),
+        (["--no-metadata"], {}, {"prompt": None, "seed": None}),
+        ([], {"CARPOOL_METADATA": "false"}, {"prompt": None, "seed": None}),
+    ],
+    ids=str,
+)
+def test_a_picture_tells_of_itself_what_is_wanted(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    environ: dict[str, str],
+    told: dict[str, Any],
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+    line = json.loads(run("generate", "a", *FLAGS, *flags, "--json").out)
+
+    assert (line["prompt"], line["seed"]) == ("a", 5)  # whatever the file says
+    png = Path("out.png").read_bytes()
+    assert {name: read_settings(png).get(name) for name in told} == told
+    assert (b"trainedAlgorithmicMedia" in png) is (told["seed"] is not None)
+
+
+def test_several_pictures_are_numbered_and_told_as_json(run: Run) -> None:
+    flags = ("--n", "2", "--json", "-o", "a.webp", "-p", "true_cfg_scale=2")
+
+    ended = run("generate", "one", "two", *FLAGS, *flags, "--negative-prompt", "three")
+
+    assert ended.status == 0
+    told = [json.loads(line) for line in ended.out.splitlines()]
+    assert [(one["path"], one["prompt"], one["seed"]) for one in told] == [
+        ("a-1.webp", "one", 5),
+        ("a-2.webp", "one", 6),
+        ("a-3.webp", "two", 5),
+        ("a-4.webp", "two", 6),
+    ]
+    for one in told:
+        assert (one["negative_prompt"], one["true_cfg_scale"]) == ("three", 2)
+        assert one["timings"]["total_s"] > 0
+        assert picture(Path(one["path"]).read_bytes()).format == "WEBP"
+    assert len({Path(one["path"]).read_bytes() for one in told}) == 4
+
+
+def test_prompts_come_from_a_file_too(run: Run, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one ⭐\n\n  two\n", encoding="utf-8")
+    (tmp_path / "to").mkdir()
+
+    ended = run("generate", "--prompts-file", str(prompts), *FLAGS, "-o", "to/x.png", "zero")
+
+    assert ended.out.splitlines() == ["to/x-1.png", "to/x-2.png", "to/x-3.png"]
+    drawn = [read_settings(Path(path).read_bytes())["prompt"] for path in ended.out.splitlines()]
+    assert drawn == ["zero", "one ⭐", "two"]
+
+
+def test_the_size_is_told_also_when_only_one_side_was_said(run: Run) -> None:
+    flags = [*FLAGS[:2], *FLAGS[4:], "-p", "width=64", "--json"]  # without --size
+
+    told = json.loads(run("generate", "a", *flags).out)
+
+    assert (told["width"], told["height"]) == picture(Path("out.png").read_bytes()).size
+
+
+# Used wrongly
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give a prompt"),
+        (["a", "-o", "a.gif"], "must end in one of .png"),
+        (["a", "-o", "nowhere/a.png"], "there is no folder nowhere"),
+        (["a", "--size", "64"], "WIDTHxHEIGHT"),
+        (["a", "--size", "-64x64"], "WIDTHxHEIGHT"),
+        (["a", "--n", "0"], "--n"),
+        (["a", "--steps", "many"], "--steps"),
+        (["a", "-p", "guidance"], "NAME=VALUE"),
+        (["a", "-p", "seed=1"], "use --seed"),
+        (["a", "-p", "prompt=b"], "give it as an argument"),
+        (["a", "-p", "output_type=latent"], "use --output"),
+        (["a", "-p", "return_errors=true"], "not taken"),
+        (["a", "--prompts-file", "nowhere.txt"], "nowhere.txt"),
+        (["a", "--nonsense"], "--nonsense"),
+        (["a", "--dtype", "int8"], "float32"),
+        (["a", "--max-running", "0"], "at least 1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_use_ends_with_2_before_anything_is_loaded(
+    run: Run, arguments: list[str], message: str
+) -> None:
+    ended = run("generate", *arguments)
+
+    assert (ended.status, ended.out) == (2, "")
+    assert message in ended.err
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("flag", ["--api-key=", "--max-queue=-1", "--port=-1", "--port=x"])
+def test_a_wrong_flag_of_serve_ends_with_2(run: Run, flag: str) -> None:
+    ended = run("serve", flag)
+
+    assert (ended.status, ended.out) == (2, "")
+    assert flag.partition("=")[0].strip("-").replace("-", "_") in ended.err.replace("-", "_")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("CARPOOL_MAX_QUEU", "4", "did you mean 'CARPOOL_MAX_QUEUE'"),
+        ("CARPOOL_MAX_QUEUE", "four", "must be a whole number"),
+        ("CARPOOL_MAX_RUNNING", "0", "must be at least 1"),
+        ("CARPOOL_BATCHING_MODE", "on", "must be one of continuous, dynamic, request, off"),
+    ],
+)
+@pytest.mark.parametrize("command", [["serve"], ["generate", "a"]], ids=["serve", "generate"])
+def test_a_wrong_variable_ends_with_2_and_a_hint(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    variable: str,
+    value: str,
+    message: str,
+) -> None:
+    monkeypatch.setenv(variable, value)
+
+    ended = run(*command)
+
+    assert (ended.status, ended.out) == (2, "")
+    [line] = ended.err.splitlines()
+    assert line.startswith("carpool: ")
+    assert message in line
+
+
+# What the model refuses
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "/nowhere"], "no model at '/nowhere'"),
+        (["--size", "65x64"], "the nearest size is 64x64"),
+        (["-p", "num_steps=4"], "did you mean 'num_inference_steps'"),
+        (["--steps", "0"], "from 1 to 1000"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_drawn_ends_with_1_and_one_line(
+    run: Run, arguments: list[str], message: str
+) -> None:
+    ended = run("generate", "a", *FLAGS, *arguments)
+
+    assert (ended.status, ended.out) == (1, "")
+    told = [line for line in ended.err.splitlines() if line.startswith("carpool: ")]
+    assert len(told) == 1
+    assert message in told[0]
+    assert "Traceback" not in ended.err
+    assert not Path("out.png").exists()
+
+
+def test_an_interrupt_ends_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("carpool.python.engine.load", interrupt)
+
+    assert run("generate", "a").status == 130
+
+
+# Pictures in, videos out
+
+
+def test_a_picture_and_a_mask_go_in_and_what_is_not_masked_stays(run: Run, tmp_path: Path) -> None:
+    Image.new("RGB", SIZE, "blue").save(tmp_path / "before.png")
+    Image.new("L", SIZE, 0).save(tmp_path / "nothing.png")
+
+    def drawn(prompt: str, *flags: str) -> "np.ndarray[Any, Any]":
+        given = ["--image", "before.png", "-o", "after.png", *FLAGS, *flags]
+        assert run("generate", prompt, *given).status == 0
+        return np.asarray(Image.open(tmp_path / "after.png")).astype(int)
+
+    cat, dog = (drawn(prompt, "--mask", "nothing.png") for prompt in ("a cat", "a dog"))
+
+    assert abs(cat - dog).max() <= 1
+    assert abs(cat - drawn("a cat", "-p", "strength=0.5")).max() > 20
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["-o", "out.mp4"], "the model makes pictures: use .png"),
+        (["--image", "missing.png"], "missing.png: not a picture that can be read"),
+        (["-o", "out.gif"], "the name must end in one of .png, .jpg, .jpeg, .webp, .mp4"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(run: Run, flags: list[str], says: str) -> None:
+    ended = run("generate", "a cat", *FLAGS, *flags)
+
+    assert ended.status in (1, 2)
+    assert says in ended.err

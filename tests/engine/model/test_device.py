@@ -1,0 +1,80 @@
+"""What an engine asks of its device: type, threads, and never to run far ahead of it."""
+
+import pytest
+import torch
+
+from carpool.config import EngineSettings
+from carpool.engine.model.device import Device
+from carpool.errors import SettingRejected
+
+
+class FakeEvent:
+    """A moment in a device's queue that is over once somebody waited for it."""
+
+    def __init__(self) -> None:
+        self.was_waited_for = False
+
+    def synchronize(self) -> None:
+        self.was_waited_for = True
+
+
+def test_the_loop_runs_ahead_by_one_forward_and_waits_for_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device(EngineSettings(device="cpu"))
+    events = [FakeEvent() for _ in range(4)]
+    marks = iter(events)
+    monkeypatch.setattr(device, "mark", lambda: next(marks))
+
+    ahead = []
+    for launched in range(1, 5):
+        device.launched()
+        ahead.append(launched - sum(event.was_waited_for for event in events))
+
+    assert ahead == [1, 1, 1, 1]
+    assert [event.was_waited_for for event in events] == [True, True, True, False]
+
+
+def test_auto_means_float32_on_a_cpu_and_what_was_said_wins() -> None:
+    assert Device(EngineSettings(device="cpu")).dtype == torch.float32
+    assert Device(EngineSettings(device="cpu", dtype="bfloat16")).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["tpu", "cpu:x", "meta", "mps"])
+def test_a_device_that_is_neither_cpu_nor_cuda_is_refused(name: str) -> None:
+    with pytest.raises(SettingRejected, match="must be cpu, cuda or cuda:N"):
+        Device(EngineSettings(device=name))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_cuda_is_refused_with_what_torch_says() -> None:
+    with pytest.raises(SettingRejected, match="finds no CUDA here"):
+        Device(EngineSettings(device="cuda"))
+
+
+def test_a_small_model_gets_one_thread_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", said.append)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+    Device(EngineSettings(device="cpu")).enter(parameters=4_000_000)
+    Device(EngineSettings(device="cpu")).enter(parameters=12_000_000_000)
+    Device(EngineSettings(device="cpu", threads=2)).enter(parameters=4_000_000)
+
+    assert said == [1, 4, 2]
+
+
+def test_the_environment_decides_over_the_default_but_not_over_the_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", said.append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+
+    Device(EngineSettings(device="cpu")).enter(parameters=4_000_000)
+    Device(EngineSettings(device="cpu", threads=2)).enter(parameters=4_000_000)
+
+    assert said == [2]

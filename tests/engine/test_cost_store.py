@@ -1,0 +1,69 @@
+"""What forwards take is known again at the next start, for the same model, device and versions."""
+
+from pathlib import Path
+
+import pytest
+
+from carpool.config import EngineSettings
+from carpool.engine.cost_store import Table
+from carpool.engine.model import pipeline
+from carpool.types import Kind
+from support.engines import served
+
+KIND = Kind("transformer.forward", 100, "64x16")
+
+
+def table(file: Path | None = None, family: str = "flux") -> Table:
+    settings = EngineSettings(device="cpu", cost_table=str(file) if file else None)
+    return Table(pipeline.load(served(family), settings), settings)
+
+
+def test_what_was_learned_is_there_at_the_next_start(tmp_path: Path) -> None:
+    first = table(tmp_path / "costs.json")
+    for rows in (1, 2):
+        for _ in range(3):
+            first.costs.learn(KIND, rows, 0.5 * rows)
+    first.keep()
+
+    again = table(tmp_path / "costs.json")
+
+    assert again.costs.seconds(KIND, 2) == 1.0
+    assert dict(again.costs)[KIND].measured == {1: 0.5, 2: 1.0}
+
+
+def test_another_models_table_is_not_believed(tmp_path: Path) -> None:
+    first = table(tmp_path / "costs.json")
+    for _ in range(3):
+        first.costs.learn(KIND, 1, 0.5)
+    first.keep()
+
+    assert not list(table(tmp_path / "costs.json", family="sdxl").costs)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"identity": {}}', "\x00"])
+def test_a_broken_table_begins_anew(tmp_path: Path, content: str) -> None:
+    (tmp_path / "costs.json").write_text(content)
+
+    assert not list(table(tmp_path / "costs.json").costs)
+
+
+def test_a_table_lies_in_the_cache_folder_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # the tests' own place
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    table().keep()
+
+    [file] = (tmp_path / "carpool").iterdir()
+    assert file.name.startswith("costs-")
+
+
+def test_a_folder_that_cannot_be_written_costs_only_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    table(tmp_path / "file" / "costs.json").keep()
+
+    assert "not kept" in caplog.text

@@ -1,0 +1,248 @@
+"""Processes that die, drain, start and cannot start; requests whose callers or time are gone."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+
+from support.serving import ENDPOINT, PATIENCE_S, Server, body, eventually, serving, starting
+
+pytestmark = pytest.mark.timeout(150)  # starting a server may take long
+ENDLESS = 1000  # steps; some 15 s where nothing else runs
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[Server]:
+    """A server that runs one request and lets one wait. The last test that uses it ends it."""
+    flags = ("--max-running", "1", "--max-queue", "1", "--drain-timeout", "0.3")
+    with serving(*flags) as server:
+        yield server
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def begin(pool: ThreadPoolExecutor, server: Server, steps: int) -> Future[httpx2.Response]:
+    """Send a request and wait until it runs."""
+    future = pool.submit(server.draw, num_inference_steps=steps)
+    eventually(lambda: server.stats()["running"] == 1, 10, "the request runs")
+    return future
+
+
+def send(server: Server, **others: Any) -> socket.socket:
+    """Send a request and give the open connection, to be hung up."""
+    address = urlsplit(server.url)
+    connection = socket.create_connection((str(address.hostname), int(address.port or 0)))
+    content = json.dumps(body(**others))
+    head = f"POST {ENDPOINT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    connection.sendall(f"{head}content-length: {len(content)}\r\n\r\n{content}".encode())
+    return connection
+
+
+def load(server: Server) -> tuple[int, int]:
+    stats = server.stats()
+    return stats["running"], stats["waiting"]
+
+
+def refusal(answer: httpx2.Response) -> dict[str, Any]:
+    told: dict[str, Any] = answer.json()["error"]
+    assert told.keys() == {"message", "type", "param", "code"}
+    assert answer.headers["x-request-id"]
+    return told
+
+
+def assert_retry_hint(answer: httpx2.Response) -> None:
+    assert answer.headers["x-should-retry"] == "true"
+    assert 0 < int(answer.headers["retry-after-ms"]) <= 120_000
+    assert 1 <= int(answer.headers["retry-after"]) <= 120
+
+
+# Requests
+
+
+def test_a_full_queue_refuses_with_a_hint(narrow: Server) -> None:
+    with closing(send(narrow, num_inference_steps=ENDLESS)):
+        eventually(lambda: load(narrow) == (1, 0), 10, "one runs")
+        with closing(send(narrow, num_inference_steps=ENDLESS)):
+            eventually(lambda: load(narrow) == (1, 1), 10, "one waits")
+
+            answer = narrow.draw()
+
+    assert answer.status_code == 429
+    told = refusal(answer)
+    assert (told["code"], told["type"]) == ("queue_full", "rate_limit_error")
+    assert_retry_hint(answer)
+    eventually(lambda: load(narrow) == (0, 0), 5, "those that hung up are gone")
+
+
+def test_a_client_that_hangs_up_stops_its_request(narrow: Server) -> None:
+    before = narrow.stats()["steps"]
+
+    with closing(send(narrow, num_inference_steps=ENDLESS)):
+        eventually(lambda: narrow.stats()["steps"] > before, 10, "it makes steps")
+        with closing(send(narrow)):
+            eventually(lambda: load(narrow) == (1, 1), 10, "another waits")
+        eventually(lambda: load(narrow) == (1, 0), 5, "the waiting one is given up")
+
+    eventually(lambda: load(narrow) == (0, 0), 2, "the running one is given up")
+    assert narrow.stats()["steps"] - before < ENDLESS / 2
+    assert narrow.draw().status_code == 200
+
+
+def test_several_pictures_of_one_request_are_given_up_together(narrow: Server) -> None:
+    with closing(send(narrow, num_inference_steps=ENDLESS)):
+        eventually(lambda: load(narrow) == (1, 0), 10, "another runs")
+
+        answer = narrow.draw(n=2, num_inference_steps=ENDLESS)  # there is one place to wait
+
+        assert refusal(answer)["code"] == "queue_full"
+        eventually(lambda: load(narrow) == (1, 0), 5, "the picture that had a place is given up")
+    eventually(lambda: load(narrow) == (0, 0), 5, "the other one is gone, too")
+
+
+def test_time_that_runs_out_is_told_and_frees_the_place(narrow: Server) -> None:
+    answer = narrow.draw(num_inference_steps=ENDLESS, timeout_s=0.3)
+
+    assert answer.status_code == 504
+    told = refusal(answer)
+    assert (told["code"], told["type"]) == ("deadline_exceeded", "server_error")
+    assert answer.headers["x-should-retry"] == "false"
+    assert load(narrow) == (0, 0)
+
+
+def test_a_killed_worker_is_replaced_and_its_requests_are_run_again(
+    narrow: Server, pool: ThreadPoolExecutor
+) -> None:
+    running = begin(pool, narrow, 100)
+    waiting = pool.submit(narrow.draw)
+    eventually(lambda: load(narrow) == (1, 1), 10, "one runs, one waits")
+    worker = narrow.worker()
+
+    os.kill(worker, signal.SIGKILL)
+
+    eventually(lambda: narrow.health() == 503, 3, "its death is seen")
+    assert narrow.get("/health").json() == {"status": "worker_lost"}
+    refused = narrow.draw()
+    assert (refused.status_code, refusal(refused)["code"]) == (503, "worker_lost")
+    assert_retry_hint(refused)
+    assert refusal(narrow.get("/stats"))["code"] == "worker_lost"
+    answers = [request.result(timeout=PATIENCE_S) for request in (running, waiting)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[1].json()["data"] == narrow.draw().json()["data"]  # the same picture
+    assert narrow.worker() != worker
+
+
+def test_a_request_that_outlasts_the_drain_is_told(
+    narrow: Server, pool: ThreadPoolExecutor
+) -> None:
+    running = begin(pool, narrow, ENDLESS)
+
+    narrow.signal()
+
+    answer = running.result(timeout=5)
+    assert (answer.status_code, refusal(answer)["code"]) == (503, "draining")
+    assert narrow.wait(5) == 0
+
+
+# The end
+
+
+def test_a_signal_lets_the_running_finish_and_refuses_the_rest(pool: ThreadPoolExecutor) -> None:
+    with serving() as server:
+        running = begin(pool, server, 100)
+
+        server.signal()
+
+        eventually(lambda: server.health() == 503, 5, "/health says that it ends")
+        refused = server.draw()
+        assert (refused.status_code, refusal(refused)["code"]) == (503, "draining")
+        assert_retry_hint(refused)
+        assert server.get("/health").json() == {"status": "draining"}
+        assert running.result(timeout=20).status_code == 200
+        assert server.wait() == 0
+
+
+def test_a_second_signal_ends_it_now(pool: ThreadPoolExecutor) -> None:
+    with serving() as server:
+        running = begin(pool, server, ENDLESS)
+        server.signal()
+        eventually(lambda: server.health() == 503, 5, "it drains")
+
+        server.signal()
+
+        assert server.wait(5) == 0
+        answer = running.result(timeout=5)
+        assert (answer.status_code, refusal(answer)["code"]) == (503, "draining")
+
+
+def test_a_killed_front_takes_its_worker_along(pool: ThreadPoolExecutor) -> None:
+    with serving() as server:
+        running = begin(pool, server, ENDLESS)
+
+        server.signal(signal.SIGKILL)
+
+        assert server.wait(3) == -signal.SIGKILL  # and nobody is left 3 s later
+        assert isinstance(running.exception(timeout=5), httpx2.TransportError)
+
+
+# The start
+
+
+def test_before_the_model_is_loaded_everything_says_starting() -> None:
+    with starting() as server:
+        server.wait_listening()
+
+        answer = server.draw()
+        assert (answer.status_code, refusal(answer)["code"]) == (503, "starting")
+        assert_retry_hint(answer)
+        health = server.get("/health")
+        assert (health.status_code, health.json()) == (503, {"status": "starting"})
+        assert server.get("/livez").status_code == 200
+
+        server.signal(signal.SIGKILL)  # the worker hears of it although it loads
+        server.wait(3)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_server_that_still_loads(number: signal.Signals, status: int) -> None:
+    with starting() as server:
+        server.wait_listening()
+
+        server.signal(number)
+
+        assert server.wait(5) == status
+
+
+def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text("{")
+    with starting("--log-level", "warning", model=str(tmp_path)) as server:
+        assert server.wait(PATIENCE_S) == 1
+        lines = server.stderr.splitlines()
+
+    assert lines[0] == f"Loading {tmp_path} ..."
+    [told] = lines[1:]
+    assert told.startswith(f"carpool: cannot load {tmp_path}: ")
+    assert server.url == ""
+
+
+def test_a_port_that_is_taken_ends_it_with_one_line() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        with starting("--port", str(port), "--log-level", "warning") as server:
+            assert server.wait() == 1
+            [_, told] = server.stderr.splitlines()
+
+    assert str(port) in told
+    assert "already in use" in told

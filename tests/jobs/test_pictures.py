@@ -1,0 +1,196 @@
+"""Jobs that bring pictures along: what they give is what the same request gives at once."""
+
+import asyncio
+import base64
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.errors import WorkerLost
+from carpool.types import Job
+from carpool.worker.protocol import Done
+from server.test_edits import BOTH, EDITS, VARIATIONS, mask, png, send, worker_of
+from support.driven import Driven, House, open_house
+from support.engines import driving
+from support.hostile import Grey, refusal
+
+pytestmark = pytest.mark.timeout(100)  # checkpoints may have to be made first
+DRAW = {"seed": "3", "num_inference_steps": "4", "strength": "0.8", "max_sequence_length": "48"}
+PROMPT = {"prompt": "a red circle"}
+JOB = {"background_job": "true"}
+
+
+def play(scene: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scene)
+
+
+async def edit(
+    house: House, fields: Any, path: str = EDITS, headers: Any = (), **files: bytes
+) -> dict[str, Any]:
+    """Send a form; gives the answer."""
+    named = {name: (f"{name}.png", content) for name, content in files.items()}
+    answer = await house.http.post(path, data=fields, files=named, headers=dict(headers))
+    assert answer.status_code in (200, 202), answer.text
+    return {"status": answer.status_code, **answer.json()}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "files"),
+    [
+        (EDITS, PROMPT | {"n": "2"}, {"image": png()}),
+        (EDITS, PROMPT | {"size": "48x32"}, {"image": png(48, 64), "mask": mask(48, 64)}),
+        (VARIATIONS, {"output_format": "webp", "output_compression": "80"}, {"image": png()}),
+    ],
+    ids=["two edits", "a masked edit", "a variation"],
+)
+def test_what_is_drawn_in_the_background_is_what_is_drawn_at_once(
+    path: str, fields: dict[str, str], files: dict[str, bytes]
+) -> None:
+    async def scene(worker: Grey) -> None:
+        async with open_house(worker) as house:
+            job = await edit(house, fields | DRAW | JOB, path, **files)
+            assert (job["status"], job["object"]) == ("queued", "job")
+            done = await house.ended(job["id"])
+            assert (done["status"], done["error"]) == ("completed", None)
+            at_once = await edit(house, fields | DRAW, path, **files)
+
+            drawn = [base64.b64decode(image["b64_json"]) for image in at_once["data"]]
+            assert await house.files(done) == drawn
+            assert house.inputs() == []
+
+    with driving("flux") as drive:
+        play(scene(Driven(drive)))
+
+
+def test_the_sdk_gets_a_job_too(tmp_path: Path) -> None:
+    async def scene(worker: Grey) -> None:
+        async with open_house(worker, tmp_path, runs=False) as house:
+            asked: dict[str, Any] = {"image": ("a.png", png()), "prompt": "a"}
+            answer: Any = await house.openai.images.edit(
+                **asked, extra_body={"background_job": True}
+            )
+            assert (answer.object, answer.kind, answer.status) == ("job", "image", "queued")
+            assert house.inputs() == ["input-0.png"]
+
+    play(scene(worker_of(BOTH)))
+
+
+def test_a_job_begins_again_from_its_pictures_when_the_server_was_killed(tmp_path: Path) -> None:
+    files: dict[str, Any] = {"image": png(), "mask": mask()}
+
+    async def scene(worker: Grey) -> None:
+        async with open_house(worker, tmp_path, runs=False) as house:
+            job = await edit(house, PROMPT | DRAW | JOB, **files)
+            assert house.inputs() == ["input-0.png", "input-1.png"]
+        async with open_house(worker, tmp_path) as house:
+            done = await house.ended(job["id"])
+            [drawn] = (await edit(house, PROMPT | DRAW, **files))["data"]
+            assert await house.files(done) == [base64.b64decode(drawn["b64_json"])]
+            assert house.inputs() == []
+
+    with driving("flux") as drive:
+        play(scene(Driven(drive)))
+
+
+class Dying(Grey):
+    """Dies under the first part that it runs."""
+
+    async def submit(self, job: Job, *_: Any, **__: Any) -> Done:
+        if not self.jobs:
+            self.jobs.append(job)
+            raise WorkerLost("it died")
+        return await super().submit(job)
+
+
+def test_a_job_whose_worker_dies_is_run_again_with_the_same_pixels() -> None:
+    worker = Dying()
+    worker.ready = worker_of(BOTH).ready
+
+    async def scene() -> None:
+        async with open_house(worker) as house:
+            job = await edit(house, PROMPT | JOB, image=png(), mask=mask())
+            assert (await house.ended(job["id"]))["status"] == "completed"
+
+    play(scene())
+    first, second = worker.jobs
+    assert first.request_id != second.request_id
+    for name, mode in (("image", "RGB"), ("mask_image", "L")):
+        before, after = first.arguments[name], second.arguments[name]
+        assert before.mode == after.mode == mode
+        assert before.tobytes() == after.tobytes()
+
+
+@pytest.mark.parametrize("end", ["cancel", "delete"])
+def test_pictures_go_as_their_job_is_given_up(end: str, tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with open_house(worker_of(BOTH), tmp_path, runs=False) as house:
+            job = await edit(house, PROMPT | JOB, image=png())
+            url = f"/v1/jobs/{job['id']}"
+            if end == "cancel":
+                await house.http.post(f"{url}/cancel")
+            else:
+                await house.http.delete(url)
+            assert house.inputs() == []
+
+    play(scene())
+
+
+def test_a_job_whose_pictures_are_lost_fails_and_says_so(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with open_house(worker_of(BOTH), tmp_path, runs=False) as house:
+            lost = await edit(house, PROMPT | JOB, image=png())
+            spoiled = await edit(house, PROMPT | JOB, image=png())
+        (tmp_path / "inputs" / lost["id"] / "input-0.png").unlink()
+        (tmp_path / "inputs" / spoiled["id"] / "input-0.png").write_bytes(png()[:500])
+        async with open_house(worker_of(BOTH), tmp_path) as house:
+            errors = [(await house.ended(job["id"]))["error"] for job in (lost, spoiled)]
+            assert [error["code"] for error in errors] == ["store_failed", "unsupported_image"]
+            assert "pictures cannot be read any more" in errors[0]["message"]
+            assert house.inputs() == []
+
+    play(scene())
+
+
+def test_the_same_key_is_the_same_job_and_another_picture_is_refused(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with open_house(worker_of(BOTH), tmp_path, runs=False) as house:
+            key = {"idempotency-key": "mine"}
+            first = await edit(house, PROMPT | JOB, headers=key, image=png())
+            again = await edit(house, PROMPT | JOB, headers=key, image=png())
+            assert first["id"] == again["id"]
+            assert house.inputs() == ["input-0.png"]
+            form = {"image": ("a.png", png(seed=1))}
+            other = await house.http.post(EDITS, data=PROMPT | JOB, files=form, headers=key)
+            assert refusal(other)["code"] == "idempotency_mismatch"
+            assert house.inputs() == ["input-0.png"]
+
+    play(scene())
+
+
+def test_an_edit_that_would_be_refused_at_once_is_no_job_either(tmp_path: Path) -> None:
+    wrong: list[tuple[dict[str, str], str]] = [
+        ({"stream": "true"}, "stream"),
+        ({"size": "65x64"}, "size"),
+        ({"n": "0"}, "n"),
+        ({"strength": "2"}, "strength"),
+    ]
+
+    async def scene() -> None:
+        async with open_house(worker_of(BOTH), tmp_path, runs=False) as house:
+            for fields, param in wrong:
+                form = {"image": ("a.png", png())}
+                answer = await house.http.post(EDITS, data=PROMPT | JOB | fields, files=form)
+                assert refusal(answer)["param"] == param
+            assert house.inputs() == []
+            assert (await house.http.get("/v1/jobs")).json()["data"] == []
+
+    play(scene())
+
+
+def test_a_server_without_jobs_says_so() -> None:
+    told = refusal(send([("image", png())], background_job="true"))
+
+    assert (told["code"], told["param"]) == ("unsupported_parameter", "background_job")
+    assert told["message"] == "there are no jobs here"

@@ -1,0 +1,460 @@
+"""Jobs are run from the store to their one end, whatever their worker and the disk do."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.errors import (
+    CarpoolError,
+    DeadlineExceeded,
+    Draining,
+    JobNotFound,
+    Overloaded,
+    PipelineFailed,
+    WorkerLost,
+)
+from carpool.jobs.clock import StoreClock
+from carpool.jobs.database import Record
+from carpool.jobs.runner import OnProgress, Runner
+from carpool.jobs.store import JobStore
+from carpool.jobs.work import work_of
+from carpool.types import Job, Timings
+from carpool.worker.protocol import Done, Usage
+
+
+class Hand:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Worker:
+    """Runs what it is given until the test says how that ends."""
+
+    def __init__(self) -> None:
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self.running: dict[int, asyncio.Future[Done]] = {}  # by seed
+        self.jobs: list[Job] = []
+        self.followers: dict[int, OnProgress] = {}
+        self.given_up: list[int] = []
+
+    async def wait_open(self) -> None:
+        await self.is_open.wait()
+
+    async def submit(self, job: Job, on_progress: OnProgress | None = None) -> Done:
+        assert on_progress is not None
+        self.jobs.append(job)
+        self.followers[job.seed] = on_progress
+        self.running[job.seed] = asyncio.get_running_loop().create_future()
+        try:
+            return await self.running[job.seed]
+        except asyncio.CancelledError:
+            self.given_up.append(job.seed)
+            raise
+        finally:
+            del self.running[job.seed]
+
+    def end(self, seed: int, error: CarpoolError | None = None) -> None:
+        if error is not None:
+            self.running[seed].set_exception(error)
+        else:
+            self.running[seed].set_result(Done("", seed, [], Timings(), Usage(0, 0)))
+
+
+class House:
+    """A store, a runner and a worker, and a disk that may be full."""
+
+    def __init__(self, store: JobStore, **options: Any) -> None:
+        self.store, self.worker, self.clock = store, Worker(), Hand()
+        self.is_full = False
+        self.runner = Runner(
+            store,
+            self.worker,
+            {"video": self.write},
+            model=lambda: "mine",
+            **{"max_running": 2, "again_s": 0.01, "clock": self.clock, **options},
+        )
+
+    def write(self, record: Record, done: Sequence[Done], folder: Path) -> None:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        (folder / "seeds").write_text(" ".join(str(one.seed) for one in done))
+
+    async def submit(self, *seeds: int, **fields: Any) -> str:
+        jobs = [Job("old", seed, {"prompt": "a"}, **fields) for seed in seeds]
+        return (await self.runner.submit("video", {}, work_of("mine", jobs)))[0].id
+
+    async def runs(self, *seeds: int) -> None:
+        await until(lambda: sorted(self.worker.running) == sorted(seeds), f"{seeds} run")
+
+    async def becomes(self, job_id: str, *states: str) -> Record:
+        await until(lambda: self.store.get(job_id).state in states, f"{job_id} is {states}")
+        return self.store.get(job_id)
+
+
+async def until(is_so: Callable[[], bool], what: str) -> None:
+    for _ in range(5000):
+        if is_so():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError(f"never: {what}")
+
+
+def live(
+    scene: Callable[[House], Awaitable[None]], store: JobStore | None = None, **options: Any
+) -> None:
+    """Play a scene with a runner that runs."""
+
+    async def play() -> None:
+        house = House(store or JobStore(), **options)
+        running = asyncio.create_task(house.runner.run())
+        try:
+            async with asyncio.timeout(20):
+                await scene(house)
+        finally:
+            running.cancel()
+            await house.runner.stop()
+            if store is None:
+                house.store.close()
+
+    asyncio.run(play())
+
+
+Scene = Callable[[House], Coroutine[Any, Any, None]]
+
+
+def test_a_job_is_run_and_its_files_are_kept() -> None:
+    async def scene(house: House) -> None:
+        job_id = await house.submit(7, 8, lora=(("a", 0.5),))
+        await house.runs(7, 8)
+        assert house.store.get(job_id).state == "in_progress"
+        assert house.worker.jobs[0].lora == (("a", 0.5),)
+        house.worker.end(8)
+        house.worker.end(7)
+
+        done = await house.becomes(job_id, "completed")
+
+        path = house.store.file(done, "seeds")
+        assert path is not None
+        assert path.read_text() == "7 8"
+
+    live(scene)
+
+
+def test_no_more_jobs_than_allowed_run_and_the_oldest_go_first() -> None:
+    async def scene(house: House) -> None:
+        ids = [await house.submit(seed) for seed in range(4)]
+        await house.runs(0, 1)
+        house.worker.end(1)
+        await house.runs(0, 2)
+        assert [house.store.get(job).state for job in ids] == [
+            "in_progress", "completed", "in_progress", "queued",
+        ]  # fmt: skip
+
+    live(scene)
+
+
+def test_progress_is_that_of_all_parts_and_never_falls() -> None:
+    async def scene(house: House) -> None:
+        job_id = await house.submit(1, 2)
+        await house.runs(1, 2)
+        seen = []
+        for part, step in [(1, 1), (2, 1), (1, 4), (2, 4)]:
+            house.worker.followers[part](step, 4)
+            seen.append((await house.runner.get(job_id)).progress)
+        assert seen == [0, 25, 62, 99]
+
+        house.worker.end(1, WorkerLost("died"))
+        await until(lambda: house.store.get(job_id).losses == 1, "the job is run again")
+        await house.runs(1, 2)
+        assert (await house.runner.get(job_id)).progress == 99
+        house.worker.followers[1](1, 4)
+        house.worker.followers[2](0, 4)
+        assert (await house.runner.page())[0][0].progress == 99
+
+    live(scene)
+
+
+def test_progress_is_written_down_before_it_is_seen() -> None:
+    async def scene(house: House) -> None:
+        job_id = await house.submit(1)
+        await house.runs(1)
+        house.worker.followers[1](2, 10)
+        assert house.store.get(job_id).progress == 0
+        assert (await house.runner.get(job_id)).progress == 20
+        assert house.store.get(job_id).progress == 20
+
+    live(scene)
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_cancelled_job_is_given_up_and_stays_cancelled(is_running: bool) -> None:
+    async def scene(house: House) -> None:
+        if not is_running:
+            house.worker.is_open.clear()
+        job_id = await house.submit(1)
+        if is_running:
+            await house.runs(1)
+
+        cancelled = await house.runner.cancel(job_id)
+
+        assert (cancelled.state, cancelled.error and cancelled.error["code"]) == (
+            "cancelled", "client_closed",
+        )  # fmt: skip
+        house.worker.is_open.set()
+        other = await house.submit(2)
+        await house.runs(2)
+        house.worker.end(2)
+        await house.becomes(other, "completed")
+        assert house.worker.given_up == [1] * is_running
+        assert (await house.runner.cancel(job_id)).state == "cancelled"
+        assert (await house.runner.cancel(other)).state == "completed"
+
+    live(scene)
+
+
+@pytest.mark.parametrize("end", ["completed", "cancelled", "removed", "expired"])
+def test_who_waits_for_the_end_of_a_job_is_told_of_any_end(end: str) -> None:
+    wall = Hand()
+    store = JobStore(clock=StoreClock(wall, wall, wall), ttl_s=50)
+
+    async def scene(house: House) -> None:
+        job_id = await house.submit(1)
+        await house.runs(1)
+        waiting = asyncio.create_task(house.runner.ended(job_id))
+        other = await house.submit(2)
+        await house.runs(1, 2)
+        house.worker.end(2)
+        await house.becomes(other, "completed")
+        assert not waiting.done()
+
+        if end == "completed":
+            house.worker.end(1)
+        elif end == "cancelled":
+            await house.runner.cancel(job_id)
+        elif end == "removed":
+            await house.runner.remove(job_id)
+        else:
+            wall.now_s += 51
+            house.clock.now_s += 51
+            await house.submit(3)  # something happens
+
+        if end == "removed":
+            with pytest.raises(JobNotFound):
+                await waiting
+        else:
+            assert (await waiting).state == end
+            assert (await house.runner.ended(job_id)).state == end
+
+    live(scene, store)
+    store.close()
+
+
+def test_a_removed_job_is_given_up_and_gone() -> None:
+    async def scene(house: House) -> None:
+        job_id = await house.submit(1)
+        await house.runs(1)
+
+        await house.runner.remove(job_id)
+
+        with pytest.raises(JobNotFound):
+            await house.runner.get(job_id)
+        await until(lambda: house.worker.given_up == [1], "it is given up")
+
+    live(scene)
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [(PipelineFailed("it broke"), "failed"), (DeadlineExceeded("too late"), "expired")],
+)
+def test_a_job_that_fails_says_why_and_its_other_parts_are_given_up(
+    error: CarpoolError, state: str
+) -> None:
+    async def scene(house: House) -> None:
+        job_id = await house.submit(1, 2)
+        await house.runs(1, 2)
+
+        house.worker.end(1, error)
+
+        ended = await house.becomes(job_id, state)
+        assert ended.error is not None
+        assert (ended.error["code"], ended.error["message"]) == (error.code, error.message)
+        assert house.worker.given_up == [2]
+
+    live(scene)
+
+
+def test_a_job_whose_worker_dies_is_run_again_twice_and_then_fails() -> None:
+    async def scene(house: House) -> None:
+        job_id = await house.submit(1)
+        for losses in range(3):
+            await until(
+                lambda n=losses: len(house.worker.jobs) == n + 1,  # type: ignore[misc]
+                "it is run again",
+            )
+            await house.runs(1)
+            house.worker.end(1, WorkerLost("the worker died"))
+
+        failed = await house.becomes(job_id, "failed")
+
+        assert failed.error is not None
+        assert failed.error["code"] == "worker_lost"
+        assert len({job.request_id for job in house.worker.jobs}) == 3
+
+    live(scene)
+
+
+def test_a_full_line_only_delays() -> None:
+    async def scene(house: House) -> None:
+        job_id = await house.submit(1)
+        await house.runs(1)
+        house.worker.end(1, Overloaded("full", retry_after_s=0.01))
+        await until(lambda: len(house.worker.jobs) == 2, "it is run again")
+        await house.runs(1)
+        house.worker.end(1)
+        assert (await house.becomes(job_id, "completed")).losses == 0
+
+    live(scene)
+
+
+def test_what_a_full_line_refuses_of_a_job_leaves_its_other_parts_alone() -> None:
+    async def scene(house: House) -> None:
+        job_id = await house.submit(1, 2, 3)
+        await house.runs(1, 2, 3)
+        house.worker.end(2, Overloaded("full", retry_after_s=0.01))
+        await until(lambda: len(house.worker.jobs) == 4, "the refused part is run again")
+        await house.runs(1, 2, 3)
+        for seed in (1, 2, 3):
+            house.worker.end(seed)
+        await house.becomes(job_id, "completed")
+        assert [job.seed for job in house.worker.jobs] == [1, 2, 3, 2]
+
+    live(scene)
+
+
+def test_a_draining_server_leaves_its_jobs_to_the_next_one(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    ids: list[str] = []
+
+    async def drained(house: House) -> None:
+        ids.extend([await house.submit(1), await house.submit(2)])
+        await house.runs(1, 2)
+        house.worker.is_open.clear()
+        house.worker.end(1, Draining("the server ends"))
+        await house.becomes(ids[0], "queued")
+
+    async def next_(house: House) -> None:
+        await house.runs(1, 2)
+        for seed, job_id in enumerate(ids, 1):
+            house.worker.end(seed)
+            await house.becomes(job_id, "completed")
+
+    live(drained, store)
+    assert {store.get(job).state for job in ids} == {"queued"}
+    store.close()
+    store = JobStore(tmp_path)
+    live(next_, store)
+    store.close()
+
+
+def test_a_full_disk_fails_the_job_and_no_other() -> None:
+    async def scene(house: House) -> None:
+        first, second = await house.submit(1), await house.submit(2)
+        await house.runs(1, 2)
+        house.is_full = True
+        house.worker.end(1)
+        failed = await house.becomes(first, "failed")
+        assert failed.error is not None
+        assert failed.error["code"] == "store_failed"
+        assert "No space left" in failed.error["message"]
+        house.is_full = False
+        house.worker.end(2)
+        await house.becomes(second, "completed")
+
+    live(scene)
+
+
+def test_the_time_that_a_job_waited_is_taken_off_its_timeout() -> None:
+    wall = Hand()
+    store = JobStore(clock=StoreClock(wall, wall, wall))
+
+    async def scene(house: House) -> None:
+        house.worker.is_open.clear()
+        late = await house.submit(1, timeout_s=5.0)
+        wall.now_s += 4
+        in_time = await house.submit(2, timeout_s=5.0)
+        wall.now_s += 2
+        house.worker.is_open.set()
+        await house.becomes(late, "expired")
+        await house.runs(2)
+        assert house.worker.jobs[0].timeout_s == 3.0
+        house.worker.end(2)
+        await house.becomes(in_time, "completed")
+
+    live(scene, store)
+    store.close()
+
+
+def test_a_job_that_is_too_old_is_given_up() -> None:
+    wall = Hand()
+    store = JobStore(clock=StoreClock(wall, wall, wall), ttl_s=50)
+
+    async def scene(house: House) -> None:
+        old = await house.submit(1)
+        await house.runs(1)
+        wall.now_s += 51
+        house.clock.now_s += 51
+        await house.submit(2)  # something happens
+        await until(lambda: house.worker.given_up == [1], "it is given up")
+        assert store.get(old).state == "expired"
+
+    live(scene, store)
+    store.close()
+
+
+def test_a_runner_that_is_stopped_just_as_something_happens_stops() -> None:
+    async def play() -> None:
+        with closing(JobStore()) as store:
+            house = House(store)
+            running = asyncio.create_task(house.runner.run())
+            await until(lambda: bool(house.runner._news._waiters), "it waits for news")
+            house.runner._news.set()
+            running.cancel()
+            await asyncio.wait([running], timeout=5)
+            assert running.cancelled()
+            await house.runner.stop()
+
+    asyncio.run(play())
+
+
+def test_a_job_that_cannot_be_read_any_more_fails() -> None:
+    async def scene(house: House) -> None:
+        job = (await house.runner.submit("video", {}, {"jobs": [{"seed": 1}]}))[0]
+        failed = await house.becomes(job.id, "failed")
+        assert failed.error is not None
+        assert "cannot be read any more" in failed.error["message"]
+
+    live(scene)
+
+
+def test_a_job_for_a_model_that_was_served_before_fails() -> None:
+    async def scene(house: House) -> None:
+        work = work_of("other", [Job("old", 1, {})])
+        job = (await house.runner.submit("video", {}, work))[0]
+        failed = await house.becomes(job.id, "failed")
+        assert failed.error is not None
+        assert failed.error["message"] == (
+            "the job wants model 'other', and the server runs 'mine' by now"
+        )
+
+    live(scene)

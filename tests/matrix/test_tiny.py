@@ -1,0 +1,115 @@
+"""The tiny checkpoints load and react: a test that swaps two requests would notice."""
+
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor
+
+from support.tiny import ARGUMENTS, checkpoint
+from support.tiny.checkpoints import FAMILIES as ALL
+from support.tiny.stable import FAMILIES
+
+pytestmark = pytest.mark.filterwarnings(  # diffusers' Euler scheduler with numpy 2
+    "ignore:__array__ implementation:DeprecationWarning"
+)
+VISIBLE = 2e-3  # 100 times the largest difference that fusing requests may make
+PROMPTS = {"prompt": "a photo of a cat", "negative_prompt": "blurry, low quality"}
+TRUE_CFG = {"flux": {"true_cfg_scale": 3.0}}  # without it a negative prompt is not read
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def pipeline(family: str) -> DiffusionPipeline:
+    pipeline: DiffusionPipeline = DiffusionPipeline.from_pretrained(checkpoint(family))
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def arguments(family: str) -> dict[str, Any]:
+    return {**ARGUMENTS[family], **PROMPTS, **TRUE_CFG.get(family, {})}
+
+
+@pytest.fixture(scope="module")
+def image(pipeline: DiffusionPipeline, arguments: dict[str, Any]) -> Tensor:
+    return draw(pipeline, **arguments)
+
+
+def draw(pipeline: DiffusionPipeline, *, seed: int = 0, **arguments: Any) -> Tensor:
+    image = pipeline(**arguments, generator=torch.Generator().manual_seed(seed)).images
+    assert isinstance(image, Tensor)
+    return image
+
+
+def difference(left: Tensor, right: Tensor) -> float:
+    return float((left - right).abs().max())
+
+
+def test_every_family_has_arguments() -> None:
+    assert ARGUMENTS.keys() == ALL.keys()
+
+
+def test_a_checkpoint_loads_as_the_pipeline_it_was_built_from(
+    family: str, pipeline: DiffusionPipeline
+) -> None:
+    assert FAMILIES[family].__annotations__["return"] is type(pipeline)
+
+
+def test_a_second_use_finds_the_checkpoint_of_the_first(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = checkpoint(family)
+    monkeypatch.delitem(ALL, family)
+
+    assert checkpoint(family) == first
+
+
+def test_an_image_is_neither_clamped_nor_flat(image: Tensor) -> None:
+    assert image.isfinite().all()
+    assert ((image <= 0) | (image >= 1)).float().mean() < 0.6
+    assert image.std() > 0.05
+
+
+@pytest.mark.parametrize(
+    "swap",
+    [
+        {"prompt": "a photo of a dog"},
+        {"seed": 1},
+        {"guidance_scale": 2.0},
+        {"negative_prompt": "a red balloon"},
+    ],
+    ids=lambda swap: next(iter(swap)),
+)
+def test_each_argument_shows_in_the_image(
+    pipeline: DiffusionPipeline, arguments: dict[str, Any], image: Tensor, swap: dict[str, Any]
+) -> None:
+    swapped = draw(pipeline, **arguments | swap)
+
+    assert difference(image, swapped) > VISIBLE
+
+
+def test_noise_as_small_as_rounding_stays_small(
+    pipeline: DiffusionPipeline,
+    arguments: dict[str, Any],
+    image: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepare = pipeline.prepare_latents
+
+    def nudged(*args: Any, **kwargs: Any) -> Any:
+        prepared = prepare(*args, **kwargs)
+        latents, *rest = prepared if isinstance(prepared, tuple) else (prepared,)
+        noise = torch.randn(latents.shape, generator=torch.Generator().manual_seed(1))
+        latents = latents + 1e-6 * noise
+        return (latents, *rest) if rest else latents
+
+    monkeypatch.setattr(pipeline, "prepare_latents", nudged)
+    shaken = draw(pipeline, **arguments)
+
+    assert 0 < difference(image, shaken) < 1e-4

@@ -1,0 +1,123 @@
+"""Pictures that do not suit the model are refused before they wait in any line."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from carpool.errors import InvalidValue, MissingParameter, UnknownParameter
+from carpool.request.images import ORIENTATION, size_of
+from carpool.request.parameters import Card, Parameter, Task, check
+from carpool.types import Request
+
+COMMON = (Parameter("prompt", "str"), Parameter("num_inference_steps", "int", default=4))
+IMAGE, MASK = Parameter("image", "other"), Parameter("mask_image", "other")
+STRENGTH = Parameter("strength", "float", default=0.6)
+CARD = Card(
+    id="model",
+    tasks=(
+        Task("text-to-image", "TextPipeline", COMMON),
+        Task("image-to-image", "Img2ImgPipeline", (*COMMON, IMAGE, STRENGTH)),
+        Task("inpaint", "InpaintPipeline", (*COMMON, IMAGE, MASK, STRENGTH)),
+    ),
+    defaults={},
+    size_multiple_px=16,
+    default_size_px=(64, 64),
+    max_pixels=128 * 128,
+    max_steps=100,
+)
+
+
+def editor(**task: Any) -> Card:
+    """A model that reads references beside the prompt."""
+    one = Task("edit", "EditPipeline", (*COMMON, IMAGE), **task)
+    return Card("editor", (one,), {}, 16, (64, 64), 128 * 128, 100)
+
+
+def picture(width: int = 64, height: int = 64, mode: str = "RGB") -> Image.Image:
+    return Image.new(mode, (width, height))
+
+
+def turned() -> Image.Image:
+    one = picture()
+    one.getexif()[ORIENTATION] = 6
+    return one
+
+
+def test_the_pictures_given_choose_the_task() -> None:
+    def task(**given: Any) -> str:
+        return check(CARD, Request("a cat", **given)).task
+
+    assert task() == "text-to-image"
+    assert task(image=picture()) == "image-to-image"
+    assert task(image=picture(), strength=0.3) == "image-to-image"
+    assert task(image=picture(), mask_image=picture(mode="L")) == "inpaint"
+    assert task(image=None) == "text-to-image"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"image": "cat.png"}, "image is a str: give a PIL image or a tensor"),
+        ({"image": picture(8, 64)}, "image has 8x64 pixels: each side must have at least 16"),
+        ({"image": picture(129, 128)}, "129x128 pixels.*at most 16384 pixels"),
+        ({"image": torch.zeros(1, 3, 64, 8)}, "image has 8x64 pixels"),
+        ({"image": np.zeros((1, 8, 64, 3))}, "image has 64x8 pixels"),
+        ({"image": picture(mode="RGBA")}, "mode RGBA: must be RGB; image.convert.'RGB'. gives"),
+        ({"image": picture(mode="P")}, "mode P: must be RGB"),
+        ({"image": turned()}, "EXIF orientation 6.: must be upright; PIL.ImageOps.exif_transpose"),
+        ({"image": [picture(), picture()]}, "image is a list of 2: this model takes one"),
+        ({"image": []}, "image is a list of 0"),
+        (
+            {"image": picture(), "mask_image": picture(64, 32, "L")},
+            "mask_image has 64x32 pixels, and image 64x64: both must have the same size",
+        ),
+        (
+            {"image": picture(), "mask_image": picture(mode="RGBA")},
+            "mask_image has mode RGBA: must be L or 1 or RGB",
+        ),
+    ],
+)
+def test_a_picture_that_does_not_suit_is_refused_with_the_rule(
+    given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidValue, match=says) as refused:
+        check(CARD, Request("a cat", **given))
+
+    assert refused.value.param in given
+
+
+def test_a_mask_without_an_image_is_refused() -> None:
+    with pytest.raises(MissingParameter, match="image is missing: mask_image says which part"):
+        check(CARD, Request("a cat", mask_image=picture(mode="L")))
+
+
+def test_a_parameter_of_another_task_says_what_that_task_wants() -> None:
+    with pytest.raises(UnknownParameter, match="'strength': image-to-image takes it, with image"):
+        check(CARD, Request("a cat", strength=0.5))
+
+
+def test_references_are_counted_by_what_the_model_takes() -> None:
+    two = [picture(), picture(32, 96)]
+
+    assert check(editor(max_images=2), Request("a cat", image=two)).task == "edit"
+    with pytest.raises(InvalidValue, match="list of 3: this model takes from 1 to 2"):
+        check(editor(max_images=2), Request("a cat", image=[*two, picture()]))
+
+
+def test_models_that_read_transparency_want_it() -> None:
+    card = editor(image_mode="RGBA")
+
+    assert check(card, Request("a cat", image=picture(mode="RGBA")))
+    with pytest.raises(InvalidValue, match="mode RGB: must be RGBA"):
+        check(card, Request("a cat", image=picture()))
+
+
+def test_sizes_are_read_by_the_habits_of_diffusers() -> None:
+    assert size_of(picture(4, 2)) == (4, 2)
+    assert size_of(torch.zeros(3, 2, 4)) == size_of(torch.zeros(1, 3, 2, 4)) == (4, 2)
+    assert size_of(np.zeros((2, 4, 3))) == size_of(np.zeros((1, 2, 4, 3))) == (4, 2)
+    assert size_of(np.zeros((2, 4))) == (4, 2)
+    assert size_of("cat.png") is size_of(3) is None

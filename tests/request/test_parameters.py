@@ -1,0 +1,454 @@
+"""What a request may say: every refusal names what was seen, the rule, and what would do."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.errors import (
+    InvalidValue,
+    MissingParameter,
+    Rejected,
+    SizeRejected,
+    UnknownParameter,
+    UnsupportedParameter,
+)
+from carpool.request.parameters import (
+    MOST_TEXT,
+    MOST_TEXTS,
+    Card,
+    Parameter,
+    Task,
+    check,
+    check_n,
+    seeds,
+)
+from carpool.types import MAX_SEED, Request
+
+CARD = Card(
+    id="test",
+    tasks=(
+        Task(
+            name="image-to-image",
+            pipeline="TestPipeline",
+            parameters=(
+                Parameter("prompt", "str"),
+                Parameter("image", "other"),
+                Parameter("negative_prompt", "str"),
+                Parameter("width", "int"),
+                Parameter("height", "int"),
+                Parameter("num_inference_steps", "int", default=28),
+                Parameter("guidance_scale", "float", default=3.5),
+                Parameter("strength", "float", default=0.6),
+                Parameter("sigmas", "numbers"),
+                Parameter("guidance_rescale", "float"),
+                Parameter("use_karras", "bool"),
+                Parameter("max_sequence_length", "int", default=512),
+                Parameter("num_images_per_prompt", "int", default=1),
+                Parameter("generator", "other"),
+                Parameter("output_type", "str", default="pil"),
+                Parameter("return_dict", "bool", default=True),
+                Parameter("prompt_embeds", "other"),
+            ),
+        ),
+    ),
+    defaults={"num_inference_steps": 20, "guidance_scale": 4.0},
+    size_multiple_px=16,
+    default_size_px=(64, 64),
+    max_pixels=128 * 128,
+    max_steps=100,
+)
+BARE = Card(
+    id="bare",
+    tasks=(
+        Task(
+            name="text-to-image",
+            pipeline="BarePipeline",
+            parameters=(Parameter("width", "int"), Parameter("label", "int", required=True)),
+        ),
+    ),
+    defaults={},
+    size_multiple_px=8,
+    default_size_px=None,
+    max_pixels=64,
+    max_steps=10,
+)
+
+STEPS = "must be a whole number from 1 to 100"
+WHOLE = "must be a whole number, at most 2**63 - 1"
+SEED = "must be a whole number from 0 to 2**63 - 1"
+SECONDS = "must be a number of seconds above 0, at most 3.4e38"
+MULTIPLE = "both sides must be multiples of 16, above 0; the nearest size is"
+
+
+def refusal(prompt: Any = "a cat", *, from_json: bool = False, **parameters: Any) -> Rejected:
+    with pytest.raises(Rejected) as refused:
+        check(CARD, Request(prompt, **parameters), from_json=from_json)
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"num_inference_steps": 0}, f"num_inference_steps=0: {STEPS}"),
+        ({"num_inference_steps": -1}, f"num_inference_steps=-1: {STEPS}"),
+        ({"num_inference_steps": 101}, f"num_inference_steps=101: {STEPS}"),
+        ({"num_inference_steps": 2.5}, f"num_inference_steps=2.5: {WHOLE}"),
+        ({"num_inference_steps": "50"}, f'num_inference_steps="50": {WHOLE}'),
+        ({"num_inference_steps": True}, f"num_inference_steps=true: {WHOLE}"),
+        ({"max_sequence_length": 2**63}, f"max_sequence_length={2**63}: {WHOLE}"),
+        ({"max_sequence_length": 0}, "max_sequence_length=0: must be at least 1"),
+        (
+            {"guidance_scale": math.nan},
+            "guidance_scale=NaN: must be a finite number of at most 3.4e38",
+        ),
+        (
+            {"guidance_scale": math.inf},
+            "guidance_scale=Infinity: must be a finite number of at most 3.4e38",
+        ),
+        ({"guidance_scale": "7"}, 'guidance_scale="7": must be a finite number of at most 3.4e38'),
+        (
+            {"guidance_scale": True},
+            "guidance_scale=true: must be a finite number of at most 3.4e38",
+        ),
+        ({"strength": 1.5}, "strength=1.5: must be from 0 to 1"),
+        ({"strength": -0.1}, "strength=-0.1: must be from 0 to 1"),
+        ({"sigmas": [1, math.nan]}, "sigmas=[1, NaN]: must be a list of finite numbers"),
+        ({"sigmas": 1.0}, "sigmas=1.0: must be a list of finite numbers"),
+        ({"use_karras": 1}, "use_karras=1: must be true or false"),
+        ({"negative_prompt": ["bad"]}, 'negative_prompt=["bad"]: must be one string of valid'),
+        ({"negative_prompt": "\ud800"}, r'negative_prompt="\ud800": must be one string of valid'),
+        ({"output_type": "png"}, 'output_type="png": must be one of pil, np, pt, latent'),
+        ({"seed": -1}, f"seed=-1: {SEED}"),
+        ({"seed": 2**63}, f"seed={2**63}: {SEED}"),
+        ({"seed": 2**64}, f"seed={2**64}: {SEED}"),
+        ({"seed": 1.5}, f"seed=1.5: {SEED}"),
+        ({"seed": True}, f"seed=true: {SEED}"),
+        ({"seed": "1"}, f'seed="1": {SEED}'),
+        ({"timeout_s": 0}, f"timeout_s=0: {SECONDS}"),
+        ({"timeout_s": -1}, f"timeout_s=-1: {SECONDS}"),
+        ({"timeout_s": 3.5e38}, f"timeout_s=3.5e+38: {SECONDS}"),
+        ({"timeout_s": math.inf}, f"timeout_s=Infinity: {SECONDS}"),
+        ({"timeout_s": math.nan}, f"timeout_s=NaN: {SECONDS}"),
+        ({"timeout_s": "3"}, f'timeout_s="3": {SECONDS}'),
+        ({"timeout_s": True}, f"timeout_s=true: {SECONDS}"),
+        ({"prompt": 5}, "prompt=5: must be one string of valid Unicode"),
+        ({"prompt": b"a cat"}, "prompt is a list of 5: send one request for each prompt"),
+    ],
+    ids=lambda value: str(value)[:50] if isinstance(value, dict) else "",
+)
+def test_impossible_values_are_refused(given: dict[str, Any], says: str) -> None:
+    refused = refusal(**{"prompt": "a cat", **given})
+
+    assert str(refused).startswith(says)
+    assert type(refused) is InvalidValue
+    assert (refused.status, refused.code, refused.param) == (
+        400,
+        "invalid_value",
+        next(iter(given)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "says"),
+    [
+        (0, 64, f"size 0x64 is not supported: {MULTIPLE} 16x64"),
+        (64, 0, f"size 64x0 is not supported: {MULTIPLE} 64x16"),
+        (-8, 64, f"size -8x64 is not supported: {MULTIPLE} 16x64"),
+        (70, 41, f"size 70x41 is not supported: {MULTIPLE} 64x48"),
+        (70, None, f"size 70x64 is not supported: {MULTIPLE} 64x64"),
+        (None, 4, f"size 64x4 is not supported: {MULTIPLE} 64x16"),
+        (
+            256,
+            128,
+            "size 256x128 is not supported: it has 32768 pixels, the most is 16384; the "
+            "nearest size of this shape is 176x80",
+        ),
+        (
+            16,
+            4096,
+            "size 16x4096 is not supported: it has 65536 pixels, the most is 16384; the "
+            "nearest size of this shape is 16x1024",
+        ),
+        (2**62, 2**62, f"size {2**62}x{2**62} is not supported: it has {2**124} pixels, the most"),
+    ],
+)
+def test_impossible_sizes_are_refused_with_the_nearest(
+    width: int | None, height: int | None, says: str
+) -> None:
+    refused = refusal(width=width, height=height)
+
+    assert str(refused).startswith(says)
+    assert type(refused) is SizeRejected
+    assert (refused.code, refused.param) == ("size_not_supported", "size")
+
+
+def test_the_nearest_size_is_accepted() -> None:
+    for width, height in ((64, 48), (16, 16), (128, 128)):
+        assert check(CARD, Request("a cat", width=width, height=height))
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    refused = refusal(guidance=3)
+
+    assert str(refused) == (
+        "TestPipeline has no parameter 'guidance'; did you mean 'guidance_scale'?"
+    )
+    assert type(refused) is UnknownParameter
+    assert refused.param == "guidance"
+    assert str(refusal(zzz=3)) == "TestPipeline has no parameter 'zzz'"
+    assert str(refusal(generators=3)) == "TestPipeline has no parameter 'generators'"  # refused too
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("generator", "pass seed, every request gets a generator of its own"),
+        ("num_images_per_prompt", "pass n"),
+        ("num_videos_per_prompt", "pass n"),
+        ("return_dict", "outputs are always objects"),
+    ],
+)
+def test_what_is_ours_to_set_is_not_taken(name: str, says: str) -> None:
+    said: dict[str, Any] = {name: None}
+
+    with pytest.raises(UnsupportedParameter) as raised:
+        check(CARD, Request("a cat", **said))
+
+    refused = raised.value
+
+    assert str(refused) == f"{name} is not taken: {says}"
+    assert refused.code == "unsupported_parameter"
+
+
+def test_a_list_of_prompts_is_several_requests() -> None:
+    refused = refusal(["a cat", "a dog"])
+
+    assert str(refused) == (
+        "prompt is a list of 2: send one request for each prompt (in Python, generate([...]) does)"
+    )
+
+
+def test_every_request_needs_a_prompt() -> None:
+    refused = refusal(None)
+
+    assert str(refused) == "prompt is missing: every request needs one"
+    assert type(refused) is MissingParameter
+    assert refused.param == "prompt"
+    assert check(CARD, Request("")).arguments["prompt"] == ""
+    assert check(CARD, Request(prompt_embeds=object())).arguments["prompt_embeds"]
+
+
+def test_what_a_pipeline_requires_must_be_said() -> None:
+    with pytest.raises(MissingParameter, match="label is missing"):
+        check(BARE, Request())
+    with pytest.raises(UnknownParameter, match="BarePipeline has no parameter 'prompt'"):
+        check(BARE, Request("a cat", label=1))
+    assert check(BARE, Request(label=1)).arguments == {"label": 1}
+
+
+def test_what_json_has_no_use_for_is_not_suggested() -> None:
+    assert str(refusal(output_typ=1)).endswith("did you mean 'output_type'?")
+    assert "output_type" not in str(refusal(output_typ=1, from_json=True))
+
+
+def strong(rounds: Literal["up", "down"], strength: float, steps: int) -> Rejected | None:
+    """What is wrong with a strength, where a pipeline counts its steps in this way."""
+    card = replace(CARD, tasks=(replace(CARD.tasks[0], strength_rounds=rounds),))
+    try:
+        check(card, Request("a cat", strength=strength, num_inference_steps=steps))
+    except Rejected as refused:
+        return refused
+    return None
+
+
+@pytest.mark.parametrize(
+    ("rounds", "strength", "says"),
+    [
+        ("up", 0.0, "strength=0.0: leaves none of 4 steps, must be above 0, such as 0.25"),
+        ("up", -0.0, "strength=-0.0: leaves none of 4 steps, must be above 0, such as 0.25"),
+        ("up", 1e-30, "strength=1e-30: leaves none of 4 steps, must be above 0, such as 0.25"),
+        ("up", 0.1, None),
+        ("down", 0.0, "strength=0.0: leaves none of 4 steps, must be at least 0.25"),
+        ("down", 0.24, "strength=0.24: leaves none of 4 steps, must be at least 0.25"),
+        ("down", 0.25, None),
+    ],
+)
+def test_a_strength_that_leaves_no_step_is_refused_with_one_that_works(
+    rounds: Literal["up", "down"], strength: float, says: str | None
+) -> None:
+    refused = strong(rounds, strength, 4)
+
+    assert (str(refused), refused and refused.param) == (str(says), says and "strength")
+
+
+def test_the_strength_that_is_named_works() -> None:
+    for rounds in ("up", "down"):
+        for steps in range(1, CARD.max_steps + 1):
+            least = re.findall(r"[0-9.]+$", str(strong(rounds, 0, steps)))
+            assert strong(rounds, float(least[0]), steps) is None
+
+
+def test_the_models_own_strength_and_the_steps_of_sigmas_count_too() -> None:
+    card = replace(CARD, tasks=(replace(CARD.tasks[0], strength_rounds="down"),))
+
+    with pytest.raises(InvalidValue, match=r"strength=0.6: leaves none of 1 steps"):
+        check(card, Request("a cat", num_inference_steps=1))
+    with pytest.raises(InvalidValue, match=r"strength=0.3: leaves none of 2 steps"):
+        check(card, Request("a cat", sigmas=[1.0, 0.5], strength=0.3))
+
+
+def test_a_card_knows_its_size_from_the_model_its_defaults_or_its_pipeline() -> None:
+    sided = replace(
+        BARE.tasks[0],
+        parameters=(Parameter("width", "int", default=32), Parameter("height", "int", default=16)),
+    )
+
+    assert CARD.usual_size_px == (64, 64)
+    assert BARE.usual_size_px is None
+    assert replace(BARE, tasks=(sided,)).usual_size_px == (32, 16)
+    assert replace(BARE, tasks=(sided,), defaults={"width": 8}).usual_size_px == (8, 16)
+
+
+def test_json_carries_no_objects_and_no_output_type() -> None:
+    refused = refusal(image="https://example.org/cat.png", from_json=True)
+
+    assert str(refused) == "image cannot be sent as JSON"
+    assert type(refused) is UnsupportedParameter
+    assert str(refusal(output_type="pil", from_json=True)) == (
+        "output_type is not taken: use output_format"
+    )
+    picture = np.zeros((1, 64, 64, 3))
+    assert check(CARD, Request("a cat", image=picture)).arguments["image"] is picture
+
+
+def test_none_is_as_if_it_had_not_been_said_and_defaults_lie_beneath() -> None:
+    job = check(
+        CARD,
+        Request("a cat", seed=5, num_inference_steps=None, guidance_scale=7, negative_prompt=None),
+    )
+
+    assert job.arguments == {"prompt": "a cat", "num_inference_steps": 20, "guidance_scale": 7.0}
+    assert isinstance(job.arguments["guidance_scale"], float)
+    assert (job.seed, job.timeout_s) == (5, None)
+    assert CARD.defaults == {"num_inference_steps": 20, "guidance_scale": 4.0}
+
+
+def test_a_job_is_of_its_request() -> None:
+    request = Request("a cat", timeout_s=3, request_id="mine")
+
+    job = check(CARD, request)
+
+    assert (job.request_id, job.timeout_s) == ("mine", 3.0)
+    assert 0 <= job.seed < 2**32
+    assert check(CARD, Request("a cat")).request_id.startswith("req-")
+
+
+def test_a_card_counts_the_steps_that_arguments_ask_for() -> None:
+    assert CARD.steps({"num_inference_steps": 5}) == 5
+    assert CARD.steps({}) == 28  # the pipeline's own default
+    assert BARE.steps({}) == 0
+
+
+@pytest.mark.parametrize("n", [0, -1, 11, 1.5, "2", True, None])
+def test_n_is_a_whole_number_in_its_range(n: Any) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        check_n(n, 10)
+
+    assert str(refused.value) == f"n={json.dumps(n)}: must be a whole number from 1 to 10"
+    assert refused.value.param == "n"
+    assert [check_n(n, 10) for n in (1, 10)] == [1, 10]
+
+
+def test_seeds_follow_each_other_and_start_again_after_the_last() -> None:
+    assert seeds(5, 3) == [5, 6, 7]
+    assert seeds(MAX_SEED - 1, 3) == [MAX_SEED - 1, MAX_SEED, 0]
+    assert len(set(seeds(None, 5))) == 5
+    with pytest.raises(InvalidValue, match=r"seed=-1: must be a whole number"):
+        seeds(-1, 2)
+
+
+def test_a_side_whose_other_is_the_pipelines_to_choose_is_checked_alone() -> None:
+    with pytest.raises(SizeRejected, match=r"size 0 is not supported: .* the nearest size is 8$"):
+        check(BARE, Request(label=1, width=0))
+    assert check(BARE, Request(label=1, width=512)).arguments["width"] == 512
+
+
+def test_our_own_names_are_not_suggested_for_themselves() -> None:
+    assert "did you mean 'n'" not in str(refusal(n=2))
+
+
+anything = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers())
+)
+
+
+@given(st.dictionaries(st.sampled_from([*CARD.names(), "x"]), anything), st.booleans())
+def test_whatever_is_said_is_a_job_or_a_refusal(said: dict[str, Any], from_json: bool) -> None:
+    try:
+        job = check(CARD, Request(**said), from_json=from_json)
+    except Rejected:
+        return
+
+    assert 0 <= job.seed <= MAX_SEED
+    assert None not in job.arguments.values()
+
+
+# Texts
+
+ENCODERS = ("prompt", "prompt_2", "prompt_3")
+TEXTS = tuple(f"{sign}{name}" for name in ENCODERS for sign in ("", "negative_"))
+WORDY = replace(
+    CARD,
+    tasks=(
+        Task(
+            "text-to-image",
+            "WordyPipeline",
+            (*(Parameter(name, "str") for name in TEXTS), Parameter("instructions", "other")),
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("from_json", [False, True])
+def test_every_text_is_limited_not_the_prompt_alone(name: str, from_json: bool) -> None:
+    def ask(size: int) -> None:
+        said: dict[str, Any] = {"prompt": "", name: "a" * size}
+        check(WORDY, Request(**said), from_json=from_json)
+
+    ask(MOST_TEXT)
+    with pytest.raises(InvalidValue) as refused:
+        ask(MOST_TEXT + 1)
+
+    assert refused.value.message == f"{name} has 32001 characters: must have at most 32000"
+    assert refused.value.param == name
+
+
+def test_texts_are_limited_together_too() -> None:
+    four: dict[str, Any] = dict.fromkeys(TEXTS[:4], "a" * (MOST_TEXTS // 4))
+    check(WORDY, Request(**four))
+
+    with pytest.raises(InvalidValue, match="have 64001 characters together: must have at most"):
+        check(WORDY, Request(**{**four, TEXTS[4]: "a"}))
+
+
+@pytest.mark.parametrize("wrap", [lambda text: [text], lambda text: [{"": (text,)}],
+                                  lambda text: {text: 1}])  # fmt: skip
+def test_texts_within_lists_count(wrap: Any) -> None:
+    check(WORDY, Request("", instructions=wrap("a" * MOST_TEXT)))
+
+    with pytest.raises(InvalidValue, match="instructions has 32001 characters"):
+        check(WORDY, Request("", instructions=wrap("a" * (MOST_TEXT + 1))))
+
+
+def test_defaults_of_a_model_are_not_the_callers_and_do_not_count() -> None:
+    own = replace(WORDY, defaults={"negative_prompt": "a" * 40_000})
+
+    assert check(own, Request("")).arguments["negative_prompt"] == "a" * 40_000

@@ -1,0 +1,205 @@
+"""Every batching mode gives everybody the picture of the plain pipeline, and batches as it says."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from carpool.config import BatchingMode
+from carpool.errors import SettingRejected, TooLate
+from support.engines import CLOSE, Drive, Recorder, VirtualClock, driving, gap, solo
+from support.tiny import ARGUMENTS
+
+PROMPT = "a photo of a cat"
+BASE = {**ARGUMENTS["flux"], "num_inference_steps": 3}
+MIXED: list[dict[str, Any]] = [
+    {"num_inference_steps": 4},
+    {"num_inference_steps": 4},
+    {"num_inference_steps": 2, "guidance_scale": 2.0},
+    {"num_inference_steps": 4},
+    {"num_inference_steps": 3, "width": 32, "height": 32},
+]
+
+
+class Timed:
+    """Lets forwards take time on a virtual clock: so much, and more for each row."""
+
+    def __init__(self, drive: Drive, clock: VirtualClock, *, fixed_s: float, row_s: float) -> None:
+        self._run, self._clock = drive.engine._fuser.run, clock
+        self._fixed_s, self._row_s = fixed_s, row_s
+        drive.engine._fuser.run = self  # type: ignore[method-assign]
+
+    def __call__(self, calls: Any, rows: Any) -> Any:
+        self._clock.pass_by(self._fixed_s + self._row_s * sum(rows))
+        return self._run(calls, rows)
+
+
+def submit(drive: Drive, requests: list[dict[str, Any]] = MIXED) -> list[Recorder]:
+    return [drive.submit(PROMPT, **{**BASE, **one}, seed=i) for i, one in enumerate(requests)]
+
+
+@pytest.mark.parametrize("mode", get_args(BatchingMode))
+def test_mixed_requests_get_what_they_get_alone_in_every_mode(mode: BatchingMode) -> None:
+    with driving("flux", mode=mode, batching_max_size=4, max_num_seqs=4) as drive:
+        heard = submit(drive)
+        drive.finish()
+
+    for seed, (recorder, one) in enumerate(zip(heard, MIXED, strict=True)):
+        assert gap(recorder.image, solo("flux", PROMPT, **{**BASE, **one}, seed=seed)) < CLOSE
+
+
+def test_dynamic_runs_the_compatible_of_the_whole_line_together_to_the_end() -> None:
+    with driving("flux", mode="dynamic", batching_max_size=4) as drive:
+        heard = submit(drive)
+        drive.turn_until(lambda: heard[0].is_done)
+        assert [one.is_done for one in heard] == [True, True, False, True, False]
+        drive.finish()
+        batches = drive.engine.statistics()["batches"]
+
+    assert drive.widths("transformer") == [3] * 4 + [1] * 2 + [1] * 3
+    assert batches["dispatches"] == 3
+
+
+def test_request_mode_takes_the_line_as_it_stands() -> None:
+    with driving("flux", mode="request", max_num_seqs=4) as drive:
+        submit(drive)
+        drive.finish()
+
+    assert drive.widths("transformer") == [2] * 4 + [1] * 2 + [1] * 4 + [1] * 3
+
+
+def test_a_dynamic_batch_waits_for_others_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    clock = VirtualClock()
+    with (
+        caplog.at_level(logging.INFO, "carpool"),
+        driving(
+            "flux",
+            clock=clock,
+            mode="dynamic",
+            batching_max_size=4,
+            batching_delay_ms=5.0,
+            enable_batching_metrics=True,
+        ) as drive,
+    ):
+        drive.submit(**BASE)
+        assert not drive.engine.step()  # its delay runs
+        assert drive.engine._desk.wake_s == pytest.approx(0.005)
+        clock.pass_by(0.004)
+        drive.submit(**BASE, seed=1)
+        assert not drive.engine.step()
+        clock.pass_by(0.001)
+        drive.finish()
+
+    assert set(drive.widths("transformer")) == {2}
+    assert "Dynamic batch dispatch: size=2/4, user_max=4, queue_wait=5.00ms, stop_reason=delay" in (
+        caplog.text
+    )
+
+
+def test_a_batching_config_caps_what_its_rules_match(tmp_path: Path) -> None:
+    file = tmp_path / "caps.json"
+    rule = {"model_contains": "Flux", "resolution": "64x64", "max_batch_size": 2}
+    file.write_text(json.dumps({"schema_version": 1, "rules": [rule]}))
+
+    with driving("flux", mode="dynamic", batching_max_size=8, batching_config=str(file)) as drive:
+        for size in (64, 64, 64, 32, 32, 32):
+            drive.submit(**{**BASE, "width": size, "height": size})
+        drive.finish()
+
+    assert sorted(drive.widths("transformer")) == [1] * 3 + [2] * 3 + [3] * 3
+
+
+def test_a_batching_config_that_breaks_a_rule_ends_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "caps.json"
+    file.write_text(json.dumps([{"model": "m", "max_batchsize": 2}]))
+
+    with (
+        pytest.raises(SettingRejected, match="did you mean 'max_batch_size'"),
+        driving("flux", mode="dynamic", batching_config=str(file)),
+    ):
+        pass
+
+
+def test_continuous_learns_that_rows_are_free_and_rides_wide() -> None:
+    clock = VirtualClock()
+    with driving("flux", clock=clock, mode="continuous", max_batch_size=6) as drive:
+        Timed(drive, clock, fixed_s=1.0, row_s=0.01)
+        submit(drive, [{"num_inference_steps": 30}] * 6)
+        drive.finish()
+
+    widths = drive.widths("transformer")
+    assert widths[0] <= 2  # step by step
+    assert widths.count(6) >= 10
+
+
+def test_continuous_learns_that_rows_gain_nothing_and_serves_one_after_the_other() -> None:
+    clock = VirtualClock()
+    with driving("flux", clock=clock, mode="continuous") as drive:
+        Timed(drive, clock, fixed_s=0.0, row_s=1.0)
+        heard = submit(drive, [{"num_inference_steps": 20}] * 3)
+        drive.turn_until(lambda: any(one.is_done for one in heard))
+        assert sum(one.step > 15 for one in heard) == 1
+        drive.finish()
+
+    assert sum(width > 1 for width in drive.widths("transformer")) <= 9  # what it took to learn
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_with_what_it_would_take() -> None:
+    clock = VirtualClock()
+    with driving("flux", clock=clock, mode="continuous") as drive:
+        Timed(drive, clock, fixed_s=1.0, row_s=0.0)
+        drive.submit(**BASE)
+        drive.finish()
+
+        with pytest.raises(TooLate, match="deadline_s=2 cannot be met: it would take 3 s"):
+            drive.submit(**BASE, deadline_s=2)
+        in_time = drive.submit(**BASE, deadline_s=20)
+        drive.finish()
+
+    assert in_time.error is None
+
+
+def test_with_admit_late_a_deadline_that_cannot_be_met_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = VirtualClock()
+    with driving("flux", clock=clock, mode="continuous", admit_late=True) as drive:
+        Timed(drive, clock, fixed_s=1.0, row_s=0.0)
+        drive.submit(**BASE)
+        drive.finish()
+        late = drive.submit(**BASE, deadline_s=2)
+        drive.finish()
+
+    assert late.error is None
+    assert "cannot be met" in caplog.text
+
+
+def test_who_has_priority_goes_first_where_rows_gain_nothing() -> None:
+    clock = VirtualClock()
+    with driving("flux", clock=clock, mode="continuous") as drive:
+        Timed(drive, clock, fixed_s=0.0, row_s=1.0)
+        drive.submit(**{**BASE, "num_inference_steps": 12})  # to learn from
+        drive.finish()
+        usual = drive.submit(**{**BASE, "num_inference_steps": 6}, seed=1)
+        urgent = drive.submit(**{**BASE, "num_inference_steps": 8}, seed=2, priority=5)
+        drive.turn_until(lambda: usual.is_done or urgent.is_done)
+
+        assert urgent.is_done
+        assert not usual.is_done
+
+
+def test_statistics_say_why_forwards_were_not_wider() -> None:
+    with driving("flux", mode="continuous") as drive:
+        submit(drive)
+        drive.finish()
+        stats = drive.engine.statistics()
+
+    assert {one["why"].split(":")[0] for one in stats["not_wider"]} <= {
+        "cap", "knee", "untried", "nobody", "differs", "group"
+    }  # fmt: skip
+    assert sum(one["count"] for one in stats["not_wider"]) == sum(
+        one["count"] for one in stats["forwards"]
+    )
+    assert stats["memory"]["peak_bytes"] > 10_000_000

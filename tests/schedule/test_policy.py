@@ -1,0 +1,158 @@
+"""Scheduling modes as the engine asks them: examples of rules, properties of promises."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.config import EngineSettings
+from carpool.errors import SettingRejected
+from carpool.schedule.batch_modes import Dynamic, Off, Waves
+from carpool.schedule.cost import Costs
+from carpool.schedule.peers.sglang_metrics import Dispatches
+from carpool.schedule.peers.sglang_rules import Caps, Server
+from carpool.schedule.policy import Policy, build, weights
+from carpool.types import Kind, Parked, Waiting
+
+KIND = Kind("transformer.forward", 100)
+MODES: dict[str, Callable[[], Policy]] = {
+    "off": Off,
+    "dynamic": lambda: Dynamic(4, 0.005),
+    "request": lambda: Waves(4, 0.02),
+    "continuous": lambda: built(batching_mode="continuous"),
+}
+
+
+def built(**settings: object) -> Policy:
+    chosen = EngineSettings(**settings)  # type: ignore[arg-type]
+    server = Server("model", None, False)
+    return build(chosen, Costs(), server, Dispatches(), lambda line: None)
+
+
+def parked(order: int, *, key: str = "a", rows: int = 1, cap: int = 4) -> Parked:
+    return Parked(order, order, key, rows, cap, kind=KIND, left_s=1.0, whole_s=1.0)
+
+
+def waiting(number: int, *, width: int = 64, at_s: float = 0.0) -> Waiting:
+    return Waiting(number, at_s, 1.0, 1.0, signature={"width": width}, wave=width)
+
+
+def lines(max_calls: int = 12) -> st.SearchStrategy[list[Parked]]:
+    """Parked calls of different requests, in any order; the cap belongs to the key."""
+    caps = {"a": 4, "b": 8, "c": 1}
+    call = st.tuples(st.sampled_from(sorted(caps)), st.integers(1, 6), st.integers(0, 50))
+    return st.lists(call, max_size=max_calls, unique_by=lambda call: call[2]).map(
+        lambda calls: [parked(o, key=k, rows=r, cap=caps[k]) for k, r, o in calls]
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(line=lines())
+def test_a_forward_is_of_one_key_and_within_its_cap_unless_one_call_is_wider(
+    mode: str, line: list[Parked]
+) -> None:
+    chosen = MODES[mode]().choose(line, 0.0, 0.0).calls
+
+    assert bool(chosen) == bool(line)
+    assert len({call.key for call in chosen}) <= 1
+    assert len(chosen) <= 1 or sum(call.rows for call in chosen) <= chosen[0].max_rows
+    assert len({call.order for call in chosen}) == len(chosen)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(line=lines(), rng=st.randoms())
+def test_the_order_in_which_calls_are_given_does_not_matter(
+    mode: str, line: list[Parked], rng: object
+) -> None:
+    shuffled = rng.sample(line, len(line))  # type: ignore[attr-defined]
+
+    assert MODES[mode]().choose(shuffled, 0.0, 0.0) == MODES[mode]().choose(line, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("mode", ["off", "dynamic", "request"])
+def test_nobody_comes_aboard_while_a_batch_runs(mode: str) -> None:
+    assert MODES[mode]().admit([waiting(1)], 1, 9.0).requests == ()
+
+
+def test_off_takes_one_request_at_a_time() -> None:
+    assert Off().admit([waiting(3), waiting(4)], 0, 0.0).requests == (3,)
+
+
+def test_a_dynamic_batch_takes_whoever_is_compatible_from_the_whole_line() -> None:
+    line = [waiting(1), waiting(2, width=128), waiting(3), waiting(4)]
+
+    assert Dynamic(8).admit(line, 0, 0.0).requests == (1, 3, 4)
+
+
+def test_a_dynamic_batch_that_is_not_full_waits_until_its_head_is_old_enough() -> None:
+    policy, line = Dynamic(4, 0.005), [waiting(1, at_s=1.0), waiting(2, at_s=1.004)]
+
+    early = policy.admit(line, 0, 1.004)
+    assert not early.requests
+    assert early.wake_s == pytest.approx(1.005)
+    assert policy.admit(line, 0, 1.005).requests == (1, 2)
+    assert policy.dispatches.summary()["dispatches"] == 1
+
+
+def test_a_full_dynamic_batch_leaves_at_once_and_says_so() -> None:
+    said: list[str] = []
+    policy = Dynamic(2, 1.0, say=said.append)
+
+    assert policy.admit([waiting(n) for n in (1, 2, 3)], 0, 0.0).requests == (1, 2)
+    assert said == [
+        "Dynamic batch dispatch: size=2/2, user_max=2, queue_wait=0.00ms, stop_reason=max_size"
+    ]
+
+
+def test_rules_cap_a_dynamic_batch() -> None:
+    policy = Dynamic(8, caps=lambda head: Caps(2, None))
+
+    assert policy.admit([waiting(n) for n in (1, 2, 3)], 0, 0.0).requests == (1, 2)
+
+
+def test_a_wave_is_blocked_by_the_first_that_differs() -> None:
+    line = [waiting(1), waiting(2), waiting(3, width=128), waiting(4)]
+
+    assert Waves(4, 0.02).admit(line, 0, 0.0).requests == (1, 2)
+
+
+def test_a_wave_waits_for_others_from_when_the_device_is_free() -> None:
+    policy, line = Waves(4, 0.02), [waiting(1, at_s=0.0)]
+
+    assert policy.admit(line, 1, 5.0).requests == ()
+    first = policy.admit(line, 0, 6.0)
+    assert not first.requests
+    assert first.wake_s == pytest.approx(6.004)  # a fifth of the wait
+    assert policy.admit(line, 0, 6.004).requests == (1,)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.sampled_from(sorted(MODES)))
+def test_everybody_in_line_comes_aboard_once(widths: list[int], mode: str) -> None:
+    policy, line = MODES[mode](), [waiting(n, width=w) for n, w in enumerate(widths, 1)]
+    boarded: list[int] = []
+    for turn in range(3 * len(widths)):
+        taken = policy.admit(line, 0, 100.0 + turn).requests
+        boarded += taken
+        line = [one for one in line if one.request not in taken]
+
+    assert sorted(boarded) == list(range(1, len(widths) + 1))
+
+
+def test_settings_choose_the_mode_and_its_numbers() -> None:
+    dynamic = built(batching_mode="dynamic", batching_max_size=3, batching_delay_ms=5.0)
+    waves = built(batching_mode="request", max_num_seqs=2, request_batch_max_wait_ms=20.0)
+
+    assert isinstance(dynamic, Dynamic)
+    assert (dynamic.max_size, dynamic.delay_s) == (3, 0.005)
+    assert isinstance(waves, Waves)
+    assert (waves.max_num_seqs, waves.wait_s) == (2, 0.02)
+    assert isinstance(built(batching_mode="off"), Off)
+
+
+def test_weights_of_tenants_are_read_and_wrong_ones_named() -> None:
+    assert weights([]) is None
+    assert weights(["a=2", "*=0.5"]) == {"a": 2.0, "*": 0.5}
+    for wrong in ("a", "a=", "=1", "a=0", "a=-1", "a=inf", "a=nan"):
+        with pytest.raises(SettingRejected, match="write TENANT=WEIGHT"):
+            weights([wrong])

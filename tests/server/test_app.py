@@ -1,0 +1,196 @@
+"""The HTTP application with no worker behind it: keys, and failures that nobody foresaw."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from carpool.config import EngineSettings, ServeSettings
+from carpool.server.app import create_app
+from carpool.server.routes.videos import ABSENT
+from carpool.worker.supervisor import Supervisor
+from support import hostile
+from support.driven import open_house
+
+KEYS = ("first-key", "zweiter-schlüssel")
+KEYED = ServeSettings(api_key=KEYS)
+ENDPOINT = "/v1/images/generations"
+
+
+def ask(settings: ServeSettings, path: str, authorization: str | None = None) -> httpx2.Response:
+    """Ask the application itself; an exception that leaves it fails the test."""
+    app = create_app(Supervisor("none", EngineSettings()), settings)
+    headers = [(b"authorization", authorization.encode())] if authorization is not None else []
+
+    async def talk() -> httpx2.Response:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            if path == ENDPOINT:
+                return await client.post(path, json={"prompt": "a"}, headers=headers)
+            return await client.get(path, headers=headers)
+
+    return asyncio.run(talk())
+
+
+def error(answer: httpx2.Response) -> dict[str, Any]:
+    assert answer.headers["x-request-id"].startswith("req-")
+    told: dict[str, Any] = answer.json()["error"]
+    assert told.keys() == {"message", "type", "param", "code"}
+    return told
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("path", [ENDPOINT, "/v1/models", "/v1/models/x", "/stats"])
+def test_each_key_opens(path: str, key: str) -> None:
+    answer = ask(KEYED, path, f"Bearer {key}")
+
+    assert (answer.status_code, error(answer)["code"]) == (503, "starting")
+    assert answer.headers["x-should-retry"] == "true"
+    assert int(answer.headers["retry-after-ms"]) > 0
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [None, "", "Bearer", "Bearer ", "Bearer wrong", "Bearer first-keyx", "Bearer first-ke",
+     "first-key", "Basic first-key", "Bearer first-key,zweiter-schlüssel"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "path", [ENDPOINT, "/v1/models", "/v1/models/x", "/stats", "/metrics", "/v1/requests/x"]
+)
+def test_without_a_right_key_nothing_opens(path: str, authorization: str | None) -> None:
+    answer = ask(KEYED, path, authorization)
+
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    told = error(answer)
+    assert (told["code"], told["type"]) == ("invalid_api_key", "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [ENDPOINT, "/v1/images/edits", "/v1/images/variations", "/v1/videos", "/v1/videos/x/remix",
+     "/v1/jobs/x/cancel"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=b", ""])
+def test_without_a_right_key_nothing_of_a_body_is_read(path: str, kind: str) -> None:
+    limits: Any = {"api_key": KEYS, "max_body_bytes": 5000, "max_upload_bytes": 5000}
+
+    answer = asyncio.run(sent_to_all_routes(path, b"{" * 9000, kind, **limits))
+
+    assert (answer.status_code, error(answer)["code"]) == (401, "invalid_api_key")
+
+
+OPEN = {"/health", "/livez", "/version", "/docs", "/openapi.json", "/v1/files/{file_id}"}
+"""All that is answered without a key: docs/deployment.md names them."""
+
+
+def test_whatever_is_not_open_wants_a_key_under_the_root_path_and_without_it() -> None:
+    answers: dict[str, int] = {}
+
+    async def ask_all() -> None:
+        keyed: Any = {"api_key": KEYS, "root_path": "/draw"}
+        async with open_house(hostile.Grey(), runs=False, **keyed) as house:
+            paths = (await house.http.get("/openapi.json")).json()["paths"]
+            asked = {(path, method) for path, item in paths.items() for method in item}
+            asked |= {(f"/v1{path}", method.lower()) for path, method in ABSENT.items()}
+            for path, method in asked | {("/docs", "get"), ("/openapi.json", "get")}:
+                for prefix in ("", "/draw"):
+                    url = prefix + re.sub(r"{\w+}", "x", path)
+                    answer = await house.http.request(method, url)
+                    answers[f"{method} {prefix} {path}"] = answer.status_code
+
+    asyncio.run(ask_all())
+
+    assert {name.split()[-1] for name, status in answers.items() if status != 401} == OPEN
+    assert len(answers) > 40
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    assert all(f"`{path.split('{')[0]}" in page for path in OPEN)
+
+
+def test_the_proxys_rule_in_the_docs_covers_the_root_path_too() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    [rule] = re.findall(r"location ~ (\S+) \{ deny all; \}", page)
+
+    for path in ("/stats", "/metrics", "/draw/stats", "/draw/metrics"):
+        assert re.search(rule, path)
+    assert not re.search(rule, "/v1/models")
+
+
+@pytest.mark.parametrize("path", ["/stats/", "/v1/models/", f"{ENDPOINT}/", "/health/", "/docs/"])
+@pytest.mark.parametrize("settings", [KEYED, ServeSettings()], ids=["keys", "no keys"])
+def test_nobody_is_sent_elsewhere(path: str, settings: ServeSettings) -> None:
+    answer = ask(settings, path)
+
+    assert answer.status_code in (401, 404, 503)
+    assert "location" not in answer.headers
+
+
+@pytest.mark.parametrize("state", ["starting", "worker_lost"])
+def test_a_model_that_was_loaded_once_is_known_whatever_became_of_its_worker(state: Any) -> None:
+    worker = hostile.Grey()
+    worker._state = state
+
+    listed = hostile.ask("", "/v1/models", worker=worker, method="GET")
+    found = hostile.ask("", "/v1/models/grey", worker=worker, method="GET")
+
+    assert [one["id"] for one in listed.json()["data"]] == [found.json()["id"]] == ["grey"]
+    assert hostile.ask('{"prompt": "a"}', worker=worker).status_code == 503
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+@pytest.mark.parametrize(
+    ("path", "flag"), [(ENDPOINT, "--max-body-bytes"), ("/v1/videos", "--max-upload-bytes")]
+)
+def test_a_body_that_is_too_large_is_told_the_limit_and_who_sets_it(
+    path: str, flag: str, is_announced: bool
+) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield bytes(9000)
+
+    content: Any = bytes(9000) if is_announced else pieces()
+    limits: Any = {"max_body_bytes": 5000, "max_upload_bytes": 5000}
+
+    answer = asyncio.run(sent_to_all_routes(path, content, "application/json", **limits))
+
+    assert (answer.status_code, error(answer)["code"]) == (413, "body_too_large")
+    seen = "9000" if is_announced else "more than 5000"
+    rule = f"the body has {seen} bytes: the most is 5000 ({flag})"
+    assert answer.json()["error"]["message"] == rule
+
+
+async def sent_to_all_routes(
+    path: str, content: Any, kind: str, **settings: Any
+) -> httpx2.Response:
+    async with open_house(hostile.Grey(), runs=False, **settings) as house:
+        return await house.http.post(path, content=content, headers={"content-type": kind})
+
+
+def test_without_keys_any_token_will_do() -> None:
+    for authorization in (None, "Bearer none"):
+        assert ask(ServeSettings(), "/v1/models", authorization).status_code == 503
+
+
+def test_while_the_model_loads_only_life_is_well() -> None:
+    assert ask(KEYED, "/livez").status_code == 200
+    assert ask(KEYED, "/version").status_code == 200
+    health = ask(KEYED, "/health")
+    assert (health.status_code, health.json()) == (503, {"status": "starting"})
+
+
+def test_an_unforeseen_failure_has_the_shape_and_the_id_and_keeps_its_secrets(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Supervisor) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(Supervisor, "check_open", fail)
+
+    answer = ask(ServeSettings(), "/v1/models")
+
+    assert (answer.status_code, error(answer)["code"]) == (500, "internal_error")
+    assert "secret" not in answer.text
+    assert "secret" in caplog.text

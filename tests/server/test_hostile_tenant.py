@@ -1,0 +1,116 @@
+"""Two tenants of a real server: whatever the one sends, the other is served, and memory is bounded.
+
+Each attack lasts two seconds, from a few connections.
+"""
+
+import asyncio
+import io
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+from PIL import Image
+
+from server.test_edits import EDITS
+from support.serving import ENDPOINT, Server, body, serving
+
+pytestmark = pytest.mark.timeout(150)  # starting a server may take long
+ATTACKED_S = 2.0
+MOST_S = 2.0  # of a picture that takes 30 ms when nothing else happens, on any machine
+MOST_MIB = 300
+JPEG, PNG = "JPEG", "PNG"
+
+
+def saved(image: Image.Image, kind: str) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind)
+    return out.getvalue()
+
+
+def form(content: bytes) -> tuple[bytes, str]:
+    """A form with a picture, and its type."""
+    fields = {"prompt": "a", "size": "64x64", "num_inference_steps": "1"}
+    files = {"image": ("a", content)}
+    request = httpx2.Request("POST", "http://x", data=fields, files=files)
+    return request.read(), request.headers["content-type"]
+
+
+def fill() -> tuple[bytes, str]:
+    small = saved(Image.new("RGB", (64, 64)), JPEG)
+    return form(small[:-2] + b"\xff" * (30 << 20) + small[-2:])
+
+
+def deep() -> tuple[bytes, str]:
+    return form(saved(Image.fromarray(np.zeros((5656, 5656), np.uint16)), PNG))
+
+
+def large() -> tuple[bytes, str]:
+    return form(saved(Image.new("RGB", (5656, 5656)), JPEG))
+
+
+def objects() -> tuple[bytes, str]:
+    return b'{"prompt": "a", "images": [' + b"{}," * (20 << 20) + b"{}]}", "application/json"
+
+
+def values() -> tuple[bytes, str]:
+    said = {"prompt": "a", "x": [[]] * 4990, "y": '"' * 400_000}
+    return json.dumps(said).encode(), "application/json"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("--api-key", "hostile=h", "--api-key", "other=o", "--state-dir", "none") as server:
+        yield server
+
+
+@pytest.mark.parametrize("attack", [fill, deep, large, objects, values])
+def test_another_tenant_is_served_and_the_front_stays_small(
+    server: Server, attack: Callable[[], tuple[bytes, str]]
+) -> None:
+    content, kind = attack()
+    before_mib = resident_mib(server)
+    most_mib, pictures_s, alive_s = before_mib, list[float](), list[float]()
+
+    async def scene() -> None:
+        ends_s = time.monotonic() + ATTACKED_S
+        hostile = {"authorization": "Bearer h", "content-type": kind}
+        async with httpx2.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as client:
+
+            async def strike() -> None:
+                while time.monotonic() < ends_s:
+                    await client.post(EDITS, content=content, headers=hostile)
+
+            async def draw() -> None:
+                headers = {"authorization": "Bearer o"}
+                while time.monotonic() < ends_s:
+                    began_s = time.monotonic()
+                    sent = body(num_inference_steps=1)
+                    answer = await client.post(ENDPOINT, json=sent, headers=headers)
+                    assert answer.status_code == 200, answer.text
+                    pictures_s.append(time.monotonic() - began_s)
+
+            async def look() -> None:
+                nonlocal most_mib
+                while time.monotonic() < ends_s:
+                    began_s = time.monotonic()
+                    assert (await client.get("/livez")).status_code == 200
+                    alive_s.append(time.monotonic() - began_s)
+                    most_mib = max(most_mib, resident_mib(server))
+                    await asyncio.sleep(0.01)
+
+            await asyncio.gather(*(strike() for _ in range(4)), draw(), look())
+
+    asyncio.run(scene())
+
+    assert max(pictures_s) < MOST_S
+    assert max(alive_s) < MOST_S / 2
+    assert most_mib - before_mib < MOST_MIB
+
+
+def resident_mib(server: Server) -> float:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024

@@ -1,0 +1,180 @@
+"""The same request again, with the same key, costs nothing; another one with it is refused."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from carpool.errors import IdempotencyMismatch, InvalidValue, PipelineFailed
+from carpool.server.access.idempotency import Answers, digest_of
+
+
+class House:
+    """Answers that count how often they were worked for, with a clock of the test's own."""
+
+    def __init__(self, **options: Any) -> None:
+        self.now_s, self.worked, self.given_up = 0.0, 0, 0
+        self.go = asyncio.Event()
+        self.error: Exception | None = None
+        self.answers: Answers[str] = Answers(len, lambda: self.now_s, **options)
+
+    async def work(self) -> str:
+        self.worked += 1
+        number = self.worked
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+        if self.error is not None:
+            raise self.error
+        return f"answer {number}"
+
+    def ask(
+        self, key: str | None = "k", body: str = "a", owner: str = "me"
+    ) -> Coroutine[Any, Any, str]:
+        return self.answers.once(owner, key, digest_of("/path", body), self.work)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_the_same_request_again_gets_the_same_answer() -> None:
+    async def go() -> None:
+        house = House()
+        house.go.set()
+
+        assert [await house.ask() for _ in range(3)] == ["answer 1"] * 3
+
+    asyncio.run(go())
+
+
+def test_requests_that_come_meanwhile_wait_for_the_same_answer() -> None:
+    async def go() -> None:
+        house = House()
+        tasks = [asyncio.create_task(house.ask()) for _ in range(3)]
+        await settle()
+
+        house.go.set()
+
+        assert await asyncio.gather(*tasks) == ["answer 1"] * 3
+
+    asyncio.run(go())
+
+
+def test_without_a_key_and_for_others_everybody_is_worked_for() -> None:
+    async def go() -> None:
+        house = House()
+        house.go.set()
+
+        asked = [(None, "me"), (None, "me"), ("k", "me"), ("k", "you"), ("l", "me")]
+        answers = [await house.ask(key, owner=owner) for key, owner in asked]
+
+        assert len(set(answers)) == 5
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_another_body_with_the_same_key_is_refused(is_running: bool) -> None:
+    async def go() -> None:
+        house = House()
+        first = asyncio.create_task(house.ask(body="a"))
+        await settle()
+        if not is_running:
+            house.go.set()
+            await first
+
+        with pytest.raises(IdempotencyMismatch, match="'k' came before with another body"):
+            await house.ask(body="b")
+
+        house.go.set()
+        assert await first == "answer 1"
+        assert house.worked == 1
+
+    asyncio.run(go())
+
+
+def test_a_failure_is_told_to_all_who_wait_and_tried_anew_by_the_next() -> None:
+    async def go() -> None:
+        house = House()
+        tasks = [asyncio.create_task(house.ask()) for _ in range(2)]
+        await settle()
+        house.error = PipelineFailed("no")
+        house.go.set()
+        for task in tasks:
+            with pytest.raises(PipelineFailed):
+                await task
+
+        house.error = None
+
+        assert await house.ask() == "answer 2"
+
+    asyncio.run(go())
+
+
+def test_work_goes_on_while_anybody_waits_and_not_longer() -> None:
+    async def go() -> None:
+        house = House()
+        first, second = (asyncio.create_task(house.ask()) for _ in range(2))
+        await settle()
+
+        first.cancel()
+        await settle()
+        assert house.given_up == 0
+        second.cancel()
+        await settle()
+        assert house.given_up == 1
+
+        house.go.set()
+        assert await house.ask() == "answer 2"
+
+    asyncio.run(go())
+
+
+def test_the_oldest_answers_make_room() -> None:
+    async def go() -> None:
+        house = House(most_bytes=20)  # two answers of 8
+        house.go.set()
+        for key in ("a", "b", "c"):
+            await house.ask(key)
+
+        assert await house.ask("c") == "answer 3"
+        assert await house.ask("b") == "answer 2"
+        assert await house.ask("a") == "answer 4"
+
+    asyncio.run(go())
+
+
+def test_an_answer_is_kept_for_a_while_only() -> None:
+    async def go() -> None:
+        house = House(kept_s=60)
+        house.go.set()
+        await house.ask()
+
+        house.now_s = 59
+        assert await house.ask() == "answer 1"
+        house.now_s = 61
+        assert await house.ask(body="b") == "answer 2"
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "a\tb"])
+def test_a_key_that_is_none_is_refused(key: str) -> None:
+    from fastapi import Request
+
+    from carpool.server.access.idempotency import key_of
+
+    headers = [(b"idempotency-key", key.encode())]
+    with pytest.raises(InvalidValue, match="1 to 255 printable characters"):
+        key_of(Request({"type": "http", "headers": headers}))
+    assert key_of(Request({"type": "http", "headers": []})) is None
+
+
+def test_the_order_of_a_body_does_not_matter_and_its_values_do() -> None:
+    assert digest_of("/p", {"a": 1, "b": 2}) == digest_of("/p", {"b": 2, "a": 1})
+    assert len({digest_of("/p", {"a": 1}), digest_of("/q", {"a": 1}), digest_of("/p", {})}) == 3

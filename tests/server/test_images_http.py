@@ -1,0 +1,308 @@
+"""Pictures over HTTP, before a worker that is none: links, qualities, and what models lack."""
+
+import asyncio
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from carpool.config import ServeSettings
+from carpool.errors import FileNotFound, StoreFailed
+from carpool.request.parameters import Card, Parameter, Task
+from carpool.server.answers.signed_links import TTL_S, Files
+from carpool.server.app import create_app
+from carpool.worker import protocol
+from support.hostile import CARD, ENDPOINT, Grey, ask, refusal
+from support.serving import picture
+
+PLAIN = Task("text-to-image", "PlainPipeline", (Parameter("prompt", "str"),))
+
+
+def worker_of(steps: int | None = None, **card: Any) -> Grey:
+    """A worker whose model takes so many steps by default."""
+    own = CARD.tasks[0]
+    others = tuple(one for one in own.parameters if one.name != "num_inference_steps")
+    if steps is not None:
+        others += (Parameter("num_inference_steps", "int", default=steps),)
+    worker = Grey()
+    known: Card = replace(CARD, **{"tasks": (replace(own, parameters=others),), **card})
+    worker.ready = protocol.Ready(known, {}, 0.0)
+    return worker
+
+
+def draw(worker: Grey | None = None, **body: Any) -> httpx2.Response:
+    return ask(json.dumps({"prompt": "a", **body}), worker=worker or Grey())
+
+
+# Quality
+
+
+@pytest.mark.parametrize(
+    ("quality", "steps"),
+    [("low", 10), ("medium", None), ("standard", None), ("auto", None), (None, None),
+     ("high", 30), ("hd", 30), ("xhigh", 40), ("max", 60)],
+)  # fmt: skip
+def test_a_quality_is_a_number_of_steps(quality: str | None, steps: int | None) -> None:
+    worker = worker_of(20)
+
+    answer = draw(worker, quality=quality)
+
+    assert worker.jobs[0].arguments.get("num_inference_steps") == steps
+    assert answer.json()["quality"] == (quality or "auto")
+
+
+@pytest.mark.parametrize(
+    ("body", "card", "expected"),
+    [
+        ({"num_inference_steps": 7}, {}, 7),  # said by the request itself
+        ({"sigmas": [1.0, 0.5]}, {}, None),
+        ({}, {"defaults": {"num_inference_steps": 4}}, 4),  # a distilled model
+        ({}, {"defaults": {"num_inference_steps": 40}}, 60),
+        ({}, {"max_steps": 25}, 25),
+    ],
+)
+def test_a_quality_gives_way(
+    body: dict[str, Any], card: dict[str, Any], expected: int | None
+) -> None:
+    worker = worker_of(20, **card)
+
+    assert draw(worker, quality="high", **body).status_code == 200
+
+    assert worker.jobs[0].arguments.get("num_inference_steps") == expected
+
+
+def test_a_model_that_counts_no_steps_has_one_quality() -> None:
+    worker = worker_of(None)
+
+    assert draw(worker, quality="low").status_code == 200
+
+    assert "num_inference_steps" not in worker.jobs[0].arguments
+
+
+def test_an_unknown_quality_is_refused() -> None:
+    told = refusal(draw(quality="best"))
+
+    assert (told["code"], told["param"]) == ("invalid_value", "quality")
+
+
+def test_a_model_needs_not_know_every_name_that_others_do() -> None:
+    worker = worker_of(tasks=(PLAIN,))
+
+    assert draw(worker).status_code == 200
+    assert worker.jobs[0].arguments == {"prompt": "a"}
+    told = refusal(draw(worker, true_cfg_scale=2.0))
+    assert (told["code"], told["param"]) == ("unknown_parameter", "true_cfg_scale")
+
+
+# What is meant for somewhere else
+
+PICTURE = Parameter("image", "other")
+STRENGTH = Parameter("strength", "float", default=0.6)
+OWN = tuple(one for one in CARD.parameters if one.name != "strength")
+DRAWS = Task("text-to-image", "GreyPipeline", OWN)
+CHANGES = Task("image-to-image", "GreyImg2Img", (*OWN, PICTURE, STRENGTH))
+FILLS = Task("inpaint", "GreyInpaint", (*OWN, PICTURE, Parameter("mask_image", "other"), STRENGTH))
+
+
+@pytest.mark.parametrize("name", ["image", "images", "mask", "mask_image", "strength"])
+def test_what_an_edit_says_is_sent_to_the_edits(name: str) -> None:
+    worker = worker_of(tasks=(DRAWS, CHANGES))
+
+    told = refusal(draw(worker, **{name: 0.5}))
+
+    assert (told["code"], told["param"]) == ("unsupported_parameter", name)
+    assert told["message"].endswith("send it with its picture to POST /v1/images/edits")
+
+
+def test_an_edit_that_says_nothing_is_no_edit() -> None:
+    worker = worker_of(tasks=(DRAWS, CHANGES))
+
+    assert draw(worker, image=None, strength=None).status_code == 200
+
+
+def test_a_model_without_edits_does_not_point_to_them() -> None:
+    told = refusal(draw(worker_of(tasks=(PLAIN,)), image="x"))
+
+    assert told["message"] == "PlainPipeline has no parameter 'image'"
+
+
+def test_what_makes_no_pictures_points_to_what_it_makes() -> None:
+    film = replace(PLAIN, name="text-to-video")
+    song = replace(PLAIN, name="text-to-audio")
+
+    for task, says in ((film, "POST /v1/videos makes them"), (song, "`carpool generate`")):
+        told = refusal(draw(worker_of(tasks=(task,)), size="1x1", image="x"))
+        assert (told["code"], told["param"]) == ("unsupported_parameter", "model")
+        assert says in told["message"]
+
+
+# What is shown of values and of the model
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"n": None, "seed": True}, "seed=true: must be a whole number"),
+        ({"n": "2"}, 'n="2": must be a whole number'),
+        ({"sigmas": [None, False]}, "sigmas=[null, false]: must be"),
+        ({"timeout_s": 3.5e38}, "must be a number of seconds above 0, at most 3.4e38"),
+        ({"size": "64X64"}, 'size "64X64" is not supported: write WIDTHxHEIGHT in pixels, such as '
+                            "64x64, or auto"),
+        ({"size": "4096x2048"}, "the nearest size of this shape is 2896x1440"),
+        ({"prompt": ["a", "b"]}, "prompt is a list of 2: send one request for each prompt"),
+        ({"output_typ": "pil"}, "GreyPipeline has no parameter 'output_typ'"),
+    ],
+)  # fmt: skip
+def test_values_are_written_as_json_with_what_works(body: dict[str, Any], says: str) -> None:
+    told = refusal(draw(**body))
+
+    assert says in told["message"]
+    assert "output_type" not in told["message"]
+
+
+@pytest.mark.parametrize("name", ["user", "safety_identifier"])
+def test_the_name_of_a_user_has_at_most_256_characters(name: str) -> None:
+    said: dict[str, Any] = {name: "x" * 256}
+    assert draw(**said).status_code == 200
+
+    said[name] += "x"
+    told = refusal(draw(**said))
+    assert (told["param"], told["code"]) == (name, "invalid_value")
+    assert "at most 256 characters" in told["message"]
+
+
+def test_the_model_tells_its_tasks_and_the_defaults_that_count() -> None:
+    worker = worker_of(20, tasks=(DRAWS, CHANGES, FILLS), defaults={"num_inference_steps": 12})
+
+    [model] = ask("", "/v1/models", method="GET", worker=worker).json()["data"]
+
+    assert model["tasks"] == ["text-to-image", "image-to-image", "inpaint"]
+    known = {one["name"]: one for one in model["parameters"]}
+    assert known["num_inference_steps"] == {
+        "name": "num_inference_steps", "kind": "int", "required": False, "default": 12,
+        "tasks": ["text-to-image", "image-to-image", "inpaint"],
+    }  # fmt: skip
+    assert known["guidance_scale"]["default"] == 3.5
+    assert (known["strength"]["tasks"], known["strength"]["default"]) == (
+        ["image-to-image", "inpaint"], 0.6,
+    )  # fmt: skip
+    assert (known["mask"]["kind"], known["mask"]["tasks"]) == ("picture", ["inpaint"])
+    assert "latents" not in known
+
+
+def test_a_model_of_videos_has_the_size_of_its_pipeline() -> None:
+    sides = (Parameter("width", "int", default=832), Parameter("height", "int", default=480))
+    film = Task("image-to-video", "GreyVideo", (Parameter("prompt", "str"), PICTURE, *sides))
+    worker = worker_of(tasks=(film,), default_size_px=None)
+
+    [model] = ask("", "/v1/models", method="GET", worker=worker).json()["data"]
+
+    assert model["default_size"] == "832x480"
+    assert {one["name"] for one in model["parameters"]} >= {"input_reference", "width"}
+
+
+# Links
+
+
+def test_a_link_leads_to_the_picture_without_a_key() -> None:
+    app = create_app(Grey(), ServeSettings(port=0, api_key=("secret",)))
+
+    async def talk() -> tuple[Any, list[httpx2.Response]]:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            body = {"prompt": "a", "response_format": "url", "output_format": "webp"}
+            bearer = {"authorization": "Bearer secret"}
+            answer = await client.post(ENDPOINT, json=body, headers=bearer)
+            [image] = answer.json()["data"]
+            url = image["url"]
+            wrong = [url[:-1] + "x", url.split("&")[0], url.replace("file-", "file-0")]
+            wrong += [re.sub(r"expires=\d", "expires=9", url), url.split("?")[0]]
+            return image, [await client.get(one) for one in (url, *wrong)]
+
+    image, (right, *wrong) = asyncio.run(talk())
+
+    assert (image["b64_json"], right.status_code) == (None, 200)
+    assert right.headers["content-type"] == "image/webp"
+    assert right.headers["x-content-type-options"] == "nosniff"
+    assert picture(right.content).size == (16, 16)
+    for answer in wrong:
+        assert (answer.status_code, refusal(answer)["code"]) == (404, "file_not_found")
+
+
+def parts(link: str) -> tuple[str, str, str]:
+    match = re.fullmatch(r"/v1/files/(.+)\?expires=(.+)&signature=(.+)", link)
+    assert match is not None
+    return match[1], match[2], match[3]
+
+
+def test_links_end_after_an_hour() -> None:
+    now_s = 1000.0
+    files = Files(clock=lambda: now_s)
+    link = files.keep(b"picture", "png")
+
+    now_s += TTL_S - 1
+    assert files.get(*parts(link)).read_bytes() == b"picture"
+    now_s += 1
+    with pytest.raises(FileNotFound, match="links end after an hour"):
+        files.get(*parts(link))
+    other = files.keep(b"another", "png")  # takes the old one's place
+    assert files.get(*parts(other)).read_bytes() == b"another"
+    assert len(files) == 1
+
+
+def test_files_take_a_bounded_place_and_the_oldest_goes_first() -> None:
+    files = Files(clock=lambda: 0.0, most_bytes=10)
+    links = [files.keep(bytes(4), "png") for _ in range(3)]
+
+    with pytest.raises(FileNotFound):
+        files.get(*parts(links[0]))
+    for link in links[1:]:
+        assert files.get(*parts(link)).read_bytes() == bytes(4)
+    with pytest.raises(FileNotFound):
+        files.get(*parts(files.keep(bytes(11), "png")))
+    assert len(files) == 0
+
+
+def test_links_outlive_a_restart_where_their_folder_does(tmp_path: Path) -> None:
+    link = Files(tmp_path / "links").keep(b"picture", "webp")
+    (tmp_path / "links" / f"file-{'0' * 24}.png.part").write_bytes(b"half a pic")
+
+    again = Files(tmp_path / "links")
+
+    assert again.get(*parts(link)).read_bytes() == b"picture"
+    assert len(again) == 1
+    kept = {path.suffix: path.stat().st_mode & 0o777 for path in (tmp_path / "links").iterdir()}
+    assert kept.keys() == {".webp", ""}
+    assert kept[""] == 0o600  # the secret
+
+
+def test_no_link_leads_elsewhere_and_nobody_can_sign_one(tmp_path: Path) -> None:
+    (tmp_path / "other.png").write_bytes(b"private")
+    files = Files(tmp_path / "links")
+    _, expires, signature = parts(files.keep(b"picture", "png"))
+
+    for name in ("../other.png", "secret", "/etc/passwd", "file-\0.png", "", "."):
+        with pytest.raises(FileNotFound):
+            files.get(name, expires, signature)
+
+
+def test_a_picture_that_cannot_be_stored_is_a_failure_that_may_be_tried_again(
+    tmp_path: Path,
+) -> None:
+    files = Files(tmp_path / "links")
+    shutil.rmtree(tmp_path / "links")
+
+    with pytest.raises(StoreFailed, match="could not be stored"):
+        files.keep(b"picture", "png")
+
+
+def test_a_link_of_another_server_is_not_ours() -> None:
+    link = Files(clock=lambda: 0.0).keep(b"picture", "png")
+
+    with pytest.raises(FileNotFound):
+        Files(clock=lambda: 0.0).get(*parts(link))

@@ -1,0 +1,163 @@
+"""What a server tells of itself over HTTP: the lives of requests, and metrics."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from carpool.config import ServeSettings
+from carpool.jobs.runner import Runner
+from carpool.jobs.store import JobStore
+from carpool.server.app import create_app
+from support.hostile import CARD, Grey
+from support.serving import ENDPOINT, MODEL_ID, Server, body, eventually, serving
+
+pytestmark = pytest.mark.timeout(150)  # starting a server may take long
+KEYS = ("first-key", "second-key")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server that asks for keys. The last test that uses it kills its worker."""
+    with serving("--api-key", KEYS[0], "--api-key", KEYS[1]) as server:
+        yield server
+
+
+def client(server: Server, key: str = KEYS[0]) -> httpx2.Client:
+    return server.client(headers={"authorization": f"Bearer {key}"})
+
+
+def draw(server: Server, **others: Any) -> str:
+    """Draw pictures; gives the id of the request."""
+    with client(server) as http:
+        answer = http.post(ENDPOINT, json=body(**others))
+    assert answer.status_code == 200, answer.text
+    return answer.headers["x-request-id"]
+
+
+def ask(server: Server, path: str, key: str = KEYS[0]) -> httpx2.Response:
+    with client(server, key) as http:
+        return http.get(path)
+
+
+def value(server: Server, name: str, **labels: str) -> float | None:
+    families = text_string_to_metric_families(ask(server, "/metrics").text)
+    samples = [one for family in families for one in family.samples if one.name == name]
+    found = [one.value for one in samples if labels.items() <= one.labels.items()]
+    return sum(found) if found else None
+
+
+def test_the_life_of_a_request_is_told_by_the_id_of_its_answer(server: Server) -> None:
+    request_id = draw(server, n=2)
+
+    told = ask(server, f"/v1/requests/{request_id}").json()
+
+    assert told["id"] == request_id
+    assert [one["status"] for one in told["outputs"]] == ["ok", "ok"]
+    for one in told["outputs"]:
+        assert [chapter["phase"] for chapter in one["phases"]] == ["encode", "denoise", "decode"]
+        assert one["phases"][1]["forwards"] == one["steps"] == one["step"] == 3
+        assert 0 <= one["queued_s"] <= one["phases"][0]["start_s"] < one["total_s"]
+
+
+def test_a_life_is_told_to_the_key_that_lived_it_only(server: Server) -> None:
+    request_id = draw(server)
+
+    for path, key in [(request_id, KEYS[1]), ("req-0123456789abcdef", KEYS[0])]:
+        answer = ask(server, f"/v1/requests/{path}", key)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "not_found"
+        assert path in answer.json()["error"]["message"]
+    assert ask(server, f"/v1/requests/{request_id}", "wrong").status_code == 401
+
+
+def finish(server: Server, **others: Any) -> str:
+    """Have pictures drawn in the background; gives the id of the job."""
+    with client(server) as http:
+        job_id: str = http.post(ENDPOINT, json=body(background_job=True, **others)).json()["id"]
+    url = f"/v1/jobs/{job_id}"
+    eventually(lambda: ask(server, url).json()["status"] == "completed", 30, "it is drawn")
+    return job_id
+
+
+def test_the_life_of_a_job_is_that_of_its_parts_and_its_owners_only(server: Server) -> None:
+    images = value(server, "carpool_images_total") or 0
+    job_id = finish(server, n=2)
+
+    told = ask(server, f"/v1/requests/{job_id}").json()
+
+    assert told["id"] == job_id
+    assert [one["status"] for one in told["outputs"]] == ["ok", "ok"]
+    assert [len(one["phases"]) for one in told["outputs"]] == [3, 3]
+    assert value(server, "carpool_images_total") == images + 2
+    assert value(server, "carpool_jobs_total", kind="image", outcome="ok") == 1
+    foreign = ask(server, f"/v1/requests/{job_id}", KEYS[1])
+    assert (foreign.status_code, foreign.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_a_job_that_waits_has_a_life_without_outputs_and_one_that_never_ran_has_none() -> None:
+    async def talk() -> tuple[dict[str, Any], dict[str, Any], int]:
+        with closing(JobStore()) as store:
+            runner = Runner(store, Grey(), {}, model=lambda: CARD.id, max_running=1)
+            transport = httpx2.ASGITransport(create_app(Grey(), ServeSettings(), runner))
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
+                sent = {"prompt": "a", "background_job": True}
+                job = (await client.post(ENDPOINT, json=sent)).json()
+                waiting = await client.get(f"/v1/requests/{job['id']}")
+                await runner.cancel(job["id"])
+                cancelled = await client.get(f"/v1/requests/{job['id']}")
+        return job, waiting.json(), cancelled.status_code
+
+    job, waiting, cancelled = asyncio.run(talk())
+
+    assert waiting == {"id": job["id"], "outputs": []}
+    assert cancelled == 404
+
+
+def test_metrics_want_a_key_and_count_what_was_asked(server: Server) -> None:
+    before = value(server, "carpool_images_total", model=MODEL_ID) or 0
+    steps = value(server, "carpool_steps_total", model=MODEL_ID) or 0
+
+    draw(server, n=2)
+
+    assert server.get("/metrics").status_code == 401
+    assert value(server, "carpool_images_total", model=MODEL_ID) == before + 2
+    assert value(server, "carpool_steps_total", model=MODEL_ID) == steps + 6
+    answered = value(server, "carpool_requests_total", endpoint=ENDPOINT, outcome="ok")
+    assert answered is not None
+    assert answered >= 1
+    assert value(server, "carpool_request_queue_seconds_count", model=MODEL_ID) == (steps + 6) / 3
+
+
+def test_statistics_show_the_pace_the_waits_and_why_forwards_were_not_wider(
+    server: Server,
+) -> None:
+    draw(server)
+
+    told = ask(server, "/stats").json()
+
+    assert told["steps_per_s"] > 0
+    assert told["waits"]["requests"] >= 1
+    assert told["waits"]["median_s"] <= told["waits"]["p95_s"]
+    assert {entry["component"] for entry in told["not_wider"]} >= {"transformer.forward"}
+    assert told["memory"]["weights_bytes"] > 100_000
+
+
+def test_metrics_answer_while_the_worker_is_restarted(server: Server) -> None:
+    request_id = draw(server)
+    images = value(server, "carpool_images_total")
+
+    os.kill(server.worker(), signal.SIGKILL)
+
+    eventually(lambda: value(server, "carpool_steps_total") is None, 10, "it has no worker")
+    assert value(server, "carpool_images_total") == images
+    eventually(lambda: server.health() == 200, 100, "its successor is ready")
+    assert ask(server, f"/v1/requests/{request_id}").status_code == 404

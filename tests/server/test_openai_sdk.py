@@ -1,0 +1,257 @@
+"""OpenAI's own SDK, unmodified, against a real server: what it sends is understood, and the
+pictures are those of plain diffusers."""
+
+import asyncio
+import base64
+import inspect
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.resources import Images
+from PIL import ImageChops, ImageStat
+
+from carpool.media import read_settings
+from support.serving import ALIKE, DRAW, MODEL_ID, SIZE, Server, gap, picture, plain, serving
+
+pytestmark = pytest.mark.timeout(150)  # starting a server may take long
+SIZE_TEXT = f"{SIZE[0]}x{SIZE[1]}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("--metadata-prompt") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    url = server.url + "/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def draw(client: openai.OpenAI, prompt: str = "a red circle", **options: Any) -> Any:
+    return client.images.generate(**asked(prompt, **options))
+
+
+def asked(prompt: str, **options: Any) -> dict[str, Any]:
+    """Arguments of `images.generate`; what OpenAI does not know goes into `extra_body`."""
+    options = {"model": MODEL_ID, "size": SIZE_TEXT, "seed": 1, **DRAW, **options}
+    known = inspect.signature(Images.generate).parameters.keys() & options.keys()
+    named = {name: options.pop(name) for name in known}
+    return {"prompt": prompt, **named, "extra_body": options}
+
+
+def decoded(image: Any) -> bytes:
+    return base64.b64decode(image.b64_json, validate=True)
+
+
+# Pictures
+
+
+def test_a_picture_is_a_png_that_says_how_it_was_made(client: openai.OpenAI) -> None:
+    wish: dict[str, Any] = {"prompt": "a red circle", "negative_prompt": "blue", "seed": 7}
+    wish |= {"num_inference_steps": 4, "guidance_scale": 2.5, "true_cfg_scale": 2.0}
+
+    png = decoded(draw(client, **wish).data[0])
+
+    image = picture(png)
+    assert (image.format, image.size, image.mode) == ("PNG", SIZE, "RGB")
+    sides = {"width": SIZE[0], "height": SIZE[1]}
+    assert read_settings(png) == {**DRAW, **wish, **sides, "model": MODEL_ID}
+    assert image.info["parameters"] == (
+        "a red circle\nNegative prompt: blue\n"
+        f"Steps: 4, CFG scale: 2.0, Seed: 7, Size: {SIZE_TEXT}, Model: {MODEL_ID}"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"num_inference_steps": 5, "guidance_scale": 1.5},
+        {"negative_prompt": "a blue star", "true_cfg_scale": 2.5},
+    ],
+    ids=["plain", "steps and guidance", "negative prompt"],
+)
+def test_a_picture_is_the_one_that_plain_diffusers_draws(
+    client: openai.OpenAI, arguments: dict[str, Any]
+) -> None:
+    answer = draw(client, "a green square", seed=11, **arguments)
+
+    assert gap(picture(decoded(answer.data[0])), plain("a green square", 11, **arguments)) <= ALIKE
+
+
+def test_n_pictures_have_following_seeds_and_each_is_its_own(client: openai.OpenAI) -> None:
+    answer = draw(client, "a star", n=3, seed=41)
+
+    assert [image.seed for image in answer.data] == [41, 42, 43]
+    for image in answer.data:
+        assert read_settings(decoded(image))["seed"] == image.seed
+        assert gap(picture(decoded(image)), plain("a star", image.seed)) <= ALIKE
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(
+    client: openai.OpenAI,
+) -> None:
+    first, again, other = (draw(client, seed=seed).data[0] for seed in (3, 3, 4))
+
+    assert decoded(first) == decoded(again)
+    assert gap(picture(decoded(first)), picture(decoded(other))) > 10 * ALIKE
+
+
+def test_a_seed_that_was_not_given_is_drawn_and_reported(client: openai.OpenAI) -> None:
+    first, second = (draw(client, seed=None).data[0] for _ in range(2))
+
+    assert first.seed != second.seed
+    assert decoded(draw(client, seed=first.seed).data[0]) == decoded(first)
+
+
+@pytest.mark.parametrize("output_format", ["jpeg", "webp"])
+def test_other_formats_are_smaller_when_compressed_more(
+    client: openai.OpenAI, output_format: str
+) -> None:
+    files = {
+        quality: decoded(
+            draw(client, output_format=output_format, output_compression=quality).data[0]
+        )
+        for quality in (5, 95)
+    }
+
+    fine, exact = picture(files[95]), picture(decoded(draw(client).data[0]))
+    assert (fine.format, fine.size) == (output_format.upper(), SIZE)
+    assert len(files[5]) < len(files[95])
+    assert max(ImageStat.Stat(ImageChops.difference(fine, exact)).mean) < 20  # colours are halved
+
+
+# The rest of an answer
+
+
+def test_every_field_of_an_answer_is_filled(client: openai.OpenAI) -> None:
+    before_s = time.time()
+
+    answer = draw(client, n=2, user="somebody")
+
+    assert before_s - 1 <= answer.created <= time.time()
+    assert (answer.size, answer.output_format) == (SIZE_TEXT, "png")
+    assert (answer.quality, answer.background) == ("auto", "opaque")
+    assert answer.model == MODEL_ID
+    assert answer.safety_identifier == "somebody"
+    usage = answer.usage
+    assert usage.input_tokens == usage.input_tokens_details.text_tokens > 0
+    assert usage.output_tokens == usage.output_tokens_details.image_tokens > 0
+    assert usage.output_tokens == 2 * draw(client).usage.output_tokens
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+    timings = answer.timings
+    phases = ("queue_s", "encode_s", "denoise_s", "decode_s")
+    assert 0 < timings["denoise_s"] < timings["total_s"]
+    assert sum(timings[phase] for phase in phases) == pytest.approx(timings["total_s"])
+    assert answer._request_id.startswith("req-")
+
+
+def test_nulls_stand_for_defaults(client: openai.OpenAI) -> None:
+    answer = draw(client, n=None, output_format=None, quality=None, size=SIZE_TEXT, style=None)
+
+    assert decoded(answer.data[0]) == decoded(draw(client).data[0])
+
+
+def test_openais_neutral_values_are_taken(client: openai.OpenAI) -> None:
+    neutral: dict[str, Any] = {"quality": "auto", "background": "auto", "stream": False}
+    neutral |= {"response_format": "b64_json", "moderation": "low", "partial_images": 0}
+
+    answer = draw(client, size="auto", n=1, **neutral)
+
+    assert answer.size == client.models.retrieve(MODEL_ID).default_size  # type: ignore[attr-defined]
+
+
+def test_models_are_listed_and_found_by_id(client: openai.OpenAI) -> None:
+    [listed] = client.models.list().data
+
+    assert (listed.id, listed.object, listed.owned_by) == (MODEL_ID, "model", "carpool")
+    assert client.models.retrieve(MODEL_ID) == listed
+    names = {parameter["name"] for parameter in listed.parameters}  # type: ignore[attr-defined]
+    assert {"prompt", "num_inference_steps", "guidance_scale"} <= names
+    assert not {"generator", "latents", "output_type", "num_images_per_prompt"} & names
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "param", "message"),
+    [
+        ({"size": "65x64"}, "size_not_supported", "size", "nearest size is 64x64"),
+        ({"size": "big"}, "size_not_supported", "size", "write WIDTHxHEIGHT"),
+        ({"size": "90000x64"}, "size_not_supported", "size", "the most is"),
+        ({"num_steps": 4}, "unknown_parameter", "num_steps", "did you mean 'num_inference_steps'"),
+        ({"n": 0}, "invalid_value", "n", "from 1 to 10"),
+        ({"n": 11}, "invalid_value", "n", "from 1 to 10"),
+        ({"quality": "best"}, "invalid_value", "quality", "must be 'auto'"),
+        ({"partial_images": 4}, "invalid_value", "partial_images", "less than or equal to 3"),
+        ({"background": "transparent"}, "invalid_value", "background", "opaque"),
+        ({"output_format": "gif"}, "invalid_value", "output_format", "'png', 'jpeg' or 'webp'"),
+        ({"output_compression": 50}, "unsupported_parameter", "output_compression", "jpeg"),
+        ({"generator": 1}, "unsupported_parameter", "generator", "pass seed"),
+        ({"latents": [0.5]}, "unsupported_parameter", "latents", "cannot be sent as JSON"),
+        ({"output_type": "pt"}, "unsupported_parameter", "output_type", "use output_format"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_bad_request_is_refused_with_what_works(
+    client: openai.OpenAI, options: dict[str, Any], code: str, param: str, message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=message) as caught:
+        draw(client, **options)
+
+    error = caught.value
+    assert (error.code, error.param, error.type) == (code, param, "invalid_request_error")
+    assert error.request_id is not None
+    assert error.request_id.startswith("req-")
+
+
+def test_another_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="'dall-e-3' is not served") as caught:
+        draw(client, model="dall-e-3")
+    with pytest.raises(openai.NotFoundError, match=MODEL_ID):
+        client.models.retrieve("org/name")
+
+    assert caught.value.code == "model_not_found"
+
+
+# Together
+
+
+def test_concurrent_requests_share_forwards_and_each_is_as_if_alone(server: Server) -> None:
+    wishes: list[dict[str, Any]] = [
+        {
+            "prompt": f"picture {i} of {['cats', 'dogs', 'suns'][i % 3]}",
+            "seed": 100 + i,
+            "num_inference_steps": 4 + i % 5,
+            "guidance_scale": 1.0 + i / 4,
+        }
+        for i in range(12)
+    ]
+    shared = forwards_shared(server)
+
+    answers = asyncio.run(all_at_once(server.url + "/v1", wishes))
+
+    assert forwards_shared(server) > shared
+    for wish, answer in zip(wishes, answers, strict=True):
+        assert gap(picture(decoded(answer.data[0])), plain(**wish)) <= ALIKE
+
+
+async def all_at_once(url: str, wishes: list[dict[str, Any]]) -> list[Any]:
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        return await asyncio.gather(*(client.images.generate(**asked(**wish)) for wish in wishes))
+
+
+def forwards_shared(server: Server) -> int:
+    """Forwards of the transformer that more than one request rode in."""
+    return sum(
+        forward["count"]
+        for forward in server.stats()["forwards"]
+        if forward["component"] == "transformer" and forward["requests"] > 1
+    )

@@ -1,0 +1,192 @@
+"""`/v1/videos` before a worker that is none: what is said of a video is what its file has."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from carpool.request.parameters import Parameter
+from carpool.worker import protocol
+from server.test_edits import BOTH
+from server.test_videos_reference import MOVING, TEXT, VIDEOS, Filming, play, post
+from support.driven import House
+from support.hostile import Grey, refusal
+
+WAN = replace(MOVING, frame_step=4)
+JOB = {"prompt": "a", "background_job": True}
+
+
+def shown(body: dict[str, Any], worker: Filming) -> dict[str, Any]:
+    """A video's job as its client sees it."""
+    seen: list[dict[str, Any]] = []
+
+    async def scene(house: House) -> None:
+        answer = await post(house, **body)
+        assert answer.status_code == 200, answer.text
+        seen.append(answer.json())
+        await house.ended(seen[0]["id"])
+
+    play(scene, worker)
+    return seen[0]
+
+
+def refused(worker: Grey, path: str = VIDEOS, method: str = "POST", **body: Any) -> dict[str, Any]:
+    told: list[dict[str, Any]] = []
+
+    async def scene(house: House) -> None:
+        sent = {"prompt": "a", **body} if method == "POST" else None
+        answer = await house.http.request(method, path, json=sent)
+        told.append(refusal(answer) | {"status": answer.status_code})
+
+    play(scene, worker)
+    return told[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "length"),
+    [
+        ({"seconds": "1", "fps": 10}, 9),
+        ({"num_frames": 1}, 1),
+        ({"num_frames": 2}, 1),
+        ({"num_frames": 8}, 9),
+        ({"num_frames": 9}, 9),
+        ({}, 5),
+    ],
+)
+def test_a_length_is_what_the_model_makes_of_it(body: dict[str, Any], length: int) -> None:
+    worker = Filming(WAN)
+
+    video = shown({**body, "seed": 1}, worker)
+
+    assert video["num_frames"] == length
+    [job] = worker.jobs
+    assert job.arguments.get("num_frames", 5) == length
+
+
+def test_a_length_that_grows_beyond_the_limit_says_so() -> None:
+    told = refused(Filming(WAN), num_frames=512)
+
+    assert (told["code"], told["param"]) == ("invalid_value", "num_frames")
+    assert told["message"].startswith("num_frames=512 makes 513 frames: must be at most 512")
+
+
+@pytest.mark.parametrize("fps", [1e-9, 0, 0.5, 241, "0", "1_0", " 10", "\u0661\u0660", True])
+def test_frames_a_second_have_two_bounds(fps: Any) -> None:
+    told = refused(Filming(), fps=fps)
+
+    assert (told["code"], told["param"]) == ("invalid_value", "fps")
+    assert told["message"].endswith(": must be from 1 to 240")
+
+
+@pytest.mark.parametrize("seconds", ["1_0", " 1", "\u0661", "1e999", "", True])
+def test_seconds_are_a_number_as_json_writes_it(seconds: Any) -> None:
+    told = refused(Filming(), seconds=seconds)
+
+    assert (told["code"], told["param"]) == ("invalid_value", "seconds")
+    assert told["message"].endswith(": must be above 0, at most 512")
+
+
+@pytest.mark.parametrize("name", ["output_format", "output_type"])
+def test_a_video_is_an_mp4_and_nothing_else(name: str) -> None:
+    own = (*TEXT.parameters, Parameter("output_type", "str", default="np"))
+    worker = Filming(replace(MOVING, tasks=(replace(TEXT, parameters=own),)))
+
+    told = refused(worker, **{name: "mp4"})
+
+    assert told["message"] == f"{name} is not taken: a video is an MP4 file"
+    assert (told["code"], told["param"]) == ("unsupported_parameter", name)
+
+
+def test_a_model_of_pictures_points_to_where_it_draws() -> None:
+    worker = Grey()
+    worker.ready = protocol.Ready(BOTH, {}, 0.0)
+
+    told = refused(worker)
+
+    assert (told["code"], told["param"]) == ("unsupported_parameter", "model")
+    assert told["message"].endswith("with videos: POST /v1/images/generations makes them")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "nobody"),
+        ("DELETE", "nobody"),
+        ("GET", "nobody/content"),
+        ("POST", "nobody/remix"),
+        ("GET", "?after=nobody"),
+    ],
+)
+def test_an_unknown_video_is_not_found_as_a_video(method: str, path: str) -> None:
+    told = refused(Filming(), f"{VIDEOS}/{path}".replace("/?", "?"), method)
+
+    assert (told["status"], told["code"]) == (404, "video_not_found")
+    assert told["message"].startswith("there is no video 'nobody'")
+
+
+def test_a_job_of_pictures_is_no_video_and_is_found_among_the_jobs() -> None:
+    async def scene(house: House) -> None:
+        job = (await house.http.post("/v1/images/generations", json=JOB)).json()["id"]
+        answer = await house.http.get(f"{VIDEOS}/{job}")
+        told = refusal(answer)
+        assert (answer.status_code, told["code"]) == (404, "video_not_found")
+        assert told["message"].endswith(f"makes pictures: ask /v1/jobs/{job}")
+        told = refusal(await house.http.get(f"/v1/jobs/{job}/files/0.png"))
+        assert told["code"] == "file_not_ready"
+        told = refusal(await house.http.get("/v1/jobs/nobody"))
+        assert told["code"] == "job_not_found"
+
+    play(scene, Grey(), runs=False)
+
+
+def test_a_video_that_is_not_made_yet_is_not_ready() -> None:
+    async def scene(house: House) -> None:
+        video = (await post(house, seed=1)).json()["id"]
+        answer = await house.http.get(f"{VIDEOS}/{video}/content")
+        told = refusal(answer)
+        assert (answer.status_code, told["code"]) == (404, "video_not_ready")
+        assert "it is queued" in told["message"]
+
+    play(scene, Filming(), runs=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "edits"), ("POST", "extensions"), ("POST", "characters"), ("GET", "characters/x")],
+)
+def test_what_openai_has_beyond_that_is_told_apart_from_a_wrong_path(
+    method: str, path: str
+) -> None:
+    told = refused(Filming(), f"{VIDEOS}/{path}", method)
+
+    assert (told["status"], told["code"]) == (404, "unsupported_endpoint")
+    assert told["message"].startswith(
+        f"{VIDEOS}/{path} is not supported: POST /v1/videos/{{id}}/re"
+    )
+
+
+def test_files_of_jobs_lie_behind_the_servers_root_path() -> None:
+    async def scene(house: House) -> None:
+        job = (await house.http.post("/v1/images/generations", json=JOB)).json()
+        done = await house.ended(job["id"])
+        [file] = done["files"]
+        assert file["url"] == f"/draw/v1/jobs/{job['id']}/files/0.png"
+        [listed] = (await house.http.get("/v1/jobs")).json()["data"]
+        assert listed["files"] == done["files"]
+        assert (await house.http.get(file["url"])).status_code == 200
+
+    play(scene, Grey(), root_path="/draw/")
+
+
+@pytest.mark.parametrize("name", ["user", "safety_identifier"])
+def test_a_name_of_a_user_is_short(name: str) -> None:
+    assert "at most 256 characters" in refused(Filming(), **{name: "x" * 257})["message"]
+
+
+def test_a_job_in_the_background_is_sent_to_the_edits_too() -> None:
+    worker = Grey()
+    worker.ready = protocol.Ready(BOTH, {}, 0.0)
+
+    told = refused(worker, "/v1/images/generations", background_job=True, image="x")
+
+    assert told["message"].endswith("POST /v1/images/edits")

@@ -1,0 +1,223 @@
+"""A real `carpool serve` in a process of its own, for tests that speak HTTP to it.
+
+`serving()` starts one, waits until it is ready, and at the end has it drain; leaving a process
+behind fails the test. Processes are found by a mark in their environment, so none can hide by
+losing its parent. What all tests serve and draw stands here once: `MODEL` and `DRAW`.
+"""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from PIL import Image, ImageChops
+
+from carpool.config import FAULT_VARIABLE
+from support.tiny import checkpoint
+
+MODEL: str = str(checkpoint("flux"))  # what is served: a folder, or "shapes"
+FOLDER: str = MODEL  # where plain diffusers finds the same weights
+MODEL_ID = "flux"  # what the server calls it
+SIZE = (64, 64)
+DRAW: dict[str, Any] = {"num_inference_steps": 3, "max_sequence_length": 48}
+ENDPOINT = "/v1/images/generations"
+ALIKE = 1  # of 255: company moves the last bits of floats, which tips a value here and there
+PATIENCE_S = 100  # for a start, which takes 5 s where the processor has nothing else to do
+MARK = "SERVING_TEST"  # an environment variable
+
+
+def body(prompt: str = "a red circle", **others: Any) -> dict[str, Any]:
+    """A request as JSON, small and quick unless said otherwise."""
+    return {"prompt": prompt, "size": f"{SIZE[0]}x{SIZE[1]}", "seed": 1, **DRAW, **others}
+
+
+def picture(encoded: bytes) -> Image.Image:
+    with Image.open(io.BytesIO(encoded)) as image:
+        image.load()
+        return image
+
+
+def gap(left: Image.Image, right: Image.Image) -> int:
+    """The largest difference between two pictures, 0-255."""
+    assert (left.size, left.mode) == (right.size, right.mode)
+    bands = ImageChops.difference(left, right).getextrema()
+    return max(int(high) for _, high in bands)  # type: ignore[misc]
+
+
+def plain(prompt: str, seed: int, **arguments: Any) -> Image.Image:
+    """The picture that plain diffusers draws: nothing of Carpool is involved."""
+    import torch
+
+    image = _plain_pipeline()(
+        prompt=prompt,
+        width=SIZE[0],
+        height=SIZE[1],
+        generator=torch.Generator().manual_seed(seed),
+        **{**DRAW, **arguments},
+    ).images[0]
+    assert isinstance(image, Image.Image)
+    return image
+
+
+@cache
+def _plain_pipeline() -> Any:
+    from diffusers import DiffusionPipeline
+
+    pipe = DiffusionPipeline.from_pretrained(FOLDER)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def eventually(is_so: Callable[[], bool], within_s: float, what: str) -> None:
+    """Poll until something is so; fail with `what` when it takes too long."""
+    deadline_s = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < deadline_s, f"not within {within_s:g} s: {what}"
+        time.sleep(0.02)
+
+
+@dataclass
+class Server:
+    """A running `carpool serve`."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path  # of its stdout and stderr
+    mark: str
+    url: str = ""
+
+    @property
+    def stdout(self) -> str:
+        return (self.folder / "stdout").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    def client(self, **options: Any) -> httpx2.Client:
+        options = {"timeout": 30, "trust_env": False, **options}
+        return httpx2.Client(base_url=self.url, **options)
+
+    def get(self, path: str) -> httpx2.Response:
+        with self.client() as client:
+            return client.get(path)
+
+    def draw(self, **others: Any) -> httpx2.Response:
+        with self.client() as client:
+            return client.post(ENDPOINT, json=body(**others))
+
+    def stats(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self.get("/stats").json()
+        return answer
+
+    def health(self) -> int | None:
+        """The status of `/health`; None when nothing answers."""
+        try:
+            return self.get("/health").status_code
+        except httpx2.TransportError:
+            return None
+
+    def processes(self) -> list[int]:
+        """Every living process that this server started, itself included."""
+        wanted = f"{MARK}={self.mark}".encode()
+        return [int(entry.name) for entry in Path("/proc").iterdir() if wanted in _environ(entry)]
+
+    def worker(self) -> int:
+        """The process that holds the model."""
+        [pid] = [
+            pid
+            for pid in self.processes()
+            if b"carpool.worker.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        return pid
+
+    def wait_listening(self) -> None:
+        """Wait until it answers at all; it still loads its model then."""
+        eventually(lambda: self._find("stderr"), PATIENCE_S, "the server listens")
+
+    def wait_ready(self) -> None:
+        eventually(self._is_greeting, PATIENCE_S, "it says where it serves")
+        eventually(lambda: self.health() == 200, 10, "/health is 200")
+
+    def _is_greeting(self) -> bool:
+        """Does it say so? On stderr where the log is for machines."""
+        return self._find("stderr" if '"Serving ' in self.stderr else "stdout")
+
+    def _find(self, stream: str) -> bool:
+        text = (self.folder / stream).read_text()
+        assert self.process.poll() is None, f"the server ended:\n{self.stderr}"
+        if found := re.search(r"http://[0-9.]+:[0-9]+", text):
+            self.url = found[0]
+        return bool(found)
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, within_s: float = 20) -> int:
+        """Wait for its end, and for that of everything it started; gives the exit status."""
+        status = self.process.wait(within_s)
+        eventually(lambda: not self.processes(), 3, "every process is gone")
+        return status
+
+
+def _environ(entry: Path) -> bytes:
+    if not entry.name.isdecimal():
+        return b""
+    try:
+        return (entry / "environ").read_bytes()
+    except OSError:  # it ended just now, or is another user's
+        return b""
+
+
+@contextmanager
+def starting(*flags: str, model: str = MODEL, fault: str = "") -> Iterator[Server]:
+    """Start a server, which may be loading still; in the end every process is gone.
+
+    Args:
+        fault: as `carpool.engine.faults` has it, beside those that this process has.
+    """
+    mark = uuid.uuid4().hex
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("CARPOOL_")}
+    environ |= {FAULT_VARIABLE: f"{os.environ.get(FAULT_VARIABLE, '')},{fault}"}
+    environ |= {MARK: mark, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        environ |= {"CARPOOL_COST_TABLE": str(folder / "costs.json")}
+        environ |= {"XDG_STATE_HOME": str(folder / "state")}
+        with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "carpool.cli.main", "serve", model, "--port", "0", *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=environ,
+            )
+        server = Server(process, folder, mark)
+        try:
+            yield server
+            if process.poll() is None:
+                server.signal()
+            server.wait()
+        finally:
+            for pid in server.processes():
+                os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextmanager
+def serving(*flags: str, model: str = MODEL, fault: str = "") -> Iterator[Server]:
+    """Start a server and wait until it is ready."""
+    with starting(*flags, model=model, fault=fault) as server:
+        server.wait_ready()
+        yield server

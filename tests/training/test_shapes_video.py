@@ -1,0 +1,219 @@
+"""The video model draws what held-out prompts say, and its judge is not easily pleased."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image, ImageDraw, ImageFilter
+
+import carpool
+from carpool.models.embedded import VIDEO_MODEL_DIR
+from training.shapes.draw import PALETTE
+from training.shapes.video.draw import (
+    FRAMES,
+    SIZE_PX,
+    Clip,
+    Wording,
+    caption,
+    clips,
+    draw,
+    is_held_out,
+    parse,
+    prompts,
+    sample,
+)
+from training.shapes.video.evaluate import HELD_OUT, load, reasons, videos
+from training.shapes.video.judge import judge, shows, why_not
+
+RED_CIRCLE = parse("a red circle moving right on a blue background")
+Video = list[Image.Image]
+
+
+def noisy(frames: Video, rng: np.random.Generator) -> Video:
+    """Add grain of 8 levels."""
+    grain = rng.normal(0, 8, (FRAMES, SIZE_PX, SIZE_PX, 3))
+    damaged = np.clip(np.stack([np.asarray(frame) for frame in frames]) + grain, 0, 255)
+    return [Image.fromarray(frame) for frame in damaged.astype(np.uint8)]
+
+
+def blurred(frames: Video) -> Video:
+    """Soften by 0.6 pixels."""
+    return [frame.filter(ImageFilter.GaussianBlur(0.6)) for frame in frames]
+
+
+@pytest.mark.parametrize("damage", ["none", "grain", "blur"])
+def test_drawn_videos_are_right(damage: str) -> None:
+    rng, grain = random.Random(1), np.random.default_rng(1)
+    asked = rng.sample(list(clips()), 60)
+    made = [draw(clip, rng) for clip in asked]
+    if damage == "grain":
+        made = [noisy(frames, grain) for frames in made]
+    if damage == "blur":
+        made = [blurred(frames) for frames in made]
+
+    right = [shows(frames, clip) for frames, clip in zip(made, asked, strict=True)]
+
+    assert sum(right) >= 59
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "a red circle moving left on a blue background",
+        "a red circle moving up on a blue background",
+        "a red circle moving down on a blue background",
+        "a red square moving right on a blue background",
+        "an orange circle moving right on a blue background",
+        "a red circle moving right on a black background",
+    ],
+)
+def test_a_video_that_differs_in_anything_is_refused_and_named(shown: str) -> None:
+    frames = draw(parse(shown), random.Random(2))
+
+    assert why_not(frames, RED_CIRCLE) == f"shows {shown}"
+
+
+def test_a_video_played_backwards_moves_the_other_way() -> None:
+    frames = draw(RED_CIRCLE, random.Random(3))[::-1]
+
+    assert why_not(frames, RED_CIRCLE) == "shows a red circle moving left on a blue background"
+
+
+def test_a_still_picture_is_refused() -> None:
+    frames = [draw(RED_CIRCLE, random.Random(4))[4]] * FRAMES
+
+    assert why_not(frames, RED_CIRCLE) == "moves by only 0.0 pixels"
+
+
+def test_frames_out_of_order_are_refused() -> None:
+    frames = draw(RED_CIRCLE, random.Random(5))
+    frames[3], frames[5] = frames[5], frames[3]
+
+    assert why_not(frames, RED_CIRCLE).startswith("moves back by ")
+
+
+def test_a_jump_is_refused() -> None:
+    frames = draw(RED_CIRCLE, random.Random(6))
+
+    assert why_not(frames[:1] * 5 + frames[-1:] * 4, RED_CIRCLE).startswith("jumps by ")
+
+
+def test_a_shape_that_goes_diagonally_is_refused() -> None:
+    frames = [
+        Image.fromarray(np.roll(np.asarray(frame), 2 * at - 8, axis=0))
+        for at, frame in enumerate(draw(RED_CIRCLE, random.Random(10)))
+    ]
+
+    assert " pixels aside" in why_not(frames, RED_CIRCLE)
+
+
+def test_a_shape_that_changes_its_colour_is_refused() -> None:
+    green = parse("a green circle moving right on a blue background")
+    frames = draw(RED_CIRCLE, random.Random(7))[:5] + draw(green, random.Random(7))[5:]
+
+    assert why_not(frames, RED_CIRCLE).endswith("and also a green circle on a blue background")
+
+
+def test_two_unclear_frames_are_forgiven_and_three_are_not() -> None:
+    frames = draw(RED_CIRCLE, random.Random(8))
+    for at in (2, 4, 6):
+        assert shows(frames, RED_CIRCLE)
+        ImageDraw.Draw(frames[at]).rectangle((0, 22, 48, 26), fill=PALETTE["yellow"])
+
+    assert why_not(frames, RED_CIRCLE).startswith("has 3 unclear frames; frame 2 ")
+
+
+def test_noise_shows_nothing() -> None:
+    grain = np.random.default_rng(0).integers(0, 256, (FRAMES, SIZE_PX, SIZE_PX, 3), dtype=np.uint8)
+
+    assert judge(grain).clip is None
+
+
+def test_a_video_of_another_size_cannot_be_judged() -> None:
+    with pytest.raises(ValueError, match="8 frames of 64x64 cannot be judged: give 9 of 48x48"):
+        judge([Image.new("RGB", (64, 64))] * 8)
+
+
+def test_captions_in_any_wording_are_read_back() -> None:
+    rng = random.Random(9)
+    for _ in range(300):
+        clip, text = sample(rng)
+        stated = parse(text)
+        assert stated.background in (None, clip.background)
+        assert stated == Clip(clip.colour, clip.shape, clip.direction, stated.background)
+
+
+def test_a_caption_is_plain_english() -> None:
+    clip = Clip("orange", "cross", "up", "white")
+
+    assert caption(clip) == "an orange cross moving up on a white background"
+    assert caption(clip, Wording(background_clause=False)) == "an orange cross moving up"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a cat", "a red circle on a blue background", "a red star moving up", "a red"]
+)
+def test_other_text_is_no_caption(text: str) -> None:
+    with pytest.raises(ValueError, match="is no caption of a moving shape"):
+        parse(text)
+
+
+def test_held_out_combinations_are_never_trained_on() -> None:
+    rng = random.Random(11)
+
+    assert not any(is_held_out(sample(rng)[0]) for _ in range(500))
+    assert all(is_held_out(parse(text)) for text in prompts(HELD_OUT))
+    assert len(set(prompts(HELD_OUT))) == HELD_OUT >= 50
+    assert len(list(clips())) == (6 * 3 - 1) * 4 * 4  # blue on blue is none
+
+
+def test_the_model_is_small_and_says_nothing_of_where_it_was_made() -> None:
+    files = [file for file in VIDEO_MODEL_DIR.rglob("*") if file.is_file()]
+
+    assert sum(file.stat().st_size for file in files) <= 15 * 1024 * 1024
+    configs = [file.read_text() for file in files if "config" in file.name]
+    assert len(configs) >= 4
+    assert not any("_name_or_path" in text or '": "/' in text for text in configs)
+
+
+def test_plain_diffusers_loads_it_as_a_wan() -> None:
+    pipe = DiffusionPipeline.from_pretrained(VIDEO_MODEL_DIR)
+    defaults = json.loads((VIDEO_MODEL_DIR / "carpool.json").read_text())["defaults"]
+
+    assert type(pipe).__name__ == "WanPipeline"
+    assert (pipe.vae_scale_factor_temporal, pipe.vae_scale_factor_spatial) == (4, 8)
+    assert defaults["num_inference_steps"] <= 16
+
+
+def test_held_out_prompts_become_what_they_say() -> None:
+    captions = prompts(8)
+
+    found = reasons(videos(load(VIDEO_MODEL_DIR), VIDEO_MODEL_DIR, captions), captions)
+
+    assert found.count("") >= 6, found
+
+
+@pytest.mark.usefixtures("fusing_is_free")
+def test_clips_of_all_lengths_of_steps_ride_together_and_come_out_as_if_alone() -> None:
+    asked = [
+        carpool.Request(text, seed=seed, num_inference_steps=8 + seed, guidance_scale=2.5 + seed)
+        for seed, text in enumerate(prompts(4, held_out=False))
+    ]
+    pipe = load(VIDEO_MODEL_DIR)
+    defaults = json.loads((VIDEO_MODEL_DIR / "carpool.json").read_text())["defaults"]
+
+    with carpool.load("shapes-video") as engine:
+        together = engine.generate(asked, output_type="pt")
+        forwards = engine.statistics()["forwards"]
+
+    for request, output in zip(asked, together, strict=True):
+        chance = torch.Generator().manual_seed(request.seed or 0)
+        given = {**defaults, **request.parameters, "output_type": "pt", "generator": chance}
+        alone = pipe(request.prompt, **given).frames
+        assert (output.frames - alone).abs().max() <= 1e-4
+        frames = (output.frames[0].permute(0, 2, 3, 1) * 255).round().byte().numpy()
+        assert why_not(frames, request.prompt) == ""
+    assert max(f["requests"] for f in forwards if f["component"] == "transformer") == 4

@@ -1,0 +1,218 @@
+"""The worker's end of the socket: what one request breaks, others do not feel."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.config import EngineSettings
+from carpool.engine.loop import Engine
+from carpool.engine.model import pipeline
+from carpool.types import Job
+from carpool.worker import protocol
+from carpool.worker.process import Worker
+from support.serving import DRAW, MODEL, SIZE
+from support.tiny import checkpoint
+from support.tiny.ltx2 import ARGUMENTS as LTX2
+
+VIDEO = LTX2["ltx2"]
+ARGUMENTS = {"prompt": "a red circle", "width": SIZE[0], "height": SIZE[1], **DRAW}
+
+
+class Front:
+    """The other end."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        connection.settimeout(30)
+
+    def say(self, frame: protocol.ToWorker) -> None:
+        self._connection.sendall(protocol.encode(frame))
+
+    def hear(self) -> protocol.ToFront | None:
+        """The next frame that is not about the worker's health."""
+        while (body := protocol.read(self._connection.recv)) is not None:
+            frame = protocol.decode_to_front(body)
+            if not isinstance(frame, protocol.Beat | protocol.Started):
+                return frame
+        return None
+
+    def hang_up(self) -> None:
+        self._connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def working(model: str = MODEL, passing: str = "", **settings: Any) -> Iterator[Front]:
+    """A worker on a thread of this process, told what to load."""
+    ours, theirs = socket.socketpair()
+    with closing(ours), closing(theirs):
+        thread = threading.Thread(target=Worker(theirs).serve)
+        thread.start()
+        front = Front(ours)
+        front.say(protocol.Load(model, EngineSettings(device="cpu", **settings), passing))
+        yield front
+        front.hang_up()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def submit(front: Front, request_id: str) -> protocol.ToFront | None:
+    front.say(protocol.Submit(Job(request_id, 1, ARGUMENTS)))
+    return front.hear()
+
+
+def film(front: Front) -> protocol.Clip:
+    """Have a video made, of the arguments that its checkpoint comes with."""
+    front.hear()
+    arguments = {**VIDEO, "prompt": "a red circle", "output_type": "pil"}
+    front.say(protocol.Submit(Job("one", 1, arguments, task="text-to-video")))
+    done = front.hear()
+    assert isinstance(done, protocol.Done), done
+    assert done.clip is not None
+    assert not done.pictures
+    return done.clip
+
+
+def test_a_job_becomes_a_picture() -> None:
+    with working() as front:
+        assert isinstance(front.hear(), protocol.Ready)
+
+        done = submit(front, "one")
+
+    assert isinstance(done, protocol.Done)
+    [picture] = done.pictures
+    assert (done.request_id, done.seed) == ("one", 1)
+    assert (picture.width, picture.height) == SIZE
+    assert len(picture.rgb) == 3 * SIZE[0] * SIZE[1]
+
+
+def test_a_model_that_is_not_there_is_told() -> None:
+    with working("/nowhere") as front:
+        told = front.hear()
+
+    assert isinstance(told, protocol.CannotLoad)
+    assert "no model at '/nowhere'" in told.message
+
+
+def test_a_batching_config_that_nests_without_end_is_told_at_the_start_and_at_a_reload(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "rules.json"
+    file.write_text("[" * 100_000)
+    settings: dict[str, Any] = {"batching_mode": "dynamic", "batching_config": str(file)}
+    with working(**settings) as front:
+        told = front.hear()
+    assert isinstance(told, protocol.CannotLoad)
+    assert told.message.startswith(f"batching config {file} cannot be read: it nests ")
+
+    file.write_text('[{"model_contains": "x", "max_batch_size": 2}]')
+    with working(**settings) as front:
+        assert isinstance(front.hear(), protocol.Ready)
+        file.write_text("[" * 100_000)
+        front.say(protocol.Reload())
+        reloaded = front.hear()
+        assert isinstance(submit(front, "one"), protocol.Done)
+    assert isinstance(reloaded, protocol.Reloaded)
+    assert [one.startswith(f"batching config {file} cannot") for one in reloaded.problems] == [True]
+
+
+def test_a_reload_that_fails_as_nobody_foresaw_is_told_and_requests_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(engine: Engine) -> list[str]:
+        raise RecursionError("too deep")
+
+    with working() as front:
+        front.hear()
+        monkeypatch.setattr(Engine, "reload", fail)
+        front.say(protocol.Reload())
+        reloaded = front.hear()
+        assert isinstance(submit(front, "one"), protocol.Done)
+    assert isinstance(reloaded, protocol.Reloaded)
+    assert reloaded.problems == ["RecursionError: too deep"]
+
+
+def test_a_request_that_cannot_be_measured_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = pipeline.Meter.usage
+
+    def fail(meter: pipeline.Meter, job: Job) -> Future[tuple[int, int]]:
+        if job.request_id == "bad":
+            raise TypeError("no text")
+        return usage(meter, job)
+
+    monkeypatch.setattr(pipeline.Meter, "usage", fail)
+    with working() as front:
+        front.hear()
+
+        bad, good = submit(front, "bad"), submit(front, "good")
+
+    assert isinstance(bad, protocol.Failed)
+    assert (bad.request_id, bad.error) == ("bad", "PipelineFailed")
+    assert isinstance(good, protocol.Done)
+
+
+def test_an_output_without_pictures_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "finish", lambda *_: {"images": []})
+    with working() as front:
+        front.hear()
+
+        failed = submit(front, "one")
+
+    assert isinstance(failed, protocol.Failed)
+    assert "no pictures" in failed.message
+
+
+def test_a_worker_whose_engine_ended_hangs_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Engine) -> bool:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(Engine, "step", fail)
+    with working() as front:
+        heard = [front.hear() for _ in range(2)]
+
+    assert heard[-1] is None  # its front starts a new one
+    assert "the engine's loop failed" in caplog.text
+
+
+def test_steps_are_told_of_a_request_that_is_followed() -> None:
+    with working() as front:
+        front.hear()
+        front.say(protocol.Submit(Job("one", 1, ARGUMENTS), follow=True))
+        heard = [front.hear() for _ in range(DRAW["num_inference_steps"] + 1)]
+        done = submit(front, "another")
+
+    assert heard[:-1] == [protocol.Progress("one", step, 3) for step in (1, 2, 3)]
+    assert isinstance(heard[-1], protocol.Done)
+    assert isinstance(done, protocol.Done)
+
+
+def test_a_video_crosses_with_its_sound_as_a_file_where_it_is_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, passing = str(checkpoint("ltx2")), tmp_path / "passing"
+    passing.mkdir()
+    with working(model, str(passing)) as front:
+        small = film(front)
+    assert not list(passing.iterdir())
+    monkeypatch.setattr(protocol, "MOST_INLINE_BYTES", 1000)
+    with working(model, str(passing)) as front:
+        large = film(front)
+    with working(model) as front:
+        nowhere = film(front)
+
+    assert (small.width, small.height, small.length) == (64, 32, 5)
+    assert len(small.rgb) == 64 * 32 * 5 * 3
+    assert len(set(small.rgb)) > 10
+    assert (small.path, large.rgb) == ("", b"")
+    assert Path(large.path).parent == passing
+    assert Path(large.path).read_bytes() == small.rgb == nowhere.rgb
+    assert small.rate > 0
+    assert small.sound == large.sound
+    assert len(small.sound) % (4 * small.channels) == 0

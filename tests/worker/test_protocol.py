@@ -1,0 +1,183 @@
+"""What goes into a frame comes out of it, whole or not at all."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.config import EngineSettings
+from carpool.request.parameters import Card, Parameter, Task
+from carpool.types import MAX_SEED, Job, Timings
+from carpool.worker import protocol
+
+texts = st.text(max_size=20)
+numbers = st.integers(-(2**63), 2**63 - 1)
+floats = st.floats(allow_nan=False)
+plain = st.none() | st.booleans() | numbers | floats | texts
+arguments = st.dictionaries(texts, plain | st.lists(floats, max_size=3), max_size=4)
+ids = st.text(min_size=1, max_size=20)
+sides = st.integers(1, 1 << 20)
+
+parameters = st.builds(
+    Parameter,
+    name=texts,
+    kind=st.sampled_from(["int", "float", "bool", "str", "numbers", "other"]),
+    required=st.booleans(),
+    default=plain,
+)
+tasks = st.builds(
+    Task,
+    name=texts,
+    pipeline=texts,
+    parameters=st.lists(parameters, max_size=3).map(tuple),
+    max_images=sides,
+    image_mode=texts,
+)
+cards = st.builds(
+    Card,
+    id=texts,
+    tasks=st.lists(tasks, min_size=1, max_size=2).map(tuple),
+    defaults=arguments,
+    size_multiple_px=sides,
+    default_size_px=st.none() | st.tuples(sides, sides),
+    max_pixels=sides,
+    max_steps=sides,
+)
+settings = st.builds(
+    EngineSettings,
+    device=texts,
+    dtype=st.sampled_from(["auto", "float32", "bfloat16", "float16"]),
+    revision=st.none() | texts,
+    threads=st.none() | sides,
+    batching_mode=st.sampled_from(["continuous", "dynamic", "request", "off"]),
+    max_batch_size=sides,
+    max_queue=st.integers(0, 1 << 20),
+)
+jobs = st.builds(
+    Job,
+    request_id=ids,
+    seed=st.integers(0, MAX_SEED),
+    arguments=arguments,
+    timeout_s=st.none() | st.floats(0.001, 1e6),
+    task=texts,
+)
+pictures = st.builds(protocol.Picture, width=sides, height=sides, rgb=st.binary(max_size=99))
+clips = st.builds(
+    protocol.Clip,
+    width=sides,
+    height=sides,
+    length=sides,
+    rgb=st.binary(max_size=99),
+    path=texts,
+    sound=st.binary(max_size=99),
+    channels=sides,
+    rate=sides,
+)
+usages = st.builds(protocol.Usage, text_tokens=sides, image_tokens=sides)
+timings = st.builds(Timings, *[st.floats(0, 1e6)] * 5)
+
+to_worker = st.one_of(
+    st.builds(protocol.Load, model=texts, settings=settings),
+    st.builds(protocol.Submit, job=jobs, follow=st.booleans()),
+    st.builds(protocol.Cancel, request_id=ids),
+    st.builds(protocol.AskStatistics),
+)
+to_front = st.one_of(
+    st.builds(
+        protocol.Ready,
+        card=cards,
+        versions=st.dictionaries(texts, texts, max_size=3),
+        load_s=st.floats(0, 1e6),
+    ),
+    st.builds(protocol.CannotLoad, message=texts),
+    st.builds(
+        protocol.Done,
+        request_id=ids,
+        seed=st.integers(0, MAX_SEED),
+        pictures=st.lists(pictures, max_size=2),
+        timings=timings,
+        usage=usages,
+        clip=st.none() | clips,
+    ),
+    st.builds(protocol.Progress, request_id=ids, step=sides, steps=sides),
+    st.builds(
+        protocol.Failed,
+        request_id=ids,
+        error=texts,
+        message=texts,
+        param=st.none() | texts,
+        retry_after_s=st.none() | st.floats(0, 1e6),
+    ),
+    st.builds(protocol.Statistics, statistics=arguments),
+)
+
+
+def in_pieces(data: bytes, size: int) -> Callable[[int], bytes]:
+    """A peer whose bytes come `size` at a time, whatever is asked for."""
+    stream = io.BytesIO(data)
+    return lambda most: stream.read(min(most, size))
+
+
+def read(receive: Callable[[int], bytes]) -> bytes:
+    body = protocol.read(receive)
+    assert body is not None
+    return body
+
+
+@given(st.lists(to_worker, min_size=1, max_size=3), st.integers(1, 64))
+def test_the_worker_reads_what_the_front_wrote(sent: list[Any], piece: int) -> None:
+    receive = in_pieces(b"".join(map(protocol.encode, sent)), piece)
+
+    assert [protocol.decode_to_worker(read(receive)) for _ in sent] == sent
+    assert protocol.read(receive) is None
+
+
+@given(st.lists(to_front, min_size=1, max_size=3), st.integers(1, 64))
+def test_the_front_reads_what_the_worker_wrote(sent: list[Any], piece: int) -> None:
+    receive = in_pieces(b"".join(map(protocol.encode, sent)), piece)
+
+    assert [protocol.decode_to_front(read(receive)) for _ in sent] == sent
+    assert protocol.read(receive) is None
+
+
+@given(to_worker | to_front, st.data())
+def test_a_frame_that_was_cut_is_none(sent: Any, data: st.DataObject) -> None:
+    whole = protocol.encode(sent)
+    cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
+
+    assert protocol.read(in_pieces(cut, 1 << 20)) is None
+
+
+def test_a_large_picture_is_read_in_bounded_pieces() -> None:
+    picture = protocol.Picture(1024, 1024, bytes(3 << 20))
+    done = protocol.Done("a", 1, [picture], Timings(), protocol.Usage(1, 1))
+    stream, asked = io.BytesIO(protocol.encode(done)), list[int]()
+
+    def receive(most: int) -> bytes:
+        asked.append(most)
+        return stream.read(most)
+
+    assert protocol.decode_to_front(read(receive)) == done
+    assert max(asked) <= 1 << 20
+
+
+def test_whole_numbers_and_fractions_keep_their_kind() -> None:
+    job = Job("a", 1, {"steps": 4, "scale": 4.0})
+
+    submitted = protocol.decode_to_worker(read(in_pieces(protocol.encode(protocol.Submit(job)), 9)))
+
+    assert isinstance(submitted, protocol.Submit)
+    assert [type(value) for value in submitted.job.arguments.values()] == [int, float]
+
+
+def test_neither_side_takes_the_others_frames() -> None:
+    cancel = read(in_pieces(protocol.encode(protocol.Cancel("a")), 9))
+    cannot = read(in_pieces(protocol.encode(protocol.CannotLoad("a")), 9))
+
+    with pytest.raises(ValueError, match="Invalid value 'cancel'"):
+        protocol.decode_to_front(cancel)
+    with pytest.raises(ValueError, match="Invalid value 'cannot_load'"):
+        protocol.decode_to_worker(cannot)

@@ -1,0 +1,130 @@
+"""The front's side of a worker, without one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+
+from carpool.config import EngineSettings
+from carpool.errors import LoadFailed, Overloaded
+from carpool.types import Job
+from carpool.worker import protocol
+from carpool.worker.protocol import Ready
+from carpool.worker.supervisor import Supervisor
+from support.hostile import CARD
+
+
+class Silent(Supervisor):
+    """Its worker takes everything and answers nothing."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__("none", settings)
+        self.ready, self._state = Ready(CARD, {}, 0.0), "ready"
+        self.sent: list[protocol.ToWorker] = []
+
+    def _send(self, frame: protocol.ToWorker) -> None:
+        self.sent.append(frame)
+
+
+def test_a_worker_that_is_full_is_not_asked_and_one_with_a_place_is() -> None:
+    async def story() -> None:
+        supervisor = Silent(EngineSettings(max_running=1, max_queue=1))
+        waiting = []
+        for n in range(2):
+            supervisor.check_room()
+            waiting.append(asyncio.create_task(supervisor.submit(Job(f"{n}", 1, {}))))
+            await asyncio.sleep(0)
+
+        with pytest.raises(Overloaded, match="2 requests wait or run, the most is 1 \\+ 1") as told:
+            supervisor.check_room()
+
+        assert told.value.retry_after_s
+        waiting.pop().cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        supervisor.check_room()
+        waiting.pop().cancel()
+
+    asyncio.run(story())
+
+
+def test_who_is_given_up_is_cancelled_in_the_worker_once_and_who_is_answered_is_not() -> None:
+    async def story() -> list[protocol.ToWorker]:
+        supervisor = Silent(EngineSettings())
+        given_up, answered = (
+            asyncio.create_task(supervisor.submit(Job(name, 1, {}))) for name in ("one", "two")
+        )
+        await asyncio.sleep(0)
+        given_up.cancel()
+        supervisor._answer("two", Overloaded("no"))
+        await asyncio.wait([given_up, answered])
+        return supervisor.sent
+
+    sent = asyncio.run(story())
+
+    assert [frame for frame in sent if isinstance(frame, protocol.Cancel)] == [
+        protocol.Cancel("one")
+    ]
+
+
+class Scripted:
+    """Workers that are none: each says what it is told to and dies, the last one lives on."""
+
+    def __init__(self, *told: protocol.ToFront) -> None:
+        self._told, self.opened = list(told), 0
+
+    async def open(self, passing: object = None) -> "Scripted":
+        self.opened += 1
+        return self
+
+    def send(self, frame: protocol.ToWorker) -> None:
+        pass
+
+    async def heard(self) -> AsyncIterator[protocol.ToFront]:
+        yield self._told.pop(0)
+        if not self._told or isinstance(self._told[0], protocol.CannotLoad):
+            await asyncio.sleep(0.01 if self._told else 1000)
+
+    async def close(self) -> None:
+        pass
+
+
+def supervised(
+    monkeypatch: pytest.MonkeyPatch, *told: protocol.ToFront
+) -> tuple[Supervisor, Scripted]:
+    workers = Scripted(*told)
+    monkeypatch.setattr("carpool.worker.supervisor.Link", workers)
+    monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
+    return Supervisor("none", EngineSettings()), workers
+
+
+READY, BROKEN = Ready(CARD, {}, 0.0), protocol.CannotLoad("rules.json cannot be read")
+
+
+def test_a_file_that_was_broken_meanwhile_keeps_no_server_from_starting_its_next_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        supervisor, workers = supervised(monkeypatch, READY, BROKEN, BROKEN, READY)
+        running = supervisor.start()
+        async with asyncio.timeout(10):
+            while workers.opened < 4 or supervisor.state != "ready":
+                await asyncio.sleep(0)
+                assert not running.done()
+        await supervisor.stop()
+
+    asyncio.run(story())
+
+    assert caplog.text.count("a worker cannot be started: rules.json cannot be read") == 2
+
+
+def test_a_file_that_is_broken_at_the_start_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        supervisor, _ = supervised(monkeypatch, BROKEN)
+        with pytest.raises(LoadFailed, match=r"rules\.json cannot be read"):
+            await supervisor.start()
+
+    asyncio.run(story())
