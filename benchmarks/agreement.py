@@ -15,7 +15,7 @@ import numpy as np
 
 from carpool.config import BatchingMode
 from carpool.schedule.cost import Costs
-from carpool.types import Kind
+from carpool.types import CallKind
 from carpool_lab.simulate.scenario import Model, play
 from carpool_lab.simulate.tables import Table, learned
 from carpool_lab.workload import Arrival
@@ -46,7 +46,7 @@ class Work:
 
     def predicted_s(self, costs: Costs) -> float:
         """What its forwards take by a table."""
-        kinds: dict[str, Kind] = {kind.name: kind for kind, _ in costs}
+        kinds: dict[str, CallKind] = {kind.name: kind for kind, _ in costs}
         return sum(
             count * costs.seconds(kinds[name], rows)
             for (name, rows), count in self.forwards.items()

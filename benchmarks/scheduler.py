@@ -22,16 +22,16 @@ from carpool.request.parameters import check
 from carpool.schedule.batch_modes import together
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
-from carpool.types import Admission, Choice, Forward, Kind, Parked, Request, Waiting
+from carpool.types import Admission, CallKind, Choice, Forward, ParkedCall, QueuedRequest, Request
 
-KINDS = [Kind("transformer.forward", size) for size in (256, 1024, 4096)]
+KINDS = [CallKind("transformer.forward", size) for size in (256, 1024, 4096)]
 KEYS = {kind: ("transformer", "forward", (("hidden_states", (kind.size, 64)),)) for kind in KINDS}
 CURVES = {kind: Curve({1: 0.01, 8: 0.02, 64: 0.1}) for kind in KINDS}
 
 
-def parked(number: int) -> Parked:
+def parked(number: int) -> ParkedCall:
     kind = KINDS[number % len(KINDS)]
-    return Parked(number, number, KEYS[kind], 1, 64, "denoise", kind, 0.001 * number, 0.3, 0.4)
+    return ParkedCall(number, number, KEYS[kind], 1, 64, "denoise", kind, 0.001 * number, 0.3, 0.4)
 
 
 def median_ms(work: Callable[[], object], turns: int = 51) -> float:
@@ -47,12 +47,12 @@ class Recorded:
     """A policy that takes everybody aboard and fuses all it can, and keeps what it was asked."""
 
     def __init__(self) -> None:
-        self.turns: list[tuple[Choice, Sequence[Parked]]] = []
+        self.turns: list[tuple[Choice, Sequence[ParkedCall]]] = []
 
-    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
         return Admission(tuple(one.request for one in waiting))
 
-    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
         choice = together(parked)
         if parked:
             self.turns.append((choice, parked))
@@ -68,7 +68,7 @@ class Nobody:
         assert outcome.error is None, outcome.error
 
 
-def explaining_us(turns: Sequence[tuple[Choice, Sequence[Parked]]]) -> float:
+def explaining_us(turns: Sequence[tuple[Choice, Sequence[ParkedCall]]]) -> float:
     """Microseconds that explaining takes in a turn, on average."""
     lives, tally = Lives(), Tally(time.monotonic)
     histogram = Histogram(FORWARD_BUCKETS_S)
@@ -127,7 +127,7 @@ def main() -> None:
     policy = Continuous(Costs(CURVES), max_running=options.parked + 8)
     calls = [parked(number) for number in range(1, options.parked + 1)]
     first = options.parked + 1
-    line = [Waiting(n, 0.001 * n, 0.4, 0.4) for n in range(first, first + options.queued)]
+    line = [QueuedRequest(n, 0.001 * n, 0.4, 0.4) for n in range(first, first + options.queued)]
     for what, work in {
         f"choose(), {options.parked} parked": lambda: policy.choose(calls, 4000.0, 100.0),
         f"admit(), {options.queued} queued": lambda: policy.admit(line, options.parked, 100.0),

@@ -21,7 +21,7 @@ from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
 from carpool.server.routes.jobs import write_images
-from carpool.types import Job, Timings
+from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.connection import _mapped
 from carpool.worker.process import _failed
@@ -97,7 +97,7 @@ class Failing(Grey):
         self.error: Exception | None = None
         self.spares_first = False
 
-    async def submit(self, job: Job, *_: Any, **__: Any) -> protocol.Done:
+    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
         if self.error is not None and not (self.spares_first and job.seed == WORK["seed"]):
             await asyncio.sleep(0.05 if self.spares_first else 0)
             failed = _failed(job.request_id, self.error)

@@ -78,7 +78,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CheckedRequest:
     """A checked request, as the engine takes it: every value legal, the seed decided."""
 
     request_id: str
@@ -106,7 +106,7 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CallKind:
     """Calls that cost the same: a method, and the sizes of one row."""
 
     name: str  # "transformer.forward"
@@ -117,11 +117,11 @@ class Kind:
         return f"{self.name} {self.detail or self.size}"
 
 
-NO_KIND = Kind("", 0)
+NO_KIND = CallKind("", 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedRequest:
     """One request that is not aboard yet, as much of it as a policy may see."""
 
     request: int  # place in the line of all requests
@@ -139,7 +139,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class ParkedCall:
     """One call waiting to be run, as much of it as a policy may see."""
 
     order: int  # place in the line of all calls ever parked; smaller waits longer
@@ -148,7 +148,7 @@ class Parked:
     rows: int = 1  # batch rows it adds; 2 when the pipeline batches its guidance
     max_rows: int = 1  # widest forward its key may have just now
     phase: Phase = "denoise"
-    kind: Kind = NO_KIND  # what its forward costs
+    kind: CallKind = NO_KIND  # what its forward costs
     arrived_s: float = 0.0  # its request
     left_s: float = 0.0  # predicted work of its request from here on, alone on the device
     whole_s: float = 0.0  # the same, from its beginning
@@ -171,7 +171,7 @@ class Admission:
 class Choice:
     """Who shares the next forward; its leader first. Empty only if nobody is parked."""
 
-    calls: tuple[Parked, ...]
+    calls: tuple[ParkedCall, ...]
     why: str = ""  # it is not wider: "cap", "knee", "untried", "nobody"
 
 

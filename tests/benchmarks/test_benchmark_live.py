@@ -12,7 +12,7 @@ from benchmarks.live_rounds import ALIKE, Point, Reference, Wanted, gap, judged,
 from benchmarks.others import litserve_server, plain
 from benchmarks.parties import LITSERVE, LOCKED, PARTIES, Party
 from carpool.schedule.cost import Costs, Curve
-from carpool.types import Kind
+from carpool.types import CallKind
 from carpool_lab.load.generator import Outcome, Solo
 from carpool_lab.load.report import summarise
 from carpool_lab.simulate.scenario import Model, play
@@ -22,9 +22,9 @@ CONTINUOUS = PARTIES[-1]
 NO_REFERENCE = Reference(2.0, Solo({}), {})
 COSTS = Costs(
     {
-        Kind("text_encoder.forward", 16): Curve({1: 0.02}),
-        Kind("transformer.forward", 64): Curve({1: 0.010, 2: 0.012, 4: 0.020, 8: 0.040}),
-        Kind("vae.decode", 64): Curve({1: 0.03, 4: 0.12}),
+        CallKind("text_encoder.forward", 16): Curve({1: 0.02}),
+        CallKind("transformer.forward", 64): Curve({1: 0.010, 2: 0.012, 4: 0.020, 8: 0.040}),
+        CallKind("vae.decode", 64): Curve({1: 0.03, 4: 0.12}),
     }
 )
 

@@ -7,10 +7,10 @@ import pytest
 from carpool.config import EngineSettings
 from carpool.engine.cost_store import Table
 from carpool.engine.model import pipeline
-from carpool.types import Kind
+from carpool.types import CallKind
 from support.engines import served
 
-KIND = Kind("transformer.forward", 100, "64x16")
+KIND = CallKind("transformer.forward", 100, "64x16")
 
 
 def table(file: Path | None = None, family: str = "flux") -> Table:

@@ -21,7 +21,7 @@ from carpool.jobs.store import JobStore
 from carpool.jobs.work import parts_of, work_of
 from carpool.server.answers.signed_links import TTL_S, Files
 from carpool.server.app import create_app
-from carpool.types import Job
+from carpool.types import CheckedRequest
 from jobs.test_store import Hand, killed, submit, writes
 from server.test_images_http import parts
 from support.hostile import CARD, ENDPOINT, Grey
@@ -101,7 +101,7 @@ def test_the_timeout_of_a_stored_job_is_what_it_waited_for_a_server_that_runs(
 ) -> None:
     hand = Hand()
     with closing(JobStore(tmp_path, clock=hand.run())) as store:
-        work = work_of("m", [Job("a", 1, {}, timeout_s=60.0)])
+        work = work_of("m", [CheckedRequest("a", 1, {}, timeout_s=60.0)])
         store.submit("image", {}, work)
         hand.pass_by(20)
     hand.now_s += jump_s

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from carpool.errors import WorkerLost
-from carpool.types import Job
+from carpool.types import CheckedRequest
 from carpool.worker.protocol import Done
 from server.test_edits import BOTH, EDITS, VARIATIONS, mask, png, send, worker_of
 from support.driven import Driven, House, open_house
@@ -97,7 +97,7 @@ def test_a_job_begins_again_from_its_pictures_when_the_server_was_killed(tmp_pat
 class Dying(Grey):
     """Dies under the first part that it runs."""
 
-    async def submit(self, job: Job, *_: Any, **__: Any) -> Done:
+    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> Done:
         if not self.jobs:
             self.jobs.append(job)
             raise WorkerLost("it died")

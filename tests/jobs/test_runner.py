@@ -22,7 +22,7 @@ from carpool.jobs.database import Record
 from carpool.jobs.runner import OnProgress, Runner
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import work_of
-from carpool.types import Job, Timings
+from carpool.types import CheckedRequest, Timings
 from carpool.worker.protocol import Done, Usage
 
 
@@ -43,14 +43,14 @@ class Worker:
         self.is_open = asyncio.Event()
         self.is_open.set()
         self.running: dict[int, asyncio.Future[Done]] = {}  # by seed
-        self.jobs: list[Job] = []
+        self.jobs: list[CheckedRequest] = []
         self.followers: dict[int, OnProgress] = {}
         self.given_up: list[int] = []
 
     async def wait_open(self) -> None:
         await self.is_open.wait()
 
-    async def submit(self, job: Job, on_progress: OnProgress | None = None) -> Done:
+    async def submit(self, job: CheckedRequest, on_progress: OnProgress | None = None) -> Done:
         assert on_progress is not None
         self.jobs.append(job)
         self.followers[job.seed] = on_progress
@@ -90,7 +90,7 @@ class House:
         (folder / "seeds").write_text(" ".join(str(one.seed) for one in done))
 
     async def submit(self, *seeds: int, **fields: Any) -> str:
-        jobs = [Job("old", seed, {"prompt": "a"}, **fields) for seed in seeds]
+        jobs = [CheckedRequest("old", seed, {"prompt": "a"}, **fields) for seed in seeds]
         return (await self.runner.submit("video", {}, work_of("mine", jobs)))[0].id
 
     async def runs(self, *seeds: int) -> None:
@@ -449,7 +449,7 @@ def test_a_job_that_cannot_be_read_any_more_fails() -> None:
 
 def test_a_job_for_a_model_that_was_served_before_fails() -> None:
     async def scene(house: House) -> None:
-        work = work_of("other", [Job("old", 1, {})])
+        work = work_of("other", [CheckedRequest("old", 1, {})])
         job = (await house.runner.submit("video", {}, work))[0]
         failed = await house.becomes(job.id, "failed")
         assert failed.error is not None

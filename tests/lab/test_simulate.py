@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from carpool.config import BatchingMode
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs, Curve
-from carpool.types import Kind
+from carpool.types import CallKind
 from carpool_lab.simulate.command import simulate as command
 from carpool_lab.simulate.report import Point, Verdict, comparison, numbers, verdicts
 from carpool_lab.simulate.scenario import (
@@ -178,11 +178,11 @@ def test_a_mix_or_table_that_is_not_there_is_refused_with_those_that_are() -> No
 def test_tables_come_from_what_an_engine_learned() -> None:
     costs = Costs(
         {
-            Kind("transformer.forward", 9, "16x64x64"): Curve({1: 1.0, 2: 1.5}),
-            Kind("text_encoder.forward", 4): Curve({1: 0.1}),
-            Kind("text_encoder.forward", 8): Curve({1: 0.3}),
-            Kind("text_encoder_2.forward", 8): Curve({1: 1.0}),
-            Kind("vae.decode", 9): Curve({1: 0.5}),
+            CallKind("transformer.forward", 9, "16x64x64"): Curve({1: 1.0, 2: 1.5}),
+            CallKind("text_encoder.forward", 4): Curve({1: 0.1}),
+            CallKind("text_encoder.forward", 8): Curve({1: 0.3}),
+            CallKind("text_encoder_2.forward", 8): Curve({1: 1.0}),
+            CallKind("vae.decode", 9): Curve({1: 0.5}),
         }
     )
 
@@ -281,7 +281,7 @@ def test_the_command_saves_every_request(tmp_path: Path) -> None:
 
 def test_the_command_takes_mixes_traces_and_learned_costs_from_files(tmp_path: Path) -> None:
     costs, trace, entries = (tmp_path / name for name in ("costs.json", "trace", "mix"))
-    curves = {Kind("transformer.forward", 9): Curve({1: 1.0, 2: 1.5})}
+    curves = {CallKind("transformer.forward", 9): Curve({1: 1.0, 2: 1.5})}
     costs.write_text(json.dumps(Costs(curves).to_json()))
     trace.write_text('{"at_s": 0}\n{"at_s": 1, "user": "b"}')
     entries.write_text('{"num_inference_steps": 3, "deadline_s": 3.5, "user": "a"}')

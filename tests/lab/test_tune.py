@@ -19,7 +19,7 @@ from carpool.engine.intercept import Interception
 from carpool.engine.model import pipeline
 from carpool.errors import InvalidValue, PipelineFailed, SizeRejected
 from carpool.schedule.peers.sglang_rules import Caps, caps, load_rules
-from carpool.types import Kind
+from carpool.types import CallKind
 from carpool_lab.load.curves import draw_curves
 from carpool_lab.simulate.command import simulate
 from carpool_lab.tune.command import tune as command
@@ -30,7 +30,7 @@ from support.tiny import checkpoint
 
 PNG = b"\x89PNG"
 SIZES = [(32, 32), (64, 32)]
-KNOWN = Kind("transformer.forward", 7, "another size")
+KNOWN = CallKind("transformer.forward", 7, "another size")
 Seconds = Callable[[str, int], float]
 """What a forward takes, by component and rows."""
 

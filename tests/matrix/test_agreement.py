@@ -10,7 +10,7 @@ import pytest
 from carpool.config import BatchingMode
 from carpool.engine.request import Rider
 from carpool.schedule.cost import Costs, Curve
-from carpool.types import Kind, Waiting
+from carpool.types import CallKind, QueuedRequest
 from carpool_lab.simulate.scenario import MODES
 from carpool_lab.simulate.simulator import Ride, Stage, Worker, least_work, simulate
 from support.engines import Drive, Recorder, VirtualClock, driving
@@ -31,10 +31,10 @@ Batch = tuple[str, tuple[int, ...]]
 class Told(Costs):
     """Costs that are known and never change."""
 
-    def curve(self, kind: Kind) -> Curve:
+    def curve(self, kind: CallKind) -> Curve:
         return STAGES[kind.name]
 
-    def learn(self, kind: Kind, rows: int, seconds: float) -> None:
+    def learn(self, kind: CallKind, rows: int, seconds: float) -> None:
         pass
 
 
@@ -91,7 +91,7 @@ class Timed:
 
 def simulated(coming: list[Arrival], mode: BatchingMode) -> list[Batch]:
     costs = Told()
-    kinds = {name: Kind(name, 1) for name in STAGES}
+    kinds = {name: CallKind(name, 1) for name in STAGES}
     rides = []
     for number, (at_s, body) in enumerate(coming, 1):
         steps = body["num_inference_steps"]
@@ -106,7 +106,7 @@ def simulated(coming: list[Arrival], mode: BatchingMode) -> list[Batch]:
             for name in STAGES
         )
         said = {n: v for n, v in body.items() if n != "priority"}
-        waiting = Waiting(
+        waiting = QueuedRequest(
             number,
             at_s,
             float(steps),

@@ -14,32 +14,34 @@ from hypothesis import strategies as st
 
 from carpool.schedule.continuous import MAX_PASSED, Continuous
 from carpool.schedule.cost import Costs, Curve
-from carpool.types import Admission, Choice, Kind, Parked, Waiting
+from carpool.types import Admission, CallKind, Choice, ParkedCall, QueuedRequest
 from carpool_lab.simulate.scenario import Labels, Model
 from carpool_lab.simulate.simulator import Worker, least_work, simulate
 from carpool_lab.simulate.tables import WIDEST, Table
 from carpool_lab.workload import Arrival
 
-SMALL, LARGE = Kind("denoise", 1), Kind("denoise", 4)
-ENCODE, DECODE = Kind("encode", 1), Kind("decode", 1)
+SMALL, LARGE = CallKind("denoise", 1), CallKind("denoise", 4)
+ENCODE, DECODE = CallKind("encode", 1), CallKind("decode", 1)
 SIDES = {ENCODE: Curve({1: 0.3, 16: 4.8}), DECODE: Curve({1: 0.3, 16: 4.8})}
 SLOW = Costs({SMALL: Curve({1: 1.0, 16: 16.0}), LARGE: Curve({1: 4.0, 16: 64.0}), **SIDES})
 FREE = Costs({SMALL: Curve({1: 1.0, 16: 1.0}), LARGE: Curve({1: 4.0, 16: 4.0}), **SIDES})
 
 
-def step(order: int, request: int, kind: Kind = SMALL, left: int = 4, **more: Any) -> Parked:
+def step(
+    order: int, request: int, kind: CallKind = SMALL, left: int = 4, **more: Any
+) -> ParkedCall:
     """A parked denoising call with so many steps left of four."""
     one_s = SLOW.seconds(kind, 1)
-    call = Parked(order, request, kind, 1, 16, "denoise", kind, 0.0, left * one_s, 4 * one_s)
+    call = ParkedCall(order, request, kind, 1, 16, "denoise", kind, 0.0, left * one_s, 4 * one_s)
     return replace(call, **more)
 
 
-def chosen(policy: Continuous, *parked: Parked, now_s: float = 0.0) -> list[int]:
+def chosen(policy: Continuous, *parked: ParkedCall, now_s: float = 0.0) -> list[int]:
     return [call.request for call in policy.choose(parked, 0.0, now_s).calls]
 
 
 CALLS = st.builds(
-    lambda request, phase, size, rows, left, arrived_s, deadline_s, priority, tenant: Parked(
+    lambda request, phase, size, rows, left, arrived_s, deadline_s, priority, tenant: ParkedCall(
         order=0,
         request=request,
         key=(phase, size),
@@ -73,7 +75,7 @@ SHARES = st.sampled_from([None, {"a": 2.0}])
 
 @given(PARKED, COSTS, SHARES, st.floats(0, 100))
 def test_whenever_anybody_is_parked_somebody_runs_of_one_key_and_within_the_cap(
-    parked: list[Parked], costs: Costs, shares: dict[str, float] | None, waiting_s: float
+    parked: list[ParkedCall], costs: Costs, shares: dict[str, float] | None, waiting_s: float
 ) -> None:
     choice = Continuous(costs, fair_share=shares).choose(parked, waiting_s, 20.0)
 
@@ -86,7 +88,7 @@ def test_whenever_anybody_is_parked_somebody_runs_of_one_key_and_within_the_cap(
 
 @given(PARKED, COSTS, SHARES, st.randoms(use_true_random=False))
 def test_the_order_in_which_calls_are_listed_changes_nothing(
-    parked: list[Parked], costs: Costs, shares: dict[str, float] | None, rng: random.Random
+    parked: list[ParkedCall], costs: Costs, shares: dict[str, float] | None, rng: random.Random
 ) -> None:
     shuffled = rng.sample(parked, len(parked))
     one, other = (Continuous(costs, fair_share=shares) for _ in range(2))
@@ -138,7 +140,7 @@ def test_who_makes_a_forward_much_slower_does_not_join_it_while_another_size_wai
     some = Costs({SMALL: Curve({1: 1.0, 2: 1.7}), LARGE: Curve({1: 4.0})})
     others = [step(n, n, arrived_s=1.0) for n in range(2, 9)]
 
-    def joined(*waiting: Parked) -> list[int]:
+    def joined(*waiting: ParkedCall) -> list[int]:
         policy = Continuous(some)
         policy.choose([step(1, 1)], 0.0, 0.0)
         return chosen(policy, step(10, 1, left=3), *waiting)
@@ -185,7 +187,7 @@ def test_a_choice_says_why_it_is_not_wider() -> None:
     calls = [step(n, n) for n in range(1, 6)]
     measured = Costs({SMALL: Curve({1: 1.0, 2: 1.0})})
 
-    def why(costs: Costs, *parked: Parked) -> str:
+    def why(costs: Costs, *parked: ParkedCall) -> str:
         return Continuous(costs).choose(parked, 0.0, 0.0).why
 
     assert why(FREE, *calls) == "nobody"
@@ -211,7 +213,7 @@ def test_a_long_line_makes_even_a_small_gain_worth_it() -> None:
 
 
 def test_whoever_there_is_a_place_for_comes_aboard_the_first_in_line_first() -> None:
-    line = [Waiting(n, whole_s=1.0) for n in range(1, 6)]
+    line = [QueuedRequest(n, whole_s=1.0) for n in range(1, 6)]
 
     assert Continuous(SLOW, max_running=4).admit(line, 1, 0.0) == Admission((1, 2, 3))
     assert Continuous(SLOW, max_running=4).admit(line, 4, 0.0) == Admission(())
@@ -219,7 +221,7 @@ def test_whoever_there_is_a_place_for_comes_aboard_the_first_in_line_first() -> 
 
 
 def test_priority_and_a_pressing_deadline_pass_others_in_line() -> None:
-    plain = Waiting(1, left_s=4.0, whole_s=4.0)
+    plain = QueuedRequest(1, left_s=4.0, whole_s=4.0)
     important = replace(plain, request=2, priority=1)
     pressing = replace(plain, request=3, deadline_s=5.0)
 
@@ -235,9 +237,9 @@ def test_priority_and_a_pressing_deadline_pass_others_in_line() -> None:
 class Watched(Continuous):
     """The policy itself; keeps what it was asked and what it chose."""
 
-    turns: list[tuple[Sequence[Parked], Choice]] = field(default_factory=list)
+    turns: list[tuple[Sequence[ParkedCall], Choice]] = field(default_factory=list)
 
-    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
         choice = Continuous.choose(self, parked, waiting_s, now_s)
         if choice.calls:
             self.turns.append((parked, choice))
@@ -358,11 +360,13 @@ def test_where_rows_are_free_a_newcomer_rides_after_two_denoising_forwards_of_it
     assert not missed
 
 
-def always_full(policy: Continuous, lines: dict[tuple[str, Kind], int], turns: int) -> list[Choice]:
+def always_full(
+    policy: Continuous, lines: dict[tuple[str, CallKind], int], turns: int
+) -> list[Choice]:
     """Choose again and again; a request that has made its four steps is followed by another."""
     numbers, orders = itertools.count(1), itertools.count(1)
 
-    def newcomer(tenant: str, kind: Kind, now_s: float) -> Parked:
+    def newcomer(tenant: str, kind: CallKind, now_s: float) -> ParkedCall:
         return step(next(orders), next(numbers), kind, tenant=tenant, arrived_s=now_s)
 
     parked = [newcomer(*line, 0.0) for line, size in lines.items() for _ in range(size)]
@@ -392,7 +396,9 @@ def test_sizes_take_turns_and_neither_starves(costs: Costs) -> None:
 
 
 @pytest.mark.parametrize("kinds", [(SMALL, SMALL), (SMALL, LARGE)])
-def test_tenants_with_full_lines_are_served_by_their_weights(kinds: tuple[Kind, Kind]) -> None:
+def test_tenants_with_full_lines_are_served_by_their_weights(
+    kinds: tuple[CallKind, CallKind],
+) -> None:
     policy = Continuous(SLOW, fair_share={"a": 2.0, "b": 1.0})
 
     choices = always_full(policy, {("a", kinds[0]): 5, ("b", kinds[1]): 5}, turns=900)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.schedule.cost import STEPS, TRUSTED, Costs, Curve, monotone
-from carpool.types import Kind
+from carpool.types import CallKind
 
-LARGE = Kind("transformer.forward", 4096)
-SMALL = Kind("transformer.forward", 1024)
+LARGE = CallKind("transformer.forward", 4096)
+SMALL = CallKind("transformer.forward", 1024)
 SECONDS = st.floats(0.001, 100)
 RUNS = st.lists(st.tuples(st.integers(1, 40), SECONDS), max_size=60)
 
@@ -87,10 +87,10 @@ def test_speedup_is_that_of_the_best_width_not_of_the_widest() -> None:
 
 
 def test_a_kind_that_never_ran_is_guessed_from_the_nearest_by_size() -> None:
-    costs = Costs({SMALL: Curve({1: 1.0, 2: 1.5}), Kind("vae.decode", 4096): Curve({1: 9.0})})
+    costs = Costs({SMALL: Curve({1: 1.0, 2: 1.5}), CallKind("vae.decode", 4096): Curve({1: 9.0})})
 
     assert costs.seconds(LARGE, 2) == 6.0
-    assert costs.seconds(Kind("other.forward", 1), 1) == Curve().seconds(1)
+    assert costs.seconds(CallKind("other.forward", 1), 1) == Curve().seconds(1)
 
 
 def test_a_guess_gives_way_to_what_is_learned() -> None:

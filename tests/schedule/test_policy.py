@@ -13,9 +13,9 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.peers.sglang_rules import Caps, Server
 from carpool.schedule.policy import Policy, build, weights
-from carpool.types import Kind, Parked, Waiting
+from carpool.types import CallKind, ParkedCall, QueuedRequest
 
-KIND = Kind("transformer.forward", 100)
+KIND = CallKind("transformer.forward", 100)
 MODES: dict[str, Callable[[], Policy]] = {
     "off": Off,
     "dynamic": lambda: Dynamic(4, 0.005),
@@ -30,15 +30,15 @@ def built(**settings: object) -> Policy:
     return build(chosen, Costs(), server, Dispatches(), lambda line: None)
 
 
-def parked(order: int, *, key: str = "a", rows: int = 1, cap: int = 4) -> Parked:
-    return Parked(order, order, key, rows, cap, kind=KIND, left_s=1.0, whole_s=1.0)
+def parked(order: int, *, key: str = "a", rows: int = 1, cap: int = 4) -> ParkedCall:
+    return ParkedCall(order, order, key, rows, cap, kind=KIND, left_s=1.0, whole_s=1.0)
 
 
-def waiting(number: int, *, width: int = 64, at_s: float = 0.0) -> Waiting:
-    return Waiting(number, at_s, 1.0, 1.0, signature={"width": width}, wave=width)
+def waiting(number: int, *, width: int = 64, at_s: float = 0.0) -> QueuedRequest:
+    return QueuedRequest(number, at_s, 1.0, 1.0, signature={"width": width}, wave=width)
 
 
-def lines(max_calls: int = 12) -> st.SearchStrategy[list[Parked]]:
+def lines(max_calls: int = 12) -> st.SearchStrategy[list[ParkedCall]]:
     """Parked calls of different requests, in any order; the cap belongs to the key."""
     caps = {"a": 4, "b": 8, "c": 1}
     call = st.tuples(st.sampled_from(sorted(caps)), st.integers(1, 6), st.integers(0, 50))
@@ -50,7 +50,7 @@ def lines(max_calls: int = 12) -> st.SearchStrategy[list[Parked]]:
 @pytest.mark.parametrize("mode", MODES)
 @given(line=lines())
 def test_a_forward_is_of_one_key_and_within_its_cap_unless_one_call_is_wider(
-    mode: str, line: list[Parked]
+    mode: str, line: list[ParkedCall]
 ) -> None:
     chosen = MODES[mode]().choose(line, 0.0, 0.0).calls
 
@@ -63,7 +63,7 @@ def test_a_forward_is_of_one_key_and_within_its_cap_unless_one_call_is_wider(
 @pytest.mark.parametrize("mode", MODES)
 @given(line=lines(), rng=st.randoms())
 def test_the_order_in_which_calls_are_given_does_not_matter(
-    mode: str, line: list[Parked], rng: object
+    mode: str, line: list[ParkedCall], rng: object
 ) -> None:
     shuffled = rng.sample(line, len(line))  # type: ignore[attr-defined]
 

@@ -13,7 +13,7 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.peers.sglang_rules import Server
 from carpool.schedule.policy import Policy, build, reload
-from carpool.types import Waiting
+from carpool.types import QueuedRequest
 from support.adapters import adapter
 from support.engines import driving
 
@@ -132,7 +132,7 @@ def config(file: Path, most: int) -> None:
 
 
 def batch(policy: Policy) -> int:
-    line = [Waiting(request=n, signature={"width": 64, "height": 64}) for n in range(8)]
+    line = [QueuedRequest(request=n, signature={"width": 64, "height": 64}) for n in range(8)]
     return len(policy.admit(line, 0, 0.0).requests)
 
 

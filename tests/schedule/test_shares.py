@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.shares import Shares
-from carpool.types import Choice, Kind, Parked, Phase, Waiting
+from carpool.types import CallKind, Choice, ParkedCall, Phase, QueuedRequest
 from carpool_lab.simulate.simulator import Ride, Stage, Worker, least_work, simulate
 from support.engines import VirtualClock, driving
 
-SMALL, LARGE = Kind("denoise", 1), Kind("denoise", 4)
+SMALL, LARGE = CallKind("denoise", 1), CallKind("denoise", 4)
 SLOW = Costs({SMALL: Curve({1: 1.0, 16: 16.0}), LARGE: Curve({1: 4.0, 16: 64.0})})
 FREE = Costs({SMALL: Curve({1: 1.0, 16: 1.0}), LARGE: Curve({1: 4.0, 16: 4.0})})
 
@@ -35,15 +35,17 @@ HABITS: dict[str, User] = {
 }
 
 
-def call(number: int, tenant: str, user: str = "", kind: Kind = SMALL, **more: Any) -> Parked:
+def call(
+    number: int, tenant: str, user: str = "", kind: CallKind = SMALL, **more: Any
+) -> ParkedCall:
     whole_s = 4 * SLOW.seconds(kind, 1)
-    one = Parked(number, number, kind, 1, 16, "denoise", kind, 0.0, whole_s, whole_s)
+    one = ParkedCall(number, number, kind, 1, 16, "denoise", kind, 0.0, whole_s, whole_s)
     return replace(one, tenant=tenant, user=user, **more)
 
 
 def served(
     policy: Continuous,
-    lines: dict[str, tuple[int, Kind, User]],
+    lines: dict[str, tuple[int, CallKind, User]],
     turns: int,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Keep so many requests of each tenant parked; seconds of forwards by tenant and by user.
@@ -53,7 +55,7 @@ def served(
     """
     numbers, of = itertools.count(1), dict.fromkeys(lines, 0)
 
-    def newcomer(tenant: str, now_s: float) -> Parked:
+    def newcomer(tenant: str, now_s: float) -> ParkedCall:
         _, kind, user = lines[tenant]
         of[tenant] += 1
         return call(next(numbers), tenant, user(of[tenant]), kind, arrived_s=now_s)
@@ -172,7 +174,7 @@ def test_of_one_tenants_requests_the_one_whose_deadline_presses_goes_first() -> 
 def test_who_has_much_to_encode_or_decode_gets_no_more_than_its_share(
     phase: Phase, weight: float
 ) -> None:
-    heavy = Kind(phase, 9)
+    heavy = CallKind(phase, 9)
     costs = Costs({SMALL: Curve({1: 1.0, 16: 16.0}), heavy: Curve({1: 5.0, 16: 80.0})})
     policy, numbers = Continuous(costs, fair_share={"a": weight}), itertools.count(1)
     by_tenant: dict[str, float] = defaultdict(float)
@@ -221,10 +223,10 @@ def test_a_tenant_that_was_away_has_saved_nothing_up() -> None:
 def test_a_tenant_that_waits_for_admission_keeps_its_turn() -> None:
     shares = Shares({})
     turn(shares, "a", "b")
-    shares.queued([Waiting(9, tenant="b")])
+    shares.queued([QueuedRequest(9, tenant="b")])
     for _ in range(10):
         turn(shares, "a")
-    shares.admitted([Waiting(9, tenant="b")])
+    shares.admitted([QueuedRequest(9, tenant="b")])
     shares.queued([])
 
     assert [turn(shares, "a", "b") for _ in range(10)] == ["b"] * 10
@@ -281,7 +283,7 @@ def played(user: User, costs: Costs, *, seed: int, weight: float = 1.0) -> dict[
         stage = Stage(kind, "denoise", kind, SLOW.seconds(kind, 1), count=rng.choice([1, 4, 9]))
         solo_s = stage.call_s * stage.count
         name = user(number) if tenant == "a" else "b"
-        waiting = Waiting(number, at_s, solo_s, solo_s, inf, 0, tenant, name)
+        waiting = QueuedRequest(number, at_s, solo_s, solo_s, inf, 0, tenant, name)
         rides.append(Ride(waiting, (stage,)))
     policy = Continuous(costs, max_running=6, fair_share={"a": weight})
     worker = Worker(policy, costs, {"denoise": 4, "encode": 4, "decode": 4})
@@ -313,7 +315,7 @@ def test_the_engine_divides_its_forwards_between_tenants_whatever_users_they_nam
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     small = {"num_inference_steps": 9, "width": 16, "height": 16, "max_sequence_length": 16}
-    chosen: list[Parked] = []
+    chosen: list[ParkedCall] = []
     choose = Continuous.choose
 
     def watched(policy: Continuous, *asked: Any) -> Choice:

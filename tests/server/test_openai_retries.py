@@ -17,7 +17,7 @@ from carpool.errors import (
     Starting,
     WorkerLost,
 )
-from carpool.types import Job
+from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from support.hostile import Grey, app_of
 
@@ -32,7 +32,7 @@ class Moody(Grey):
         super().__init__()
         self._failures = list(failures)
 
-    async def submit(self, job: Job, *_: Any, **__: Any) -> protocol.Done:
+    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
         if self._failures:
             self.jobs.append(job)
             raise self._failures.pop(0)

@@ -13,7 +13,7 @@ from carpool.errors import Overloaded, WorkerLost
 from carpool.server.answers.stream import events
 from carpool.server.bodies import schema
 from carpool.server.routes.images import Served, drawing_of
-from carpool.types import Job
+from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from support.hostile import CARD, ENDPOINT, Grey, app_of, ask, refusal
 from support.serving import picture
@@ -29,7 +29,7 @@ class Showing(Grey):
         self.error, self.fails_at = error, fails_at
 
     async def submit(
-        self, job: Job, on_progress: Any = None, on_preview: Any = None
+        self, job: CheckedRequest, on_progress: Any = None, on_preview: Any = None
     ) -> protocol.Done:
         if self.error is not None and self.fails_at == 0:
             raise self.error
@@ -90,7 +90,9 @@ def test_previews_come_first_then_the_picture_then_the_end() -> None:
 
 def test_a_worker_that_dies_meanwhile_is_a_comment_and_no_preview_comes_twice() -> None:
     class Reborn(Showing):
-        async def submit(self, job: Job, on_progress: Any = None, on_preview: Any = None) -> Any:
+        async def submit(
+            self, job: CheckedRequest, on_progress: Any = None, on_preview: Any = None
+        ) -> Any:
             for step in (1, 2):
                 on_preview(
                     protocol.Preview(job.request_id, step, 4, protocol.Picture(1, 1, b"abc"))
@@ -179,7 +181,7 @@ def test_a_defect_of_ours_is_told_without_its_secrets(caplog: pytest.LogCaptureF
 def test_one_failure_gives_up_the_other_pictures() -> None:
     class OneFails(Grey):
         async def submit(
-            self, job: Job, on_progress: Any = None, on_preview: Any = None
+            self, job: CheckedRequest, on_progress: Any = None, on_preview: Any = None
         ) -> protocol.Done:
             if job.seed == 1:
                 on_progress(1, 4)
@@ -225,7 +227,7 @@ def test_silence_is_broken_by_pings_and_whoever_leaves_ends_the_work() -> None:
 def test_a_client_that_leaves_a_stream_ends_its_jobs(caplog: pytest.LogCaptureFixture) -> None:
     class Moving(Grey):
         async def submit(
-            self, job: Job, on_progress: Any = None, on_preview: Any = None
+            self, job: CheckedRequest, on_progress: Any = None, on_preview: Any = None
         ) -> protocol.Done:
             on_progress(1, 4)
             return await super().submit(job)
@@ -297,7 +299,7 @@ def test_who_asks_again_while_it_runs_waits_for_the_same_picture_though_the_firs
             super().__init__()
             self.may_end = asyncio.Event()
 
-        async def submit(self, job: Job, *_: Any, **__: Any) -> protocol.Done:
+        async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
             self._count(+1)
             await self.may_end.wait()
             return await super().submit(job)
@@ -323,7 +325,9 @@ def test_who_asks_again_while_it_runs_waits_for_the_same_picture_though_the_firs
 
 def test_a_stream_that_failed_is_done_anew() -> None:
     class Once(Showing):
-        async def submit(self, job: Job, on_progress: Any = None, on_preview: Any = None) -> Any:
+        async def submit(
+            self, job: CheckedRequest, on_progress: Any = None, on_preview: Any = None
+        ) -> Any:
             try:
                 return await super().submit(job, on_progress, on_preview)
             finally:

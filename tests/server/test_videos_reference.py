@@ -17,7 +17,7 @@ from PIL import Image
 
 from carpool.errors import PipelineFailed
 from carpool.request.parameters import Card, Parameter, Task
-from carpool.types import Job
+from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.protocol import Clip, Done
 from server.test_edits import BOTH, png
@@ -53,7 +53,7 @@ class Filming(Grey):
         self.ready = protocol.Ready(card, {}, 0.0)
         self.is_broken = False
 
-    async def submit(self, job: Job, *_: Any, **__: Any) -> Done:
+    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> Done:
         done = await super().submit(job)
         if self.is_broken:
             raise PipelineFailed("it broke")
@@ -136,7 +136,7 @@ def keep_outputs(worker: Driven, done: list[Done]) -> None:
     """Keep what the worker makes: an MP4 is not that to the bit."""
     submit = worker.submit
 
-    async def kept(job: Job, *rest: Any, **options: Any) -> Done:
+    async def kept(job: CheckedRequest, *rest: Any, **options: Any) -> Done:
         done.append(await submit(job, *rest, **options))
         return done[-1]
 

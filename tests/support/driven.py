@@ -22,7 +22,7 @@ from carpool.media.inputs import unpacked
 from carpool.server.app import create_app
 from carpool.server.routes.jobs import write_images
 from carpool.server.routes.videos import write_video
-from carpool.types import Job, Timings
+from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from support.engines import Drive, Recorder
 from support.hostile import Grey
@@ -36,7 +36,7 @@ class Driven(Grey):
         self._drive = drive
         self.ready = protocol.Ready(drive.engine.loaded.card, {}, 0.0)
 
-    async def submit(self, job: Job, *_: Any, **__: Any) -> protocol.Done:
+    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
         self.jobs.append(job)
         recorder = Recorder()
         self._drive.engine.submit(job, recorder)

@@ -21,7 +21,7 @@ from carpool.engine.model import pipeline
 from carpool.engine.request import Outcome
 from carpool.request.parameters import check
 from carpool.schedule.batch_modes import together
-from carpool.types import Admission, Choice, Event, Forward, Parked, Request, Waiting
+from carpool.types import Admission, Choice, Event, Forward, ParkedCall, QueuedRequest, Request
 from support.tiny import ARGUMENTS, checkpoint
 
 CLOSE = 2e-5  # the most that riding together may change a pixel, values 0-1, float32
@@ -92,11 +92,11 @@ class InLine:
     def __init__(self, max_running: int) -> None:
         self._max_running = max_running
 
-    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
         free = self._max_running - aboard
         return Admission(tuple(one.request for one in waiting[: max(0, free)]))
 
-    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
         return together(parked)
 
 

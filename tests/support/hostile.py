@@ -14,7 +14,7 @@ from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.request.parameters import Card, Parameter, Task
 from carpool.server.app import create_app
-from carpool.types import Job, Timings
+from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.supervisor import Supervisor
 
@@ -56,11 +56,11 @@ class Grey(Supervisor):
     def __init__(self, *, is_slow: bool = False) -> None:
         super().__init__("none", EngineSettings())
         self.ready, self._state = protocol.Ready(CARD, {}, 0.0), "ready"
-        self.jobs: list[Job] = []
+        self.jobs: list[CheckedRequest] = []
         self.is_slow, self.running = is_slow, 0
         self.changed = asyncio.Event()  # `running` has another value
 
-    async def submit(self, job: Job, *_: Any, **__: Any) -> protocol.Done:
+    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
         self.jobs.append(job)
         self._count(+1)
         try:

@@ -18,7 +18,7 @@ from carpool.jobs.store import JobStore
 from carpool.jobs.work import work_of
 from carpool.server.app import create_app
 from carpool.telemetry.metrics import ALL, Metrics
-from carpool.types import Job
+from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.supervisor import Supervisor
 from support.engines import VirtualClock, driving
@@ -140,7 +140,7 @@ def test_without_a_worker_the_fronts_own_counts_remain() -> None:
 class Filming(Grey):
     """Makes videos of half a second where a job asks for one, at the seed 13 nothing."""
 
-    async def submit(self, job: Job, *_: Any, **options: Any) -> protocol.Done:
+    async def submit(self, job: CheckedRequest, *_: Any, **options: Any) -> protocol.Done:
         if job.seed == 13:
             raise PipelineFailed("it broke")
         done = await super().submit(job)
@@ -158,9 +158,9 @@ def test_jobs_count_by_their_ends_with_what_they_made() -> None:
             writers = dict.fromkeys(("image", "video"), lambda *_: None)
             runner = Runner(store, worker, writers, model=lambda: CARD.id, max_running=1)
             app = create_app(worker, ServeSettings(), runner)
-            film = work_of(CARD.id, [Job("a", 1, {"num_frames": 12})], fps=24.0)
-            broken = work_of(CARD.id, [Job("a", 13, {})])
-            pictures = work_of(CARD.id, [Job("a", 1, {}), Job("b", 2, {})])
+            film = work_of(CARD.id, [CheckedRequest("a", 1, {"num_frames": 12})], fps=24.0)
+            broken = work_of(CARD.id, [CheckedRequest("a", 13, {})])
+            pictures = work_of(CARD.id, [CheckedRequest("a", 1, {}), CheckedRequest("b", 2, {})])
             sent = [("video", film), ("image", broken), ("image", pictures)]
             jobs = [(await runner.submit(kind, {}, work))[0] for kind, work in sent]
             cancelled, removed = [(await runner.submit("video", {}, film))[0] for _ in range(2)]
@@ -199,7 +199,7 @@ def test_jobs_that_are_too_old_count_as_expired_once() -> None:
         with closing(JobStore(clock=StoreClock(wall, wall, wall), ttl_s=10.0)) as store:
             runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1, clock=clock)
             app = create_app(worker, ServeSettings(), runner)
-            work = work_of(CARD.id, [Job("a", 1, {})])
+            work = work_of(CARD.id, [CheckedRequest("a", 1, {})])
             running = asyncio.create_task(runner.run())
             old = [(await runner.submit("image", {}, work))[0] for _ in range(2)]
             await worker.until(lambda: worker.running == 1)
@@ -223,7 +223,9 @@ def test_jobs_that_are_too_old_count_as_expired_once() -> None:
 
 def test_the_first_preview_of_a_stream_is_timed_and_no_other() -> None:
     class Showing(Grey):
-        async def submit(self, job: Job, *_: Any, on_preview: Any = None, **__: Any) -> Any:
+        async def submit(
+            self, job: CheckedRequest, *_: Any, on_preview: Any = None, **__: Any
+        ) -> Any:
             for step in range(1, job.previews + 1):
                 small = protocol.Picture(8, 8, bytes(3 * 8 * 8))
                 on_preview(protocol.Preview(job.request_id, step, 4, small))

@@ -26,12 +26,12 @@ from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
 from carpool.telemetry import tracing
 from carpool.telemetry.tracing import Tracing
-from carpool.types import Job
+from carpool.types import CheckedRequest
 from carpool.worker.supervisor import Supervisor
 from support.hostile import CARD, Grey
 from support.serving import DRAW, ENDPOINT, MODEL_ID, body, eventually, serving
 
-JOB = Job("req-1", 7, {"prompt": "a secret wish"})
+JOB = CheckedRequest("req-1", 7, {"prompt": "a secret wish"})
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
 LIFE: dict[str, Any] = {

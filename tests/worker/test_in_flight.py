@@ -5,13 +5,13 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.types import Job
+from carpool.types import CheckedRequest
 from carpool.worker.in_flight import RERUNS, Manifest
 from carpool.worker.protocol import Submit
 
 
 def submit(name: str) -> Submit:
-    return Submit(Job(request_id=name, seed=0, arguments={}))
+    return Submit(CheckedRequest(request_id=name, seed=0, arguments={}))
 
 
 def ids(due: list[Submit]) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from carpool.config import EngineSettings
 from carpool.engine.loop import Engine
 from carpool.engine.model import pipeline
-from carpool.types import Job
+from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.process import Worker
 from support.serving import DRAW, MODEL, SIZE
@@ -62,7 +62,7 @@ def working(model: str = MODEL, passing: str = "", **settings: Any) -> Iterator[
 
 
 def submit(front: Front, request_id: str) -> protocol.ToFront | None:
-    front.say(protocol.Submit(Job(request_id, 1, ARGUMENTS)))
+    front.say(protocol.Submit(CheckedRequest(request_id, 1, ARGUMENTS)))
     return front.hear()
 
 
@@ -70,7 +70,7 @@ def film(front: Front) -> protocol.Clip:
     """Have a video made, of the arguments that its checkpoint comes with."""
     front.hear()
     arguments = {**VIDEO, "prompt": "a red circle", "output_type": "pil"}
-    front.say(protocol.Submit(Job("one", 1, arguments, task="text-to-video")))
+    front.say(protocol.Submit(CheckedRequest("one", 1, arguments, task="text-to-video")))
     done = front.hear()
     assert isinstance(done, protocol.Done), done
     assert done.clip is not None
@@ -140,7 +140,7 @@ def test_a_reload_that_fails_as_nobody_foresaw_is_told_and_requests_go_on(
 def test_a_request_that_cannot_be_measured_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = pipeline.Meter.usage
 
-    def fail(meter: pipeline.Meter, job: Job) -> Future[tuple[int, int]]:
+    def fail(meter: pipeline.Meter, job: CheckedRequest) -> Future[tuple[int, int]]:
         if job.request_id == "bad":
             raise TypeError("no text")
         return usage(meter, job)
@@ -184,7 +184,7 @@ def test_a_worker_whose_engine_ended_hangs_up(
 def test_steps_are_told_of_a_request_that_is_followed() -> None:
     with working() as front:
         front.hear()
-        front.say(protocol.Submit(Job("one", 1, ARGUMENTS), follow=True))
+        front.say(protocol.Submit(CheckedRequest("one", 1, ARGUMENTS), follow=True))
         heard = [front.hear() for _ in range(DRAW["num_inference_steps"] + 1)]
         done = submit(front, "another")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from carpool.config import EngineSettings
 from carpool.request.parameters import Card, Parameter, Task
-from carpool.types import MAX_SEED, Job, Timings
+from carpool.types import MAX_SEED, CheckedRequest, Timings
 from carpool.worker import protocol
 
 texts = st.text(max_size=20)
@@ -57,7 +57,7 @@ settings = st.builds(
     max_queue=st.integers(0, 1 << 20),
 )
 jobs = st.builds(
-    Job,
+    CheckedRequest,
     request_id=ids,
     seed=st.integers(0, MAX_SEED),
     arguments=arguments,
@@ -165,7 +165,7 @@ def test_a_large_picture_is_read_in_bounded_pieces() -> None:
 
 
 def test_whole_numbers_and_fractions_keep_their_kind() -> None:
-    job = Job("a", 1, {"steps": 4, "scale": 4.0})
+    job = CheckedRequest("a", 1, {"steps": 4, "scale": 4.0})
 
     submitted = protocol.decode_to_worker(read(in_pieces(protocol.encode(protocol.Submit(job)), 9)))
 

@@ -8,7 +8,7 @@ import pytest
 
 from carpool.config import EngineSettings
 from carpool.errors import LoadFailed, Overloaded
-from carpool.types import Job
+from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.protocol import Ready
 from carpool.worker.supervisor import Supervisor
@@ -33,7 +33,7 @@ def test_a_worker_that_is_full_is_not_asked_and_one_with_a_place_is() -> None:
         waiting = []
         for n in range(2):
             supervisor.check_room()
-            waiting.append(asyncio.create_task(supervisor.submit(Job(f"{n}", 1, {}))))
+            waiting.append(asyncio.create_task(supervisor.submit(CheckedRequest(f"{n}", 1, {}))))
             await asyncio.sleep(0)
 
         with pytest.raises(Overloaded, match="2 requests wait or run, the most is 1 \\+ 1") as told:
@@ -53,7 +53,8 @@ def test_who_is_given_up_is_cancelled_in_the_worker_once_and_who_is_answered_is_
     async def story() -> list[protocol.ToWorker]:
         supervisor = Silent(EngineSettings())
         given_up, answered = (
-            asyncio.create_task(supervisor.submit(Job(name, 1, {}))) for name in ("one", "two")
+            asyncio.create_task(supervisor.submit(CheckedRequest(name, 1, {})))
+            for name in ("one", "two")
         )
         await asyncio.sleep(0)
         given_up.cancel()

@@ -45,7 +45,7 @@ from carpool.errors import (
     reason,
 )
 from carpool.schedule.policy import Policy
-from carpool.types import Clock, Event, Forward, Job, Phase
+from carpool.types import CheckedRequest, Clock, Event, Forward, Phase
 
 log = logging.getLogger("carpool")
 
@@ -99,7 +99,7 @@ class Engine:
 
     # From any thread
 
-    def submit(self, job: Job, listener: Listener) -> None:
+    def submit(self, job: CheckedRequest, listener: Listener) -> None:
         """Put a checked request into the line; see `Gate.check`, `Line.put` for what they raise."""
         self._desk.refuse_late(job, list(self._riders.values()))
         self._desk.refuse_overload(job)
@@ -345,7 +345,7 @@ class Engine:
 
         self._finish(show)
 
-    def _described(self, call: Call, job: Job) -> Ready:
+    def _described(self, call: Call, job: CheckedRequest) -> Ready:
         target = call.target
         name = type(target.module).__name__
         if target.method == "generate":  # takes no generator: pipelines seed all of torch for it

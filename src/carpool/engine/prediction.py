@@ -10,7 +10,7 @@ from carpool.engine.request import Rider
 from carpool.request.parameters import Card
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.compatibility import cost, request_key, resolution, signature
-from carpool.types import Job, Kind, Parked, Waiting
+from carpool.types import CallKind, CheckedRequest, ParkedCall, QueuedRequest
 
 MAX_KINDS = 4096  # remembered by fuse key
 SIZES = ("width", "height", "num_frames")
@@ -26,12 +26,12 @@ class Forecast:
     def __init__(self, card: Card, costs: Costs, vae_scale_px: int) -> None:
         self._card, self._costs, self._vae_scale_px = card, costs, vae_scale_px
         self._defaults = _defaults(card)
-        self._kinds: dict[Hashable, Kind] = {}
-        self._step_calls: dict[Hashable, tuple[Kind, int]] = {}  # by size: one denoising call
-        self._last_step_call: tuple[Kind, int] | None = None
+        self._kinds: dict[Hashable, CallKind] = {}
+        self._step_calls: dict[Hashable, tuple[CallKind, int]] = {}  # by size: one denoising call
+        self._last_step_call: tuple[CallKind, int] | None = None
         self._calls_a_step = 1.0
 
-    def kind(self, ready: Ready) -> Kind:
+    def kind(self, ready: Ready) -> CallKind:
         """What kind of forward a call needs, as far as its costs go."""
         known = self._kinds.get(ready.key)
         if known is None:
@@ -40,7 +40,7 @@ class Forecast:
             known = self._kinds[ready.key] = _kind(ready)
         return known
 
-    def parked(self, rider: Rider, ready: Ready, max_rows: int) -> Parked:
+    def parked(self, rider: Rider, ready: Ready, max_rows: int) -> ParkedCall:
         """The call that a rider is parked on, as a policy sees it."""
         kind, phase = self.kind(ready), ready.call.target.phase
         waiting = rider.waiting
@@ -54,7 +54,7 @@ class Forecast:
             left_s = self._costs.seconds(kind, ready.rows)
         else:
             left_s = whole_s
-        return Parked(
+        return ParkedCall(
             order=rider.order,
             request=rider.number,
             key=ready.key,
@@ -71,13 +71,13 @@ class Forecast:
             user=waiting.user,
         )
 
-    def waiting(self, rider: Rider) -> Waiting:
+    def waiting(self, rider: Rider) -> QueuedRequest:
         """A request in the line, as a policy sees it."""
         job = rider.job
         size = resolution(job.arguments, self._card.default_size_px)
         frames = int(job.arguments.get("num_frames") or 1)
         whole_s = self.whole_s(job)
-        return Waiting(
+        return QueuedRequest(
             request=rider.number,
             arrived_s=rider.submitted_s,
             left_s=whole_s,
@@ -91,7 +91,7 @@ class Forecast:
             wave=request_key(job, self._defaults),
         )
 
-    def whole_s(self, job: Job) -> float:
+    def whole_s(self, job: CheckedRequest) -> float:
         """The predicted work of a request, from its beginning."""
         steps = max(1, self._card.steps(job.arguments))
         call = self._step_calls.get(_size(job), self._last_step_call)
@@ -108,7 +108,7 @@ class Forecast:
         call = self._last_step_call
         return call is not None and bool(self._costs.curve(call[0]).measured)
 
-    def _note_step(self, rider: Rider, kind: Kind, rows: int) -> None:
+    def _note_step(self, rider: Rider, kind: CallKind, rows: int) -> None:
         self._last_step_call = self._step_calls[_size(rider.job)] = kind, rows
         if rider.step > rider.counted_step:  # it parked for the first time in this step
             calls = (rider.denoiser_calls - 1) / rider.step
@@ -116,7 +116,7 @@ class Forecast:
             rider.counted_step = rider.step
 
 
-def _size(job: Job) -> Hashable:
+def _size(job: CheckedRequest) -> Hashable:
     return tuple(job.arguments.get(name) for name in SIZES)
 
 
@@ -127,7 +127,7 @@ def _defaults(card: Card) -> dict[str, object]:
     return {**own, "width": width, "height": height, **card.defaults}
 
 
-def _kind(ready: Ready) -> Kind:
+def _kind(ready: Ready) -> CallKind:
     target, arguments = ready.call.target, ready.call.arguments()
     tensors: list[Tensor] = []
     for value in arguments.values():
@@ -135,7 +135,7 @@ def _kind(ready: Ready) -> Kind:
         tensors += [one for one in several if isinstance(one, Tensor)]
     leading = arguments.get(target.spec.rows) if target.spec else None
     shape = leading.shape[1:] if isinstance(leading, Tensor) else ()
-    return Kind(
+    return CallKind(
         name=f"{target.component}.{target.method}",
         size=sum(one.numel() for one in tensors) // ready.rows,
         detail="x".join(map(str, shape)),

@@ -13,7 +13,7 @@ from typing import Any
 from carpool.engine.observe.timeline import Lives
 from carpool.engine.request import Listener, Rider
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Draining, Overloaded
-from carpool.types import Clock, Event, Job
+from carpool.types import CheckedRequest, Clock, Event
 
 
 class Line:
@@ -35,7 +35,12 @@ class Line:
         return len(self._waiting)
 
     def put(
-        self, job: Job, listener: Listener, *, free_places: int, place_s: float | None = None
+        self,
+        job: CheckedRequest,
+        listener: Listener,
+        *,
+        free_places: int,
+        place_s: float | None = None,
     ) -> None:
         """Let a request wait.
 

@@ -10,7 +10,7 @@ from carpool.engine.execute import Ready
 from carpool.engine.fiber import Fiber
 from carpool.engine.model.preview import Watch
 from carpool.engine.observe.timeline import Life
-from carpool.types import Event, Job, Parked, Phase, Timings, Waiting
+from carpool.types import CheckedRequest, Event, ParkedCall, Phase, QueuedRequest, Timings
 
 log = logging.getLogger("carpool")
 
@@ -19,7 +19,7 @@ log = logging.getLogger("carpool")
 class Outcome:
     """How a request ended: with the fields of the pipeline's output, or with an error."""
 
-    job: Job
+    job: CheckedRequest
     fields: dict[str, Any]  # "images", "frames", ...: on the host, in the type asked for
     error: Exception | None
     timings: Timings
@@ -39,16 +39,16 @@ class Listener(Protocol):
 class Rider:
     """A request from its submission to its end. Only the engine's thread changes it."""
 
-    job: Job
+    job: CheckedRequest
     listener: Listener
     number: int  # place in the line of requests
     life: Life
     view: Any = None  # its private copy of the pipeline, once admitted
     watch: Watch | None = None  # of its scheduler, if it wants previews
     fiber: Fiber | None = None
-    waiting: Waiting | None = None  # as a policy saw it in the line
+    waiting: QueuedRequest | None = None  # as a policy saw it in the line
     ready: Ready | None = None  # the call it is parked on
-    parked: Parked | None = None  # the same, as a policy sees it
+    parked: ParkedCall | None = None  # the same, as a policy sees it
     order: int = 0  # that call's place in the line of calls
     step: int = 0
     steps: int = 0

@@ -26,7 +26,7 @@ from carpool.errors import TooLate
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.policy import Policy, build, reload
-from carpool.types import NO_KIND, Clock, Job, Parked, Waiting
+from carpool.types import NO_KIND, CheckedRequest, Clock, ParkedCall, QueuedRequest
 
 log = logging.getLogger("carpool")
 
@@ -56,7 +56,7 @@ class Desk:
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
         self._watch, self._kind = Stopwatch(loaded.device), NO_KIND
         self.gate = Gate(line, settings)
-        self._waiting: list[Waiting] = []  # of the line, as of its `_version`
+        self._waiting: list[QueuedRequest] = []  # of the line, as of its `_version`
         self._version, self._waiting_s = -1, 0.0
         self.wake_s = inf  # when to ask again, if nothing happens before
         self._why: Counter[tuple[str, str]] = Counter()  # forwards were not wider
@@ -90,7 +90,7 @@ class Desk:
             key=lambda rider: (rider.job.lora, rider.number),
         )
 
-    def _parked(self, rider: Rider) -> Parked:
+    def _parked(self, rider: Rider) -> ParkedCall:
         ready = rider.ready
         assert ready is not None, "a rider in flight is always parked between turns"
         settings, phase = self._settings, ready.call.target.phase
@@ -125,11 +125,11 @@ class Desk:
             alone_s = sum(curve.seconds(width) for width in rows)
             self.gate.learn(alone_s, len(rows), curve.seconds(sum(rows)))
 
-    def refuse_overload(self, job: Job) -> None:
+    def refuse_overload(self, job: CheckedRequest) -> None:
         """Refuse a request that would wait too long; see `Gate.check` for what it raises."""
         self.gate.check(job.priority, self._forecast.whole_s(job))
 
-    def refuse_late(self, job: Job, aboard: Iterable[Rider]) -> None:
+    def refuse_late(self, job: CheckedRequest, aboard: Iterable[Rider]) -> None:
         """Refuse a request that cannot be done in time, by what forwards have taken so far.
 
         That is what it takes alone, after those aboard whose deadlines are earlier.

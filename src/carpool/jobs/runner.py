@@ -32,7 +32,7 @@ from carpool.errors import (
 from carpool.jobs.database import End, Record, State
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import Reader, parts_of
-from carpool.types import Clock, Job
+from carpool.types import CheckedRequest, Clock
 
 log = logging.getLogger("carpool")
 
@@ -54,13 +54,15 @@ class Worker(Protocol):
     """What runs the work of jobs: a `Supervisor`, or a test's own."""
 
     async def wait_open(self) -> None: ...
-    async def submit(self, job: Job, on_progress: OnProgress | None = None) -> Output: ...
+    async def submit(
+        self, job: CheckedRequest, on_progress: OnProgress | None = None
+    ) -> Output: ...
 
 
 class Watcher(Protocol):
     """Hears what becomes of jobs, on the event loop."""
 
-    def runs(self, record: Record, parts: Sequence[Job]) -> None:
+    def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
         """A job is run, maybe not for the first time, as these parts; told in their own task."""
 
     def ended(
@@ -280,7 +282,7 @@ class Runner:
             raise failures.exceptions[0] from None
         return [part.result() for part in parts]
 
-    async def _part(self, job: Job, on_progress: OnProgress) -> Output:
+    async def _part(self, job: CheckedRequest, on_progress: OnProgress) -> Output:
         """Run one part, as soon as the worker has a place for it."""
         while True:
             try:

@@ -6,7 +6,7 @@ from typing import Any
 
 from carpool.errors import DeadlineExceeded, ModelNotFound, StoreFailed
 from carpool.jobs.database import Record
-from carpool.types import Job, new_request_id
+from carpool.types import CheckedRequest, new_request_id
 
 Stored = Callable[[str], bytes | None]
 """The content of a job's stored file by its name; None if there is none."""
@@ -17,7 +17,7 @@ Reader = Callable[[bytes, Any], Any]
 
 def work_of(
     model: str,
-    jobs: Sequence[Job],
+    jobs: Sequence[CheckedRequest],
     inputs: Mapping[str, Any] | None = None,
     **output: Any,
 ) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def work_of(
 
 def parts_of(
     record: Record, model: str, stored: Stored, read: Reader | None, uptime_s: float
-) -> list[Job]:
+) -> list[CheckedRequest]:
     """The jobs of a record as they are run this time. May wait for the disk.
 
     Args:
@@ -52,7 +52,7 @@ def parts_of(
         DeadlineExceeded: its time is over.
     """
     try:
-        wanted, jobs = record.work["model"], [Job(**job) for job in record.work["jobs"]]
+        wanted, jobs = record.work["model"], [CheckedRequest(**job) for job in record.work["jobs"]]
     except (KeyError, TypeError):
         raise StoreFailed("the job was stored, but cannot be read any more") from None
     if wanted != model:
@@ -69,7 +69,7 @@ def parts_of(
     return [_now(job, waited_s, pictures) for job in jobs]
 
 
-def _now(job: Job, waited_s: float, pictures: Mapping[str, Any]) -> Job:
+def _now(job: CheckedRequest, waited_s: float, pictures: Mapping[str, Any]) -> CheckedRequest:
     """A job under a name of its own, with the time that is left."""
     timeout_s = None if job.timeout_s is None else job.timeout_s - waited_s
     if timeout_s is not None and timeout_s <= 0:

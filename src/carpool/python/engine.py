@@ -28,7 +28,7 @@ from carpool.errors import CarpoolError, Draining, InvalidValue, Overloaded
 from carpool.request.expand import MAX_N, check_previews, merged, repeated
 from carpool.request.lora import check_name
 from carpool.request.parameters import Card, check, check_n
-from carpool.types import Event, Job, Request, Timings
+from carpool.types import CheckedRequest, Event, Request, Timings
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -59,7 +59,7 @@ class Handle:
     """A request that was submitted: wait for it, `await` it, follow it, cancel it."""
 
     def __init__(
-        self, job: Job, loop: Loop, follow: Callable[[Event], object] | None = None
+        self, job: CheckedRequest, loop: Loop, follow: Callable[[Event], object] | None = None
     ) -> None:
         self._job, self._loop, self._follow = job, loop, follow
         self._future: Future[Output] = Future()
@@ -222,7 +222,7 @@ class Engine:
         if not requests:
             raise InvalidValue("the list of prompts is empty: give at least one", param="prompt")
         check_n(n, MAX_N)
-        jobs: list[Job | Output] = []
+        jobs: list[CheckedRequest | Output] = []
         for one in requests:
             request = merged(one, parameters)
             try:
@@ -234,15 +234,19 @@ class Engine:
         return self._run_all(jobs, return_errors, progress)
 
     def _run_all(
-        self, jobs: Sequence[Job | Output], return_errors: bool, progress: bool | None
+        self, jobs: Sequence[CheckedRequest | Output], return_errors: bool, progress: bool | None
     ) -> list[Output]:
-        steps = sum(self.card.steps(job.arguments) for job in jobs if isinstance(job, Job))
+        steps = sum(
+            self.card.steps(job.arguments) for job in jobs if isinstance(job, CheckedRequest)
+        )
         hidden = not (len(jobs) > 1 and sys.stderr.isatty()) if progress is None else not progress
         handles: list[Handle | Output] = []
         with tqdm(total=steps, unit="step", disable=hidden) as bar:
             try:
                 for job in jobs:
-                    handles.append(self._queue(job, handles, bar) if isinstance(job, Job) else job)
+                    handles.append(
+                        self._queue(job, handles, bar) if isinstance(job, CheckedRequest) else job
+                    )
                 outputs = [_settled(handle) for handle in handles]
             except BaseException:  # interrupted: nobody waits for the rest any more
                 for handle in handles:
@@ -255,7 +259,9 @@ class Engine:
                     raise output.error
         return outputs
 
-    def _queue(self, job: Job, before: Sequence[Handle | Output], bar: "tqdm[Any]") -> Handle:
+    def _queue(
+        self, job: CheckedRequest, before: Sequence[Handle | Output], bar: "tqdm[Any]"
+    ) -> Handle:
         """Start a job of a list, waiting for a place: a long list is no overload."""
         while True:
             try:
@@ -267,7 +273,9 @@ class Engine:
                     raise
                 wait(running, timeout=full.retry_after_s, return_when="FIRST_COMPLETED")
 
-    def _start(self, job: Job, follow: Callable[[Event], object] | None = None) -> Handle:
+    def _start(
+        self, job: CheckedRequest, follow: Callable[[Event], object] | None = None
+    ) -> Handle:
         handle = Handle(job, self._loop, follow)
         self._loop.submit(job, handle)
         return handle

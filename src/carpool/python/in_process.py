@@ -23,12 +23,14 @@ from carpool.request.expand import MAX_N, merged, repeated
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import is_pil
 from carpool.request.parameters import Card, check, check_n
-from carpool.types import Event, Job, Request
+from carpool.types import CheckedRequest, Event, Request
 
 _KINDS = {"pictures": "image", "videos": "video"}
 
 
-def checked(card: Card, request: Request | str, n: int, values: Mapping[str, Any]) -> list[Job]:
+def checked(
+    card: Card, request: Request | str, n: int, values: Mapping[str, Any]
+) -> list[CheckedRequest]:
     """The parts of a job: n outputs of one request.
 
     Args:
@@ -50,7 +52,7 @@ def checked(card: Card, request: Request | str, n: int, values: Mapping[str, Any
 
 def work_and_kind(
     card: Card,
-    jobs: Sequence[Job],
+    jobs: Sequence[CheckedRequest],
     settings: ServeSettings,
     format: Format,
     fps: float | None,
@@ -85,7 +87,7 @@ def work_and_kind(
     return _KINDS[makes], work
 
 
-def _told(card: Card, job: Job, settings: ServeSettings) -> dict[str, Any] | None:
+def _told(card: Card, job: CheckedRequest, settings: ServeSettings) -> dict[str, Any] | None:
     made_with = {"model": card.id, "seed": job.seed, **job.arguments}
     return told(
         made_with | ({"lora": job.lora} if job.lora else {}),
@@ -113,7 +115,7 @@ class InProcess:
         if not self._is_alive():
             await asyncio.Event().wait()  # it failed: what waits is for the next process
 
-    async def submit(self, job: Job, on_progress: OnProgress | None = None) -> Output:
+    async def submit(self, job: CheckedRequest, on_progress: OnProgress | None = None) -> Output:
         here = asyncio.get_running_loop()
 
         def follow(event: Event) -> None:

@@ -22,7 +22,7 @@ from carpool.errors import (
 from carpool.request.images import NAMES as PICTURE_NAMES
 from carpool.request.images import check_pictures, size_of
 from carpool.request.lora import check_lora, refuse_scale
-from carpool.types import MAX_SEED, Job, Request, new_seed
+from carpool.types import MAX_SEED, CheckedRequest, Request, new_seed
 
 ParameterKind = Literal["int", "float", "bool", "str", "numbers", "other"]
 
@@ -123,7 +123,7 @@ class Card:
         return [*OURS, *(name for name in names if name not in hidden)]
 
 
-def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
+def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRequest:
     """Turn a request into a job, or say what is wrong with it.
 
     Args:
@@ -170,7 +170,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> Job:
         raise MissingParameter(
             f"{missing[0]} is missing: every request needs one", param=missing[0]
         )
-    return Job(
+    return CheckedRequest(
         request_id=request.request_id,
         seed=check_seed(request.seed),
         arguments=arguments,

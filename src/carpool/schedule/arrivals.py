@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from carpool.schedule.cost import Curve
-from carpool.types import Parked, Waiting
+from carpool.types import ParkedCall, QueuedRequest
 
 REMEMBERED = 400  # arrivals
 KEPT = 0.999  # of the weight of what ran before, at each forward
@@ -26,7 +26,7 @@ class Load:
     _key: Hashable = None  # of the last forward
     _unmixed: int = LATELY  # forwards since the key was another
 
-    def came(self, waiting: Sequence[Waiting]) -> None:
+    def came(self, waiting: Sequence[QueuedRequest]) -> None:
         """Note those of a line, in order, that were not in it before."""
         if waiting and waiting[-1].request > self._last:
             for one in waiting[-REMEMBERED:]:
@@ -35,7 +35,7 @@ class Load:
                     self._came.append((one.arrived_s, self._came_s))
             self._last = waiting[-1].request
 
-    def ran(self, calls: Sequence[Parked], curve: Curve) -> None:
+    def ran(self, calls: Sequence[ParkedCall], curve: Curve) -> None:
         """Note a denoising forward."""
         is_same = self._key is None or calls[0].key == self._key
         self._key, self._unmixed = calls[0].key, self._unmixed + 1 if is_same else 0

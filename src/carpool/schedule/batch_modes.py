@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from carpool.schedule.peers.batches import fill, wait_until, wave, wave_deadline
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.peers.sglang_rules import Caps
-from carpool.types import Admission, Choice, Parked, Waiting
+from carpool.types import Admission, Choice, ParkedCall, QueuedRequest
 
 LOOKED_AT = 1024  # requests of the line that a batch is formed from
 
@@ -19,10 +19,10 @@ LOOKED_AT = 1024  # requests of the line that a batch is formed from
 class Off:
     """One request after the other, and of it one call after the other."""
 
-    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
         return Admission(()) if aboard or not waiting else Admission((waiting[0].request,))
 
-    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
         return together(parked)
 
 
@@ -32,11 +32,13 @@ class Dynamic:
 
     max_size: int = 1
     delay_s: float = 0.0
-    caps: Callable[[Waiting], Caps] | None = None  # of a batching config; None: `max_size` alone
+    caps: Callable[[QueuedRequest], Caps] | None = (
+        None  # of a batching config; None: `max_size` alone
+    )
     dispatches: Dispatches = field(default_factory=Dispatches)  # counts every batch
     say: Callable[[str], None] = lambda line: None  # hears a line for each
 
-    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
         if aboard or not waiting:
             return Admission(())
         head, queue = waiting[0], waiting[1:LOOKED_AT]
@@ -57,7 +59,7 @@ class Dynamic:
         chosen = (head.request, *(queue[place].request for place in batch.joined))
         return Admission(chosen, stop_reason=batch.stop_reason)
 
-    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
         return together(parked)
 
 
@@ -69,7 +71,7 @@ class Waves:
     wait_s: float = 0.0
     _free_since_s: float | None = field(default=None)
 
-    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
         if aboard or not waiting:
             self._free_since_s = None
             return Admission(())
@@ -89,17 +91,17 @@ class Waves:
         size = wave(keys, self.max_num_seqs)
         return Admission(tuple(one.request for one in waiting[:size]))
 
-    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
         return together(parked)
 
 
-def together(parked: Sequence[Parked]) -> Choice:
+def together(parked: Sequence[ParkedCall]) -> Choice:
     """The call that waits longest, with all that may share its forward, memory permitting."""
     if not parked:
         return Choice(())
     line = sorted(parked, key=lambda call: call.order)
     leader, rows = line[0], 0
-    chosen: list[Parked] = []
+    chosen: list[ParkedCall] = []
     for call in line:
         if call.key != leader.key:
             continue

@@ -34,7 +34,7 @@ from math import inf
 from carpool.schedule.arrivals import Load
 from carpool.schedule.cost import Costs
 from carpool.schedule.shares import Shares
-from carpool.types import Admission, Choice, Parked, Waiting
+from carpool.types import Admission, Choice, ParkedCall, QueuedRequest
 
 AGEING = 3.0  # seconds of work that a second of waiting is worth
 GROUP_AGEING = 0.45  # the same, between requests that cannot ride together
@@ -65,7 +65,7 @@ class Continuous:
     def __post_init__(self) -> None:
         self._shares = None if self.fair_share is None else Shares(self.fair_share)
 
-    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
         """Choose who comes aboard: whoever there is a place for, in the order of their ranks."""
         self._load.came(waiting)
         if self._shares is not None:
@@ -80,7 +80,7 @@ class Continuous:
             self._shares.admitted(waiting[:free])
         return Admission(tuple(one.request for one in waiting[:free]))
 
-    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
         """Choose the calls of the next forward.
 
         Args:
@@ -92,7 +92,7 @@ class Continuous:
             self._shares.running(parked)
         if not parked:
             return Choice(())
-        phases: dict[str, list[Parked]] = {"decode": [], "encode": [], "denoise": []}
+        phases: dict[str, list[ParkedCall]] = {"decode": [], "encode": [], "denoise": []}
         for call in parked:
             phases[call.phase].append(call)
         if denoise := phases["denoise"]:
@@ -114,7 +114,9 @@ class Continuous:
         self._note(choice, parked)
         return choice
 
-    def _due(self, sides: Sequence[Parked], others: Sequence[Parked]) -> Sequence[Parked]:
+    def _due(
+        self, sides: Sequence[ParkedCall], others: Sequence[ParkedCall]
+    ) -> Sequence[ParkedCall]:
         """Those of tenants that were served no more than the others' least, where shares are fair.
 
         Else whoever has much to encode or decode would get more than its share.
@@ -125,7 +127,11 @@ class Continuous:
         return [call for call in sides if self._shares.rank(call)[0] <= least_s]
 
     def _beside(
-        self, sides: Sequence[Parked], parked: Sequence[Parked], waiting_s: float, now_s: float
+        self,
+        sides: Sequence[ParkedCall],
+        parked: Sequence[ParkedCall],
+        waiting_s: float,
+        now_s: float,
     ) -> Choice:
         first = min(sides, key=lambda call: call.order)
         others = [call for call in sides if call.key == first.key and call is not first]
@@ -133,7 +139,7 @@ class Continuous:
         return self._fill([first, *others], parked, waiting_s, now_s)
 
     def _is_their_turn(
-        self, beside: Choice, sides: Sequence[Parked], denoise: Choice, now_s: float
+        self, beside: Choice, sides: Sequence[ParkedCall], denoise: Choice, now_s: float
     ) -> bool:
         """Whether a decode or encode runs before the next denoising forward.
 
@@ -153,7 +159,9 @@ class Continuous:
         rows = sum(call.rows for call in beside.calls)
         return self._spent_s + self.costs.seconds(first.kind, rows) <= one_s
 
-    def _grouped(self, calls: Sequence[Parked], now_s: float) -> dict[Hashable, list[Parked]]:
+    def _grouped(
+        self, calls: Sequence[ParkedCall], now_s: float
+    ) -> dict[Hashable, list[ParkedCall]]:
         """Calls by key, in the order of their ranks, as are the groups by their firsts.
 
         Ranks stay what they are while nobody has a deadline or a share.
@@ -163,15 +171,15 @@ class Continuous:
             old = {}
         ranks = {call.order: old.get(call.order) or self._rank(call, now_s) for call in calls}
         self._ranks = ranks
-        groups: dict[Hashable, list[Parked]] = {}
+        groups: dict[Hashable, list[ParkedCall]] = {}
         for call in sorted(calls, key=lambda call: ranks[call.order]):
             groups.setdefault(call.key, []).append(call)
         return groups
 
-    def _line(self, groups: Mapping[Hashable, list[Parked]], now_s: float) -> list[Parked]:
+    def _line(self, groups: Mapping[Hashable, list[ParkedCall]], now_s: float) -> list[ParkedCall]:
         """Who leads, and all that may ride along, in the order in which they are taken."""
         first = next(iter(groups.values()))[0]
-        late: list[Parked] = []
+        late: list[ParkedCall] = []
         if max(self._passed.values(), default=0) >= MAX_PASSED:
             calls = [call for group in groups.values() for call in group]
             late = [call for call in calls if self._passed.get(call.order, 0) >= MAX_PASSED]
@@ -188,8 +196,8 @@ class Continuous:
         return [leader, *(call for call in groups[leader.key] if call is not leader)]
 
     def _joined(
-        self, begun: list[Parked], group: Sequence[Parked], *, is_alone: bool
-    ) -> list[Parked]:
+        self, begun: list[ParkedCall], group: Sequence[ParkedCall], *, is_alone: bool
+    ) -> list[ParkedCall]:
         """Those of a group that are under way, and who may join them.
 
         While others wait whose calls cannot ride along, only those who make it little slower.
@@ -207,10 +215,10 @@ class Continuous:
             rows += call.rows
         return joined
 
-    def _cheapest(self, groups: Mapping[Hashable, list[Parked]], now_s: float) -> Parked:
+    def _cheapest(self, groups: Mapping[Hashable, list[ParkedCall]], now_s: float) -> ParkedCall:
         """The first of the key whose requests end at the highest rate, if all ran now."""
 
-        def price(group: Sequence[Parked]) -> tuple[float, ...]:
+        def price(group: Sequence[ParkedCall]) -> tuple[float, ...]:
             curve = self.costs.curve(group[0].kind)
             most = min(len(group), max(1, group[0].max_rows // group[0].rows))
             riders = group[:most]
@@ -223,7 +231,7 @@ class Continuous:
         return min(groups.values(), key=price)[0]
 
     def _rank(
-        self, one: Parked | Waiting, now_s: float, ageing: float = AGEING
+        self, one: ParkedCall | QueuedRequest, now_s: float, ageing: float = AGEING
     ) -> tuple[float, ...]:
         """Who goes first: small ones; ties by place in the line, never by chance."""
         pressing, share = inf, (0.0, 0.0)
@@ -239,11 +247,11 @@ class Continuous:
 
     def _fill(
         self,
-        line: Sequence[Parked],
-        parked: Sequence[Parked],
+        line: Sequence[ParkedCall],
+        parked: Sequence[ParkedCall],
         waiting_s: float,
         now_s: float,
-        others: Sequence[Sequence[Parked]] = (),
+        others: Sequence[Sequence[ParkedCall]] = (),
     ) -> Choice:
         """Choose who of a line rides with its leader, and say why nobody more does.
 
@@ -260,7 +268,7 @@ class Continuous:
         width, why = self.width(line, self._load.backlog(present, now_s), between)
         return Choice(tuple(line[:width]), why)
 
-    def _round_s(self, group: Sequence[Parked]) -> float:
+    def _round_s(self, group: Sequence[ParkedCall]) -> float:
         """How long as many of a group as may ride together take for the work they have left."""
         one, curve = group[0], self.costs.curve(group[0].kind)
         rows = min(len(group) * one.rows, max(one.max_rows, one.rows))
@@ -268,7 +276,7 @@ class Continuous:
         return mean_s * curve.seconds(rows) / curve.seconds(one.rows)
 
     def width(
-        self, line: Sequence[Parked], backlog: float, between: float = 0.0
+        self, line: Sequence[ParkedCall], backlog: float, between: float = 0.0
     ) -> tuple[int, str]:
         """How many of a line of calls of one key to run together, and what stops the next.
 
@@ -303,7 +311,7 @@ class Continuous:
             why = "knee"
         return best, why
 
-    def _note(self, choice: Choice, parked: Sequence[Parked]) -> None:
+    def _note(self, choice: Choice, parked: Sequence[ParkedCall]) -> None:
         leader = choice.calls[0]
         chosen, is_denoise = {call.order for call in choice.calls}, leader.phase == "denoise"
         if is_denoise:
@@ -328,7 +336,7 @@ class Continuous:
             for call in choice.calls:
                 self._shares.charge(call, seconds / len(choice.calls))
 
-    def _is_passed(self, call: Parked, leader: Parked) -> bool:
+    def _is_passed(self, call: ParkedCall, leader: ParkedCall) -> bool:
         """Whether a forward of the leader counts as one that the call had to let pass.
 
         Where shares are fair, they see to it that nobody starves: a tenant that has many calls
@@ -338,6 +346,6 @@ class Continuous:
         return self._shares is None or same or call.phase != "denoise"
 
 
-def _may_interrupt(one: Parked, begun: Parked) -> bool:
+def _may_interrupt(one: ParkedCall, begun: ParkedCall) -> bool:
     part = FAVOURED if one.priority > begun.priority else SHORTER
     return one.left_s < part * begun.left_s

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from carpool.types import Kind
+from carpool.types import CallKind
 
 KEPT = 15  # of the last seconds of one width
 TRUSTED = 3  # so many give a median that one outlier does not move
@@ -112,15 +112,15 @@ class Curve:
 class Costs:
     """The curves of a model, by kind."""
 
-    def __init__(self, curves: Mapping[Kind, Curve] | None = None) -> None:
+    def __init__(self, curves: Mapping[CallKind, Curve] | None = None) -> None:
         self._curves = dict(curves or {})
-        self._guesses: dict[Kind, Curve] = {}  # of kinds that were never run
+        self._guesses: dict[CallKind, Curve] = {}  # of kinds that were never run
 
-    def learn(self, kind: Kind, rows: int, seconds: float) -> None:
+    def learn(self, kind: CallKind, rows: int, seconds: float) -> None:
         self._guesses.clear()
         self._curves.setdefault(kind, Curve()).learn(rows, seconds)
 
-    def curve(self, kind: Kind) -> Curve:
+    def curve(self, kind: CallKind) -> Curve:
         """The kind's own curve, or that of the nearest kind, scaled by size."""
         known = self._curves.get(kind)
         if known is not None:
@@ -129,21 +129,21 @@ class Costs:
             self._guesses[kind] = self._guess(kind)
         return self._guesses[kind]
 
-    def _guess(self, kind: Kind) -> Curve:
+    def _guess(self, kind: CallKind) -> Curve:
         near = self._nearest(kind)
         if near is None:
             return Curve()
         ratio = kind.size / near.size if near.size else 1.0
         return Curve({n: s * ratio for n, s in self._curves[near].measured.items()})
 
-    def seconds(self, kind: Kind, rows: int) -> float:
+    def seconds(self, kind: CallKind, rows: int) -> float:
         return self.curve(kind).seconds(rows)
 
-    def _nearest(self, kind: Kind) -> Kind | None:
+    def _nearest(self, kind: CallKind) -> CallKind | None:
         same = [k for k, c in self._curves.items() if k.name == kind.name and not c.is_empty]
         return min(same, key=lambda k: abs(math.log((k.size + 1) / (kind.size + 1))), default=None)
 
-    def __iter__(self) -> Iterator[tuple[Kind, Curve]]:
+    def __iter__(self) -> Iterator[tuple[CallKind, Curve]]:
         return iter(self._curves.items())
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -158,7 +158,7 @@ class Costs:
     def from_json(cls, data: list[dict[str, Any]]) -> "Costs":
         return cls(
             {
-                Kind(one["name"], one["size"], one.get("detail", "")): Curve(
+                CallKind(one["name"], one["size"], one.get("detail", "")): Curve(
                     {int(rows): float(seconds) for rows, seconds in one["seconds"].items()}
                 )
                 for one in data

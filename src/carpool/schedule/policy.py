@@ -15,13 +15,13 @@ from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.peers.sglang_rules import Caps, Server, caps, load_rules
-from carpool.types import Admission, Choice, Parked, Waiting
+from carpool.types import Admission, Choice, ParkedCall, QueuedRequest
 
 
 class Policy(Protocol):
     """A scheduling mode."""
 
-    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
         """Choose who comes aboard.
 
         Args:
@@ -31,7 +31,7 @@ class Policy(Protocol):
         """
         ...
 
-    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
         """Choose the calls of the next forward: of one key, and some whenever any are parked.
 
         Args:
@@ -78,12 +78,12 @@ def reload(policy: Policy, settings: EngineSettings, server: Server) -> None:
         policy.caps = _caps(settings, server)
 
 
-def _caps(settings: EngineSettings, server: Server) -> Callable[[Waiting], Caps] | None:
+def _caps(settings: EngineSettings, server: Server) -> Callable[[QueuedRequest], Caps] | None:
     if settings.batching_config is None:
         return None
     rules = load_rules(Path(settings.batching_config))
 
-    def of(head: Waiting) -> Caps:
+    def of(head: QueuedRequest) -> Caps:
         width, height = head.signature.get("width"), head.signature.get("height")
         size = (width, height) if isinstance(width, int) and isinstance(height, int) else None
         return caps(rules, server, size, settings.batching_max_size)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import fsum
 
-from carpool.types import Parked, Waiting
+from carpool.types import ParkedCall, QueuedRequest
 
 
 @dataclass(slots=True)
@@ -69,16 +69,16 @@ class Shares:
         self._queued: set[tuple[str, str]] = set()
         self._running: set[tuple[str, str]] = set()
 
-    def queued(self, waiting: Iterable[Waiting]) -> None:
+    def queued(self, waiting: Iterable[QueuedRequest]) -> None:
         """Say who waits for admission. They count as having work, too."""
         self._queued = {(one.tenant, one.user) for one in waiting}
         self._activate()
 
-    def admitted(self, waiting: Iterable[Waiting]) -> None:
+    def admitted(self, waiting: Iterable[QueuedRequest]) -> None:
         """Say who was admitted. Until `running` is next called, they count as running."""
         self._running |= {(one.tenant, one.user) for one in waiting}
 
-    def running(self, parked: Iterable[Parked]) -> None:
+    def running(self, parked: Iterable[ParkedCall]) -> None:
         """Say whose calls are parked."""
         self._running = {(one.tenant, one.user) for one in parked}
         self._activate()
@@ -92,7 +92,7 @@ class Shares:
         for tenant, users in by_tenant.items():
             self._users[tenant].activate(users)
 
-    def rank(self, one: Parked | Waiting) -> tuple[float, float]:
+    def rank(self, one: ParkedCall | QueuedRequest) -> tuple[float, float]:
         """The virtual time of the tenant, and by how much the user is ahead of its least served.
 
         The second is no absolute time: among tenants that are even, the number of their users
@@ -102,7 +102,7 @@ class Shares:
         ahead_s = users.time_s(one.user) - users.least_s if users else 0.0
         return self._tenants.time_s(one.tenant), ahead_s
 
-    def charge(self, one: Parked, seconds: float) -> None:
+    def charge(self, one: ParkedCall, seconds: float) -> None:
         """Note device time that a parked call was served."""
         self._tenants.charge(one.tenant, seconds)
         self._users[one.tenant].charge(one.user, seconds)

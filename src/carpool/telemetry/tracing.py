@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from carpool.errors import CarpoolError, LibraryMissing
-from carpool.types import Job
+from carpool.types import CheckedRequest
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -112,7 +112,7 @@ class Tracing:
     def life(
         self,
         trace: str,
-        job: Job,
+        job: CheckedRequest,
         life: Mapping[str, Any],
         company: Mapping[str, Any] = MappingProxyType({}),
         *,

@@ -27,7 +27,7 @@ from typing import Any
 
 from carpool.errors import CarpoolError, PipelineFailed, in_full, reason
 from carpool.telemetry import logs, tracing
-from carpool.types import Event, Job
+from carpool.types import CheckedRequest, Event
 from carpool.worker import protocol
 from carpool.worker.watchdog import EVERY_S
 
@@ -115,7 +115,7 @@ class Worker:
             self.say(protocol.Beat(stalled_s, expected_s, engine.place_s))
             time.sleep(EVERY_S)
 
-    def _trace(self, engine: Any, company: Any, trace: str, job: Job) -> None:
+    def _trace(self, engine: Any, company: Any, trace: str, job: CheckedRequest) -> None:
         with_whom = company.left(job.request_id)
         if (life := engine.life(job.request_id)) is not None:
             self._tracing.life(trace, job, life, with_whom)
@@ -158,7 +158,7 @@ class _Follower:
     def __init__(
         self,
         worker: Worker,
-        job: Job,
+        job: CheckedRequest,
         usage: Future[tuple[int, int]],
         wrap: Callable[[Mapping[str, Any]], Made],
         follow: bool,

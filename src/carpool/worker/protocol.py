@@ -14,7 +14,7 @@ from PIL import Image
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.request.parameters import Card
-from carpool.types import Job, Timings
+from carpool.types import CheckedRequest, Timings
 
 LENGTH = struct.Struct(">I")
 MOST_INLINE_BYTES = 64 << 20  # a larger output crosses as a file: others' frames need not wait
@@ -33,7 +33,7 @@ class Load(msgspec.Struct, tag="load"):
 
 
 class Submit(msgspec.Struct, tag="submit"):
-    job: Job
+    job: CheckedRequest
     follow: bool = False  # tell the front of every step
     trace: str = ""  # context of the front's span, as in the header `traceparent`
 

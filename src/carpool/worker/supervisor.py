@@ -25,7 +25,7 @@ from carpool.errors import (
     by_name,
 )
 from carpool.telemetry import tracing
-from carpool.types import Job
+from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.connection import Link
 from carpool.worker.in_flight import Manifest
@@ -96,7 +96,7 @@ class Supervisor:
 
     async def submit(
         self,
-        job: Job,
+        job: CheckedRequest,
         on_progress: OnProgress | None = None,
         on_preview: OnPreview | None = None,
     ) -> protocol.Done:

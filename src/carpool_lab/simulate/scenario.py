@@ -17,7 +17,7 @@ from carpool.errors import InvalidValue
 from carpool.schedule.batch_modes import Dynamic, Off, Waves
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs
-from carpool.types import Waiting
+from carpool.types import QueuedRequest
 from carpool_lab.simulate.report import Numbers, Point, mean, numbers
 from carpool_lab.simulate.simulator import (
     Policy,
@@ -134,7 +134,7 @@ class Model:
             stages = self.stages(body)
             solo_s = sum(stage.call_s * stage.count for stage in stages)
             said = {name: value for name, value in body.items() if name not in WORDS}
-            waiting = Waiting(
+            waiting = QueuedRequest(
                 request=number,
                 arrived_s=arrival.at_s,
                 left_s=solo_s,

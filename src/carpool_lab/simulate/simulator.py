@@ -12,22 +12,22 @@ from math import inf
 from typing import Protocol
 
 from carpool.schedule.cost import Costs
-from carpool.types import Admission, Choice, Kind, Parked, Phase, Waiting
+from carpool.types import Admission, CallKind, Choice, ParkedCall, Phase, QueuedRequest
 
 
 class Policy(Protocol):
     """A scheduling mode, as the engine and the simulator ask it."""
 
-    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission: ...
+    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission: ...
 
-    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice: ...
+    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Equal calls of one request, one after the other."""
 
-    kind: Kind
+    kind: CallKind
     phase: Phase
     key: Hashable
     call_s: float  # one call, alone on the device
@@ -39,7 +39,7 @@ class Stage:
 class Ride:
     """A simulated request, from its arrival to its end."""
 
-    waiting: Waiting
+    waiting: QueuedRequest
     stages: tuple[Stage, ...]
     label: str = ""  # its class, for the report
     ended_s: float = inf
@@ -83,10 +83,10 @@ class Worker:
     own_s: float = 0.0  # of the loop and the pipeline's own code, for each call of a forward
     is_traced: bool = False
     line: list[Ride] = field(default_factory=list)
-    waiting: list[Waiting] = field(default_factory=list)  # of the line
+    waiting: list[QueuedRequest] = field(default_factory=list)  # of the line
     waiting_s: float = 0.0  # its work
     aboard: dict[int, Ride] = field(default_factory=dict)
-    parked: dict[int, Parked] = field(default_factory=dict)
+    parked: dict[int, ParkedCall] = field(default_factory=dict)
     orders: int = 0
     result: Result = field(default_factory=lambda: Result([]))
 
@@ -148,7 +148,7 @@ class Worker:
     def _park(self, ride: Ride) -> None:
         stage, waiting = ride.stages[ride.at], ride.waiting
         self.orders += 1
-        self.parked[waiting.request] = Parked(
+        self.parked[waiting.request] = ParkedCall(
             self.orders,
             waiting.request,
             stage.key,

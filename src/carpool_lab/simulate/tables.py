@@ -18,13 +18,13 @@ from functools import cache
 
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs, Curve
-from carpool.types import Kind, Phase, phase_of
+from carpool.types import CallKind, Phase, phase_of
 
 WIDEST: Mapping[Phase, int] = {"encode": 8, "denoise": 8, "decode": 4}  # rows; as the server's
 ENCODE_FIXED = 0.5  # of an encoding's seconds do not grow with its rows
 
 
-_kind = cache(Kind)  # always the same object: found faster
+_kind = cache(CallKind)  # always the same object: found faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class Table:
         words = (word.split("x") for word in self.name.split("-"))
         return next(("x".join(w) for w in words if len(w) == 2 and all(map(str.isdecimal, w))), "")
 
-    def kind(self, phase: Phase) -> Kind:
+    def kind(self, phase: Phase) -> CallKind:
         if phase == "encode":  # sizes share it
             return _kind(phase, 0, self.model)
         return _kind(phase, self.side_px**2, self.name)
 
-    def costs(self) -> dict[Kind, Curve]:
+    def costs(self) -> dict[CallKind, Curve]:
         widest = WIDEST["encode"]
         encoded_s = self.encode_s * (ENCODE_FIXED + (1 - ENCODE_FIXED) * widest)
         return {
@@ -154,7 +154,7 @@ def learned(costs: Costs, *, steps: int) -> dict[str, Table]:
         InvalidValue: nothing was learned about denoising.
     """
     sides: dict[str, dict[str, list[float]]] = {"encode": {}, "decode": {}}
-    denoisers: dict[Kind, Curve] = {}
+    denoisers: dict[CallKind, Curve] = {}
     for kind, curve in costs:
         component, _, method = kind.name.partition(".")
         phase = phase_of(component, method)

@@ -13,7 +13,7 @@ import click
 from carpool.cli.options import settings_options
 from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import LibraryMissing
-from carpool.types import Kind
+from carpool.types import CallKind
 from carpool_lab.tune.results import Component, Tuned
 
 _SETTINGS = (
@@ -122,7 +122,7 @@ def _text(tuned: Tuned) -> str:
     blocks = [
         f"{tuned.model} on {tuned.device}, {tuned.dtype}; medians, min_gain {tuned.min_gain:g}"
     ]
-    shown: dict[Kind, str] = {}  # sizes share text encoders
+    shown: dict[CallKind, str] = {}  # sizes share text encoders
     for size in tuned.sizes:
         most = size.most(tuned.min_gain)
         new = [one for one in size.components if one.kind not in shown]

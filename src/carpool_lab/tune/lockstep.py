@@ -11,7 +11,16 @@ import torch
 from carpool.engine.model.device import Device
 from carpool.schedule.batch_modes import together
 from carpool.schedule.cost import Costs
-from carpool.types import NO_KIND, Admission, Choice, Forward, Kind, Parked, Phase, Waiting
+from carpool.types import (
+    NO_KIND,
+    Admission,
+    CallKind,
+    Choice,
+    Forward,
+    ParkedCall,
+    Phase,
+    QueuedRequest,
+)
 
 
 @dataclass(slots=True)
@@ -38,12 +47,12 @@ class Lockstep:
 
     def __init__(self, device: Device) -> None:
         self._device, self._kind = device, NO_KIND
-        self.seen: dict[Kind, Seen] = {}
+        self.seen: dict[CallKind, Seen] = {}
 
-    def admit(self, waiting: Sequence[Waiting], aboard: int, now_s: float) -> Admission:
+    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
         return Admission(tuple(one.request for one in waiting))
 
-    def choose(self, parked: Sequence[Parked], waiting_s: float, now_s: float) -> Choice:
+    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
         choice = together(parked)
         if choice.calls:
             first = choice.calls[0]
@@ -69,9 +78,9 @@ class Notes(Costs):
 
     def __init__(self) -> None:
         super().__init__()
-        self._warm: set[tuple[Kind, int]] = set()
+        self._warm: set[tuple[CallKind, int]] = set()
 
-    def learn(self, kind: Kind, rows: int, seconds: float) -> None:
+    def learn(self, kind: CallKind, rows: int, seconds: float) -> None:
         if (kind, rows) in self._warm:
             super().learn(kind, rows, seconds)
         self._warm.add((kind, rows))

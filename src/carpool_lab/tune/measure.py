@@ -23,7 +23,7 @@ from carpool.request.parameters import check
 from carpool.schedule.cost import STEPS, Costs
 from carpool.schedule.peers.compatibility import cost, resolution
 from carpool.schedule.peers.sglang_rules import Resolution
-from carpool.types import Clock, Event, Job, Kind, Request
+from carpool.types import CallKind, CheckedRequest, Clock, Event, Request
 from carpool_lab.tune.lockstep import Lockstep, Notes, Seen
 from carpool_lab.tune.results import Component, Sized, Tuned
 
@@ -118,8 +118,12 @@ class _Listener:
 
 
 def _measure(
-    engine: Engine, lockstep: Lockstep, job: Job, wanted: Wanted, tick: Callable[[], object]
-) -> tuple[dict[Kind, Seen], int, str]:
+    engine: Engine,
+    lockstep: Lockstep,
+    job: CheckedRequest,
+    wanted: Wanted,
+    tick: Callable[[], object],
+) -> tuple[dict[CallKind, Seen], int, str]:
     """Run one size at every width that fits; gives what was seen, requests run, and a problem.
 
     Widths take turns, so that a machine that is slow for a while is slow for all of them.
@@ -145,7 +149,7 @@ def _measure(
     return seen, requests, problem
 
 
-def _widths(seen: Mapping[Kind, Seen], max_rows: int) -> Iterator[int]:
+def _widths(seen: Mapping[CallKind, Seen], max_rows: int) -> Iterator[int]:
     """One request, and then as many as are worth a try; `seen` has the first one by then."""
     yield 1
     most = max_rows // max((one.rows for one in _denoisers(seen)), default=1)
@@ -154,11 +158,11 @@ def _widths(seen: Mapping[Kind, Seen], max_rows: int) -> Iterator[int]:
         yield most
 
 
-def _denoisers(seen: Mapping[Kind, Seen]) -> list[Seen]:
+def _denoisers(seen: Mapping[CallKind, Seen]) -> list[Seen]:
     return [one for one in seen.values() if one.phase == "denoise"]
 
 
-def _run(engine: Engine, job: Job, width: int) -> None:
+def _run(engine: Engine, job: CheckedRequest, width: int) -> None:
     """Run so many requests of one kind side by side, each with a seed of its own."""
     listeners = [_Listener() for _ in range(width)]
     for seed, listener in enumerate(listeners):
@@ -170,7 +174,7 @@ def _run(engine: Engine, job: Job, width: int) -> None:
             raise listener.error
 
 
-def _job(loaded: Loaded, size: Resolution | None, wanted: Wanted) -> Job:
+def _job(loaded: Loaded, size: Resolution | None, wanted: Wanted) -> CheckedRequest:
     card = loaded.card
     usual = card.steps(card.defaults) or FEW_STEPS  # a distilled model may have no more
     offered: dict[str, Any] = {
@@ -185,7 +189,12 @@ def _job(loaded: Loaded, size: Resolution | None, wanted: Wanted) -> Job:
 
 
 def _sized(
-    loaded: Loaded, job: Job, seen: Mapping[Kind, Seen], requests: int, problem: str, costs: Costs
+    loaded: Loaded,
+    job: CheckedRequest,
+    seen: Mapping[CallKind, Seen],
+    requests: int,
+    problem: str,
+    costs: Costs,
 ) -> Sized:
     size = resolution(job.arguments, loaded.card.default_size_px)
     frames = int(job.arguments.get("num_frames") or 1)

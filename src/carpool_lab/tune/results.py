@@ -13,7 +13,7 @@ from typing import Any
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_rules import Resolution
-from carpool.types import Kind, Phase
+from carpool.types import CallKind, Phase
 from carpool_lab.simulate.tables import Table
 
 
@@ -21,7 +21,7 @@ from carpool_lab.simulate.tables import Table
 class Component:
     """One kind of forward at one size."""
 
-    kind: Kind
+    kind: CallKind
     phase: Phase
     rows: int  # that a request adds
     calls: float  # of a request

@@ -14,7 +14,7 @@ from carpool.errors import Rejected, SizeRejected, UnsupportedParameter
 from carpool.request.parameters import Card, Parameter, Task, check
 from carpool.server.bodies.schema import ImageRequest
 from carpool.server.routes.images import Served, make_jobs
-from carpool.types import Job, Request
+from carpool.types import CheckedRequest, Request
 from support.engines import CLOSE, driving, gap, plain, solo
 from support.tiny import ARGUMENTS
 
@@ -68,7 +68,7 @@ def test_videos_come_in_the_type_asked_for_and_sound_beside_them_as_it_is(
 ) -> None:
     frames, sound = torch.rand(1, 3, 3, 8, 10), torch.rand(1, 2, 99)
     output = LTX2PipelineOutput(frames=frames, audio=sound)
-    job = Job(request_id="a", seed=0, arguments={"output_type": kind})
+    job = CheckedRequest(request_id="a", seed=0, arguments={"output_type": kind})
 
     fields = finish(output, job, lambda tensor: tensor)
 
@@ -82,7 +82,7 @@ def test_videos_come_in_the_type_asked_for_and_sound_beside_them_as_it_is(
 
 def test_layers_come_as_a_list_of_pictures_for_each_request() -> None:
     layers = [torch.rand(3, 4, 8, 10)]
-    job = Job(request_id="a", seed=0, arguments={})
+    job = CheckedRequest(request_id="a", seed=0, arguments={})
 
     [pictures] = finish({"images": layers}, job, lambda tensor: tensor)["images"]
 

@@ -11,7 +11,7 @@ from carpool.engine.loop import Engine
 from carpool.engine.observe.timeline import Lives
 from carpool.engine.observe.width_reason import differences, nearest, not_wider
 from carpool.errors import Cancelled, PipelineFailed
-from carpool.types import Choice, Kind, Parked
+from carpool.types import CallKind, Choice, ParkedCall
 from support.engines import Drive, Recorder, VirtualClock, driving, served
 from support.tiny import ARGUMENTS
 
@@ -248,8 +248,8 @@ def test_the_nearest_call_is_the_one_that_differs_in_least() -> None:
     assert nearest(key(), [far]) == "size"
 
 
-def parked(order: int, key: Any, name: str = "transformer.forward") -> Parked:
-    return Parked(order, order, key, kind=Kind(name, 1))
+def parked(order: int, key: Any, name: str = "transformer.forward") -> ParkedCall:
+    return ParkedCall(order, order, key, kind=CallKind(name, 1))
 
 
 def test_a_forward_that_nobody_fits_into_says_why_of_the_nearest() -> None:

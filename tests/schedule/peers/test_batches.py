@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from carpool.schedule.peers.batches import Batch, fill, wait_until, wave, wave_deadline
 from carpool.schedule.peers.compatibility import Caps
-from carpool.types import Waiting
+from carpool.types import QueuedRequest
 
-LARGE = Waiting(1, signature={"width": 1024}, arrived_s=1.0)
-SMALL = Waiting(1, signature={"width": 512}, arrived_s=1.0)
-PAINTED = Waiting(1, signature={"image": 0}, arrived_s=1.0)
+LARGE = QueuedRequest(1, signature={"width": 1024}, arrived_s=1.0)
+SMALL = QueuedRequest(1, signature={"width": 512}, arrived_s=1.0)
+PAINTED = QueuedRequest(1, signature={"image": 0}, arrived_s=1.0)
 
 
-def many(waiting: Waiting, n: int) -> Waiting:
+def many(waiting: QueuedRequest, n: int) -> QueuedRequest:
     return dataclasses.replace(waiting, outputs=n)
 
 
-def costly(waiting: Waiting, cost: float) -> Waiting:
+def costly(waiting: QueuedRequest, cost: float) -> QueuedRequest:
     return dataclasses.replace(waiting, cost=cost)
 
 
@@ -109,7 +109,7 @@ def test_an_open_batch_leaves_when_its_head_is_old_enough_and_a_closed_one_at_on
 
 
 WAITING = st.builds(
-    Waiting,
+    QueuedRequest,
     request=st.just(1),
     signature=st.sampled_from([LARGE.signature, SMALL.signature, PAINTED.signature]),
     arrived_s=st.just(0.0),
@@ -122,7 +122,7 @@ CAPS = st.builds(Caps, st.integers(1, 8), st.none() | st.floats(1, 30))
 
 @given(LINES, CAPS, st.integers(1, 8))
 def test_a_batch_keeps_its_caps_unless_it_is_a_lone_head(
-    line: list[Waiting], caps: Caps, user_max: int
+    line: list[QueuedRequest], caps: Caps, user_max: int
 ) -> None:
     caps = dataclasses.replace(caps, outputs=min(caps.outputs, user_max))
 
@@ -139,7 +139,7 @@ def test_a_batch_keeps_its_caps_unless_it_is_a_lone_head(
 
 @given(LINES, CAPS)
 def test_everybody_in_line_has_joined_or_is_counted_unless_the_batch_is_closed(
-    line: list[Waiting], caps: Caps
+    line: list[QueuedRequest], caps: Caps
 ) -> None:
     batch = fill(line[0], line[1:], caps, 8)
 
@@ -150,7 +150,7 @@ def test_everybody_in_line_has_joined_or_is_counted_unless_the_batch_is_closed(
 
 @given(LINES, CAPS, st.integers(1, 8))
 def test_nobody_waits_for_more_batches_than_requests_stood_before(
-    line: list[Waiting], caps: Caps, user_max: int
+    line: list[QueuedRequest], caps: Caps, user_max: int
 ) -> None:
     ahead = {place: place for place in range(len(line))}
     places = list(range(len(line)))

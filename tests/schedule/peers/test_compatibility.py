@@ -24,7 +24,7 @@ from carpool.schedule.peers.compatibility import (
     signature,
     signature_difference,
 )
-from carpool.types import Job
+from carpool.types import CheckedRequest
 
 SERVER = Server("Qwen/Qwen-Image", device_memory_gib=79.2, is_offloaded=False)
 CAP = {"model": "m", "max_batch_size": 4}
@@ -35,13 +35,13 @@ def parsed(**fields: Any) -> Rule:
     return rule
 
 
-def job(seed: int = 1, lora: Sequence[tuple[str, float]] = (), **arguments: Any) -> Job:
+def job(seed: int = 1, lora: Sequence[tuple[str, float]] = (), **arguments: Any) -> CheckedRequest:
     task = "image-to-image" if "image" in arguments else "text-to-image"
     arguments = {"prompt": f"prompt {seed}", **arguments}
-    return Job(f"req-{seed}", seed, arguments, task=task, lora=tuple(lora))
+    return CheckedRequest(f"req-{seed}", seed, arguments, task=task, lora=tuple(lora))
 
 
-def difference(left: Job, right: Job, **defaults: Any) -> str | None:
+def difference(left: CheckedRequest, right: CheckedRequest, **defaults: Any) -> str | None:
     return signature_difference(signature(left, defaults), signature(right, defaults))
 
 
@@ -355,7 +355,7 @@ def test_a_wave_keeps_apart_what_else_differs() -> None:
             job(extra={"a": 1}),
             job(lora=[("ink", 1.0)]),
             job(lora=[("ink", 0.5)]),
-            Job("req", 1, {"prompt": "p"}, task="text-to-video"),
+            CheckedRequest("req", 1, {"prompt": "p"}, task="text-to-video"),
         )
     ]
 

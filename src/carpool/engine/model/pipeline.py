@@ -32,7 +32,7 @@ from carpool.models import embedded
 from carpool.request.lora import parse_lora
 from carpool.request.parameters import Card, Task
 from carpool.schedule.peers.sglang_rules import Server
-from carpool.types import Job
+from carpool.types import CheckedRequest
 
 CARD_FILE = "carpool.json"
 """Optional, beside a local model's `model_index.json`: its public id, values for what requests
@@ -159,7 +159,7 @@ def _pinned(pipe: DiffusionPipeline) -> type:
     return type(cls.__name__, (cls,), pins)
 
 
-def call(mine: Any, job: Job, card: Card) -> Any:
+def call(mine: Any, job: CheckedRequest, card: Card) -> Any:
     """Run the pipeline for a job. Random numbers are drawn on the CPU: the same on any device."""
     arguments = dict(job.arguments)
     names = {parameter.name for parameter in card.task(job.task).parameters}
@@ -173,7 +173,7 @@ def call(mine: Any, job: Job, card: Card) -> Any:
 
 
 def finish(
-    output: Any, job: Job, to_host: Callable[[torch.Tensor], torch.Tensor]
+    output: Any, job: CheckedRequest, to_host: Callable[[torch.Tensor], torch.Tensor]
 ) -> dict[str, Any]:
     """The fields of a pipeline's output, on the host, in the type that was asked for.
 
@@ -217,7 +217,7 @@ class Meter:
         self._count_there = lru_cache(64)(self._count)  # the n outputs of a request share a prompt
         self._card = loaded.card
 
-    def usage(self, job: Job) -> "Future[tuple[int, int]]":
+    def usage(self, job: CheckedRequest) -> "Future[tuple[int, int]]":
         """Text tokens of the prompt (uncut), and latent patches of the picture.
 
         There at once for a short prompt; a long one is counted on another thread.
@@ -233,7 +233,7 @@ class Meter:
     def _count(self, text: str) -> int:
         return len(self._there(text).input_ids)
 
-    def _patches(self, job: Job) -> int:
+    def _patches(self, job: CheckedRequest) -> int:
         width, height = (
             job.arguments.get(name) or default
             for name, default in zip(

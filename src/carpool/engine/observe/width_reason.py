@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from carpool.types import Choice, Parked
+from carpool.types import Choice, ParkedCall
 
 LOOKED_AT = 8  # other calls, to find the nearest
 
@@ -27,7 +27,7 @@ _ORDER = {word: place for place, word in enumerate(["dtype", *WORDS])}
 _ABSENT = object()
 
 
-def not_wider(choice: Choice, parked: Sequence[Parked]) -> str:
+def not_wider(choice: Choice, parked: Sequence[ParkedCall]) -> str:
     """Why a forward is not wider: the policy's own word, unless that was that nobody fits.
 
     Then `nobody`: no other call waits. `group`: others fit, but would slow down those who began

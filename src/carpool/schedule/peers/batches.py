@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from carpool.schedule.peers.compatibility import Caps, signature_difference
-from carpool.types import Waiting
+from carpool.types import QueuedRequest
 
 QUIET_S = 0.05  # a wave that waits leaves when nobody came for so long,
 QUIET_SHARE = 0.2  # or for this part of the longest wait, whichever is shorter
@@ -34,7 +34,7 @@ class Batch:
     rejects: Counter[str]  # why others in the queue do not join
 
 
-def fill(head: Waiting, queue: Sequence[Waiting], caps: Caps, user_max: int) -> Batch:
+def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_max: int) -> Batch:
     """Choose who joins the head of the line: whoever fits, in the order of the line.
 
     Those who differ from the head are passed over and stop nobody. A head above a cap is alone.
@@ -85,7 +85,7 @@ def fill(head: Waiting, queue: Sequence[Waiting], caps: Caps, user_max: int) -> 
     return Batch(tuple(joined), outputs, reason is not None, reason or open_reason, rejects)
 
 
-def wait_until(head: Waiting, batch: Batch, delay_s: float) -> float:
+def wait_until(head: QueuedRequest, batch: Batch, delay_s: float) -> float:
     """When a batch leaves, engine clock; a past time means now.
 
     The delay runs from the head's arrival, not from when the engine was free: under load nobody

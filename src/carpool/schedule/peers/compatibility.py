@@ -25,7 +25,7 @@ from carpool.schedule.peers.sglang_rules import (
     load_rules,
     parse_rules,
 )
-from carpool.types import Job
+from carpool.types import CheckedRequest
 
 __all__ = [
     "Caps",
@@ -124,7 +124,7 @@ def cost(
     return float(places * frames * outputs)
 
 
-def signature(job: Job, defaults: Mapping[str, Any], *, outputs: int = 1) -> Signature:
+def signature(job: CheckedRequest, defaults: Mapping[str, Any], *, outputs: int = 1) -> Signature:
     """What must be equal for two jobs to share a dynamic batch: all but prompt and seed.
 
     That includes the negative prompt, the number of outputs, the task and the adapters. Left out
@@ -165,7 +165,7 @@ def signature_difference(left: Signature, right: Signature) -> str | None:
     return f"extra.diffusers_kwargs:{min(differing)}"
 
 
-def request_key(job: Job, defaults: Mapping[str, Any]) -> Hashable:
+def request_key(job: CheckedRequest, defaults: Mapping[str, Any]) -> Hashable:
     """What must be equal for two jobs to share a wave of mode `request`.
 
     All arguments, the task and the adapters; of prompts, negative prompts, pictures and latents
@@ -184,6 +184,6 @@ def request_key(job: Job, defaults: Mapping[str, Any]) -> Hashable:
     )
 
 
-def _given(job: Job, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _given(job: CheckedRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
     said = {name: value for name, value in job.arguments.items() if value is not None}
     return {name: value for name, value in {**defaults, **said}.items() if value is not None}

@@ -25,7 +25,7 @@ from carpool.request.images import size_of
 from carpool.request.parameters import Card, check, check_n, seeds
 from carpool.server.bodies import schema
 from carpool.server.bodies.schema_jobs import VideoRequest
-from carpool.types import Job, Request
+from carpool.types import CheckedRequest, Request
 from carpool.worker import protocol
 from carpool.worker.supervisor import Supervisor
 
@@ -60,7 +60,7 @@ class Drawing:
 
     served: Served
     body: schema.ImageRequest
-    jobs: Sequence[Job]
+    jobs: Sequence[CheckedRequest]
     kind: Literal["image_generation", "image_edit"] = "image_generation"
 
     @property
@@ -197,7 +197,7 @@ def make_jobs(
     *,
     key: str = "",
     pictures: Mapping[str, Any] | None = None,
-) -> list[Job]:
+) -> list[CheckedRequest]:
     """Check a body and turn it into one job an image.
 
     Args:

@@ -30,7 +30,7 @@ from carpool.server.bodies.schema_jobs import JobDeleted, JobFile, Jobs, JobStat
 from carpool.server.bodies.strict import StrictRoute
 from carpool.server.routes.images import Served, make_jobs
 from carpool.telemetry import tracing
-from carpool.types import Job
+from carpool.types import CheckedRequest
 from carpool.worker.protocol import Done
 
 TYPES = {".png": "image/png", ".jpeg": "image/jpeg", ".jpg": "image/jpeg"}
@@ -141,7 +141,7 @@ async def accept_images(
     return await status_of(office, record, request)
 
 
-def settings_of(served: Served, job: Job) -> dict[str, Any]:
+def settings_of(served: Served, job: CheckedRequest) -> dict[str, Any]:
     """What a file is made with."""
     settings = {"model": served.id, "seed": job.seed, **job.arguments}
     return settings | ({"lora": job.lora} if job.lora else {})

@@ -18,7 +18,7 @@ from carpool.jobs.runner import Output, Runner
 from carpool.server.bodies import schema
 from carpool.telemetry import tracing
 from carpool.telemetry.metrics import CONTENT_TYPE, Metrics
-from carpool.types import Job
+from carpool.types import CheckedRequest
 from carpool.worker.supervisor import Supervisor
 
 log = logging.getLogger("carpool")
@@ -50,17 +50,17 @@ class Observer:
         ready = self._supervisor.ready
         return self._settings.served_model_name or (ready.card.id if ready else "")
 
-    def began(self, request: Request, owner: str, jobs: Sequence[Job]) -> None:
+    def began(self, request: Request, owner: str, jobs: Sequence[CheckedRequest]) -> None:
         """These jobs were made of a request. An id that comes again means the youngest."""
         tracing.asked(self._model, [job.seed for job in jobs], "image")
         self._note(("request", owner, request.scope["request_id"]), jobs)
 
-    def runs(self, record: Record, parts: Sequence[Job]) -> None:
+    def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
         """A job is run: in the trace of the request that it came with."""
         tracing.take_up(str(record.work.get("trace", "")))
         self._note(("job", "", record.id), parts)
 
-    def _note(self, asked: Asked, jobs: Sequence[Job]) -> None:
+    def _note(self, asked: Asked, jobs: Sequence[CheckedRequest]) -> None:
         if self._settings.log_prompts:
             prompt = jobs[0].arguments.get("prompt")
             log.info("%s asks for %r", asked[2], prompt)

@@ -59,7 +59,7 @@ from carpool.server.routes.jobs import (
     outlook,
     settings_of,
 )
-from carpool.types import Job
+from carpool.types import CheckedRequest
 from carpool.types import Request as Wish
 from carpool.worker.protocol import Done
 
@@ -107,7 +107,7 @@ def make_job(
     *,
     key: str = "",
     pictures: Mapping[str, Any] | None = None,
-) -> tuple[Job, dict[str, Any]]:
+) -> tuple[CheckedRequest, dict[str, Any]]:
     """Check a body and turn it into a job, and into what clients see of it.
 
     Args:
