@@ -91,9 +91,10 @@ shapes-lora: .venv/ready  ## train the adapter `outlined` again (an hour on one 
 shapes-video: .venv/ready  ## train the embedded video model again (1.5 hours on two cores; wants g++)
 	$(ONE_THREAD) $(BIN)/python -m training.shapes.video.train
 
-docs: .venv/ready  ## write docs/reference.md and docs/models.md
+docs: .venv/ready  ## write docs/reference.md, docs/models.md and the files in ARCHITECTURE.md
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_models.py
+	$(BIN)/python docs/make_files.py
 
 lock:  ## choose the newest versions that pyproject.toml allows, and write requirements.lock
 	rm -rf build/lock && $(PYTHON) -m venv build/lock

@@ -1,0 +1,49 @@
+"""Write the list of files in `ARCHITECTURE.md` from the first sentences of their docstrings.
+
+usage: make docs    (a test fails when the list is behind the code)
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "ARCHITECTURE.md"
+MARKS = ("<!-- files -->", "<!-- end of files -->")
+FOLDERS = ("src/carpool", "src/carpool_lab", "training")
+
+
+def page() -> str:
+    """The whole page, its list of files made anew."""
+    before, rest = PAGE.read_text().split(MARKS[0])
+    _, after = rest.split(MARKS[1])
+    return "\n".join([before + MARKS[0], *_lines(), MARKS[1] + after])
+
+
+def _lines() -> Iterator[str]:
+    for top in FOLDERS:
+        for folder in [ROOT / top, *sorted(p for p in (ROOT / top).rglob("*") if p.is_dir())]:
+            files = sorted(file for file in folder.glob("*.py") if file.name != "__init__.py")
+            package = folder / "__init__.py"
+            if not files or not package.exists():
+                continue
+            yield from ("", f"**{folder.relative_to(ROOT)}/** {first_sentence(package)}", "")
+            for file in files:
+                yield f"- `{file.name}`: {first_sentence(file)}"
+
+
+def first_sentence(file: Path) -> str:
+    """The first sentence of a module's docstring, on one line.
+
+    Raises:
+        ValueError: it has none.
+    """
+    text = ast.get_docstring(ast.parse(file.read_text()))
+    if not text:
+        raise ValueError(f"{file} has no docstring: its first sentence says what the file is")
+    return re.split(r"(?<=[.!?])\s", " ".join(text.split("\n\n")[0].split()))[0]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
