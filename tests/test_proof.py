@@ -314,7 +314,7 @@ def test_tables_have_as_many_columns_as_heads() -> None:
 
 def test_every_promise_names_tests_that_exist() -> None:
     rows = [line for line in PAGE.read_text().splitlines() if "::" in line]
-    named = [re.findall(r"`(test_\w+\.py)::(test_\w+)`", row) for row in rows]
+    named = [re.findall(r"`((?:\w+/)*test_\w+\.py)::(test_\w+)`", row) for row in rows]
 
     assert all(named)
     for name, test in (pair for pairs in named for pair in pairs):

@@ -7,6 +7,7 @@ process: it does to a store whatever a server might, and says what it did on sta
 import contextlib
 import hashlib
 import json
+import os
 import random
 import resource
 import signal
@@ -91,7 +92,8 @@ def told(process: subprocess.Popen[str], lines: int) -> list[Seen]:
 @contextlib.contextmanager
 def living(folder: Path, seed: int, room: int) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, __file__, str(folder), str(seed), str(room)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             yield process
         finally:

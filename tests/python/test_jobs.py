@@ -293,7 +293,10 @@ def live(folder: str) -> None:
 @pytest.mark.timeout(150)  # another process loads the model
 def test_a_process_that_is_killed_leaves_its_jobs_to_the_next(tmp_path: Path) -> None:
     command = [sys.executable, __file__, str(tmp_path)]
-    killed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    killed = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, env=environment, check=False
+    )
     assert killed.returncode == -signal.SIGKILL
 
     with load(checkpoint("flux"), max_running=1, state_dir=tmp_path) as engine:

@@ -47,7 +47,7 @@ SERVING = {
         "guidance_scale": 2.0,
     },
     "max_pixels": (4 * SIZE_PX) ** 2,  # it draws well at its own size only
-    "lora": {"outlined": "../lora/outlined.safetensors"},  # made by train_lora
+    "lora": {"outlined": "../shapes_lora/outlined.safetensors"},  # made by train_lora
 }
 
 
