@@ -26,6 +26,7 @@ from proof.history import ENDS, Seen, problems
 
 KILLS = 6
 ROOM = 200_000  # bytes that a file may have where the disk is said to be full
+CHILD_PATH = os.pathsep.join(str(Path(__file__).parents[up]) for up in (1, 2))
 
 
 def write(folder: Path, job: str) -> None:
@@ -92,7 +93,7 @@ def told(process: subprocess.Popen[str], lines: int) -> list[Seen]:
 @contextlib.contextmanager
 def living(folder: Path, seed: int, room: int) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, __file__, str(folder), str(seed), str(room)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "PYTHONPATH": CHILD_PATH}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             yield process

@@ -45,6 +45,7 @@ DRAW: dict[str, Any] = {**ARGUMENTS["flux"], "width": 32, "height": 32, "num_inf
 DRAW = {name: value for name, value in DRAW.items() if name != "output_type"}
 ENDLESS = {**DRAW, "num_inference_steps": 900}
 LONG = {**DRAW, "num_inference_steps": 40}
+CHILD_PATH = os.pathsep.join(str(Path(__file__).parents[up]) for up in (1, 2))
 
 
 def load(model: str | Path = "flux", /, **settings: Any) -> carpool.Engine:
@@ -293,7 +294,7 @@ def live(folder: str) -> None:
 @pytest.mark.timeout(150)  # another process loads the model
 def test_a_process_that_is_killed_leaves_its_jobs_to_the_next(tmp_path: Path) -> None:
     command = [sys.executable, __file__, str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "PYTHONPATH": CHILD_PATH}
     killed = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, env=environment, check=False
     )
