@@ -27,8 +27,8 @@ def test_what_was_learned_is_there_at_the_next_start(tmp_path: Path) -> None:
 
     again = table(tmp_path / "costs.json")
 
-    assert again.costs.seconds(KIND, 2) == 1.0
-    assert dict(again.costs)[KIND].measured == {1: 0.5, 2: 1.0}
+    assert dict(again.costs)[KIND].measured == pytest.approx({1: 0.5, 2: 1.0}, rel=0.1)
+    assert again.costs.seconds(KIND, 2) == pytest.approx(1.0, rel=0.2)  # a prior, not a truth
 
 
 def test_another_models_table_is_not_believed(tmp_path: Path) -> None:

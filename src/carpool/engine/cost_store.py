@@ -12,6 +12,7 @@ from carpool import jsonfile
 from carpool.config import EngineSettings
 from carpool.engine.model.pipeline import Loaded, versions
 from carpool.schedule.cost import Costs
+from carpool.schedule.learned_curve import PRIOR
 
 log = logging.getLogger("carpool")
 
@@ -47,7 +48,7 @@ class Table:
             identity, costs = data["identity"], data["costs"]
             self._is_ours = True
             if identity == self._identity:
-                return Costs.from_json(costs)
+                return Costs.from_json(costs, weight=PRIOR)
             log.info("%s was measured with something else: it begins anew", self.path)
         except FileNotFoundError:
             self._is_ours = True

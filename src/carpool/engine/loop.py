@@ -215,12 +215,17 @@ class Engine:
         self._admit()
         parked = [rider for rider in self._riders.values() if rider.ready is not None]
         if riders := self._desk.chosen(parked):
+            before = self._times.copy()
             answers = self._forward(riders)
             self._end_unwanted()  # whoever was given up meanwhile does not go on
             for rider, answer in zip(riders, answers, strict=True):
                 if rider.number in self._riders:
                     self._resume(rider, answer)
-        self._times["turn_s"] += self._clock() - began_s
+        turn_s = self._clock() - began_s
+        self._times["turn_s"] += turn_s
+        if riders:
+            forward_s, fiber_s = (self._times[n] - before[n] for n in ("forward_s", "fiber_s"))
+            self._desk.turned(len(riders), turn_s - forward_s - fiber_s, fiber_s)
         return bool(riders or answered or self._line.has_answers)
 
     def _admit(self) -> None:

@@ -106,7 +106,7 @@ class Forecast:
     def is_proven(self) -> bool:
         """Whether they stand on several forwards: the first ones may take far longer."""
         call = self._last_step_call
-        return call is not None and bool(self._costs.curve(call[0]).measured)
+        return call is not None and self._costs.curve(call[0]).is_proven
 
     def _note_step(self, rider: Rider, kind: CallKind, rows: int) -> None:
         self._last_step_call = self._step_calls[_size(rider.job)] = kind, rows

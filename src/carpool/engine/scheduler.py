@@ -52,7 +52,7 @@ class Desk:
         self._forecast = Forecast(loaded.card, self.costs, loaded.vae_scale_px)
         self._dispatches = Dispatches()
         say = partial(log.info, "%s") if settings.enable_batching_metrics else _ignore
-        self._server = loaded.server
+        self._server, self._is_cuda = loaded.server, loaded.device.is_cuda
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
         self._watch, self._kind = Stopwatch(loaded.device), NO_KIND
         self.gate = Gate(line, settings)
@@ -104,8 +104,9 @@ class Desk:
 
     def expected_s(self, rows: Sequence[int]) -> float | None:
         """What a forward of those chosen is likely to take; None if nothing like it ever ran."""
-        curve = self.costs.curve(self._kind)
-        return None if curve.is_empty else curve.seconds(sum(rows))
+        if self.costs.curve(self._kind).is_empty:
+            return None
+        return self.costs.seconds(self._kind, sum(rows))
 
     def began(self) -> None:
         """A forward of those chosen begins."""
@@ -124,6 +125,16 @@ class Desk:
             curve = self.costs.curve(self._kind)
             alone_s = sum(curve.seconds(width) for width in rows)
             self.gate.learn(alone_s, len(rows), curve.seconds(sum(rows)))
+
+    def turned(self, calls: int, loop_s: float, fiber_s: float) -> None:
+        """Learn what a turn took beside its forward; on CUDA that runs beside it, and is free.
+
+        Args:
+            loop_s: what the loop took.
+            fiber_s: what the pipelines' own code took, for all calls.
+        """
+        if not self._is_cuda:
+            self.costs.learn_turn(self._kind, calls, max(0.0, loop_s), fiber_s)
 
     def refuse_overload(self, job: CheckedRequest) -> None:
         """Refuse a request that would wait too long; see `Gate.check` for what it raises."""
@@ -179,6 +190,8 @@ class Desk:
                 for component, one in sorted(self._seconds.copy().items())
             ],
             "costs": self.costs.to_json(),
+            "speed_factor": self.costs.factor,
+            "trials": self.costs.trials.to_json(),
             "batches": self._dispatches.summary(),
         }
 

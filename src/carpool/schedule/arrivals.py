@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from carpool.schedule.cost import Curve
+from carpool.schedule.cost import AnyCurve
 from carpool.types import ParkedCall, QueuedRequest
 
 REMEMBERED = 400  # arrivals
@@ -35,7 +35,7 @@ class Load:
                     self._came.append((one.arrived_s, self._came_s))
             self._last = waiting[-1].request
 
-    def ran(self, calls: Sequence[ParkedCall], curve: Curve) -> None:
+    def ran(self, calls: Sequence[ParkedCall], curve: AnyCurve) -> None:
         """Note a denoising forward."""
         is_same = self._key is None or calls[0].key == self._key
         self._key, self._unmixed = calls[0].key, self._unmixed + 1 if is_same else 0

@@ -32,8 +32,9 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from carpool.schedule.arrivals import Load
-from carpool.schedule.cost import Costs
+from carpool.schedule.cost import AnyCurve, Costs, Curve
 from carpool.schedule.shares import Shares
+from carpool.schedule.trials import FLOOR
 from carpool.types import Admission, Choice, ParkedCall, QueuedRequest
 
 AGEING = 3.0  # seconds of work that a second of waiting is worth
@@ -43,6 +44,8 @@ SHORTER = 0.5  # who has less than this part of others' work left may interrupt 
 FAVOURED = 2.0  # the same for who has a higher priority
 MAX_PASSED = 64  # forwards of later requests that a parked call lets pass
 PRESSING = 2.0  # times the work left: a deadline nearer than this presses, if it can be met
+CERTAIN = 0.05  # of its seconds: a width that is no more uncertain than this is not tried
+WORTH_TRYING = 0.01  # of the mean of rounds: what a trial may gain at least
 LONG_LINE = 20  # requests: with so many, rows that gain less than `min_gain` are worth it, too
 PRIORITY = 4.0  # requests' work that one step of priority is worth
 
@@ -61,6 +64,8 @@ class Continuous:
     _begun: set[int] = field(default_factory=set)  # requests of the group under way
     _ranks: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by order
     _shares: Shares | None = field(init=False)
+    _trying: float | None = None  # seconds that the width asked for last may lose, if it is a trial
+    _trials: dict[tuple[int, int], float] = field(default_factory=dict)  # by leader and calls
 
     def __post_init__(self) -> None:
         self._shares = None if self.fair_share is None else Shares(self.fair_share)
@@ -92,6 +97,7 @@ class Continuous:
             self._shares.running(parked)
         if not parked:
             return Choice(())
+        self._trials.clear()
         phases: dict[str, list[ParkedCall]] = {"decode": [], "encode": [], "denoise": []}
         for call in parked:
             phases[call.phase].append(call)
@@ -266,7 +272,10 @@ class Continuous:
         present = all_s / mean_s if mean_s else float(len(parked))
         between = sum(map(self._round_s, others)) / mean_s if mean_s else 0.0
         width, why = self.width(line, self._load.backlog(present, now_s), between)
-        return Choice(tuple(line[:width]), why)
+        choice = Choice(tuple(line[:width]), why)
+        if self._trying is not None:
+            self._trials[line[0].order, width] = self._trying
+        return choice
 
     def _round_s(self, group: Sequence[ParkedCall]) -> float:
         """How long as many of a group as may ride together take for the work they have left."""
@@ -285,34 +294,65 @@ class Continuous:
             backlog: work in the house, in requests like these.
             between: rounds of other keys before the next of this, in rounds of one of these.
         """
-        curve = self.costs.curve(line[0].kind)
+        kind, most = line[0].kind, line[0].max_rows
+        curve = self.costs.curve(kind)
         between_s = between * curve.seconds(line[0].rows)
-        most = line[0].max_rows
-        best, best_s, rows, why = 1, inf, 0, "nobody"
-        rate = 0.0  # calls a second
+        is_long = backlog >= LONG_LINE
+        best, best_s, rate, paying_rows, rows = 1, inf, 0.0, 0, 0
+        why = "nobody"
+        means: list[tuple[int, int, float, float]] = []  # calls, rows, mean of rounds, seconds
         for n, call in enumerate(line, 1):
-            before, rows = rows, rows + call.rows
+            rows += call.rows
             if n > 1 and rows > most:
                 why = "cap"
                 break
             if n > 1 and not curve.may_try(rows, call.rows):
                 why = "untried"
                 break
-            seconds = curve.seconds(rows)
-            gain = n / seconds / rate - 1 if rate else inf
-            rate = n / seconds
-            if backlog < LONG_LINE and gain <= self.min_gain * (rows - before):
-                why = "knee"
-                break
-            mean_s = (seconds + between_s) / n * ((backlog if backlog > n else n) + n)
+            seconds = curve.seconds(rows) + self.costs.beside_s(kind, n)
+            rounds = ((backlog if backlog > n else n) + n) / n
+            mean_s = (seconds + between_s) * rounds
+            means.append((n, rows, mean_s, rounds))
+            if n > 1 and not is_long:  # rows that bring little are not worth it
+                gain = n / seconds / rate - 1
+                if gain <= self.min_gain * (rows - paying_rows):
+                    continue
+            rate, paying_rows = n / seconds, rows
             if mean_s < best_s:
                 best, best_s = n, mean_s
+        trial = self._trial(curve, means, best)
+        if trial != best:
+            return trial, "knee"
         if best < n and why == "nobody":
             why = "knee"
         return best, why
 
+    def _trial(
+        self, curve: AnyCurve, means: Sequence[tuple[int, int, float, float]], best: int
+    ) -> int:
+        """The calls of a width that may well be better than the best, if it may be tried now."""
+        self._trying = None
+        if len(means) < 2 or isinstance(curve, Curve):
+            return best
+        best_s = means[best - 1][2]
+        chosen, least_s, loss_s = best, best_s * (1 - WORTH_TRYING), 0.0
+        for n, rows, mean_s, rounds in means:
+            sd = curve.sd(rows)
+            if n == best or sd <= CERTAIN * curve.seconds(rows):
+                continue
+            if mean_s - sd * rounds < least_s:
+                lost_s = max((mean_s - best_s) / rounds, FLOOR * curve.seconds(rows))
+                if self.costs.trials.allow(lost_s):
+                    chosen, least_s, loss_s = n, mean_s - sd * rounds, lost_s
+        if chosen != best:
+            self._trying = loss_s
+        return chosen
+
     def _note(self, choice: Choice, parked: Sequence[ParkedCall]) -> None:
         leader = choice.calls[0]
+        loss_s = self._trials.get((leader.order, len(choice.calls)))
+        if loss_s is not None:
+            self.costs.trials.ran(loss_s)
         chosen, is_denoise = {call.order for call in choice.calls}, leader.phase == "denoise"
         if is_denoise:
             self._load.ran(choice.calls, self.costs.curve(leader.kind))

@@ -1,18 +1,28 @@
-"""What a forward costs, learned from forwards: seconds by rows, one curve a kind of call.
+"""What a forward costs: seconds by rows, one curve a kind of call, and what a turn costs beside it.
 
-A curve begins with nothing. Widths that were run often enough have the median of their last
-seconds, made monotone; between two of them seconds go in a line; beyond the widest they go on as
-between the last two, or, after a single one, as if half of a row were free. So a width that
-nobody has tried yet looks a little better than it is likely to be, and is tried.
+A `Curve` is a table that is known: the simulator's, or the medians that `carpool tune` measured.
+Widths that were run often enough have the median of their last seconds, made monotone; between two
+of them seconds go in a line; beyond the widest they go on as between the last two, or, after a
+single one, as if half of a row were free. What a server learns from its own forwards is a
+`LearnedCurve` (`learned_curve.py`), which knows how uncertain it is. Both have one interface.
+
+`Costs` has the curves of a model by kind, and what is common to them: how fast the machine is just
+now (`speed.py`), and how much may be spent on trying widths (`trials.py`).
 """
 
 import math
 import statistics
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
+from carpool.schedule.learned_curve import LearnedCurve
+from carpool.schedule.regression import monotone
+from carpool.schedule.speed import MachineSpeed
+from carpool.schedule.trials import FREE, Trials
+from carpool.schedule.turns import Turns
 from carpool.types import CallKind
 
 KEPT = 15  # of the last seconds of one width
@@ -64,6 +74,15 @@ class Curve:
         slope = table[-1] - table[-2]
         return table[-1] + (rows - len(table) + 1) * slope
 
+    def sd(self, rows: int) -> float:
+        """Nothing: what is known is not uncertain."""
+        return 0.0
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it stands on several runs, or on a table."""
+        return bool(self.measured)
+
     def speedup(self, most: int) -> float:
         """How many times as fast calls of one row are done at the best width of at most so many."""
         known = self._speedups.get(most)
@@ -109,19 +128,73 @@ class Curve:
         return [*table, table[-1] + per_row]
 
 
-class Costs:
-    """The curves of a model, by kind."""
+AnyCurve = Curve | LearnedCurve
 
-    def __init__(self, curves: Mapping[CallKind, Curve] | None = None) -> None:
+
+class Costs:
+    """The curves of a model, by kind; learned ones for the kinds that it was not told of."""
+
+    def __init__(self, curves: Mapping[CallKind, AnyCurve] | None = None) -> None:
         self._curves = dict(curves or {})
-        self._guesses: dict[CallKind, Curve] = {}  # of kinds that were never run
+        self._guesses: dict[CallKind, AnyCurve] = {}  # of kinds that were never run
+        self._turns: dict[CallKind, Turns] = {}
+        self._speed = MachineSpeed()
+        self.trials = Trials()
+        self._lock = threading.Lock()  # `to_json` may be asked from any thread
 
     def learn(self, kind: CallKind, rows: int, seconds: float) -> None:
-        self._guesses.clear()
-        self._curves.setdefault(kind, Curve()).learn(rows, seconds)
+        """Take notice of a forward."""
+        with self._lock:
+            self._learn(kind, rows, seconds)
 
-    def curve(self, kind: CallKind) -> Curve:
-        """The kind's own curve, or that of the nearest kind, scaled by size."""
+    def _learn(self, kind: CallKind, rows: int, seconds: float) -> None:
+        self._guesses.clear()
+        curve = self._curves.get(kind)
+        if curve is None:
+            curve = self._curves[kind] = LearnedCurve()
+        now_s = self.trials.device_s
+        self.trials.device_s += seconds
+        if isinstance(curve, Curve):
+            curve.learn(rows, seconds)
+            return
+        curve.now_s = now_s
+        if curve.has_run(rows):
+            usual_s = curve.seconds(rows)
+            uncertainty = curve.sd(rows) / usual_s
+            log_ratio = math.log(seconds / usual_s)
+            wrong = self._speed.learn((kind, rows), log_ratio, uncertainty, now_s)
+            if wrong is not None:
+                self._forget(*wrong)
+        elif curve.is_empty:
+            self.trials.free_s += FREE * seconds
+        curve.learn(rows, seconds / self._speed.factor, self._speed.noise)
+
+    def _forget(self, kind: CallKind, rows: int) -> None:
+        curve = self._curves.get(kind)
+        if isinstance(curve, LearnedCurve):
+            curve.forget(rows)
+
+    def learn_turn(self, kind: CallKind, calls: int, loop_s: float, own_s: float) -> None:
+        """Take notice of what a turn took beside its forward.
+
+        Args:
+            calls: of the forward.
+            loop_s: what the engine's loop took.
+            own_s: what the pipelines' own code took, for all calls.
+        """
+        turns = self._turns.setdefault(kind, Turns())
+        turns.learn(loop_s / self._speed.factor, own_s / calls / self._speed.factor)
+
+    def beside_s(self, kind: CallKind, calls: int) -> float:
+        """What a turn of so many calls takes beside its forward, at the usual speed."""
+        turns = self._turns.get(kind)
+        return turns.seconds(calls) if turns is not None else 0.0
+
+    def curve(self, kind: CallKind) -> AnyCurve:
+        """The kind's own curve, or that of the nearest kind, scaled by size.
+
+        At the machine's usual speed: a busy minute changes no choice between widths.
+        """
         known = self._curves.get(kind)
         if known is not None:
             return known
@@ -129,52 +202,65 @@ class Costs:
             self._guesses[kind] = self._guess(kind)
         return self._guesses[kind]
 
-    def _guess(self, kind: CallKind) -> Curve:
+    def _guess(self, kind: CallKind) -> AnyCurve:
         near = self._nearest(kind)
         if near is None:
-            return Curve()
+            return LearnedCurve()
         ratio = kind.size / near.size if near.size else 1.0
-        return Curve({n: s * ratio for n, s in self._curves[near].measured.items()})
+        curve = self._curves[near]
+        return type(curve)({n: s * ratio for n, s in curve.measured.items()})
 
     def seconds(self, kind: CallKind, rows: int) -> float:
-        return self.curve(kind).seconds(rows)
+        """What a forward is likely to take just now."""
+        return self.curve(kind).seconds(rows) * self._speed.factor
+
+    @property
+    def factor(self) -> float:
+        """Seconds just now, as a multiple of the usual ones."""
+        return self._speed.factor
 
     def _nearest(self, kind: CallKind) -> CallKind | None:
         same = [k for k, c in self._curves.items() if k.name == kind.name and not c.is_empty]
         return min(same, key=lambda k: abs(math.log((k.size + 1) / (kind.size + 1))), default=None)
 
-    def __iter__(self) -> Iterator[tuple[CallKind, Curve]]:
+    def __iter__(self) -> Iterator[tuple[CallKind, AnyCurve]]:
         return iter(self._curves.items())
 
     def to_json(self) -> list[dict[str, Any]]:
-        """All that was learned, as plain data."""
+        """All that was learned, as plain data: seconds by rows, with their uncertainty."""
+        with self._lock:
+            return self._to_json()
+
+    def _to_json(self) -> list[dict[str, Any]]:
         return [
-            {"name": k.name, "size": k.size, "detail": k.detail, "seconds": c.measured}
-            for k, c in self._curves.items()
+            {
+                "name": k.name,
+                "size": k.size,
+                "detail": k.detail,
+                "seconds": c.measured,
+                "sd": {rows: c.sd(rows) for rows in c.measured},
+                "turn": self._turns[k].to_json() if k in self._turns else None,
+            }
+            for k, c in list(self._curves.items())
             if c.measured
         ]
 
     @classmethod
-    def from_json(cls, data: list[dict[str, Any]]) -> "Costs":
+    def from_json(cls, data: list[dict[str, Any]], weight: float | None = None) -> "Costs":
+        """Read `to_json`.
+
+        Args:
+            weight: runs that an entry stands for, as a prior; None: the table is known to be true.
+        """
+
+        def curve(seconds: Mapping[int, float]) -> AnyCurve:
+            return Curve(seconds) if weight is None else LearnedCurve(seconds, weight)
+
         return cls(
             {
-                CallKind(one["name"], one["size"], one.get("detail", "")): Curve(
+                CallKind(one["name"], one["size"], one.get("detail", "")): curve(
                     {int(rows): float(seconds) for rows, seconds in one["seconds"].items()}
                 )
                 for one in data
             }
         )
-
-
-def monotone(values: list[float], weights: list[int]) -> list[float]:
-    """The nearest values that never fall, by pooling neighbours that do.
-
-    Source: pool adjacent violators, Ayer et al., Annals of Mathematical Statistics 26, 1955.
-    """
-    pools: list[tuple[float, int, int]] = []  # mean, weight, how many
-    for value, weight in zip(values, weights, strict=True):
-        pools.append((value, weight, 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (a, m, i), (b, n, j) = pools[-2:]
-            pools[-2:] = [((a * m + b * n) / (m + n), m + n, i + j)]
-    return [mean for mean, _, count in pools for _ in range(count)]

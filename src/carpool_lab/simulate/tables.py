@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from carpool.errors import InvalidValue
-from carpool.schedule.cost import Costs, Curve
+from carpool.schedule.cost import AnyCurve, Costs, Curve
 from carpool.types import CallKind, Phase, phase_of
 
 WIDEST: Mapping[Phase, int] = {"encode": 8, "denoise": 8, "decode": 4}  # rows; as the server's
@@ -154,7 +154,7 @@ def learned(costs: Costs, *, steps: int) -> dict[str, Table]:
         InvalidValue: nothing was learned about denoising.
     """
     sides: dict[str, dict[str, list[float]]] = {"encode": {}, "decode": {}}
-    denoisers: dict[CallKind, Curve] = {}
+    denoisers: dict[CallKind, AnyCurve] = {}
     for kind, curve in costs:
         component, _, method = kind.name.partition(".")
         phase = phase_of(component, method)

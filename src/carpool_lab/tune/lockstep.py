@@ -10,7 +10,7 @@ import torch
 
 from carpool.engine.model.device import Device
 from carpool.schedule.batch_modes import together
-from carpool.schedule.cost import Costs
+from carpool.schedule.cost import Costs, Curve
 from carpool.types import (
     NO_KIND,
     Admission,
@@ -74,7 +74,7 @@ class Lockstep:
 
 
 class Notes(Costs):
-    """Learns from all but the first forward of each width."""
+    """Medians of each width, of all forwards but its first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,5 +82,6 @@ class Notes(Costs):
 
     def learn(self, kind: CallKind, rows: int, seconds: float) -> None:
         if (kind, rows) in self._warm:
+            self._curves.setdefault(kind, Curve())
             super().learn(kind, rows, seconds)
         self._warm.add((kind, rows))

@@ -1,0 +1,169 @@
+"""The learned curve of one kind of call: seconds by rows, with uncertainty, from noisy forwards.
+
+Each width keeps its last seconds, at the machine's usual speed, and their median. A run
+`FORGOTTEN_S` of device time ago has a third of its weight left, so a width that did not run for
+long becomes uncertain, and is tried again (`trials.py`). All widths together make the curve
+(`regression.py`). A table from an earlier run is a prior of little weight; so is the first run of a
+width in a process, which allocates, compiles or chooses kernels.
+
+Source: forgetting in time-varying bandits, Bogunovic, Scarlett & Cevher, Time-Varying Gaussian
+Process Bandit Optimization, AISTATS 2016.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from math import exp
+
+from carpool.schedule.regression import Point, fit, monotone, weighted_median
+
+KEPT = 15  # runs of one width
+FORGOTTEN_S = 120.0  # device seconds
+PRIOR = 0.6  # runs that an entry of a table stands for
+COLD = 0.2  # runs that the first of a width in a process stands for
+NOISE = 0.1  # relative standard deviation of a run, until more is known
+REFIT_EVERY = 8  # runs; at each while little is known
+REFIT_EVERY_S = 20.0  # device seconds
+LEAST_WEIGHT = 1e-4  # of a run, however old
+BEYOND = 17  # rows beyond the widest that was run: fitted, too
+MOST = 256  # rows that are fitted; wider ones go on in a line
+
+
+class LearnedCurve:
+    """Seconds of a forward by its rows. Begins with nothing, or with a table of an earlier run."""
+
+    def __init__(self, prior: Mapping[int, float] | None = None, weight: float = PRIOR) -> None:
+        self._prior = {rows: Point(seconds, weight) for rows, seconds in (prior or {}).items()}
+        self._runs: dict[int, deque[tuple[float, float]]] = {}  # seconds, device seconds when
+        self._first: dict[int, tuple[float, float]] = {}  # the same, of each width's first run
+        self._noise = NOISE
+        self._runs_since_fit, self._fits, self._fitted_s = 0, 0, 0.0
+        self._is_stale = True
+        self._seconds: list[float] = []  # by rows less one
+        self._sd: list[float] = []
+        self._speedups: dict[int, float] = {}  # by the most rows
+        self.now_s = 0.0  # device seconds
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._runs or self._first or self._prior)
+
+    @property
+    def measured(self) -> dict[int, float]:
+        """Seconds by rows of the widths that were run, and the table's of those that were not."""
+        table = {rows: point.seconds for rows, point in self._prior.items()}
+        return dict(sorted((table | {rows: self.seconds(rows) for rows in self._runs}).items()))
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it stands on several runs, or on a table."""
+        return bool(self._prior) or any(len(runs) >= 2 for runs in self._runs.values())
+
+    @property
+    def runs(self) -> dict[int, int]:
+        """Runs of this process that are remembered, by rows; without the first ones."""
+        return {rows: len(runs) for rows, runs in sorted(self._runs.items())}
+
+    def has_run(self, rows: int) -> bool:
+        """Whether a width was run before, in this process."""
+        return rows in self._first
+
+    def forget(self, rows: int) -> None:
+        """Forget the runs of a width: what it takes has changed."""
+        self._runs.pop(rows, None)
+        self._prior.pop(rows, None)
+        self._is_stale = True
+
+    def learn(self, rows: int, seconds: float, noise: float = NOISE) -> None:
+        """Take notice of a run, at the time `now_s`.
+
+        Args:
+            seconds: at the machine's usual speed.
+            noise: relative standard deviation of a run, as known by now.
+        """
+        self._noise = noise
+        if rows not in self._first:
+            self._first[rows] = seconds, self.now_s
+            self._is_stale = True
+            return
+        runs = self._runs.setdefault(rows, deque(maxlen=KEPT))
+        runs.append((seconds, self.now_s))
+        self._runs_since_fit += 1
+        is_new = len(runs) <= 3 or self._fits < REFIT_EVERY
+        is_due = self._runs_since_fit >= REFIT_EVERY
+        if is_new or is_due or self.now_s - self._fitted_s > REFIT_EVERY_S:
+            self._is_stale = True
+
+    def seconds(self, rows: int) -> float:
+        """How long a forward of so many rows is likely to take, at the machine's usual speed."""
+        self._refit()
+        return _at(rows, self._seconds)
+
+    def sd(self, rows: int) -> float:
+        """Standard deviation of what `seconds` says: of the curve, not of a single forward."""
+        self._refit()
+        return max(0.0, _at(rows, self._sd))
+
+    def speedup(self, most: int) -> float:
+        """How many times as fast calls of one row are done at the best width of at most so many."""
+        self._refit()
+        known = self._speedups.get(most)
+        if known is None:
+            alone_s = self.seconds(1)
+            known = max(n * alone_s / self.seconds(n) for n in range(1, most + 1))
+            self._speedups[most] = known
+        return known
+
+    def widest(self) -> int:
+        """The widest forward that is worth trying: twice the widest that was run."""
+        return 2 * max(self._known(), 1)
+
+    def may_try(self, rows: int, more: int) -> bool:
+        """Whether a forward of so many rows is no wider than is worth trying.
+
+        Args:
+            more: of them, those that the last call adds: they are a step, too.
+        """
+        known = self._known()
+        return rows <= max(2, 2 * known, known + more if known else 0)
+
+    def _known(self) -> int:
+        return max([*self._first, *self._prior], default=0)
+
+    def _refit(self) -> None:
+        """Fit again, if enough was learned or much time has passed."""
+        if not self._is_stale and self.now_s - self._fitted_s <= FORGOTTEN_S:
+            return
+        self._is_stale, self._fitted_s, self._runs_since_fit = False, self.now_s, 0
+        self._fits += 1
+        self._speedups = {}
+        most = min(MOST, self._known() + BEYOND)
+        points = self._points() or {1: Point(1.0, COLD)}  # a kind that never ran: a guess
+        fitted = fit(points, noise=self._noise, most=most)
+        self._sd = fitted.sd.tolist()
+        weights = [1 / max(one, 1e-9) ** 2 for one in self._sd]
+        self._seconds = monotone(fitted.seconds.tolist(), weights)
+
+    def _points(self) -> dict[int, Point]:
+        seen: dict[int, list[tuple[float, float]]] = {}
+        for rows, prior in self._prior.items():
+            seen.setdefault(rows, []).append((prior.seconds, prior.weight * self._newness(0.0)))
+        for rows, (seconds, at_s) in self._first.items():
+            seen.setdefault(rows, []).append((seconds, COLD * self._newness(at_s)))
+        for rows, runs in self._runs.items():
+            seen.setdefault(rows, []).extend(
+                (seconds, self._newness(at_s)) for seconds, at_s in runs
+            )
+        return {
+            rows: Point(weighted_median(pairs), sum(weight for _, weight in pairs))
+            for rows, pairs in seen.items()
+        }
+
+    def _newness(self, at_s: float) -> float:
+        return max(LEAST_WEIGHT, exp((at_s - self.now_s) / FORGOTTEN_S))
+
+
+def _at(rows: int, values: list[float]) -> float:
+    """A value of a list that begins with one row, or what follows it in a line."""
+    if rows <= len(values):
+        return values[rows - 1]
+    return values[-1] + (rows - len(values)) * (values[-1] - values[-2])

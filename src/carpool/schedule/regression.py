@@ -1,0 +1,141 @@
+"""Fit seconds by rows from noisy medians: a robust Bayesian regression over all widths together.
+
+The curve is a fixed part and a part a row, bent at a few widths where a device may saturate, and a
+small effect of each width's own. Everything is in units of one row's seconds, so one prior serves
+all models. Points that the others contradict count less: weights of a Student t distribution,
+found in a few rounds of iteratively reweighted least squares on leave-one-out residuals. A
+contradicted width that was run often keeps its own value: there it is the curve that is odd.
+
+Sources: Lange, Little & Taylor, Robust Statistical Modeling Using the t Distribution, Journal of
+the American Statistical Association 84, 1989; leave-one-out residuals of Gaussian processes:
+Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, section 5.4.2.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+KNOTS = (2, 4, 8, 16, 32)  # rows after which the slope may change
+SLOPE = 0.5  # expected: a row more takes half of what the first took
+PRIOR_MEAN = np.array([1.0, SLOPE] + [0.0] * len(KNOTS))
+PRIOR_VARIANCE = np.array([0.5, 0.35] + [0.15] * len(KNOTS)) ** 2
+OWN = 0.05  # standard deviation of a width's own effect, relative
+NU = 4.0  # degrees of freedom of the t distribution
+OFTEN = 5.0  # runs, by weight, that are believed against the rest of the curve
+ROUNDS = (2, 3)  # of reweighting: to find what one row takes, then in units of that
+LEAST = 0.02  # of one row's seconds: no width takes less
+MEDIAN_LOSS = 1.57  # variance of a median over that of a mean: pi / 2
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What was seen of one width."""
+
+    seconds: float  # median
+    weight: float  # runs that it stands for
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Seconds for widths of 1, 2, 3... rows, with their uncertainty."""
+
+    seconds: Array
+    sd: Array  # standard deviation, seconds
+
+
+def fit(points: Mapping[int, Point], *, noise: float, most: int) -> Fitted:
+    """Fit a curve through points.
+
+    Args:
+        points: by rows; at least one.
+        noise: relative standard deviation of a single run.
+        most: rows of the widest forward that is asked for.
+    """
+    ordered = sorted(points.items())
+    rows = np.array([n for n, _ in ordered])
+    seconds = np.array([point.seconds for _, point in ordered])
+    weight = np.array([point.weight for _, point in ordered])
+    heaviest = int(np.argmax(weight))
+    unit = float(seconds[heaviest]) / (1 + SLOPE * (float(rows[heaviest]) - 1))
+    asked = np.arange(1, most + 1)
+    for rounds in ROUNDS:
+        mean, variance = _posterior(rows, seconds / unit, weight, noise, asked, rounds)
+        result = Fitted(mean * unit, np.sqrt(variance) * unit)
+        unit *= float(mean[0])
+    return result
+
+
+def _posterior(
+    rows: Array, seen: Array, weight: Array, noise: float, asked: Array, rounds: int
+) -> tuple[Array, Array]:
+    """Mean and variance at the widths that are asked for, in units of about one row."""
+    features = _features(rows)
+    expected = features @ PRIOR_MEAN
+    smooth = (features * PRIOR_VARIANCE) @ features.T
+    is_often = weight >= OFTEN
+    others = seen  # what all other widths say of each that was seen
+    odd = np.zeros_like(seen)  # variance that contradicted points are granted
+    for last in [*[False] * rounds, True]:
+        level = np.maximum(seen, others)  # a point that is far too low is not exact for that
+        chance = (noise * level) ** 2 * MEDIAN_LOSS / np.maximum(weight, 0.02)
+        own = (OWN * level) ** 2
+        inverse = np.linalg.inv(smooth + np.diag(chance + own + odd))
+        solved = inverse @ (seen - expected)
+        certain = np.diag(inverse)  # one over the leave-one-out variance
+        others = seen - solved / certain
+        if not last:
+            z_squared = (solved / certain) ** 2 / np.maximum(1 / certain - odd, 1e-12)
+            odd = (chance + own) * (np.maximum(1.0, (NU + z_squared) / (NU + 1)) - 1)
+    wanted = _features(asked)
+    cross = (wanted * PRIOR_VARIANCE) @ features.T
+    mean = wanted @ PRIOR_MEAN + cross @ solved
+    variance = ((wanted**2) @ PRIOR_VARIANCE) - np.einsum("ij,jk,ik->i", cross, inverse, cross)
+    variance = np.maximum(variance, 0.0) + (OWN * mean) ** 2
+    noise_part = chance + np.where(is_often, 0.0, odd)
+    before = np.maximum(1 / certain - noise_part, 1e-12)
+    gain = before / (before + noise_part)
+    inside = rows <= asked[-1]
+    at = rows[inside] - 1
+    mean[at] = (others + gain * (seen - others))[inside]
+    variance[at] = (before * (1 - gain))[inside]
+    return np.maximum(mean, LEAST), np.maximum(variance, 0.0)
+
+
+def _features(rows: Array) -> Array:
+    """One, the rows after the first, and those after each knot."""
+    columns = [np.ones(len(rows)), rows - 1.0]
+    return np.stack([*columns, *(np.maximum(0.0, rows - knot) for knot in KNOTS)], axis=-1)
+
+
+def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The nearest values that never fall, by pooling neighbours that do.
+
+    Source: pool adjacent violators, Ayer et al., Annals of Mathematical Statistics 26, 1955.
+    """
+    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for value, weight in zip(values, weights, strict=True):
+        pools.append((value, weight, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (a, m, i), (b, n, j) = pools[-2:]
+            pools[-2:] = [((a * m + b * n) / (m + n), m + n, i + j)]
+    return [mean for mean, _, count in pools for _ in range(count)]
+
+
+def weighted_median(pairs: list[tuple[float, float]]) -> float:
+    """The least value that half of the weight does not exceed.
+
+    Args:
+        pairs: values with their weights; at least one.
+    """
+    half = sum(weight for _, weight in pairs) / 2
+    below = 0.0
+    for value, weight in sorted(pairs):
+        below += weight
+        if below >= half:
+            return value
+    return max(pairs)[0]  # rounding

@@ -1,0 +1,106 @@
+"""How fast the machine is just now, against its usual speed: one factor for all kinds of calls.
+
+A scalar Kalman filter over the logarithm of seconds seen by seconds expected. How much of a
+surprise it takes for itself, and how much it leaves to the curve, goes by how uncertain each of
+them is. A single outlier moves it little (Huber's psi); several surprises of one sign in a row
+mean that the machine has changed, and make it uncertain and quick (a CUSUM test). If all of them
+came from one width, it may as well be that width that has changed: the next run of another one
+tells, and then the factor goes back.
+
+Sources: Kalman, Journal of Basic Engineering 82, 1960; Huber, Annals of Mathematical Statistics 35,
+1964; Page, Continuous Inspection Schemes, Biometrika 41, 1954.
+"""
+
+from dataclasses import dataclass, field
+from math import exp
+
+from carpool.types import CallKind
+
+DRIFT = 0.02**2  # variance a device second, of the logarithm
+START = 0.15**2  # variance at the beginning
+MOST = 0.7**2
+CLIP = 2.0  # standard deviations of a run: more does not move it more
+RUN = 6.0  # standard deviations, added up over runs of one sign, that mean a change
+SLACK = 0.5  # standard deviations of each run that are not counted there
+CHANGE = 0.35**2  # variance that a change adds
+NOISE = 0.1  # relative standard deviation of a run: at first
+NOISES = (0.03, 0.4)  # and its bounds
+LEARNED = 0.02  # weight of a run in it
+
+Source = tuple[CallKind, int]  # a kind and its rows
+
+
+@dataclass(slots=True)
+class MachineSpeed:
+    """The factor, learned from forwards."""
+
+    log: float = 0.0  # of seconds just now over the usual ones
+    variance: float = START
+    noise: float = NOISE
+    _cusum: list[float] = field(default_factory=lambda: [0.0, 0.0])  # upwards, downwards
+    _sources: list[set[Source]] = field(default_factory=lambda: [set(), set()])  # of these
+    _began: list[float] = field(default_factory=lambda: [0.0, 0.0])  # `log`, where these began
+    _suspect: tuple[Source, float] | None = None  # a width that changed the factor; from what
+    _last_s: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        """Seconds just now, as a multiple of the usual ones."""
+        return exp(self.log)
+
+    def learn(
+        self, source: Source, log_ratio: float, uncertainty: float, now_s: float
+    ) -> Source | None:
+        """Take notice of a run.
+
+        Args:
+            source: what ran.
+            log_ratio: of its seconds over those that the curve says.
+            uncertainty: relative standard deviation of what the curve says.
+            now_s: device seconds, without its own.
+
+        Returns:
+            A source whose curve is wrong, as it turns out: it had changed, not the machine.
+        """
+        self.variance = min(MOST, self.variance + DRIFT * max(0.0, now_s - self._last_s))
+        self._last_s = now_s
+        run = self.noise**2 + uncertainty**2
+        wrong = self._acquitted(source, log_ratio, run)
+        self._watch(source, (log_ratio - self.log) / (run + self.variance) ** 0.5)
+        spread = (run + self.variance) ** 0.5
+        surprise = max(-CLIP, min(CLIP, (log_ratio - self.log) / spread))
+        gain = self.variance / (run + self.variance)
+        self.log += gain * surprise * spread
+        self.variance *= 1 - gain
+        if uncertainty < self.noise:  # what the curve does not know is not noise
+            least, most = NOISES
+            seen = 1.25 * min(abs(log_ratio - self.log), 3 * self.noise)  # of a mean deviation
+            self.noise = max(least, min(most, self.noise + LEARNED * (seen - self.noise)))
+        return wrong
+
+    def _watch(self, source: Source, surprise: float) -> None:
+        """Look for a change: surprises of one sign, one after the other."""
+        for way, sign in enumerate((1.0, -1.0)):
+            if not self._cusum[way]:
+                self._began[way] = self.log
+                self._sources[way].clear()
+            total = self._cusum[way] + min(sign * surprise, CLIP) - SLACK
+            self._cusum[way] = max(0.0, total)
+            if sign * surprise > SLACK:
+                self._sources[way].add(source)
+            if total > RUN:
+                if len(self._sources[way]) == 1 and self._suspect is None:
+                    self._suspect = source, self._began[way]
+                self.variance = min(MOST, self.variance + CHANGE)
+                self._cusum = [0.0, 0.0]
+
+    def _acquitted(self, source: Source, log_ratio: float, run: float) -> Source | None:
+        """Whether another width runs as it did before one changed the factor: then go back."""
+        if self._suspect is None or self._suspect[0] == source:
+            return None
+        suspect, before = self._suspect
+        self._suspect = None
+        if abs(log_ratio - before) > min(CLIP * run**0.5, abs(log_ratio - self.log)):
+            return None
+        self.log, self._cusum = before, [0.0, 0.0]
+        return suspect

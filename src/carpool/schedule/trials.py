@@ -1,0 +1,37 @@
+"""Trials: forwards of a width that is uncertain, run to learn what it takes.
+
+A trial is charged with the device time that it is likely to lose, and all of them together may lose
+`SHARE` of the device's time; at the beginning a few forwards' worth is free, as nothing is known.
+
+Source: optimism in the face of uncertainty with a budget of regret, after Lai & Robbins,
+Asymptotically Efficient Adaptive Allocation Rules, Advances in Applied Mathematics 6, 1985.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+SHARE = 0.01  # of device time
+FREE = 12.0  # forwards of the width that is best, in seconds, for each kind: what trials may lose
+FLOOR = 0.02  # of its own seconds: what a trial loses at least, as far as anybody knows
+
+
+@dataclass(slots=True)
+class Trials:
+    """What was spent on trials, and how much may be."""
+
+    count: int = 0
+    lost_s: float = 0.0  # predicted when they began
+    device_s: float = 0.0  # of all forwards
+    free_s: float = 0.0
+
+    def allow(self, loss_s: float) -> bool:
+        """Whether a trial that is likely to lose so much may be run."""
+        return self.lost_s + loss_s <= self.free_s + SHARE * self.device_s
+
+    def ran(self, loss_s: float) -> None:
+        """Note that a trial is run."""
+        self.count += 1
+        self.lost_s += loss_s
+
+    def to_json(self) -> dict[str, Any]:
+        return {"count": self.count, "lost_s": self.lost_s, "device_s": self.device_s}

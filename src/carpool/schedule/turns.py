@@ -1,0 +1,44 @@
+"""What a turn of the loop takes beside its forward: the loop's own part, and a part for each call.
+
+The first does not grow with the calls, so sharing a turn saves it; it counts where forwards are
+short. Each is the median of the last turns.
+"""
+
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+KEPT = 25  # turns
+RENEWED = 8  # turns between two looks at the medians
+
+
+def _empty() -> deque[float]:
+    return deque(maxlen=KEPT)
+
+
+@dataclass(slots=True)
+class Turns:
+    """Of one kind of call."""
+
+    _loop: deque[float] = field(default_factory=_empty)
+    _own: deque[float] = field(default_factory=_empty)  # a call
+    _until: int = 0  # turns until the medians are taken again
+    loop_s: float = 0.0
+    own_s: float = 0.0
+
+    def learn(self, loop_s: float, own_s: float) -> None:
+        """Take notice of a turn; `own_s` is for each call."""
+        self._loop.append(loop_s)
+        self._own.append(own_s)
+        self._until -= 1
+        if self._until <= 0:
+            self.loop_s = statistics.median(self._loop)
+            self.own_s = statistics.median(self._own)
+            self._until = min(RENEWED, len(self._loop))
+
+    def seconds(self, calls: int) -> float:
+        return self.loop_s + calls * self.own_s
+
+    def to_json(self) -> dict[str, Any]:
+        return {"loop_s": self.loop_s, "own_s": self.own_s}

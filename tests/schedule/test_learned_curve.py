@@ -1,0 +1,268 @@
+"""Learned costs: robust to cold runs, busy minutes and wrong tables; no width avoided for ever."""
+
+import random
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from math import exp
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.schedule.continuous import Continuous
+from carpool.schedule.cost import Costs, Curve
+from carpool.schedule.learned_curve import LearnedCurve
+from carpool.schedule.regression import Point, fit
+from carpool.schedule.trials import FREE, SHARE
+from carpool.types import CallKind, ParkedCall
+
+KIND = CallKind("transformer.forward", 1024)
+OTHER = CallKind("vae.decode", 1024)
+TRUE_S = {1: 5.5, 2: 7.0, 3: 8.8, 4: 10.4, 5: 12.0, 6: 14.0, 8: 17.0}  # of `shapes`, ms
+TRUE = Curve(TRUE_S)
+FLAT = Curve({1: 1.0, 16: 1.0})
+
+
+def learned(*runs: tuple[int, float], times: int = 4) -> LearnedCurve:
+    curve = LearnedCurve()
+    for rows, seconds in runs:
+        for _ in range(times):
+            curve.learn(rows, seconds)
+    return curve
+
+
+def parked(count: int, max_rows: int = 8) -> list[ParkedCall]:
+    return [
+        ParkedCall(n, n, "key", 1, max_rows, "denoise", KIND, 0.0, 10.0, 10.0)
+        for n in range(1, count + 1)
+    ]
+
+
+def play(
+    costs: Costs,
+    forwards: int,
+    true: Callable[[int], float],
+    *,
+    line: int = 8,
+    noise: float = 0.05,
+    seed: int = 0,
+) -> list[int]:
+    """Widths that the policy chooses for a line that stays as long, and learns from."""
+    rng, policy, widths = random.Random(seed), Continuous(costs), []
+    calls = parked(line)
+    for _ in range(forwards):
+        width = len(policy.choose(calls, 0.0, 0.0).calls)
+        costs.learn(KIND, width, true(width) * rng.lognormvariate(0, noise))
+        widths.append(width)
+    return widths
+
+
+# The curve
+
+
+def test_three_cold_runs_of_a_width_are_nearly_ignored_and_four_warm_ones_mend_it() -> None:
+    curve = learned((1, 5.5), times=5)
+    for _ in range(3):
+        curve.learn(2, 47.0)
+
+    assert curve.seconds(2) < 12
+    assert curve.sd(2) > 2  # and it is known to be uncertain
+
+    for _ in range(4):
+        curve.learn(2, 7.1)
+
+    assert curve.seconds(2) == pytest.approx(7.1, rel=0.05)
+
+
+@pytest.mark.parametrize("wrong", [2, 3, 4, 6])
+def test_a_table_4_times_too_high_at_one_width_is_nearly_ignored_there(wrong: int) -> None:
+    table = {**TRUE_S, wrong: TRUE_S[wrong] * 4}
+
+    curve = LearnedCurve(table)
+
+    assert curve.seconds(wrong) == pytest.approx(TRUE_S[wrong], rel=0.25)
+
+
+@pytest.mark.parametrize(
+    "true",
+    [
+        pytest.param({1: 1.0, 2: 1.02, 4: 1.05, 8: 1.1}, id="flat"),
+        pytest.param({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}, id="linear"),
+        pytest.param({1: 1.0, 2: 1.0, 4: 1.0, 8: 2.0, 16: 4.0, 32: 8.0}, id="saturates at 4"),
+        pytest.param({1: 1.0, 2: 1.1, 3: 2.0, 4: 2.1, 8: 3.0}, id="odd at 3"),
+    ],
+)
+def test_a_width_that_ran_often_has_what_it_took_whatever_the_shape(
+    true: Mapping[int, float],
+) -> None:
+    curve = learned(*true.items(), times=10)
+
+    for rows, seconds in true.items():
+        assert curve.seconds(rows) == pytest.approx(seconds, rel=0.05)
+        assert curve.sd(rows) < 0.08 * seconds
+
+
+def test_widths_that_nobody_ran_are_uncertain_the_more_the_farther() -> None:
+    curve = learned((1, 1.0), (2, 1.5))
+
+    relative = [curve.sd(rows) / curve.seconds(rows) for rows in (2, 4, 8, 16)]
+
+    assert relative == sorted(relative)
+
+
+def test_what_was_not_seen_for_long_becomes_uncertain_again() -> None:
+    curve = learned((1, 1.0), (4, 2.0), times=10)
+    fresh = curve.sd(4)
+
+    curve.now_s += 600
+
+    assert curve.sd(4) > 3 * fresh
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.001, 100)), min_size=1, max_size=60))
+def test_more_rows_never_take_less_time_whatever_was_seen(runs: list[tuple[int, float]]) -> None:
+    curve = learned(*runs, times=2)
+
+    seconds = [curve.seconds(rows) for rows in range(1, 80)]
+
+    assert all(a <= b * (1 + 1e-9) for a, b in pairwise(seconds))
+    assert seconds[0] > 0
+
+
+def test_the_fit_has_one_unit_for_all_models() -> None:
+    points = {1: Point(1.0, 5.0), 2: Point(1.3, 5.0), 8: Point(4.0, 0.5)}
+    fast = {rows: Point(point.seconds / 1000, point.weight) for rows, point in points.items()}
+
+    slow_fit, fast_fit = (fit(one, noise=0.1, most=8) for one in (points, fast))
+
+    assert fast_fit.seconds * 1000 == pytest.approx(slow_fit.seconds)
+    assert fast_fit.sd * 1000 == pytest.approx(slow_fit.sd)
+
+
+# The speed of the machine
+
+
+def test_a_busy_minute_makes_everything_slower_and_no_width_worse() -> None:
+    costs, rng = Costs(), random.Random(0)
+
+    def run(forwards: int, slower: float) -> None:
+        for n in range(forwards):
+            rows = (1, 2, 4)[n % 3]
+            costs.learn(KIND, rows, slower * TRUE.seconds(rows) * rng.lognormvariate(0, 0.1) / 1000)
+
+    run(60, 1.0)
+    before = {rows: costs.curve(KIND).seconds(rows) for rows in (1, 2, 4)}
+    run(60, 2.0)
+
+    assert costs.factor == pytest.approx(2.0, rel=0.15)
+    assert costs.seconds(KIND, 4) == pytest.approx(2 * before[4], rel=0.15)
+    after = {rows: costs.curve(KIND).seconds(rows) for rows in (1, 2, 4)}
+    assert after[4] / after[1] == pytest.approx(before[4] / before[1], rel=0.1)
+
+    run(60, 1.0)
+
+    assert costs.seconds(KIND, 4) == pytest.approx(before[4], rel=0.15)
+
+
+def test_one_kind_tells_the_speed_of_the_machine_for_all() -> None:
+    costs = Costs()
+    for _ in range(20):
+        costs.learn(KIND, 1, 1.0)
+        costs.learn(OTHER, 1, 3.0)
+    for _ in range(20):
+        costs.learn(KIND, 1, 2.0)
+
+    assert costs.seconds(OTHER, 1) == pytest.approx(6.0, rel=0.1)
+
+
+def test_a_single_outlier_moves_neither_the_speed_nor_the_curve() -> None:
+    costs = Costs()
+    for _ in range(20):
+        costs.learn(KIND, 1, 1.0)
+
+    costs.learn(KIND, 1, 50.0)
+
+    assert costs.seconds(KIND, 1) == pytest.approx(1.0, rel=0.1)
+
+
+def test_where_one_width_has_changed_and_not_the_machine_the_next_width_tells() -> None:
+    costs = Costs()
+    for _ in range(20):
+        costs.learn(KIND, 1, 1.0)
+        costs.learn(KIND, 2, 1.5)
+    for _ in range(10):
+        costs.learn(KIND, 2, 0.5 * 1.5)  # its kernel was tuned, say
+    for _ in range(3):
+        costs.learn(KIND, 1, 1.0)
+
+    assert costs.factor == pytest.approx(1.0, rel=0.15)
+    assert costs.seconds(KIND, 1) == pytest.approx(1.0, rel=0.15)
+
+
+# The choice of width
+
+
+def test_a_server_that_knows_nothing_finds_the_best_width_soon() -> None:
+    widths = play(Costs(), 60, lambda n: TRUE.seconds(n) / 1000)
+
+    ideal = min(mean_of_rounds(TRUE, n) for n in range(1, 9))
+    assert sum(mean_of_rounds(TRUE, n) for n in widths[20:]) / 40 < 1.03 * ideal
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize("times", [0.25, 4.0])
+@pytest.mark.parametrize(
+    "true", [TRUE, FLAT, Curve({1: 1.0, 8: 7.9})], ids=("bent", "flat", "line")
+)
+def test_a_table_wrong_by_4_times_at_any_width_is_mended_within_200_forwards(
+    true: Curve, wrong: int, times: float
+) -> None:
+    table = {n: true.seconds(n) / 1000 for n in (1, 2, 3, 4, 6, 8)}
+    table[wrong] *= times
+    costs = Costs.from_json(
+        [{"name": KIND.name, "size": KIND.size, "detail": "", "seconds": table}], weight=0.6
+    )
+
+    widths = play(costs, 200, lambda n: true.seconds(n) / 1000, line=8)
+
+    ideal = min(mean_of_rounds(true, n) for n in range(1, 9))
+    late = [mean_of_rounds(true, n) / ideal for n in widths[150:]]
+    assert sum(late) / len(late) < 1.03
+
+
+def mean_of_rounds(true: Curve, width: int, line: int = 8) -> float:
+    return true.seconds(width) / width * (line + width)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 16), st.floats(-2.3, 2.3).map(exp)), max_size=80),
+    st.integers(2, 16),
+)
+def test_no_width_is_avoided_for_ever_whatever_was_learned(
+    history: list[tuple[int, float]], line: int
+) -> None:
+    costs = Costs()
+    for rows, seconds in history:
+        costs.learn(KIND, rows, seconds)
+    policy, calls, widths = Continuous(costs), parked(line, max_rows=16), []
+
+    for _ in range(2500):
+        widths.append(len(policy.choose(calls, 0.0, 0.0).calls))
+        costs.learn(KIND, widths[-1], 1.0)
+        if widths[-1] == line:
+            break
+
+    assert widths[-1] == line  # rows are free by now: all of the line is best
+
+
+def test_trials_lose_no_more_than_their_share_of_the_device_and_are_counted() -> None:
+    costs = Costs()
+    slow_s = Curve({1: 1.0, 16: 16.5})  # rows gain nothing
+
+    widths = play(costs, 3000, slow_s.seconds, line=16, noise=0.2)
+
+    trials = costs.trials.to_json()
+    assert trials["count"] > 0
+    assert trials["lost_s"] <= SHARE * trials["device_s"] + FREE * 2.5
+    lost_s = sum(slow_s.seconds(n) - n for n in widths[100:])  # against one after the other
+    assert lost_s < 0.02 * sum(slow_s.seconds(n) for n in widths[100:])
