@@ -110,7 +110,7 @@ def _png(data: bytes) -> Container:
         raise Unreadable(CUT_SHORT)
     width, height, depth, colour, _, _, is_laced = struct.unpack(">IIBBBBB", header)
     mode, bands = _PNG_COLOURS.get(colour, ("RGBA", 4))
-    mode = "I;16" if (colour, depth) == (0, 16) else mode
+    mode = "I;16" if colour == 0 and depth >= 16 else mode
     row_bytes = 0  # each row begins with a byte that names its filter
     for left, top, across, down in _PNG_PASSES if is_laced else ((0, 0, 1, 1),):
         columns, rows = -((left - width) // across), -((top - height) // down)
