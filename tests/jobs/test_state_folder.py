@@ -73,7 +73,8 @@ def killed(tmp_path: Path) -> tuple[Path, list[str]]:
     """A folder whose process was killed, with several jobs that have results."""
     code = (
         "import os, sys; from pathlib import Path; sys.path[:0] = sys.argv[2:];"
-        "from jobs.test_state_folder import JobStore, completed; store = JobStore(Path(sys.argv[1]));"
+        "from jobs.test_state_folder import JobStore, completed;"
+        "store = JobStore(Path(sys.argv[1]));"
         "print(*(completed(store) for _ in range(5)), flush=True); os.kill(os.getpid(), 9)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "state"), *sys.path]
