@@ -1,12 +1,13 @@
 """A process that keeps jobs is killed, or its disk is full: what it acknowledged is there.
 
-Run as a program (`python test_jobs_crash.py FOLDER SEED MAX_FILE_BYTES`), this file is that
+Run as a program (`python test_crash.py FOLDER SEED MAX_FILE_BYTES`), this file is that
 process: it does to a store whatever a server might, and says what it did on standard output.
 """
 
 import contextlib
 import hashlib
 import json
+import os
 import random
 import resource
 import signal
@@ -91,7 +92,8 @@ def told(process: subprocess.Popen[str], lines: int) -> list[Seen]:
 @contextlib.contextmanager
 def living(folder: Path, seed: int, room: int) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, __file__, str(folder), str(seed), str(room)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
         try:
             yield process
         finally:
