@@ -51,6 +51,7 @@ CREATE INDEX by_state ON jobs (state, number);
 _LATER = """
 CREATE INDEX IF NOT EXISTS by_size ON jobs (state, ended_s, number, bytes, id) WHERE bytes > 0;
 CREATE INDEX IF NOT EXISTS by_age ON jobs (ended_up_s);
+CREATE INDEX IF NOT EXISTS by_owner ON jobs (owner, number);
 DROP INDEX IF EXISTS by_end;
 CREATE TABLE IF NOT EXISTS uptime (seconds REAL NOT NULL);
 INSERT INTO uptime SELECT 0.0 WHERE NOT EXISTS (SELECT 1 FROM uptime);

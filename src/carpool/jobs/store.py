@@ -215,9 +215,11 @@ class JobStore:
         Raises:
             JobNotFound: there is no job `after`.
         """
-        start = None if after is None else self.get(after, owner).number
-        query = f"""SELECT * FROM jobs WHERE owner = :owner AND (:kind IS NULL OR kind = :kind)
-            AND (:start IS NULL OR number {"<" if is_newest_first else ">"} :start)
+        start = 1 << 62 if is_newest_first else 0
+        if after is not None:
+            start = self.get(after, owner).number
+        query = f"""SELECT * FROM jobs INDEXED BY by_owner WHERE owner = :owner
+            AND (:kind IS NULL OR kind = :kind) AND number {"<" if is_newest_first else ">"} :start
             ORDER BY number {"DESC" if is_newest_first else ""} LIMIT :limit"""
         values = {"owner": owner, "kind": kind, "start": start, "limit": limit + 1}
         rows = self._db.read(query, values)
