@@ -313,10 +313,12 @@ class Runner:
         self, change: Callable[..., Any], record: Record, *args: Any, **options: Any
     ) -> Any:
         """Change a job in the store, again and again while the disk refuses."""
-        options["progress"] = self._percents.get(record.id, 0)
+        percent = self._percents.get(record.id, 0)
         while True:
             try:
-                return await asyncio.to_thread(change, record.id, *args, **options)
+                return await asyncio.to_thread(
+                    change, record.id, *args, progress=percent, **options
+                )
             except StoreFailed as error:
                 log.error("the end of a job cannot be written yet: %s", in_full(error))
                 await asyncio.sleep(self._again_s)

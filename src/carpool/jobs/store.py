@@ -145,9 +145,9 @@ class JobStore:
                 (folder / name).write_bytes(content)
 
         try:
+            if inputs and (earlier := find()) is not None:
+                return earlier, False
             if inputs:
-                if (earlier := find()) is not None:
-                    return earlier, False
                 size = sum(self._put(self._inputs, job_id, write).values())
             with self._db.writing() as db:
                 if (earlier := find()) is not None:
@@ -189,11 +189,7 @@ class JobStore:
         return None
 
     def get(self, job_id: str, owner: str = "") -> Record:
-        """One job.
-
-        Raises:
-            JobNotFound: there is none of this id, or it is another owner's.
-        """
+        """One job; raises `JobNotFound` if there is none of this id, or it is another owner's."""
         query = "SELECT * FROM jobs WHERE id = ? AND owner = ?"
         if not (rows := self._db.read(query, [job_id, owner])):
             raise JobNotFound(
@@ -210,11 +206,7 @@ class JobStore:
         limit: int = 20,
         is_newest_first: bool = True,
     ) -> tuple[list[Record], bool]:
-        """Some of the owner's jobs, and whether there are more behind them.
-
-        Raises:
-            JobNotFound: there is no job `after`.
-        """
+        """Some of the owner's jobs, and whether there are more behind them."""
         start = 1 << 62 if is_newest_first else 0
         if after is not None:
             start = self.get(after, owner).number
@@ -254,11 +246,7 @@ class JobStore:
         return None
 
     def remove(self, job_id: str, owner: str = "") -> None:
-        """Delete a job and its files, whatever state it is in.
-
-        Raises:
-            JobNotFound: as for `get`.
-        """
+        """Delete a job and its files, whatever state it is in."""
         self._forget([self.get(job_id, owner).id])
 
     # For the runner
@@ -272,18 +260,13 @@ class JobStore:
         return sorted(map(record_of, rows), key=lambda record: record.number)
 
     def requeue(self, job_id: str, *, is_lost: bool = False, progress: int = 0) -> None:
-        """Queue a job in progress again, at its old place.
-
-        Args:
-            is_lost: its worker died.
-            progress: percent, as clients may have seen it.
-        """
+        """Queue a job in progress again, at its old place; `is_lost`: its worker died."""
         query = """UPDATE jobs SET state = 'queued', losses = losses + ?,
             progress = max(progress, ?) WHERE id = ? AND state = 'in_progress'"""
         self._db.write(query, [int(is_lost), progress, job_id])
 
     def note_progress(self, percents: Mapping[str, int]) -> None:
-        """Remember how far jobs have come, so that what clients see does not fall."""
+        """Store how far jobs have come, so that what clients see does not fall."""
         query = "UPDATE jobs SET progress = max(progress, ?) WHERE id = ? AND state = 'in_progress'"
         with self._db.writing() as db:
             db.executemany(query, [(percent, job_id) for job_id, percent in percents.items()])
@@ -291,10 +274,9 @@ class JobStore:
     def complete(
         self, job_id: str, write: Callable[[Path], object], *, keep: Sequence[str] = ()
     ) -> bool:
-        """End a job in progress with files.
+        """End a job in progress with the files that `write` puts into an empty folder.
 
         Args:
-            write: puts them into the empty folder that it is given.
             keep: inputs that become such files.
 
         Returns:
@@ -336,17 +318,11 @@ class JobStore:
         return bool(self._db.write(query, [*values, only_from[0], only_from[-1]]))
 
     def tidy(self) -> list[Record]:
-        """Expire jobs that took too long, delete those that ended long ago.
-
-        Returns:
-            Those that expired, which need not run on.
-        """
+        """Expire jobs that took too long, which are returned; delete those that ended long ago."""
         self._note_uptime()
         old_s = self.clock.uptime_s() - self.ttl_s
-        late = self._db.read(
-            "SELECT * FROM jobs WHERE state IN ('queued', 'in_progress') AND created_up_s < ?",
-            [old_s],
-        )
+        query = "SELECT * FROM jobs WHERE state IN ('queued', 'in_progress') AND created_up_s < ?"
+        late = self._db.read(query, [old_s])
         error = DeadlineExceeded(f"the job did not end within {self.ttl_s:g} s (--job-ttl)")
         expired = [record_of(row) for row in late if self.end(row["id"], "expired", error)]
         gone = self._db.read("SELECT id FROM jobs WHERE ended_up_s < ?", [old_s])
@@ -386,11 +362,7 @@ class JobStore:
         self._db.write(query, [self.clock.uptime_s()])
 
     def _forget(self, job_ids: Sequence[str]) -> None:
-        """Delete jobs with their files: all of one, or nothing, also where a crash interrupts.
-
-        Raises:
-            StoreFailed: the disk refuses it; they are as they were.
-        """
+        """Delete jobs with their files: all of one, or nothing, also if a crash interrupts."""
         if not job_ids:
             return
         both = (self._files, self._inputs)
@@ -410,11 +382,7 @@ class JobStore:
     def _put(
         self, place: FileStore, job_id: str, write: Callable[[Path], object]
     ) -> dict[str, int]:
-        """Write the files of a job to the disk, where there is room for them.
-
-        Raises:
-            StoreFailed: there is none, or the disk refuses them.
-        """
+        """Write the files of a job to the disk, if there is room; gives their bytes by name."""
         try:
             files = place.write(job_id, write)
             # inputs take half at most: what becomes of them has to find room, too
@@ -426,11 +394,7 @@ class JobStore:
         return files
 
     def _make_room(self, needed: int, most: int, job_id: str) -> None:
-        """Delete completed jobs, the oldest first, until there is room for the files of another.
-
-        Raises:
-            OSError: with those of open jobs they would be more than `most`.
-        """
+        """Delete completed jobs, the oldest first, until there is room for the files of another."""
         query = """SELECT state, sum(bytes) AS bytes FROM jobs WHERE bytes > 0 AND id != ?
             GROUP BY state"""
         taken = {row["state"]: row["bytes"] for row in self._db.read(query, [job_id])}

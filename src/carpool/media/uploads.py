@@ -62,14 +62,14 @@ def parse(data: bytes, *, max_pixels: int, name: str = "image") -> Container:
     """Read the headers of a file; it raises as `read_image` does."""
     try:
         parsed = container.parse(data)
+        width, height = parsed.size
+        if width * height > max_pixels:
+            seen = f"{name} has {width}x{height} pixels"
+            raise ImageTooLarge(f"{seen}: the most is {max_pixels} in all", param=name)
+        if parsed.frames != 1:
+            raise Unreadable(f"it has {parsed.frames} frames: send a single picture")
     except Unreadable as error:
-        raise _refused(name, str(error), None) from error
-    width, height = parsed.size
-    if width * height > max_pixels:
-        seen = f"{name} has {width}x{height} pixels"
-        raise ImageTooLarge(f"{seen}: the most is {max_pixels} in all", param=name)
-    if parsed.frames != 1:
-        raise _refused(name, f"it has {parsed.frames} frames: send a single picture", None)
+        raise _refused(name, error) from error
     return parsed
 
 
@@ -113,12 +113,8 @@ def decode(
         if parsed.format == "PNG":
             container.check_rows(parsed)
         return _decoded(parsed, mode, fitted)
-    except UnidentifiedImageError as error:
-        raise _refused(name, UNKNOWN, error) from error
-    except Unreadable as error:
-        raise _refused(name, str(error), None) from error
     except Exception as error:  # decoders raise what they like: SyntaxError, struct.error, ...
-        raise _refused(name, CUT_SHORT, error) from error
+        raise _refused(name, error) from error
 
 
 def _decoded(parsed: Container, mode: Mode, fitted: Size | None) -> Image.Image:
@@ -217,10 +213,13 @@ def _converted(image: Image.Image, mode: Mode) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _refused(name: str, rule: str, error: Exception | None) -> UnsupportedImage:
+def _refused(name: str, error: Exception) -> UnsupportedImage:
+    if isinstance(error, Unreadable):
+        return UnsupportedImage(f"{name} cannot be read: {error}", param=name)
+    rule = UNKNOWN if isinstance(error, UnidentifiedImageError) else CUT_SHORT
     is_telling = isinstance(error, (OSError, ValueError)) and "0x" not in str(error)
-    why = f" ({error})" if is_telling else ""
-    return UnsupportedImage(f"{name} cannot be read: {rule}{why[:100]}", param=name)
+    why = f" ({error})"[:100] if is_telling else ""
+    return UnsupportedImage(f"{name} cannot be read: {rule}{why}", param=name)
 
 
 def cut(url: str | memoryview) -> str:
