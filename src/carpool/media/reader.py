@@ -100,7 +100,7 @@ class Intake:
         *,
         mode: Mode = "RGB",
         fitted: Size | None = None,
-        then: Callable[[Image.Image], Image.Image] = lambda image: image,
+        then: Callable[[Image.Image], Image.Image] | None = None,
     ) -> Image.Image:
         """Decode a picture; its pixels are counted in place of the file, in all copies.
 
@@ -115,7 +115,8 @@ class Intake:
         cost = uploads.decode_cost(parsed, mode, name, fitted)
 
         def work() -> Image.Image:
-            return then(uploads.decode(parsed, mode=mode, name=name, fitted=fitted))
+            image = uploads.decode(parsed, mode=mode, name=name, fitted=fitted)
+            return then(image) if then else image
 
         image = await self.run(work, cost=cost)
         bands = len(image.getbands())
