@@ -175,7 +175,7 @@ async def a_job_on_a_full_disk(
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device", f"{store.folder}/files/x.part")
 
-    patch.setattr(store._files, "fill", refuse)
+    patch.setattr(store._files, "write", refuse)
     job = (await http.post(ENDPOINT, json={**WORK, "background_job": True})).json()
     return [await ended(http, job)]
 
@@ -186,7 +186,7 @@ async def a_job_whose_files_cannot_be_made(
     def refuse(*_: Any) -> None:
         raise RuntimeError(f"the encoder cannot write {store.folder}/files/0.png")
 
-    patch.setattr(store._files, "fill", refuse)
+    patch.setattr(store._files, "write", refuse)
     job = (await http.post(ENDPOINT, json={**WORK, "background_job": True})).json()
     return [await ended(http, job)]
 

@@ -18,7 +18,7 @@ from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import _LATER_COLUMNS, _TABLES, VERSION
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
-from carpool.jobs.work import parts_of, work_of
+from carpool.jobs.work import requests_of, work_of
 from carpool.server.answers.signed_links import TTL_S, Files
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
@@ -108,11 +108,11 @@ def test_the_timeout_of_a_stored_job_is_what_it_waited_for_a_server_that_runs(
 
     with closing(JobStore(tmp_path, clock=hand.run())) as store:
         [job] = store.take(1)
-        [part] = parts_of(job, "m", lambda name: None, None, store.clock.uptime_s())
+        [part] = requests_of(job, "m", lambda name: None, None, store.clock.uptime_s())
         assert part.timeout_s == 40.0
         hand.pass_by(40)
         with pytest.raises(DeadlineExceeded):
-            parts_of(job, "m", lambda name: None, None, store.clock.uptime_s())
+            requests_of(job, "m", lambda name: None, None, store.clock.uptime_s())
 
 
 def test_a_store_of_before_there_was_an_uptime_begins_with_jobs_of_no_age(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.jobs.scratch import PREFIX, Scratch
+from carpool.jobs.state_folder import PREFIX, ScratchFolder
 from carpool.jobs.store import JobStore
 
 
@@ -22,7 +22,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_folder_is_the_users_own_and_gone_when_it_is_removed(temporary: Path) -> None:
-    scratch = Scratch()
+    scratch = ScratchFolder()
     (scratch.path / "file").write_text("")
 
     assert scratch.path.parent == temporary
@@ -34,7 +34,7 @@ def test_a_folder_is_the_users_own_and_gone_when_it_is_removed(temporary: Path) 
 def test_the_next_one_removes_what_a_dead_process_left_and_nothing_of_a_living_one(
     temporary: Path,
 ) -> None:
-    living = Scratch()
+    living = ScratchFolder()
     code = (
         "import os; from carpool.jobs.store import JobStore; store = JobStore(); "
         "(store.passing / 'film.rgb').write_text(''); os._exit(9)"
@@ -60,7 +60,7 @@ def test_links_files_and_folders_that_others_may_enter_are_not_touched(
     (temporary / f"{PREFIX}open").mkdir(mode=0o755)
     before = {*temporary.iterdir()}
 
-    Scratch().remove()
+    ScratchFolder().remove()
 
     assert {*temporary.iterdir()} == before
     assert (elsewhere / "precious").exists()
@@ -72,16 +72,16 @@ def test_another_users_folder_is_not_touched(temporary: Path) -> None:
     foreign.mkdir(mode=0o700)
     os.chown(foreign, 12345, 12345)
 
-    Scratch().remove()
+    ScratchFolder().remove()
 
     assert foreign.exists()
 
 
 def test_whoever_gets_a_folder_keeps_it_however_many_begin_at_once(temporary: Path) -> None:
-    def make(_: int) -> Scratch:
+    def make(_: int) -> ScratchFolder:
         for _ in range(10):
-            Scratch().remove()
-        scratch = Scratch()
+            ScratchFolder().remove()
+        scratch = ScratchFolder()
         (scratch.path / "mine").write_text("")
         return scratch
 

@@ -223,6 +223,30 @@ def test_pages_show_every_job_once(is_newest_first: bool, opened: Callable[..., 
     assert seen == (ids[::-1] if is_newest_first else ids)
 
 
+def test_a_page_costs_the_same_among_ten_and_among_two_thousand_jobs(
+    opened: Callable[..., JobStore],
+) -> None:
+    def cost(jobs: int) -> int:
+        store, steps = opened(max_waiting=jobs), [0]
+
+        def count() -> None:
+            steps[0] += 10
+
+        work = {"filler": "x" * 2000}
+        with store._db.writing() as db:
+            for number in range(jobs):
+                db.execute(
+                    "INSERT INTO jobs (id, kind, owner, state, asked, work, created_s)"
+                    " VALUES (?, 'image', 'me', 'completed', '{}', ?, 1)",
+                    [f"image_{number:032x}", json.dumps(work)],
+                )
+            db.set_progress_handler(count, 10)  # SQLite's own instructions
+        store.page("me", limit=5)
+        return steps[0]
+
+    assert cost(2000) <= cost(10) + 20
+
+
 # What is kept
 
 

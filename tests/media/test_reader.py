@@ -12,11 +12,9 @@ import pytest
 
 from carpool.errors import InvalidValue
 from carpool.media import uploads
-from carpool.media.reader import FETCHES, LOOKUPS, PictureReader, Uncounted
+from carpool.media.reader import FETCHES, LOOKUPS, Intake, PictureReader
 from server.test_edits import BOTH, EDITS, png, worker_of
 from server.test_hostile_clients import Watchful, wired
-
-HELD = Uncounted()
 
 
 class Stuck:
@@ -68,7 +66,7 @@ def test_a_silent_name_server_takes_some_threads_for_names_and_no_others(
         reader = PictureReader(allow_remote=True)
 
         async def fetch(host: str, tenant: str) -> None:
-            await reader.open(f"http://{host}/a.png", tenant, HELD)
+            await Intake(reader, tenant).open(f"http://{host}/a.png")
 
         with stuck(monkeypatch, socket, "getaddrinfo", is_silent) as names:
             waiting = [
@@ -104,12 +102,12 @@ def test_one_tenant_fetches_some_pictures_at_once_and_the_others_theirs(
     async def scene() -> None:
         reader = PictureReader(allow_remote=True)
         slow = [
-            asyncio.create_task(reader.open(f"http://slow/{number}", "a", HELD))
+            asyncio.create_task(Intake(reader, "a").open(f"http://slow/{number}"))
             for number in range(100)
         ]
         await until(lambda: len(fetching) == FETCHES // 4)
 
-        assert (await reader.open("http://quick", "b", HELD)).size == (64, 64)
+        assert (await Intake(reader, "b").open("http://quick")).size == (64, 64)
 
         assert len(fetching) == FETCHES // 4 + 1
         for task in slow:
@@ -124,13 +122,14 @@ def test_pictures_of_one_tenant_keep_no_other_waiting(monkeypatch: pytest.Monkey
 
     async def scene() -> None:
         reader = PictureReader()
-        with stuck(monkeypatch, uploads, "decoded", lambda file: file.width == 128) as decoding:
-            files = [await reader.open(large, "a", HELD) for _ in range(20)]
-            waiting = [asyncio.create_task(reader.decode(file, "a", HELD)) for file in files]
+        first, second = Intake(reader, "a"), Intake(reader, "b")
+        with stuck(monkeypatch, uploads, "decode", lambda file: file.width == 128) as decoding:
+            files = [await first.open(large) for _ in range(20)]
+            waiting = [asyncio.create_task(first.decode(file)) for file in files]
             await until(lambda: decoding.running)
 
-            file = await asyncio.wait_for(reader.open(small, "b", HELD), 5)
-            assert (await asyncio.wait_for(reader.decode(file, "b", HELD), 5)).size == (64, 64)
+            file = await asyncio.wait_for(second.open(small), 5)
+            assert (await asyncio.wait_for(second.decode(file), 5)).size == (64, 64)
 
             most = decoding.most
             decoding.may_end.set()
@@ -156,7 +155,7 @@ def test_a_picture_whose_client_has_left_is_never_decoded(monkeypatch: pytest.Mo
         return (head + f"content-type: {form.headers['content-type']}\r\n\r\n").encode() + body
 
     async def scene() -> None:
-        with stuck(monkeypatch, uploads, "decoded", lambda file: file.width == 128) as decoding:
+        with stuck(monkeypatch, uploads, "decode", lambda file: file.width == 128) as decoding:
             async with wired(Watchful) as server:
                 server.worker.ready = worker_of(BOTH).ready
                 async with server.client() as first:

@@ -1,11 +1,11 @@
-"""Time as a store of jobs counts it: no clock that is set makes a job older, or younger.
+"""The clock of a job store: setting the wall clock, or suspending, makes no job older or younger.
 
-*Unix time* is for moments that clients see. It is the wall clock's as the process starts, and from
-then on advances with the time since boot, suspended or not: within a run it never jumps.
+*Unix time* is for moments that clients see: the wall clock as the process starts, advanced by the
+time since boot. Within a run it never jumps.
 
 *Uptime* is for ages and deadlines: the seconds in which a server had the store open, in all its
-runs, while the machine was awake. What lies between two runs, be it a weekend or a wall clock that
-was set, does not count: nobody could tell them apart.
+runs, while the machine was awake. What lies between two runs does not count: whether the server
+was off or the wall clock was set cannot be told apart.
 """
 
 import time
@@ -15,7 +15,7 @@ from carpool.types import Clock
 
 
 def _since_boot() -> float:
-    """Seconds since boot, those in suspend included. `time.monotonic` of Linux leaves them out."""
+    """Seconds since boot, those in suspend included, which `time.monotonic` of Linux leaves out."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -28,17 +28,13 @@ class StoreClock:
         since_boot: Clock = _since_boot,
         awake: Clock = time.monotonic,
     ) -> None:
-        """Begin a run; no other went before it.
-
-        Args:
-            wall: Unix seconds; asked once.
-        """
+        """Begin at uptime 0; `wall`, in Unix seconds, is read once."""
         self._since_boot, self._awake = since_boot, awake
         self._boot_s = wall() - since_boot()  # Unix seconds
         self._began_s = awake()
 
     def resume(self, uptime_s: float) -> None:
-        """Go on from the uptime of earlier runs."""
+        """Continue from the uptime of earlier runs."""
         self._began_s = self._awake() - uptime_s
 
     def __call__(self) -> float:

@@ -1,7 +1,7 @@
-"""The tables of the store of jobs: opened, written in transactions, read as `Record`s.
+"""The SQLite database of jobs: schema, transactions, and rows as `Record`s.
 
-The only place that imports sqlite3. WAL with `synchronous = FULL`: what a transaction wrote is on
-the disk when it has ended. One connection, which all threads share, one statement at a time.
+Journal mode WAL with `synchronous = FULL`: a transaction that has ended is on the disk. All threads
+share one connection, one statement at a time.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +19,8 @@ State = Literal["queued", "in_progress", "completed", "failed", "cancelled", "ex
 End = Literal["failed", "cancelled", "expired"]
 OPEN: tuple[State, ...] = ("queued", "in_progress")
 NAME = "jobs.sqlite"
-VERSION = 1  # of the tables
-_APPLICATION = 0x43504F4C  # "CPOL": by which SQLite's header names whose file it is
+VERSION = 1  # of the schema
+_APPLICATION = 0x43504F4C  # "CPOL": the application id in SQLite's header
 Values = Sequence[Any] | dict[str, Any]
 
 _TABLES = """
@@ -51,6 +51,7 @@ CREATE INDEX by_state ON jobs (state, number);
 _LATER = """
 CREATE INDEX IF NOT EXISTS by_size ON jobs (state, ended_s, number, bytes, id) WHERE bytes > 0;
 CREATE INDEX IF NOT EXISTS by_age ON jobs (ended_up_s);
+CREATE INDEX IF NOT EXISTS by_owner ON jobs (owner, number);
 DROP INDEX IF EXISTS by_end;
 CREATE TABLE IF NOT EXISTS uptime (seconds REAL NOT NULL);
 INSERT INTO uptime SELECT 0.0 WHERE NOT EXISTS (SELECT 1 FROM uptime);
@@ -58,20 +59,18 @@ INSERT INTO uptime SELECT 0.0 WHERE NOT EXISTS (SELECT 1 FROM uptime);
 _COLUMNS = {"id", "kind", "owner", "state", "asked", "work", "files"}  # of any version
 _LATER_COLUMNS = ("created_up_s", "ended_up_s")
 
-Found = Literal["missing", "ours", "newer", "foreign"]
-
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A job as the store keeps it. Times are Unix seconds, or uptime: see `clock.py`."""
+    """A job as it is stored. Times are Unix seconds, or uptime: see `clock.py`."""
 
     number: int
     id: str
     kind: str  # "video", "image"
-    owner: str  # whose it is: nobody else sees it
+    owner: str  # the only client that sees it
     state: State
     asked: dict[str, Any]
-    work: dict[str, Any]  # empty: it cannot be read any more
+    work: dict[str, Any]  # empty: the row is damaged
     progress: int  # percent; never falls, not even when the job is run again
     losses: int  # workers that died while they ran it
     created_s: float
@@ -87,8 +86,26 @@ class Record:
         return self.state in OPEN
 
 
+_FIELDS = tuple(one.name for one in fields(Record))
+_JSON = ("asked", "work", "error", "files")
+
+
+def record_of(row: sqlite3.Row) -> Record:
+    """A row as a record; JSON that the disk has damaged becomes {}."""
+    values = {name: row[name] for name in _FIELDS}
+    return Record(**values | {name: _loads(row[name]) for name in _JSON if row[name] is not None})
+
+
+def _loads(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 class Database:
-    """The jobs of one folder, or of none; the only one that writes them."""
+    """The jobs of one folder, or in memory; the only writer of them."""
 
     def __init__(self, path: Path | None) -> None:
         """Open a file, and make the tables if there are none; None: in memory.
@@ -98,14 +115,14 @@ class Database:
         """
         self._lock, self.is_closed = threading.RLock(), False
         try:
-            self._db = _opened(path or ":memory:")
+            self._db = _connect(path or ":memory:")
         except sqlite3.OperationalError as error:
             raise OSError(str(error)) from error
         except sqlite3.DatabaseError as error:
             raise OSError(f"{NAME} is damaged ({error}): restore it from a backup") from error
 
-    def flush(self) -> bool:
-        """Bring all that the log has into the file; whether there was room for it."""
+    def checkpoint(self) -> bool:
+        """Merge the write-ahead log into the file; whether there was room for it."""
         with self._lock, contextlib.suppress(sqlite3.Error):
             is_blocked, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             return not is_blocked
@@ -129,12 +146,11 @@ class Database:
                     self._db.execute("ROLLBACK")
                 if not isinstance(error, sqlite3.Error):
                     raise
-                with contextlib.suppress(sqlite3.Error):  # where the disk is full, this makes room
-                    self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self.checkpoint()  # where the disk is full, this makes room
                 raise StoreFailed("the store of jobs cannot be written just now") from error
 
     def write(self, query: str, values: Values = ()) -> list[sqlite3.Row]:
-        """One statement, as a transaction of its own; gives what it RETURNs."""
+        """One statement as a transaction of its own; gives what it RETURNs."""
         with self.writing() as db:
             return db.execute(query, values).fetchall()
 
@@ -146,42 +162,7 @@ class Database:
                 raise StoreFailed("the store of jobs cannot be read just now") from error
 
 
-def look(path: Path) -> Found:
-    """Whose file this is. Reads it only; a file without tables counts as missing.
-
-    Source: https://www.sqlite.org/fileformat2.html#the_database_header
-    """
-    with path.open("rb") as file:
-        header = file.read(100)
-    if not header:
-        return "missing"
-    if not header.startswith(b"SQLite format 3\0"):
-        return "foreign"
-    version, application = (int.from_bytes(header[at : at + 4], "big") for at in (60, 68))
-    if application == 0:  # of a version that did not say so, or somebody's
-        try:
-            with contextlib.closing(
-                sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-            ) as db:
-                columns = {row[1] for row in db.execute("PRAGMA table_info(jobs)")}
-                is_empty = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        except sqlite3.Error:
-            return "foreign"
-        if is_empty or not columns >= _COLUMNS:
-            return "missing" if is_empty else "foreign"
-    elif application != _APPLICATION:
-        return "foreign"
-    return "newer" if version > VERSION else "ours"
-
-
-def page_bytes(path: Path) -> int:
-    """The page size of a database, from its header."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(18)[16:], "big")
-    return 65536 if size == 1 else size
-
-
-def _opened(path: Path | str) -> sqlite3.Connection:
+def _connect(path: Path | str) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         db.row_factory = sqlite3.Row
@@ -207,32 +188,34 @@ def _opened(path: Path | str) -> sqlite3.Connection:
     return db
 
 
-def record_of(row: sqlite3.Row) -> Record:
-    """A row as a record."""
-    return Record(
-        number=row["number"],
-        id=row["id"],
-        kind=row["kind"],
-        owner=row["owner"],
-        state=row["state"],
-        asked=_loads(row["asked"]),
-        work=_loads(row["work"]),
-        progress=row["progress"],
-        losses=row["losses"],
-        created_s=row["created_s"],
-        started_s=row["started_s"],
-        ended_s=row["ended_s"],
-        created_up_s=row["created_up_s"],
-        ended_up_s=row["ended_up_s"],
-        error=_loads(row["error"]) if row["error"] else None,
-        files=_loads(row["files"]),
-    )
+def identify(path: Path) -> Literal["missing", "ours", "newer", "foreign"]:
+    """Whose database a file is. Reads only; one without tables counts as missing.
+
+    Source: https://www.sqlite.org/fileformat2.html#the_database_header
+    """
+    with path.open("rb") as file:
+        header = file.read(100)
+    version, application = (int.from_bytes(header[at : at + 4], "big") for at in (60, 68))
+    if not header:
+        return "missing"
+    if not header.startswith(b"SQLite format 3\0") or application not in (0, _APPLICATION):
+        return "foreign"
+    if application == 0:  # of a version that did not set it, or somebody else's
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        try:
+            with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
+                columns = {row[1] for row in db.execute("PRAGMA table_info(jobs)")}
+                if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    return "missing"
+        except sqlite3.Error:
+            return "foreign"
+        if not columns >= _COLUMNS:
+            return "foreign"
+    return "newer" if version > VERSION else "ours"
 
 
-def _loads(text: str) -> dict[str, Any]:
-    """A JSON object; an empty one for a row that the disk has spoiled."""
-    try:
-        value = json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+def page_bytes(path: Path) -> int:
+    """The page size of a database, from its header."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(18)[16:], "big")
+    return 65536 if size == 1 else size

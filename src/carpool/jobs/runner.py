@@ -1,8 +1,7 @@
-"""Runs the jobs of a store: takes what is queued, follows it, stores what comes out.
+"""Run the jobs of a store: take queued ones, follow their progress, store their results.
 
-The store says what becomes of a job, this file only what to try next: a job whose worker died goes
-back into the line, and so does one that the server has no time for any more as it ends. Tasks on
-the event loop, the store and the encoders on threads.
+A job whose worker died is queued again, and so is one that a server which ends has no time for.
+Everything runs as tasks on the event loop; the store and the encoders on threads.
 """
 
 import asyncio
@@ -31,16 +30,16 @@ from carpool.errors import (
 )
 from carpool.jobs.database import End, Record, State
 from carpool.jobs.store import JobStore
-from carpool.jobs.work import Reader, parts_of
+from carpool.jobs.work import Reader, requests_of
 from carpool.types import CheckedRequest, Clock
 
 log = logging.getLogger("carpool")
 
 Output = Any
-"""What a worker gives for one part of a job; only the worker and the writers look into it."""
+"""What a worker gives for one request of a job; only the worker and the writers look into it."""
 
 OnProgress = Callable[[int, int], None]
-"""Is told of denoising steps: those done, and how many there are."""
+"""Is called with the denoising steps that are done, and how many there are."""
 
 Writer = Callable[[Record, Sequence[Output], Path], object]
 """Puts the files of a job into a folder. On a thread."""
@@ -50,8 +49,8 @@ _TIDY_S = 30.0  # between looks for jobs that are too old
 _STOP_S = 10.0  # for files that are being written as the server ends
 
 
-class Worker(Protocol):
-    """What runs the work of jobs: a `Supervisor`, or a test's own."""
+class EngineClient(Protocol):
+    """Runs the requests of jobs: a `Supervisor`, or a test's own."""
 
     async def wait_open(self) -> None: ...
     async def submit(
@@ -59,19 +58,16 @@ class Worker(Protocol):
     ) -> Output: ...
 
 
-class Watcher(Protocol):
-    """Hears what becomes of jobs, on the event loop."""
+class JobListener(Protocol):
+    """Is told of the runs and ends of jobs, on the event loop."""
 
     def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
-        """A job is run, maybe not for the first time, as these parts; told in their own task."""
+        """A job is run, maybe not for the first time, as these requests; in their own task."""
 
     def ended(
-        self,
-        record: Record,
-        state: End | Literal["completed"],
-        took_s: float,
+        self, record: Record, state: End | Literal["completed"], took_s: float,
         done: Sequence[Output],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """A job has ended, `took_s` after it was accepted; `done` is of a completed one only."""
 
 
@@ -81,7 +77,7 @@ class Runner:
     def __init__(
         self,
         store: JobStore,
-        worker: Worker,
+        client: EngineClient,
         writers: Mapping[str, Writer],
         *,
         model: Callable[[], str],
@@ -90,38 +86,37 @@ class Runner:
         again_s: float = 2.0,
         clock: Clock = time.monotonic,
     ) -> None:
-        """A runner that does nothing yet.
+        """Nothing runs yet.
 
         Args:
             store: of the jobs; the caller closes it after `stop`.
-            worker: runs their work.
             writers: by kind of job.
             model: the name of what the worker runs, once it is open.
             max_running: jobs handed to the worker at once.
-            read: reads the pictures that jobs begin from, if there are such jobs.
-            again_s: until what the disk refused, or a full queue, is tried again.
-            clock: says when old jobs are looked for.
+            read: decodes input pictures, if there are jobs with some.
+            again_s: until what the disk, or a full queue, refused is tried again.
+            clock: says when to look for old jobs.
         """
         self.store = store
-        self._worker, self._writers, self._model = worker, writers, model
+        self._client, self._writers, self._model = client, writers, model
         self._max_running, self._again_s, self._clock = max_running, again_s, clock
         self._read = read
         self._tidy_s = min(_TIDY_S, store.ttl_s / 2)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._at_work: dict[str, asyncio.Task[list[Output]]] = {}  # those that can be given up
+        self._at_work: dict[str, asyncio.Task[list[Output]]] = {}  # those that can be cancelled
         self._percents: dict[str, int] = {}
-        self._watchers: list[Watcher] = []
-        self._changing = asyncio.Lock()  # nobody takes a job while another cancels it
+        self._listeners: list[JobListener] = []
+        self._changing = asyncio.Lock()  # no job is taken while it is cancelled
         self._news = asyncio.Event()
         self._ended = asyncio.Event()  # of the next job that ends, whichever it is
         self._tidied_s = clock()
         self._finisher = ThreadPoolExecutor(2, "carpool-files")
 
-    def watch(self, watcher: Watcher) -> None:
-        """Tell somebody from now on what becomes of jobs."""
-        self._watchers.append(watcher)
+    def watch(self, listener: JobListener) -> None:
+        """Tell a listener of all runs and ends from now on."""
+        self._listeners.append(listener)
 
-    # What clients ask
+    # For clients. A job that does not exist, or is another owner's, raises `JobNotFound`
 
     async def submit(self, *args: Any, **options: Any) -> tuple[Record, bool]:
         """Accept a job; see `JobStore.submit`."""
@@ -130,49 +125,33 @@ class Runner:
         return accepted
 
     async def cancel(self, job_id: str, owner: str = "") -> Record:
-        """End a job before its next step. One that has ended stays as it is.
-
-        Raises:
-            JobNotFound: there is none of this id, or it is somebody else's.
-        """
+        """End a job before its next step. One that has ended stays as it is."""
         async with self._changing:
             record = await asyncio.to_thread(self.store.get, job_id, owner)
             error = Cancelled("the job was cancelled")
             end = partial(self.store.end, job_id, "cancelled", error)
             if await asyncio.to_thread(end, progress=self._percents.get(job_id, 0)):
                 self._tell(record, "cancelled")
-            self._give_up(job_id)
+            self._stop_work(job_id)
         return await self.get(job_id, owner)
 
     async def remove(self, job_id: str, owner: str = "") -> None:
-        """Forget a job and its files; one that runs ends before its next step.
-
-        Raises:
-            JobNotFound: as for `cancel`.
-        """
+        """Delete a job and its files; one that runs ends before its next step."""
         async with self._changing:
             record = await asyncio.to_thread(self.store.get, job_id, owner)
             await asyncio.to_thread(self.store.remove, job_id, owner)
             if record.is_open:
                 self._tell(record, "cancelled")
-            self._give_up(job_id)
+            self._stop_work(job_id)
 
     async def get(self, job_id: str, owner: str = "") -> Record:
-        """One job, as far as it has come just now.
-
-        Raises:
-            JobNotFound: as for `cancel`.
-        """
+        """One job, with its present progress."""
         percents = self._percents.copy()
         record = await asyncio.to_thread(self.store.get, job_id, owner)
-        return (await self._come_so_far([record], percents))[0]
+        return (await self._with_progress([record], percents))[0]
 
     async def ended(self, job_id: str, owner: str = "") -> Record:
-        """Wait until a job has ended, however it does.
-
-        Raises:
-            JobNotFound: as for `cancel`, or it is removed meanwhile.
-        """
+        """Wait until a job has ended, however it does."""
         while True:
             next_end = self._ended
             record = await self.get(job_id, owner)
@@ -181,24 +160,22 @@ class Runner:
             await next_end.wait()
 
     async def count_open(self, owner: str | None = None) -> dict[State, int]:
-        """How many jobs are queued and how many in progress: the owner's, or all."""
+        """See `JobStore.count_open`."""
         return await asyncio.to_thread(self.store.count_open, owner)
 
     async def page(self, owner: str = "", **options: Any) -> tuple[list[Record], bool]:
-        """Some of the owner's jobs, and whether there are more: see `JobStore.page`."""
+        """Some of the owner's jobs, with their present progress: see `JobStore.page`."""
         percents = self._percents.copy()
         records, has_more = await asyncio.to_thread(self.store.page, owner, **options)
-        return await self._come_so_far(records, percents), has_more
+        return await self._with_progress(records, percents), has_more
 
-    async def _come_so_far(
+    async def _with_progress(
         self, records: Sequence[Record], percents: Mapping[str, int]
     ) -> list[Record]:
-        """Records with their progress as of before they were read, and written down before it is
-        seen: so it never falls, whoever is killed."""
+        """Records with the progress as of before they were read. It is stored before it is shown,
+        so that it never falls, not even after a kill."""
         ahead = {
-            record.id: percents[record.id]
-            for record in records
-            if percents.get(record.id, 0) > record.progress
+            one.id: percents[one.id] for one in records if percents.get(one.id, 0) > one.progress
         }
         if ahead:
             try:
@@ -208,12 +185,12 @@ class Runner:
                 ahead = {}
         return [replace(one, progress=ahead.get(one.id, one.progress)) for one in records]
 
-    # What runs
+    # The jobs that run
 
     async def run(self) -> None:
         """Run what is queued, until cancelled."""
         while True:
-            await self._worker.wait_open()
+            await self._client.wait_open()
             try:
                 taken = await self._take()
                 await self._tidy()
@@ -228,7 +205,7 @@ class Runner:
                 self._news.clear()
 
     async def stop(self) -> None:
-        """Leave what runs to the next start, but store what has been made already."""
+        """Leave what runs to the next start, but store results that are there already."""
         for work in self._at_work.values():
             work.cancel()
         if self._tasks:
@@ -244,7 +221,7 @@ class Runner:
             for record in taken:
                 work = asyncio.create_task(self._work(record))
                 self._at_work[record.id] = work
-                self._tasks[record.id] = asyncio.create_task(self._see_through(record, work))
+                self._tasks[record.id] = asyncio.create_task(self._follow(record, work))
         return len(taken)
 
     async def _tidy(self) -> None:
@@ -252,18 +229,18 @@ class Runner:
             self._tidied_s = self._clock()
             for record in await asyncio.to_thread(self.store.tidy):
                 self._tell(record, "expired")
-                self._give_up(record.id)
+                self._stop_work(record.id)
 
     async def _work(self, record: Record) -> list[Output]:
-        """Run all parts of a job side by side. If one fails, the others are given up."""
-        await self._worker.wait_open()
+        """Run all requests of a job concurrently. If one fails, the others are cancelled."""
+        await self._client.wait_open()
         stored = partial(self.store.input, record.id)
-        jobs = await asyncio.to_thread(
-            parts_of, record, self._model(), stored, self._read, self.store.clock.uptime_s()
+        requests = await asyncio.to_thread(
+            requests_of, record, self._model(), stored, self._read, self.store.clock.uptime_s()
         )
-        for watcher in self._watchers:
-            watcher.runs(record, jobs)
-        steps = [(0, 0)] * len(jobs)
+        for listener in self._listeners:
+            listener.runs(record, requests)
+        steps = [(0, 0)] * len(requests)
 
         def progressed(part: int, done: int, of: int) -> None:
             steps[part] = done, of
@@ -275,34 +252,37 @@ class Runner:
         try:
             async with asyncio.TaskGroup() as group:
                 parts = [
-                    group.create_task(self._part(job, partial(progressed, part)))
-                    for part, job in enumerate(jobs)
+                    group.create_task(self._part(request, partial(progressed, part)))
+                    for part, request in enumerate(requests)
                 ]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [part.result() for part in parts]
 
-    async def _part(self, job: CheckedRequest, on_progress: OnProgress) -> Output:
-        """Run one part, as soon as the worker has a place for it."""
+    async def _part(self, request: CheckedRequest, on_progress: OnProgress) -> Output:
+        """Run one request, as soon as the worker's queue has room for it."""
         while True:
             try:
-                return await self._worker.submit(job, on_progress)
+                return await self._client.submit(request, on_progress)
             except Overloaded as error:
                 await asyncio.sleep(max(error.retry_after_s or 0.0, self._again_s))
 
-    async def _see_through(self, record: Record, work: "asyncio.Task[list[Output]]") -> None:
-        """Bring one job to its end, or back into the line."""
+    async def _follow(self, record: Record, work: "asyncio.Task[list[Output]]") -> None:
+        """Store the end of one run: the job has ended, or is queued again."""
         try:
             await asyncio.wait([work])
             del self._at_work[record.id]
             if work.cancelled():
-                await self._requeue(record)  # unless it was ended
-                return
-            await self._store(record, work.result())
+                await self._patiently(self.store.requeue, record)  # unless it was ended
+            else:
+                await self._complete(record, work.result())
         except (Starting, Draining):
-            await self._requeue(record)
-        except WorkerLost as error:
-            await self._after_loss(record, error)
+            await self._patiently(self.store.requeue, record)
+        except WorkerLost as error:  # maybe because of this job
+            if record.losses < MOST_LOSSES:
+                await self._patiently(self.store.requeue, record, is_lost=True)
+            else:
+                await self._end(record, "failed", error)
         except DeadlineExceeded as error:
             await self._end(record, "expired", error)
         except CarpoolError as error:
@@ -318,37 +298,27 @@ class Runner:
             del self._tasks[record.id]
             self._news.set()
 
-    async def _store(self, record: Record, done: Sequence[Output]) -> None:
+    async def _complete(self, record: Record, done: Sequence[Output]) -> None:
         write = partial(self._writers[record.kind], record, done)
         complete = partial(self.store.complete, record.id, write, keep=record.work.get("keep", ()))
         loop = asyncio.get_running_loop()
         if await loop.run_in_executor(self._finisher, complete):
             self._tell(record, "completed", done)
 
-    async def _after_loss(self, record: Record, error: WorkerLost) -> None:
-        """The worker died while it ran this job, which may be why."""
-        if record.losses < MOST_LOSSES:
-            await self._requeue(record, is_lost=True)
-        else:
-            await self._end(record, "failed", error)
-
-    async def _requeue(self, record: Record, *, is_lost: bool = False) -> None:
-        percent = self._percents.get(record.id, 0)
-        await self._patiently(
-            partial(self.store.requeue, record.id, is_lost=is_lost, progress=percent)
-        )
-
     async def _end(self, record: Record, state: End, error: CarpoolError) -> None:
-        percent = self._percents.get(record.id, 0)
-        end = partial(self.store.end, record.id, state, error, progress=percent)
-        if await self._patiently(end):
+        if await self._patiently(self.store.end, record, state, error):
             self._tell(record, state)
 
-    async def _patiently(self, change: Callable[[], object]) -> object:
-        """Change the store, again and again while the disk refuses."""
+    async def _patiently(
+        self, change: Callable[..., Any], record: Record, *args: Any, **options: Any
+    ) -> Any:
+        """Change a job in the store, again and again while the disk refuses."""
+        percent = self._percents.get(record.id, 0)
         while True:
             try:
-                return await asyncio.to_thread(change)
+                return await asyncio.to_thread(
+                    change, record.id, *args, progress=percent, **options
+                )
             except StoreFailed as error:
                 log.error("the end of a job cannot be written yet: %s", in_full(error))
                 await asyncio.sleep(self._again_s)
@@ -359,9 +329,9 @@ class Runner:
         self._ended.set()
         self._ended = asyncio.Event()
         took_s = self.store.clock.uptime_s() - record.created_up_s
-        for watcher in self._watchers:
-            watcher.ended(record, state, took_s, done)
+        for listener in self._listeners:
+            listener.ended(record, state, took_s, done)
 
-    def _give_up(self, job_id: str) -> None:
+    def _stop_work(self, job_id: str) -> None:
         if work := self._at_work.get(job_id):
             work.cancel()

@@ -1,18 +1,25 @@
-"""The folder that a store keeps its jobs in, claimed only if it is new, empty, or a store's.
+"""Lock a folder for one job store, and refuse folders that are not a store's, or not whole.
 
 People point `--state-dir` at folders that they have, restore half of a backup, or copy a folder
 while a server runs. So nothing is made, changed or removed before the folder is known to be ours
 and its database to belong to the results beside it. What is not certain is refused with what to do.
+
+A server without a state folder has a `ScratchFolder`. The kernel drops the lock on it when its
+process ends, however it does, and the next process removes it.
 """
 
 import fcntl
 import os
+import re
+import shutil
 import stat
+import tempfile
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from carpool.jobs.database import NAME as DATABASE
-from carpool.jobs.database import look, page_bytes
+from carpool.jobs.database import identify, page_bytes
 from carpool.jobs.wal import unreadable_commits
 
 MARKER = "carpool-state.txt"
@@ -20,59 +27,103 @@ FOLDERS = ("files", "inputs", "passing", "links")
 RESULTS = FOLDERS[:2]  # what a database is the index of
 LOG = f"{DATABASE}-wal"
 LOCK = "lock"
+PREFIX = "carpool-jobs-"  # of scratch folders
 _FILES = (MARKER, DATABASE, LOG, f"{DATABASE}-shm", LOCK)
-_NOT_COUNTED = {"lost+found"}  # stands in every new file system
+_NOT_COUNTED = {"lost+found"}  # is in every new file system
 _TEXT = "This folder belongs to `carpool serve --state-dir`, which removes what it made here.\n"
-_IS_OPEN = b"open\n"  # in the lock, from the opening of the database until all of it is written
+_IS_OPEN = b"open\n"  # in the lock file, from the opening of the database until its log is merged
 
 
 class StateFolder:
     """A folder that this process alone uses, until `close` or its end."""
 
     def __init__(self, path: Path) -> None:
-        """Claim a folder; made if it is missing.
+        """Lock a folder; it is made if it is missing.
 
         Raises:
             OSError: it is not a store's, not whole, or another process uses it. It is as before.
         """
-        self._log = path / LOG
+        self._log, self._lock = path / LOG, -1
         names = _names(path)
-        lock = _locked(path / LOCK, os.O_RDWR) if LOCK in names else None
         try:
+            if LOCK in names:
+                self._lock = _locked(path / LOCK, os.O_RDWR)
             if names:
                 _check(path, names)
-            if lock is not None:
-                _check_log(path, is_due=os.pread(lock, len(_IS_OPEN), 0) == _IS_OPEN)
+            if LOCK in names:
+                _check_log(path, is_due=os.pread(self._lock, len(_IS_OPEN), 0) == _IS_OPEN)
             _make(path)
-            if lock is None:
-                lock = _locked(path / LOCK, os.O_RDWR | os.O_CREAT)
+            if self._lock < 0:
+                self._lock = _locked(path / LOCK, os.O_RDWR | os.O_CREAT)
+        except BlockingIOError:
+            raise OSError("another server uses it: give each its own --state-dir") from None
         except BaseException:
-            if lock is not None:
-                os.close(lock)
+            if self._lock >= 0:
+                os.close(self._lock)
             raise
-        self._lock: int | None = lock
 
     def opened(self) -> None:
         """The database is open: from now on its log is needed, if this process is killed."""
-        if self._lock is not None:
-            os.pwrite(self._lock, _IS_OPEN, 0)
+        os.pwrite(self._lock, _IS_OPEN, 0)
 
-    def written(self) -> None:
-        """All of the database is in its own file."""
-        if self._lock is not None:
-            os.ftruncate(self._lock, 0)
+    def merged(self) -> None:
+        """The log is merged into the database."""
+        os.ftruncate(self._lock, 0)
 
     def close(self) -> None:
-        """Let another process claim it. Harmless when done twice."""
-        if self._lock is not None:
-            if not self._log.exists():  # SQLite brought it into the database as it was closed
-                self.written()
+        """Let another process lock it. Harmless when done twice."""
+        if self._lock >= 0:
+            if not self._log.exists():  # SQLite merged it as the database was closed
+                self.merged()
             os.close(self._lock)
-            self._lock = None
+            self._lock = -1
+
+
+class ScratchFolder:
+    """A folder of this process alone, under `TMPDIR`, until `remove`."""
+
+    _NAME = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")
+
+    def __init__(self) -> None:
+        """Make it, and remove those of dead processes.
+
+        Raises:
+            OSError: there is no place for it.
+        """
+        for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            if self._NAME.fullmatch(path.name):
+                with suppress(OSError):  # a link, in use, gone, or another user's
+                    self._sweep(path)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            with suppress(FileNotFoundError, BlockingIOError):  # another process sweeps it
+                # NFS locks no folders: one there is used without, and never swept
+                self._lock = _locked(self.path, os.O_DIRECTORY, is_lock_needed=False)
+                if _is_ours(self.path, self._lock):
+                    (self.path / MARKER).touch()
+                    return
+                os.close(self._lock)  # it was swept before it was locked
+
+    @staticmethod
+    def _sweep(path: Path) -> None:
+        lock = _locked(path, os.O_DIRECTORY)
+        try:
+            if not _is_ours(path, lock):
+                return
+            if (path / MARKER).is_file():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.rmdir()  # its process died before the marker; fails where anything is in it
+        finally:
+            os.close(lock)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
 
 
 def _names(path: Path) -> set[str]:
-    """What lies in a folder; raises OSError if what has our names is not what we make."""
+    """The entries of a folder; raises OSError if one has our name but is not what we make."""
     try:
         names = set(os.listdir(path)) - _NOT_COUNTED
     except FileNotFoundError:
@@ -87,7 +138,7 @@ def _names(path: Path) -> set[str]:
 
 def _check(path: Path, names: Collection[str]) -> None:
     """Raise OSError if a folder with these names is no store's, or not whole. Changes nothing."""
-    found = look(path / DATABASE) if DATABASE in names else "missing"
+    found = identify(path / DATABASE) if DATABASE in names else "missing"
     if MARKER not in names and found not in ("ours", "newer"):
         shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
         raise OSError(
@@ -111,10 +162,10 @@ def _check(path: Path, names: Collection[str]) -> None:
 
 
 def _check_log(path: Path, *, is_due: bool) -> None:
-    """Raise OSError if what was written last is missing, or cannot be read, in a claimed folder.
+    """Raise OSError if what was written last is missing or unreadable, in a locked folder.
 
     Args:
-        is_due: the last process did not live to bring all of the log into the database.
+        is_due: the last process ended before it merged the log into the database.
     """
     if is_due and not (path / LOG).exists():
         raise OSError(
@@ -142,12 +193,28 @@ def _make(path: Path) -> None:
         (path / name).mkdir(mode=0o700, exist_ok=True)
 
 
-def _locked(path: Path, flags: int) -> int:
-    """Lock a file for this process; the kernel holds it until the process is gone."""
+def _locked(path: Path, flags: int, *, is_lock_needed: bool = True) -> int:
+    """Open and lock a file or folder, which must not be a link, until the process ends.
+
+    Raises:
+        BlockingIOError: another process has locked it.
+        OSError: it cannot be opened, or not locked if that is needed.
+    """
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise OSError("another server uses it: give each its own --state-dir") from None
+    except OSError as error:
+        if is_lock_needed or isinstance(error, BlockingIOError):
+            os.close(descriptor)
+            raise
     return descriptor
+
+
+def _is_ours(path: Path, descriptor: int) -> bool:
+    """Whether an open folder is this user's, private, and still the one at `path`."""
+    seen = os.fstat(descriptor)
+    is_private = seen.st_uid == os.geteuid() and stat.S_IMODE(seen.st_mode) == 0o700
+    try:
+        return is_private and os.path.samestat(seen, path.lstat())
+    except FileNotFoundError:
+        return False

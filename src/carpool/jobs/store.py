@@ -1,13 +1,12 @@
-"""Jobs that outlive the process: what was asked, what became of it, where its files are.
+"""The job store: durable jobs with their files, in one folder.
 
-SQLite (`database.py`) holds the jobs, a folder beside it their files. A job that `submit` has
-returned is on the disk, and every change of state is one `UPDATE ... WHERE state`: whoever ends a
-job first has ended it for good. The files of a job appear all at once (`folders.py`), before it is
-completed; those that it begins from, before it is accepted, and they go as it ends. What is left
-half done by a crash is put right when the store is opened.
+SQLite (`database.py`) holds the jobs, a folder for each their files (`file_store.py`). A job that
+`submit` has returned is on the disk. Every change of state is one `UPDATE ... WHERE state`: the
+first call that ends a job has ended it for good. The files of a job are published before it is
+completed; its inputs before it is accepted, and they are removed as it ends. What a crash left half
+done is settled when the store is opened.
 
-Everything here may wait for the disk: call it off the event loop, from any thread. Nothing here
-knows of HTTP, workers or pictures.
+All of it may wait for the disk: call it off the event loop, from any thread.
 """
 
 import contextlib
@@ -32,9 +31,8 @@ from carpool.errors import (
 )
 from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import NAME, OPEN, Database, End, Record, State, record_of
-from carpool.jobs.folders import Folders
-from carpool.jobs.scratch import Scratch
-from carpool.jobs.state_folder import StateFolder
+from carpool.jobs.file_store import FileStore
+from carpool.jobs.state_folder import ScratchFolder, StateFolder
 
 log = logging.getLogger("carpool")
 
@@ -44,7 +42,7 @@ _FULL_AGAIN_S = 10.0  # when to come again if too many jobs wait
 
 
 class JobStore:
-    """The jobs of one server: the only writer of its folder, or in memory where there is none."""
+    """The jobs of one server: the only writer of its folder."""
 
     def __init__(
         self,
@@ -58,12 +56,13 @@ class JobStore:
         """Open the store, and queue again what was in progress when it was last left.
 
         Args:
-            folder: made if it is missing; else it is empty, or a store's.
+            folder: made if it is missing; else it is empty, or a store's. None: a store that ends
+                with this process.
             ttl_s: how long a job may take to end, and is kept after that; uptime.
-            max_bytes: of all files; older jobs that were completed go to make room. Half of it
-                is for what open jobs begin from.
+            max_bytes: of all files; the oldest completed jobs are removed to make room. Half of
+                it is for inputs of open jobs.
             max_waiting: queued jobs; beyond it `submit` raises `Overloaded`.
-            clock: of this run; it goes on with the uptime of those before.
+            clock: of this run; it continues the uptime of those before.
 
         Raises:
             StoreFailed: the folder cannot be used, or another server uses it. Nothing in it was
@@ -72,41 +71,41 @@ class JobStore:
         self.ttl_s, self.clock = ttl_s, clock or StoreClock()
         self._max_bytes, self._max_waiting = max_bytes, max_waiting
         try:
-            self._temporary = Scratch() if folder is None else None
+            self._scratch = ScratchFolder() if folder is None else None
         except OSError as error:
             raise StoreFailed(f"there is no temporary folder to be had: {error}") from error
-        self.folder = self._temporary.path if self._temporary else Path(folder or "")
+        self.folder = self._scratch.path if self._scratch else Path(folder or "")
         self.passing = self.folder / "passing"
         with contextlib.ExitStack() as undo:
             try:
                 self._claim = StateFolder(self.folder)
                 undo.callback(self._claim.close)
-                self._files = Folders(self.folder / "files")
-                self._inputs = Folders(self.folder / "inputs")
+                self._files = FileStore(self.folder / "files")
+                self._inputs = FileStore(self.folder / "inputs")
                 self._db = Database(None if folder is None else self.folder / NAME)
                 undo.callback(self._db.close)
                 self._resume_time()
                 self._db.write("UPDATE jobs SET state = 'queued' WHERE state = 'in_progress'")
                 if folder is not None:
                     self._claim.opened()
-                self._sweep()
+                self._recover()
             except (OSError, StoreFailed) as error:
                 raise StoreFailed(f"{self.folder} cannot hold jobs: {error}") from error
             undo.pop_all()
 
     def close(self) -> None:
-        """Let go of the folder. What is open stays as it is. Harmless when done twice."""
+        """Release the folder. Open jobs stay as they are. Harmless when done twice."""
         if not self._db.is_closed:
             with contextlib.suppress(StoreFailed):
                 self._note_uptime()
-            if self._db.flush():
-                self._claim.written()  # before the log goes: so it is never missing
+            if self._db.checkpoint():
+                self._claim.merged()  # before SQLite removes the log: so it is never missing
         self._db.close()
         self._claim.close()
-        if self._temporary:
-            self._temporary.remove()
+        if self._scratch:
+            self._scratch.remove()
 
-    # What clients ask
+    # For clients
 
     def submit(
         self,
@@ -123,10 +122,12 @@ class JobStore:
         """Accept a job; it is on the disk when this returns.
 
         Args:
-            key: the client's own: the same one again gives the same job.
+            asked: as the client may see it again.
+            work: of `work_of`.
+            key: the client's idempotency key: the same one again gives the same job.
             digest: of what the client sent with that key.
-            room: is told how many of the owner's jobs are open, and raises if another is too many.
-            inputs: files that it begins from, by names of ours: see `input`.
+            room: is called with the number of the owner's open jobs; raises if it is too many.
+            inputs: files that the job needs to be run, by name: see `input`.
 
         Returns:
             The job, and whether it is new.
@@ -138,12 +139,16 @@ class JobStore:
         """
         job_id, is_new, size = f"{kind}_{uuid.uuid4().hex}", False, 0
         find = partial(self._earlier, owner, key, digest, room)
+
+        def write(folder: Path) -> None:
+            for name, content in (inputs or {}).items():
+                (folder / name).write_bytes(content)
+
         try:
+            if inputs and (earlier := find()) is not None:
+                return earlier, False
             if inputs:
-                if (earlier := find()) is not None:
-                    return earlier, False
-                size = sum(self._put(self._inputs, job_id, partial(_write, inputs)).values())
-                # they appear once the job is on the disk: so no folder is ever without a job
+                size = sum(self._put(self._inputs, job_id, write).values())
             with self._db.writing() as db:
                 if (earlier := find()) is not None:
                     return earlier, False
@@ -156,7 +161,7 @@ class JobStore:
                 ).fetchall()  # fmt: skip
             is_new = True
         finally:
-            if inputs and is_new:
+            if inputs and is_new:  # published once the job is on the disk: no folder without a job
                 self._inputs.restore([job_id])
             elif inputs:
                 self._inputs.drop(job_id)
@@ -165,7 +170,7 @@ class JobStore:
     def _earlier(
         self, owner: str, key: str | None, digest: str, room: Callable[[int], None] | None
     ) -> Record | None:
-        """The job that this key came with before; None if a new one may be accepted."""
+        """The job that was submitted with this key; None if a new one may be accepted."""
         query = "SELECT * FROM jobs WHERE owner = ? AND idempotency_key = ?"
         if key is not None and (rows := self._db.read(query, [owner, key])):
             if rows[0]["digest"] != digest:
@@ -176,8 +181,7 @@ class JobStore:
             return record_of(rows[0])
         if room is not None:
             room(sum(self.count_open(owner).values()))
-        waiting = self._db.read("SELECT count(*) FROM jobs WHERE state = 'queued'")[0][0]
-        if waiting >= self._max_waiting:
+        if (waiting := self.count_open()["queued"]) >= self._max_waiting:
             raise Overloaded(
                 f"{waiting} jobs wait already, the most is {self._max_waiting} (--max-queue)",
                 retry_after_s=_FULL_AGAIN_S,
@@ -185,11 +189,7 @@ class JobStore:
         return None
 
     def get(self, job_id: str, owner: str = "") -> Record:
-        """One job.
-
-        Raises:
-            JobNotFound: there is none of this id, or it is somebody else's.
-        """
+        """One job; raises `JobNotFound` if there is none of this id, or it is another owner's."""
         query = "SELECT * FROM jobs WHERE id = ? AND owner = ?"
         if not (rows := self._db.read(query, [job_id, owner])):
             raise JobNotFound(
@@ -206,18 +206,15 @@ class JobStore:
         limit: int = 20,
         is_newest_first: bool = True,
     ) -> tuple[list[Record], bool]:
-        """Some of the owner's jobs, and whether there are more behind them.
-
-        Raises:
-            JobNotFound: there is no job `after`.
-        """
-        start = None if after is None else self.get(after, owner).number
-        query = f"""SELECT * FROM jobs WHERE owner = :owner AND (:kind IS NULL OR kind = :kind)
-            AND (:start IS NULL OR number {"<" if is_newest_first else ">"} :start)
+        """Some of the owner's jobs, and whether there are more behind them."""
+        start = 1 << 62 if is_newest_first else 0
+        if after is not None:
+            start = self.get(after, owner).number
+        query = f"""SELECT * FROM jobs INDEXED BY by_owner WHERE owner = :owner
+            AND (:kind IS NULL OR kind = :kind) AND number {"<" if is_newest_first else ">"} :start
             ORDER BY number {"DESC" if is_newest_first else ""} LIMIT :limit"""
-        rows = self._db.read(
-            query, {"owner": owner, "kind": kind, "start": start, "limit": limit + 1}
-        )
+        values = {"owner": owner, "kind": kind, "start": start, "limit": limit + 1}
+        rows = self._db.read(query, values)
         return [record_of(row) for row in rows[:limit]], len(rows) > limit
 
     def count_open(self, owner: str | None = None) -> dict[State, int]:
@@ -234,29 +231,25 @@ class JobStore:
         return int(self._db.read(query, [record.number])[0][0])
 
     def file(self, record: Record, name: str) -> Path | None:
-        """Where a completed job's file lies; None if it has none of this name."""
+        """Where a completed job's file is; None if it has none of this name."""
         if name not in record.files or name != Path(name).name:  # a damaged row may say anything
             return None
-        path = self._files.of(record.id) / name
+        path = self._files.path(record.id) / name
         return path if path.is_file() else None
 
     def input(self, job_id: str, name: str) -> bytes | None:
-        """A file that a job begins from; None once it is gone, with the end of the job."""
+        """An input of a job; None once it is removed, when the job ends."""
         inputs, files = self._inputs, self._files  # where `complete` keeps it, it moves
-        for place in (inputs.of, inputs.part_of, files.of):
+        for place in (inputs.path, inputs.part, files.path):
             with contextlib.suppress(FileNotFoundError):
                 return (place(job_id) / name).read_bytes()
         return None
 
     def remove(self, job_id: str, owner: str = "") -> None:
-        """Forget a job and its files, whatever state it is in.
-
-        Raises:
-            JobNotFound: as for `get`.
-        """
+        """Delete a job and its files, whatever state it is in."""
         self._forget([self.get(job_id, owner).id])
 
-    # What runs them
+    # For the runner
 
     def take(self, most: int) -> list[Record]:
         """Put the oldest queued jobs in progress."""
@@ -267,18 +260,13 @@ class JobStore:
         return sorted(map(record_of, rows), key=lambda record: record.number)
 
     def requeue(self, job_id: str, *, is_lost: bool = False, progress: int = 0) -> None:
-        """Put a job in progress back into the line, at its old place.
-
-        Args:
-            is_lost: its worker died.
-            progress: how far it had come, percent; it is not to fall for those who look.
-        """
+        """Queue a job in progress again, at its old place; `is_lost`: its worker died."""
         query = """UPDATE jobs SET state = 'queued', losses = losses + ?,
             progress = max(progress, ?) WHERE id = ? AND state = 'in_progress'"""
         self._db.write(query, [int(is_lost), progress, job_id])
 
     def note_progress(self, percents: Mapping[str, int]) -> None:
-        """Remember how far jobs have come, so that what clients see does not fall."""
+        """Store how far jobs have come, so that what clients see does not fall."""
         query = "UPDATE jobs SET progress = max(progress, ?) WHERE id = ? AND state = 'in_progress'"
         with self._db.writing() as db:
             db.executemany(query, [(percent, job_id) for job_id, percent in percents.items()])
@@ -286,10 +274,9 @@ class JobStore:
     def complete(
         self, job_id: str, write: Callable[[Path], object], *, keep: Sequence[str] = ()
     ) -> bool:
-        """End a job well, with files.
+        """End a job in progress with the files that `write` puts into an empty folder.
 
         Args:
-            write: puts them into the empty folder that it is given.
             keep: inputs that become such files.
 
         Returns:
@@ -302,44 +289,40 @@ class JobStore:
         def write_all(folder: Path) -> None:
             write(folder)
             for name in keep:
-                shutil.copyfile(self._inputs.of(job_id) / name, folder / name)
+                shutil.copyfile(self._inputs.path(job_id) / name, folder / name)
 
-        query = """UPDATE jobs SET state = 'completed', progress = 100, ended_s = ?, ended_up_s = ?,
-            files = ?, bytes = ? WHERE id = ? AND state = 'in_progress' RETURNING id"""
         is_ours = False
         try:
             files = self._put(self._files, job_id, write_all)
-            self._files.show(job_id)
-            times = [self.clock(), self.clock.uptime_s()]
-            values = [*times, json.dumps(files), sum(files.values()), job_id]
-            is_ours = bool(self._db.write(query, values))
+            self._files.publish(job_id)
+            is_ours = self._end(job_id, "completed", 100, files, None, OPEN[1:])
         finally:
             (self._inputs if is_ours else self._files).drop(job_id)
         return is_ours
 
     def end(self, job_id: str, state: End, error: CarpoolError, *, progress: int = 0) -> bool:
-        """End a job without files. Says whether it was this call that ended it."""
-        query = """UPDATE jobs SET state = ?, ended_s = ?, ended_up_s = ?, error = ?,
-            progress = max(progress, ?), bytes = 0
-            WHERE id = ? AND state IN ('queued', 'in_progress') RETURNING id"""
-        times = [self.clock(), self.clock.uptime_s()]
-        values = [state, *times, json.dumps(error.body), progress, job_id]
-        if is_ours := bool(self._db.write(query, values)):
+        """End an open job without files; whether it was this call that ended it."""
+        if is_ours := self._end(job_id, state, progress, {}, error, OPEN):
             self._inputs.drop(job_id)
         return is_ours
 
-    def tidy(self) -> list[Record]:
-        """Expire jobs that took too long, forget those that ended long ago.
+    def _end(
+        self, job_id: str, state: State, progress: int, files: Mapping[str, int],
+        error: CarpoolError | None, only_from: Sequence[State],
+    ) -> bool:  # fmt: skip
+        query = """UPDATE jobs SET state = ?, progress = max(progress, ?), files = ?, bytes = ?,
+            error = ?, ended_s = ?, ended_up_s = ? WHERE id = ? AND state IN (?, ?) RETURNING id"""
+        told = None if error is None else json.dumps(error.body)
+        times = self.clock(), self.clock.uptime_s()
+        values = [state, progress, json.dumps(files), sum(files.values()), told, *times, job_id]
+        return bool(self._db.write(query, [*values, only_from[0], only_from[-1]]))
 
-        Returns:
-            Those that expired: whatever runs them may stop.
-        """
+    def tidy(self) -> list[Record]:
+        """Expire jobs that took too long, which are returned; delete those that ended long ago."""
         self._note_uptime()
         old_s = self.clock.uptime_s() - self.ttl_s
-        late = self._db.read(
-            "SELECT * FROM jobs WHERE state IN ('queued', 'in_progress') AND created_up_s < ?",
-            [old_s],
-        )
+        query = "SELECT * FROM jobs WHERE state IN ('queued', 'in_progress') AND created_up_s < ?"
+        late = self._db.read(query, [old_s])
         error = DeadlineExceeded(f"the job did not end within {self.ttl_s:g} s (--job-ttl)")
         expired = [record_of(row) for row in late if self.end(row["id"], "expired", error)]
         gone = self._db.read("SELECT id FROM jobs WHERE ended_up_s < ?", [old_s])
@@ -347,7 +330,7 @@ class JobStore:
         return expired
 
     def expires_s(self, record: Record) -> float | None:
-        """When an ended job will be forgotten, Unix seconds, if the server runs till then."""
+        """When an ended job will be deleted, Unix seconds, if the server runs until then."""
         if record.ended_s is None or record.ended_up_s is None:
             return None
         offset_s = self.clock() - self.clock.uptime_s()
@@ -374,56 +357,44 @@ class JobStore:
         self._note_uptime()
 
     def _note_uptime(self) -> None:
-        """Write down how far the uptime is, if anything has an age."""
+        """Store the uptime, if anything has an age."""
         query = "UPDATE uptime SET seconds = ? WHERE EXISTS (SELECT 1 FROM jobs)"
         self._db.write(query, [self.clock.uptime_s()])
 
     def _forget(self, job_ids: Sequence[str]) -> None:
-        """Remove jobs with their files: all of one, or nothing, also where a crash interrupts.
-
-        Raises:
-            StoreFailed: the disk refuses it; they are as they were.
-        """
+        """Delete jobs with their files: all of one, or nothing, also if a crash interrupts."""
         if not job_ids:
             return
         both = (self._files, self._inputs)
         try:
-            for folders in both:
-                folders.hide(job_ids)
+            for place in both:
+                place.bury(job_ids)
             with self._db.writing() as db:
                 db.executemany("DELETE FROM jobs WHERE id = ?", [[job_id] for job_id in job_ids])
         except (OSError, StoreFailed) as error:
-            for folders in both:
-                folders.restore(job_ids)
+            for place in both:
+                place.restore(job_ids)
             raise StoreFailed(f"the job could not be removed: {reason(error)}") from error
         for job_id in job_ids:
-            for folders in both:
-                folders.drop(job_id)
+            for place in both:
+                place.drop(job_id)
 
     def _put(
-        self, folders: Folders, job_id: str, write: Callable[[Path], object]
+        self, place: FileStore, job_id: str, write: Callable[[Path], object]
     ) -> dict[str, int]:
-        """Bring the files of a job to the disk, where there is room for them.
-
-        Raises:
-            StoreFailed: there is none, or the disk refuses them.
-        """
+        """Write the files of a job to the disk, if there is room; gives their bytes by name."""
         try:
-            files = folders.fill(job_id, write)
-            # open jobs take half at most: what they give has to find room, too
-            most = self._max_bytes // 2 if folders is self._inputs else self._max_bytes
+            files = place.write(job_id, write)
+            # inputs take half at most: what becomes of them has to find room, too
+            most = self._max_bytes // 2 if place is self._inputs else self._max_bytes
             self._make_room(sum(files.values()), most, job_id)
-            folders.flush(job_id)
+            place.flush(job_id)
         except OSError as error:
             raise StoreFailed(f"the files could not be stored: {reason(error)}") from error
         return files
 
     def _make_room(self, needed: int, most: int, job_id: str) -> None:
-        """Forget completed jobs, the oldest first, until there is room for the files of another.
-
-        Raises:
-            OSError: with those that open jobs hold they would be more than `most`.
-        """
+        """Delete completed jobs, the oldest first, until there is room for the files of another."""
         query = """SELECT state, sum(bytes) AS bytes FROM jobs WHERE bytes > 0 AND id != ?
             GROUP BY state"""
         taken = {row["state"]: row["bytes"] for row in self._db.read(query, [job_id])}
@@ -438,28 +409,19 @@ class JobStore:
             self._forget([oldest[0]["id"]])
             excess -= oldest[0]["bytes"]
 
-    def _sweep(self) -> None:
-        """Put right what was on its way when the last process was killed."""
+    def _recover(self) -> None:
+        """Settle what was half done when the last process was killed."""
         states = {row["id"]: row["state"] for row in self._db.read("SELECT id, state FROM jobs")}
-        completed, *others = ENDED
         unknown = [
-            *self._files.sweep(states, having=[completed], without=others),
-            *self._inputs.sweep(states, having=OPEN, without=ENDED),
+            *self._files.recover(states, having=ENDED[:1], without=ENDED[1:]),
+            *self._inputs.recover(states, having=OPEN, without=ENDED),
         ]
         if unknown:
             log.warning(
                 "%d folders in %s belong to jobs that %s does not know, such as %s: it may be "
                 "older than they are. They stay; remove them by hand if they are not wanted",
-                len(unknown),
-                self.folder,
-                NAME,
-                unknown[0],
-            )
+                len(unknown), self.folder, NAME, unknown[0],
+            )  # fmt: skip
         for path in self.passing.iterdir():
             if _PASSING.fullmatch(path.name):
                 path.unlink()
-
-
-def _write(files: Mapping[str, bytes], folder: Path) -> None:
-    for name, content in files.items():
-        (folder / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""What a job's record says of its work: written as it is accepted, read whenever it is run."""
+"""The work of a job: requests as they are stored in its record, and read again for each run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -12,38 +12,38 @@ Stored = Callable[[str], bytes | None]
 """The content of a job's stored file by its name; None if there is none."""
 
 Reader = Callable[[bytes, Any], Any]
-"""Makes a picture of a stored file and its mode, as `media.inputs.unpacked` does. On a thread."""
+"""Decodes a stored picture, given its file and mode, as `media.inputs.unpacked` does. Slow."""
 
 
 def work_of(
     model: str,
-    jobs: Sequence[CheckedRequest],
+    requests: Sequence[CheckedRequest],
     inputs: Mapping[str, Any] | None = None,
     **output: Any,
 ) -> dict[str, Any]:
-    """The work of a record: what the engine runs, and what is made of its outputs.
+    """The work of a record: what the engine runs, and how its outputs are written.
 
     Args:
-        inputs: by argument of the pipeline the names and modes of stored pictures; all jobs
-            have the same.
+        inputs: by argument of the pipeline the file names and modes of stored pictures; all
+            requests have the same.
     """
     given = inputs or {}
     plain = [
-        replace(job, arguments={n: v for n, v in job.arguments.items() if n not in given})
-        for job in jobs
+        asdict(replace(one, arguments={n: v for n, v in one.arguments.items() if n not in given}))
+        for one in requests
     ]
-    work = {"model": model, "jobs": [asdict(job) for job in plain], "output": output}
+    work = {"model": model, "jobs": plain, "output": output}
     return work | ({"inputs": given} if given else {})
 
 
-def parts_of(
+def requests_of(
     record: Record, model: str, stored: Stored, read: Reader | None, uptime_s: float
 ) -> list[CheckedRequest]:
-    """The jobs of a record as they are run this time. May wait for the disk.
+    """The requests of a record for this run: with new ids and the time that is left. Slow.
 
     Args:
         model: what the worker runs.
-        read: reads stored pictures; None: there should be none.
+        read: decodes stored pictures; None: there should be none.
         uptime_s: the store's, just now.
 
     Raises:
@@ -52,7 +52,7 @@ def parts_of(
         DeadlineExceeded: its time is over.
     """
     try:
-        wanted, jobs = record.work["model"], [CheckedRequest(**job) for job in record.work["jobs"]]
+        wanted, asked = record.work["model"], [CheckedRequest(**one) for one in record.work["jobs"]]
     except (KeyError, TypeError):
         raise StoreFailed("the job was stored, but cannot be read any more") from None
     if wanted != model:
@@ -66,18 +66,19 @@ def parts_of(
         found = [read(content, mode) for content, mode in contents if content is not None]
         pictures[argument] = found if len(found) > 1 else found[0]
     waited_s = uptime_s - record.created_up_s
-    return [_now(job, waited_s, pictures) for job in jobs]
+    return [
+        replace(
+            one,
+            request_id=new_request_id(),
+            arguments={**one.arguments, **pictures},
+            timeout_s=_left(one.timeout_s, waited_s),
+            lora=tuple((str(name), float(scale)) for name, scale in one.lora),
+        )
+        for one in asked
+    ]
 
 
-def _now(job: CheckedRequest, waited_s: float, pictures: Mapping[str, Any]) -> CheckedRequest:
-    """A job under a name of its own, with the time that is left."""
-    timeout_s = None if job.timeout_s is None else job.timeout_s - waited_s
-    if timeout_s is not None and timeout_s <= 0:
-        raise DeadlineExceeded(f"timeout_s={job.timeout_s} ran out before the job was run")
-    return replace(
-        job,
-        request_id=new_request_id(),
-        arguments={**job.arguments, **pictures},
-        timeout_s=timeout_s,
-        lora=tuple((str(name), float(scale)) for name, scale in job.lora),
-    )
+def _left(timeout_s: float | None, waited_s: float) -> float | None:
+    if timeout_s is not None and timeout_s <= waited_s:
+        raise DeadlineExceeded(f"timeout_s={timeout_s} ran out before the job was run")
+    return None if timeout_s is None else timeout_s - waited_s

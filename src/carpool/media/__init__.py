@@ -1,4 +1,4 @@
-"""Pictures and videos out, with the settings that made them inside; pictures in, safely."""
+"""Encode pictures and videos with the settings that made them; decode pictures safely."""
 
 from carpool.media.metadata import png_text, read_settings
 from carpool.media.outputs import Format, encode

@@ -1,8 +1,8 @@
-"""Threads for work that clients cause, shared fairly between tenants.
+"""Thread pools that are shared fairly between tenants (round robin).
 
-asyncio's default executor runs whatever comes first, and everything else of the server waits there
-too: one client with slow pictures would hold all of its threads. Here each kind of work has a few
-threads of its own, tenants take them in turn (round robin), and one tenant never has all of them.
+asyncio's default executor is first come, first served, for all that a server does: one client with
+slow pictures would hold all of its threads. Here each kind of work has a pool of its own, and one
+tenant never has all threads of it.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ T = TypeVar("T")
 
 
 class FairSemaphore:
-    """Slots that tenants take in turn. On one event loop."""
+    """A semaphore whose slots tenants take in turn. On one event loop."""
 
     def __init__(self, slots: int, *, per_tenant: int, budget: int | None = None) -> None:
         """All slots are free.
 
         Args:
             per_tenant: slots that one tenant may have at once.
-            budget: the most that the costs of all holders may add up to; None: any sum. A holder
-                that is alone may cost more.
+            budget: the most that the costs of all holders may add up to; a single holder may
+                cost more.
         """
         self._free, self._per_tenant, self._budget = slots, per_tenant, budget
         self._held: Counter[str] = Counter()  # slots by tenant
@@ -35,7 +35,7 @@ class FairSemaphore:
 
     @asynccontextmanager
     async def hold(self, tenant: str, cost: int = 0) -> AsyncIterator[None]:
-        """Wait for a slot, and have it for the block."""
+        """Have a slot for the block."""
         await self.acquire(tenant, cost)
         try:
             yield
@@ -43,7 +43,7 @@ class FairSemaphore:
             self.release(tenant, cost)
 
     async def acquire(self, tenant: str, cost: int = 0) -> None:
-        """Wait for a slot. A caller that is cancelled meanwhile has none."""
+        """Wait for a slot. A caller that is cancelled gets none."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append((turn, cost))
         self._grant()
@@ -76,7 +76,7 @@ class FairSemaphore:
             turn.set_result(None)
 
     def _next(self) -> str | None:
-        """Whose turn it is. Who costs too much now is waited for, not passed by cheaper ones."""
+        """The tenant whose turn it is; one that costs too much now is not overtaken."""
         for tenant, queue in list(self._waiting.items()):
             while queue and queue[0][0].cancelled():
                 queue.popleft()
@@ -89,41 +89,32 @@ class FairSemaphore:
 
 
 class FairExecutor:
-    """Threads that tenants take in turn. Work whose caller is gone before its turn never begins."""
+    """A thread pool that tenants use in turn. Work that is cancelled before its turn never runs."""
 
     def __init__(
-        self,
-        name: str,
-        workers: int,
-        *,
-        per_tenant: int,
-        budget: int | None = None,
+        self, name: str, workers: int, *, per_tenant: int, budget: int | None = None,
         rests: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """No thread yet.
 
         Args:
             name: of the threads.
-            per_tenant: threads that one tenant may keep busy.
-            budget: see `FairSemaphore`.
-            rests: does a tenant's thread rest as long as it has worked? For work that keeps the
-                interpreter to itself: whoever else wants it has half the time.
+            per_tenant, budget: see `FairSemaphore`.
+            rests: a tenant that worked waits as long before its next turn: for work that holds
+                the interpreter lock, which leaves half of the time to others.
         """
         self._rests = rests
-        self._rested_s: dict[str, float] = {}  # when a tenant will have rested; event loop's clock
+        self._rested_s: dict[str, float] = {}  # until when a tenant rests; event loop's clock
         self._slots = FairSemaphore(workers, per_tenant=per_tenant, budget=budget)
         self._threads = ThreadPoolExecutor(workers, name)
 
     async def run(self, tenant: str, work: Callable[[], T], *, cost: int = 0) -> T:
         """Run blocking work on a thread, when it is this tenant's turn.
 
-        Work that has begun runs to its end and keeps its thread, whatever becomes of the caller.
+        Work that has begun runs to its end and keeps its thread, though its caller is cancelled.
 
         Args:
-            cost: bytes of memory that it takes, say; what the budget is for.
-
-        Raises:
-            Exception: whatever `work` raises.
+            cost: counts against the budget; bytes of memory, say.
         """
         await self._slots.acquire(tenant, cost)
         loop = asyncio.get_running_loop()

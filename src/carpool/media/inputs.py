@@ -1,4 +1,4 @@
-"""Pictures that wait with their job, as files that lose nothing: it gives the same every time."""
+"""Store the input pictures of a job as lossless files: a job that is run again draws the same."""
 
 import io
 from collections.abc import Mapping
@@ -10,17 +10,16 @@ from carpool.media.uploads import Mode, read_image
 from carpool.request.images import NAMES
 
 MOST_PIXELS = 1 << 30  # they were checked before they were stored
-_QUICK = 1  # of zlib
 
 
 def packed(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The pictures among a pipeline's arguments as PNG files. Takes its time.
+    """The pictures among a pipeline's arguments as PNG files. Slow: call it on a thread.
 
     Args:
-        arguments: each picture of mode RGB, RGBA, L or 1, or a list of them.
+        arguments: pictures are of mode RGB, RGBA, L or 1, alone or in lists.
 
     Returns:
-        By argument the names and modes of its pictures; and the files by name.
+        By argument the file names and modes of its pictures; and the files by name.
     """
     named: dict[str, Any] = {}
     files: dict[str, bytes] = {}
@@ -29,7 +28,7 @@ def packed(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, byte
         for one in [given] if isinstance(given, Image.Image) else given:
             picture = one.convert("L") if one.mode == "1" else one  # as pipelines read masks
             file = io.BytesIO()
-            picture.save(file, "PNG", compress_level=_QUICK)
+            picture.save(file, "PNG", compress_level=1)
             name = f"input-{len(files)}.png"
             named.setdefault(argument, []).append([name, picture.mode])
             files[name] = file.getvalue()

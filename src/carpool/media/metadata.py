@@ -1,7 +1,7 @@
-"""What a file says about itself: the settings that made it, and that a model made it.
+"""Metadata in files: the settings that made a picture, and the statement that a model made it.
 
 Settings are JSON for Carpool to read again, and the text that the AUTOMATIC1111 web interface
-writes and many viewers show. That a model made it is IPTC's word for it, in XMP.
+writes and many viewers show. The statement is IPTC's digital source type, in XMP.
 """
 
 import io
@@ -33,10 +33,10 @@ XMP = (
 def told(
     settings: Mapping[str, Any], *, metadata: bool, metadata_prompt: bool
 ) -> dict[str, Any] | None:
-    """As much of the settings as files may say, and no pictures; None for nothing at all.
+    """The settings that files may carry, without pictures; None for no metadata at all.
 
     Args:
-        metadata, metadata_prompt: the settings of these names.
+        metadata, metadata_prompt: the server settings of these names.
     """
     if not metadata:
         return None
@@ -71,7 +71,7 @@ def exif(metadata: Mapping[str, Any]) -> bytes:
 
 
 def xmp_box() -> bytes:
-    """A box to stand at the end of an MP4. Source: XMP specification, part 3."""
+    """XMP as the last box of an MP4. Source: XMP specification, part 3."""
     content = b"uuid" + _XMP_BOX + XMP.encode()
     return (len(content) + 4).to_bytes(4, "big") + content
 
@@ -101,7 +101,5 @@ def as_text(metadata: Mapping[str, Any]) -> str:
     lines = [str(metadata["prompt"])] if "prompt" in metadata else []
     if metadata.get("negative_prompt"):
         lines.append(f"Negative prompt: {metadata['negative_prompt']}")
-    lines.append(
-        ", ".join(f"{name}: {value}" for name, value in named.items() if value is not None)
-    )
-    return "\n".join(lines)
+    last = ", ".join(f"{name}: {value}" for name, value in named.items() if value is not None)
+    return "\n".join([*lines, last])

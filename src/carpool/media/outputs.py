@@ -1,11 +1,12 @@
-"""Pictures and videos out: PNG, JPEG, WebP and MP4, and small pictures of a video.
+"""Encode pictures as PNG, JPEG or WebP and videos as MP4; make thumbnails of videos.
 
-Everything here takes its time: call it from another thread than the event loop's.
+All of it is slow: call it on a thread.
 """
 
 import io
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +21,7 @@ from carpool.media.metadata import XMP, as_json, exif, png_text, xmp_box
 
 Format = Literal["png", "jpeg", "webp"]
 Audio = tuple[NDArray[np.float32], int]
-"""Samples (channels, samples) from -1 to 1, one or two channels, and how many of them a second."""
+"""Samples (channels, samples) from -1 to 1, one or two channels; samples a second."""
 
 FPS = 16.0  # of a video where neither the request nor the model says
 MOST_FPS = 240
@@ -30,7 +31,7 @@ MOST_SPRITES = 16
 
 
 class Raw(Protocol):
-    """A picture as a worker sends it."""
+    """The pixels of a picture, as a worker sends them."""
 
     @property
     def width(self) -> int: ...
@@ -49,24 +50,19 @@ def encode(
     """Encode a picture.
 
     Args:
-        picture: a PIL image, or raw.
-        format: of the file.
         compression: quality of JPEG and WebP, 0-100; OpenAI's name for it.
-        metadata: what it was made with, to stand in the file beside the word that a model made
-            it; {} for that word alone, None for nothing at all.
+        metadata: the settings to write into the file, beside the statement that a model made it;
+            {} for that statement alone, None for nothing at all.
     """
     if not isinstance(picture, Image.Image):
         picture = Image.frombytes("RGB", (picture.width, picture.height), picture.rgb)
     out = io.BytesIO()
-    carried: dict[str, Any] = {}
-    if format == "png":
-        if metadata is not None:
-            carried = {"pnginfo": png_text(metadata)}
-        picture.save(out, "PNG", **carried)
-    else:
-        if metadata is not None:
-            carried = {"xmp": XMP.encode()} | ({"exif": exif(metadata)} if metadata else {})
-        picture.save(out, format.upper(), quality=compression, **carried)
+    options: dict[str, Any] = {} if format == "png" else {"quality": compression}
+    if metadata is not None and format == "png":
+        options |= {"pnginfo": png_text(metadata)}
+    elif metadata is not None:
+        options |= {"xmp": XMP.encode()} | ({"exif": exif(metadata)} if metadata else {})
+    picture.save(out, format.upper(), **options)
     return out.getvalue()
 
 
@@ -80,13 +76,12 @@ def write_pictures(
     """Write the files of a job: `0.png`, `1.png`, ...
 
     Args:
-        told: what each was made with, as `encode` takes it; its size is added.
+        told: metadata of each, as `encode` takes it; its size is added.
     """
     for i, (picture, settings) in enumerate(zip(pictures, told, strict=True)):
         if settings:
             settings |= {"width": picture.width, "height": picture.height}
-        encoded = encode(picture, format, compression, settings)
-        (folder / f"{i}.{format}").write_bytes(encoded)
+        (folder / f"{i}.{format}").write_bytes(encode(picture, format, compression, settings))
 
 
 def encode_video(
@@ -101,10 +96,8 @@ def encode_video(
 
     Args:
         frames: (frames, height, width, 3).
-        fps: frames a second.
-        audio: what is heard meanwhile.
-        out: a file to be written, or one that is open. One with a path can be played while it
-            is still being downloaded.
+        out: a path, or an open file. Only a file with a path can be played while it is being
+            downloaded.
         metadata: as for `encode`.
 
     Raises:
@@ -136,12 +129,9 @@ def encode_video(
             container.mux(sound.encode(frame))
             container.mux(sound.encode())
     if metadata is not None:
-        if isinstance(out, Path):
-            with out.open("ab") as file_again:
-                file_again.write(xmp_box())
-        else:
-            out.seek(0, io.SEEK_END)
-            out.write(xmp_box())
+        with out.open("ab") if isinstance(out, Path) else nullcontext(out) as end:
+            end.seek(0, io.SEEK_END)
+            end.write(xmp_box())
 
 
 def video_bytes(
@@ -175,7 +165,7 @@ def spritesheet(path: Path) -> bytes:
         sprite.thumbnail((SPRITE_PX, SPRITE_PX))
     width, height = sprites[0].size
     columns = math.ceil(math.sqrt(len(sprites)))
-    sheet = Image.new("RGB", (columns * width, math.ceil(len(sprites) / columns) * height))
+    sheet = Image.new("RGB", (columns * width, -(-len(sprites) // columns) * height))
     for i, sprite in enumerate(sprites):
         sheet.paste(sprite, (i % columns * width, i // columns * height))
     return encode(sheet, "jpeg", 80, {})

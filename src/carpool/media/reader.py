@@ -1,6 +1,7 @@
-"""Pictures of many clients: fetched, unpacked and decoded on threads, one tenant after the other.
+"""Read the pictures of requests: fetch, decode base64, parse and decode, on threads.
 
-What waits for its turn costs no more than its bytes, and whose client is gone is never begun.
+Tenants share the threads in turn (`executors.py`). A picture that waits for its turn takes no
+memory but its bytes; one whose client has disconnected is never decoded.
 """
 
 import math
@@ -9,7 +10,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from PIL import Image
 
@@ -27,8 +28,8 @@ MOST_PIXELS = 32_000_000  # of an upload; a model takes less, and gets it made s
 LOOKUPS, FETCHES = 8, 16  # at once; one tenant may have a quarter
 
 
-class Held(Protocol):
-    """Counts the bytes that a request holds; may refuse more."""
+class ByteCounter(Protocol):
+    """Counts the bytes that a request holds in memory; may raise to refuse more."""
 
     def replace(self, old: int, new: int) -> None: ...
 
@@ -36,12 +37,11 @@ class Held(Protocol):
 class Uncounted:
     """Counts nothing."""
 
-    def replace(self, old: int, new: int) -> None:
-        """Any number will do."""
+    def replace(self, old: int, new: int) -> None: ...
 
 
 class PictureReader:
-    """Reads pictures for several tenants. On one event loop."""
+    """The threads and connections that all requests of a server share. On one event loop."""
 
     def __init__(self, *, allow_remote: bool = False) -> None:
         """No thread yet.
@@ -50,109 +50,17 @@ class PictureReader:
             allow_remote: fetch pictures that are named by http(s) URLs.
         """
         workers = max(2, (os.cpu_count() or 2) // 2)
-        self._decoding = FairExecutor(
+        self.decoding = FairExecutor(
             "carpool-decode",
             workers,
             per_tenant=max(1, workers // 2),
             budget=uploads.MOST_DECODED_BYTES,
         )
-        self._lookups = FairExecutor("carpool-dns", LOOKUPS, per_tenant=LOOKUPS // 4)
-        self._fetches = FairSemaphore(FETCHES, per_tenant=FETCHES // 4)
-        self._allow_remote = allow_remote
+        self.lookups = FairExecutor("carpool-dns", LOOKUPS, per_tenant=LOOKUPS // 4)
+        self.fetches = FairSemaphore(FETCHES, per_tenant=FETCHES // 4)
+        self.allow_remote = allow_remote
         if allow_remote:
             remote.authorities()  # not while requests wait
-
-    async def run(self, tenant: str, work: Callable[[], T], *, cost: int = 0) -> T:
-        """Run other work with pictures on the same threads; see `FairExecutor.run`."""
-        return await self._decoding.run(tenant, work, cost=cost)
-
-    async def open(
-        self,
-        sent: Sent,
-        tenant: str,
-        held: Held,
-        *,
-        max_pixels: int = MOST_PIXELS,
-        max_bytes: int = MOST_BYTES,
-        name: str = "image",
-    ) -> Container:
-        """Have a picture here, as a file that has been walked through.
-
-        Args:
-            held: counts the file in place of what was sent.
-
-        Raises:
-            Rejected, BodyTooLarge: it cannot be had, or read.
-        """
-        data = await self._data(sent, tenant, held, max_bytes, name)
-        walk = partial(uploads.walked, data, max_pixels=max_pixels, name=name)
-        return await self._decoding.run(tenant, walk, cost=len(data))
-
-    async def decode(
-        self,
-        container: Container,
-        tenant: str,
-        held: Held,
-        *,
-        mode: Mode = "RGB",
-        name: str = "image",
-        fitted: Size | None = None,
-        then: Callable[[Image.Image], Image.Image] | None = None,
-        copies: int = 1,
-    ) -> Image.Image:
-        """Decode a picture.
-
-        Args:
-            held: counts the picture in place of the file, as often as there are `copies`.
-            fitted: see `uploads.decoded`.
-            then: what else is to be done with it, on the same thread.
-
-        Raises:
-            ImageTooLarge: that would take too much memory.
-            UnsupportedImage: it is damaged.
-        """
-        cost = uploads.cost_of(container, mode, fitted)
-        uploads.check_cost(container, cost, name)
-
-        def work() -> Image.Image:
-            image = uploads.decoded(container, mode=mode, name=name, fitted=fitted)
-            return image if then is None else then(image)
-
-        image = await self._decoding.run(tenant, work, cost=cost)
-        held.replace(len(container.data), bytes_of(image, copies))
-        return image
-
-    async def _data(self, sent: Sent, tenant: str, held: Held, max_bytes: int, name: str) -> bytes:
-        if isinstance(sent, bytes):
-            return sent
-        start = sent[:8] if isinstance(sent, str) else bytes(sent[:8]).decode("latin-1")
-        scheme = start.partition(":")[0].lower()
-        if scheme == "data":
-            unpack = partial(uploads.read_data_url, sent, max_bytes=max_bytes, name=name)
-            data = await self._decoding.run(tenant, unpack, cost=len(sent))
-            held.replace(len(sent), len(data))
-            return data
-        if scheme not in ("http", "https") or not isinstance(sent, str):
-            rule = f"{DATA_URL} or http(s)://..." if self._allow_remote else DATA_URL
-            raise InvalidValue(f"{name}={show(uploads.cut(sent))}: must be {rule}", param=name)
-        if not self._allow_remote:
-            raise UnsupportedParameter(
-                f"{name} is a URL, which this server does not fetch (--allow-remote-media): send "
-                f"the picture itself, as {DATA_URL}",
-                param=name,
-            )
-        async with self._fetches.hold(tenant):
-            return await remote.fetch(
-                sent,
-                max_bytes=max_bytes,
-                name=name,
-                resolve=partial(self._resolve, tenant),
-                took=partial(held.replace, 0),
-            )
-
-    async def _resolve(self, tenant: str, host: str, port: int) -> Sequence[str]:
-        ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        return [str(found[4][0]) for found in await self._lookups.run(tenant, ask)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,25 +69,90 @@ class Intake:
 
     reader: PictureReader
     tenant: str = ""
-    held: Held = Uncounted()
+    held: ByteCounter = Uncounted()
     copies: int = 1  # outputs of the request: each takes the pictures to the worker
 
     async def run(self, work: Callable[[], T], *, cost: int = 0) -> T:
-        """See `PictureReader.run`."""
-        return await self.reader.run(self.tenant, work, cost=cost)
+        """Run other work with pictures on the same threads; see `FairExecutor.run`."""
+        return await self.reader.decoding.run(self.tenant, work, cost=cost)
 
-    async def open(self, sent: Sent, name: str) -> Container:
-        """See `PictureReader.open`."""
-        return await self.reader.open(sent, self.tenant, self.held, name=name)
+    async def open(
+        self,
+        sent: Sent,
+        name: str = "image",
+        *,
+        max_pixels: int = MOST_PIXELS,
+        max_bytes: int = MOST_BYTES,
+    ) -> Container:
+        """Get a picture as a parsed file, whose bytes are counted in place of what was sent.
 
-    async def decode(self, picture: Container, name: str, **options: Any) -> Image.Image:
-        """See `PictureReader.decode`."""
-        return await self.reader.decode(
-            picture, self.tenant, self.held, name=name, copies=self.copies, **options
-        )
+        Raises:
+            Rejected, BodyTooLarge: it cannot be had, or read.
+        """
+        data = await self._data(sent, name, max_bytes)
+        parse = partial(uploads.parse, data, max_pixels=max_pixels, name=name)
+        return await self.run(parse, cost=len(data))
 
+    async def decode(
+        self,
+        parsed: Container,
+        name: str = "image",
+        *,
+        mode: Mode = "RGB",
+        fitted: Size | None = None,
+        then: Callable[[Image.Image], Image.Image] | None = None,
+    ) -> Image.Image:
+        """Decode a picture; its pixels are counted in place of the file, in all copies.
 
-def bytes_of(image: Image.Image, copies: int = 1) -> int:
-    """What a picture takes in memory, with copies of its pixels that go to the worker."""
-    bands = len(image.getbands())
-    return math.prod(image.size) * ((1 if bands == 1 else 4) + copies * bands)
+        Args:
+            fitted: see `uploads.decode`.
+            then: what else is to be done with it, on the same thread.
+
+        Raises:
+            ImageTooLarge: that would take too much memory.
+            UnsupportedImage: it is damaged.
+        """
+        cost = uploads.decode_cost(parsed, mode, name, fitted)
+
+        def work() -> Image.Image:
+            image = uploads.decode(parsed, mode=mode, name=name, fitted=fitted)
+            return then(image) if then else image
+
+        image = await self.run(work, cost=cost)
+        bands = len(image.getbands())
+        pixel_bytes = (1 if bands == 1 else 4) + self.copies * bands  # Pillow's, and the worker's
+        self.held.replace(len(parsed.data), math.prod(image.size) * pixel_bytes)
+        return image
+
+    async def _data(self, sent: Sent, name: str, max_bytes: int) -> bytes:
+        if isinstance(sent, bytes):
+            return sent
+        start = sent[:8] if isinstance(sent, str) else bytes(sent[:8]).decode("latin-1")
+        scheme = start.partition(":")[0].lower()
+        if scheme == "data":
+            unpack = partial(uploads.read_data_url, sent, max_bytes=max_bytes, name=name)
+            data = await self.run(unpack, cost=len(sent))
+            self.held.replace(len(sent), len(data))
+            return data
+        allow_remote = self.reader.allow_remote
+        if scheme not in ("http", "https") or not isinstance(sent, str):
+            rule = f"{DATA_URL} or http(s)://..." if allow_remote else DATA_URL
+            raise InvalidValue(f"{name}={show(uploads.cut(sent))}: must be {rule}", param=name)
+        if not allow_remote:
+            raise UnsupportedParameter(
+                f"{name} is a URL, which this server does not fetch (--allow-remote-media): send "
+                f"the picture itself, as {DATA_URL}",
+                param=name,
+            )
+        async with self.reader.fetches.hold(self.tenant):
+            return await remote.fetch(
+                sent,
+                max_bytes=max_bytes,
+                name=name,
+                resolve=self._resolve,
+                took=partial(self.held.replace, 0),
+            )
+
+    async def _resolve(self, host: str, port: int) -> Sequence[str]:
+        ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        return [str(found[4][0]) for found in await self.reader.lookups.run(self.tenant, ask)]

@@ -1,14 +1,12 @@
-"""Fetch a picture that a client names by its URL, and nothing that only this machine can reach.
+"""Fetch a picture by its URL, from public addresses only (no server-side request forgery).
 
-A name is resolved once, every address of it is checked, and the connection goes to that very
-address: what the name server says later changes nothing. Redirects are followed one by one, each
-as if the client had named it.
+A host name is resolved once, all its addresses are checked, and the connection goes to a checked
+address: a later answer of the name server changes nothing. Each redirect is checked like a URL.
 """
 
 import asyncio
 import ipaddress
 import logging
-import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
@@ -30,63 +28,39 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # IANA's special-purpose address registries, and what clouds keep for themselves
 _NOT_PUBLIC = [
     ipaddress.ip_network(text)
-    for text in (
-        "0.0.0.0/8",  # this network
-        "10.0.0.0/8",  # private
+    for texts in (
+        "0.0.0.0/8 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16",  # this network, private
         "100.64.0.0/10",  # behind carrier-grade NAT; metadata at Alibaba
-        "127.0.0.0/8",  # loopback
+        "127.0.0.0/8 169.254.0.0/16",  # loopback, link-local; metadata of most clouds
         "168.63.129.16/32",  # Azure's metadata and DNS
-        "169.254.0.0/16",  # link-local; metadata of most clouds
-        "172.16.0.0/12",  # private
         "192.0.0.0/24",  # protocol assignments; metadata at Oracle
-        "192.0.2.0/24",  # documentation
-        "192.31.196.0/24",  # AS112, served by whoever is near
-        "192.52.193.0/24",  # multicast tunnels (AMT), likewise
-        "192.88.99.0/24",  # 6to4 relays, likewise
-        "192.168.0.0/16",  # private
-        "192.175.48.0/24",  # AS112
-        "198.18.0.0/15",  # benchmarks
-        "198.51.100.0/24",  # documentation
-        "203.0.113.0/24",  # documentation
-        "224.0.0.0/4",  # multicast
-        "240.0.0.0/4",  # reserved, broadcast
-        # within `_GLOBAL_UNICAST`; the rest of IPv6 is local, reserved or multicast
+        "192.31.196.0/24 192.175.48.0/24 2620:4f:8000::/48",  # AS112: anycast, the nearest answers
+        "192.52.193.0/24 192.88.99.0/24",  # the same: multicast tunnels (AMT), 6to4 relays
+        "192.0.2.0/24 198.51.100.0/24 203.0.113.0/24 2001:db8::/32 3fff::/20",  # documentation
+        "198.18.0.0/15 224.0.0.0/4 240.0.0.0/4",  # benchmarks, multicast, reserved and broadcast
         "2001::/23",  # protocol assignments: Teredo, benchmarks, AMT, AS112, ORCHID, drones
-        "2001:db8::/32",  # documentation
         "2002::/16",  # 6to4: leads to the IPv4 address inside
-        "2620:4f:8000::/48",  # AS112
-        "3fff::/20",  # documentation
     )
+    for text in texts.split()
 ]
-_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
-_EMBEDDING_IPV4 = (  # what the last 32 bits name is where a connection goes
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")  # the rest is local, reserved or multicast
+_EMBEDDING_IPV4 = (  # IPv4-mapped, NAT64: the last 32 bits are where a connection goes
     ipaddress.IPv6Network("::ffff:0:0/96"),
-    ipaddress.IPv6Network("64:ff9b::/96"),  # NAT64
+    ipaddress.IPv6Network("64:ff9b::/96"),
 )
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a host, as text."""
-
-
-async def resolve(host: str, port: int) -> list[str]:
-    """Ask the system, which also reads the odd ways to write an address (0177.0.0.1, 2130706433).
-
-    Raises:
-        OSError: the name has no address.
-    """
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
+"""The addresses of a host and port, as text; raises OSError if it has none."""
 
 
 def is_public(address: Address) -> bool:
-    """Whether anybody in the internet could reach this address just as well.
+    """Whether anybody on the internet could reach this address just as well.
 
     By tables of our own: those of `ipaddress` differ between versions of Python.
     """
     if isinstance(address, ipaddress.IPv6Address):
-        for network in _EMBEDDING_IPV4:
-            if address in network:
-                return is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
+        if any(address in network for network in _EMBEDDING_IPV4):
+            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
         if address not in _GLOBAL_UNICAST:
             return False
     return not any(address in network for network in _NOT_PUBLIC)
@@ -96,24 +70,23 @@ async def fetch(
     url: str,
     *,
     max_bytes: int,
+    resolve: Resolve,
     timeout_s: float = TIMEOUT_S,
     name: str = "image",
-    resolve: Resolve = resolve,
     is_allowed: Callable[[Address], bool] = is_public,
     trusted: ssl.SSLContext | None = None,
     took: Callable[[int], None] = lambda size: None,
 ) -> bytes:
-    """The bytes at a URL.
+    """Download a picture.
 
     Args:
         url: `http:` or `https:`, without a user name.
         max_bytes: of the answer.
-        timeout_s: from the first question for its address to the last byte.
+        timeout_s: from the first look-up to the last byte.
         name: of the parameter, for messages.
-        resolve: finds a host's addresses.
-        is_allowed: may this address be talked to?
-        trusted: who may certify a server; None: the usual authorities.
-        took: hears of bytes as they arrive; may raise.
+        is_allowed: may this address be connected to?
+        trusted: certificate authorities; None: the usual ones.
+        took: is called with the size of each piece that arrives; may raise.
 
     Raises:
         InvalidValue: an address that is not public, another type, no answer, not in time.
@@ -126,10 +99,7 @@ async def fetch(
                 address = await _address(target, name, resolve, is_allowed)
                 # a client each: a connection never serves two names
                 async with httpx2.AsyncClient(
-                    verify=trusted or authorities(),
-                    trust_env=False,
-                    timeout=None,
-                    follow_redirects=False,
+                    verify=trusted or authorities(), trust_env=False, timeout=None
                 ) as client:
                     request = client.build_request(
                         "GET",
@@ -153,7 +123,7 @@ async def fetch(
 
 @cache
 def authorities() -> ssl.SSLContext:
-    """Who may certify a server. The first time it takes 100 ms."""
+    """The usual certificate authorities. The first time it takes 100 ms."""
     return httpx2.create_ssl_context()
 
 
@@ -172,12 +142,9 @@ def _parse(url: str, name: str) -> httpx2.URL:
 
 
 async def _address(
-    target: httpx2.URL,
-    name: str,
-    resolve: Resolve,
-    is_allowed: Callable[[Address], bool],
+    target: httpx2.URL, name: str, resolve: Resolve, is_allowed: Callable[[Address], bool]
 ) -> str:
-    """Where to connect to; refuses a host of which any address is not allowed."""
+    """The address to connect to; refuses a host of which any address is not allowed."""
     port = target.port or (443 if target.scheme == "https" else 80)
     try:
         found = await resolve(target.raw_host.decode("ascii").strip("[]"), port)
@@ -200,16 +167,15 @@ async def _read(
     if answer.headers.get("content-encoding", "identity").lower() != "identity":
         raise _wrong(name, "answers with a compressed file: a picture is one already")
     data = bytearray()
+    too_large = BodyTooLarge(f"{name} is larger than {max_bytes} bytes", param=name)
     stated = answer.headers.get("content-length", "")
-    is_large = stated.isdecimal() and int(stated[:20]) > max_bytes
-    if not is_large:
-        async for piece in answer.aiter_raw():
-            data += piece
-            took(len(piece))
-            if is_large := len(data) > max_bytes:
-                break
-    if is_large:
-        raise BodyTooLarge(f"{name} is larger than {max_bytes} bytes", param=name)
+    if stated.isdecimal() and int(stated[:20]) > max_bytes:
+        raise too_large
+    async for piece in answer.aiter_raw():
+        data += piece
+        took(len(piece))
+        if len(data) > max_bytes:
+            raise too_large
     return bytes(data)
 
 

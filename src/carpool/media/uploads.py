@@ -1,7 +1,7 @@
-"""Pictures in: bytes that a client sent become an image that a pipeline may see, or are refused.
+"""Decode pictures that clients send, or refuse them.
 
-What a file says of itself is read before anything is decoded, and believed only to refuse it.
-Nothing of the file is kept but its pixels.
+What a file says of itself is read before it is decoded, and trusted only to refuse it. Nothing of
+the file is kept but its pixels.
 """
 
 import binascii
@@ -9,43 +9,30 @@ import hashlib
 import io
 import logging
 import math
-import struct
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from carpool.errors import (
-    BodyTooLarge,
-    ImageTooLarge,
-    InvalidValue,
-    UnsupportedImage,
-    show,
-)
-from carpool.media import jpeg, png, webp
-from carpool.media.container import CUT_SHORT, Container, Unreadable
+from carpool.errors import BodyTooLarge, ImageTooLarge, InvalidValue, UnsupportedImage, show
+from carpool.media import container
+from carpool.media.container import CUT_SHORT, UNKNOWN, Container, Unreadable
 
 MOST_BYTES = 50 << 20  # of one file, as OpenAI has it
 MOST_DECODED_BYTES = 192 << 20  # that one picture may take with all copies
 DATA_URL = "data:image/png;base64,..."
-_WALKS = (
-    (png.SIGNATURE, png.walk),
-    (jpeg.SIGNATURE, jpeg.walk),
-    (webp.SIGNATURE, webp.walk),
-)
-_NONE = "it is no PNG, JPEG or WebP, whatever its name says: save it as one of these"
 _PIECE = 1 << 18  # letters of base64; between two, other threads may run
 _BAND = 256  # rows of 16 bits
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_UPRIGHT = (  # by EXIF orientation, from 2
+    Image.Transpose.FLIP_LEFT_RIGHT,
+    Image.Transpose.ROTATE_180,
+    Image.Transpose.FLIP_TOP_BOTTOM,
+    Image.Transpose.TRANSPOSE,
+    Image.Transpose.ROTATE_270,
+    Image.Transpose.TRANSVERSE,
+    Image.Transpose.ROTATE_90,
+)
 
 Mode = Literal["RGB", "RGBA", "L"]
 Size = tuple[int, int]  # width, height
@@ -68,62 +55,53 @@ def read_image(
         UnsupportedImage: another format, several frames, damaged or cut short.
         ImageTooLarge: more than `max_pixels`.
     """
-    return decoded(walked(data, max_pixels=max_pixels, name=name), mode=mode, name=name)
+    return decode(parse(data, max_pixels=max_pixels, name=name), mode=mode, name=name)
 
 
-def walked(data: bytes, *, max_pixels: int, name: str = "image") -> Container:
-    """See what a file holds before it is decoded.
+def parse(data: bytes, *, max_pixels: int, name: str = "image") -> Container:
+    """Read the headers of a file; it raises as `read_image` does."""
+    try:
+        parsed = container.parse(data)
+        width, height = parsed.size
+        if width * height > max_pixels:
+            seen = f"{name} has {width}x{height} pixels"
+            raise ImageTooLarge(f"{seen}: the most is {max_pixels} in all", param=name)
+        if parsed.frames != 1:
+            raise Unreadable(f"it has {parsed.frames} frames: send a single picture")
+    except Unreadable as error:
+        raise _refused(name, error) from error
+    return parsed
+
+
+def decode_cost(
+    parsed: Container, mode: Mode, name: str = "image", fitted: Size | None = None
+) -> int:
+    """Bytes that `decode` takes at most, beside the file.
 
     Raises:
-        UnsupportedImage, ImageTooLarge: as for `read_image`.
+        ImageTooLarge: more than one picture may take.
     """
-    walk = next((walk for signature, walk in _WALKS if signature.match(data)), None)
-    try:
-        if walk is None:
-            raise Unreadable(_NONE)
-        container = walk(data)
-    except Unreadable as error:
-        raise _refused(name, str(error), None) from error
-    except (struct.error, IndexError) as error:  # it ends in the middle of something
-        raise _refused(name, CUT_SHORT, None) from error
-    if math.prod(container.size) > max_pixels:
-        seen = f"{name} has {_by(container.size)} pixels"
-        raise ImageTooLarge(f"{seen}: the most is {max_pixels} in all", param=name)
-    if container.frames != 1:
-        rule = f"it has {container.frames} frames: send a single picture"
-        raise _refused(name, rule, None)
-    return container
-
-
-def cost_of(container: Container, mode: Mode, fitted: Size | None = None) -> int:
-    """Bytes that `decoded` takes at most, beside the file."""
-    pixels, left = math.prod(container.size), math.prod(fitted or container.size)
-    copies = {mode: 0, "P": 8, "I;16": 1, "L": 0}.get(container.mode, 4)
+    pixels, left = math.prod(parsed.size), math.prod(fitted or parsed.size)
+    copies = {mode: 0, "P": 8, "I;16": 1, "L": 0}.get(parsed.mode, 4)
     if mode == "RGBA":
         copies = max(copies, 4)  # to be resized, its colours are multiplied by it
     halfway = math.sqrt(pixels * left) if left < pixels else 0  # resized in width alone
-    after = pixels * (container.pixel_bytes + copies) + 4 * halfway + 4 * left
-    return int(max(pixels * container.peak_bytes, after))
-
-
-def check_cost(container: Container, cost: int, name: str) -> None:
-    """Refuse a picture that takes too much memory.
-
-    Raises:
-        ImageTooLarge: it does.
-    """
+    after = pixels * (parsed.pixel_bytes + copies) + 4 * halfway + 4 * left
+    cost = int(max(pixels * parsed.peak_bytes, after))
     if cost > MOST_DECODED_BYTES:
+        width, height = parsed.size
         raise ImageTooLarge(
-            f"{name} has {_by(container.size)} pixels, and takes {cost >> 20} MiB to decode as "
-            f"{container.format}: the most is {MOST_DECODED_BYTES >> 20} MiB, make it smaller",
+            f"{name} has {width}x{height} pixels, and takes {cost >> 20} MiB to decode as "
+            f"{parsed.format}: the most is {MOST_DECODED_BYTES >> 20} MiB, make it smaller",
             param=name,
         )
+    return cost
 
 
-def decoded(
-    container: Container, *, mode: Mode, name: str = "image", fitted: Size | None = None
+def decode(
+    parsed: Container, *, mode: Mode, name: str = "image", fitted: Size | None = None
 ) -> Image.Image:
-    """Decode a picture that has been walked through. Takes its time.
+    """Decode a parsed file. Slow: call it on a thread.
 
     Args:
         fitted: size of the result; None: its own.
@@ -132,31 +110,27 @@ def decoded(
         UnsupportedImage: it is damaged or cut short.
     """
     try:
-        if container.format == "PNG":
-            png.check_rows(container)
-        return _decoded(container, mode, fitted)
-    except UnidentifiedImageError as error:
-        raise _refused(name, _NONE, error) from error
-    except Unreadable as error:
-        raise _refused(name, str(error), None) from error
+        if parsed.format == "PNG":
+            container.check_rows(parsed)
+        return _decoded(parsed, mode, fitted)
     except Exception as error:  # decoders raise what they like: SyntaxError, struct.error, ...
-        raise _refused(name, CUT_SHORT, error) from error
+        raise _refused(name, error) from error
 
 
-def _decoded(container: Container, mode: Mode, fitted: Size | None) -> Image.Image:
-    with Image.open(io.BytesIO(container.data), formats=(container.format,)) as file:
-        if file.size != (container.width, container.height):
+def _decoded(parsed: Container, mode: Mode, fitted: Size | None) -> Image.Image:
+    with Image.open(io.BytesIO(parsed.data), formats=(parsed.format,)) as file:
+        if file.size != (parsed.width, parsed.height):
             raise Unreadable(CUT_SHORT)
         file.load()
         image = _eight_bits(file)
         if (image.mode, mode) != ("L", "RGB"):  # that is cheaper once it is small
             image = _converted(image, mode)
-        width, height = fitted or container.size
-        stored = (height, width) if container.orientation > 4 else (width, height)
+        width, height = fitted or parsed.size
+        stored = (height, width) if parsed.orientation > 4 else (width, height)
         if image.size != stored:
             image = image.resize(stored)
-        if container.orientation > 1:
-            image = image.transpose(_UPRIGHT[container.orientation])
+        if parsed.orientation > 1:
+            image = image.transpose(_UPRIGHT[parsed.orientation - 2])
         image = _converted(image, mode)
         if image is file:
             image = image.copy()
@@ -167,7 +141,7 @@ def _decoded(container: Container, mode: Mode, fitted: Size | None) -> Image.Ima
 def read_data_url(
     url: str | memoryview, *, max_bytes: int = MOST_BYTES, name: str = "image"
 ) -> bytes:
-    """The bytes of a `data:` URL in base64; their type is told by themselves, not by the URL.
+    """The bytes of a `data:` URL in base64, whatever type it states.
 
     Raises:
         InvalidValue: it is no such URL.
@@ -192,18 +166,16 @@ def read_data_url(
 
 
 def digest_of(sent: bytes | str | memoryview) -> str:
-    """What tells a picture from others, as it was sent. Takes its time."""
+    """SHA-256 of a picture as it was sent. Slow: call it on a thread."""
     digest = hashlib.sha256()
     for at in range(0, len(sent), _PIECE):
-        digest.update(
-            _letters(sent, at, _PIECE) if isinstance(sent, str) else sent[at : at + _PIECE]
-        )
+        digest.update(_letters(sent, at, _PIECE))
     return digest.hexdigest()
 
 
-def _letters(url: str | memoryview, start: int, size: int) -> bytes:
-    """A piece of a URL: a copy of all of it would keep other threads waiting."""
-    piece = url[start : start + size]
+def _letters(sent: bytes | str | memoryview, start: int, size: int) -> bytes:
+    """A piece of what was sent: a copy of all of it would keep other threads waiting."""
+    piece = sent[start : start + size]
     return piece.encode(errors="replace") if isinstance(piece, str) else bytes(piece)
 
 
@@ -241,18 +213,16 @@ def _converted(image: Image.Image, mode: Mode) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _refused(name: str, rule: str, error: Exception | None) -> UnsupportedImage:
-    why = (
-        f" ({error})" if isinstance(error, (OSError, ValueError)) and "0x" not in str(error) else ""
-    )
-    return UnsupportedImage(f"{name} cannot be read: {rule}{why[:100]}", param=name)
+def _refused(name: str, error: Exception) -> UnsupportedImage:
+    if isinstance(error, Unreadable):
+        return UnsupportedImage(f"{name} cannot be read: {error}", param=name)
+    rule = UNKNOWN if isinstance(error, UnidentifiedImageError) else CUT_SHORT
+    is_telling = isinstance(error, (OSError, ValueError)) and "0x" not in str(error)
+    why = f" ({error})"[:100] if is_telling else ""
+    return UnsupportedImage(f"{name} cannot be read: {rule}{why}", param=name)
 
 
 def cut(url: str | memoryview) -> str:
     """A URL as a message may repeat it."""
     start = url[:40] if isinstance(url, str) else bytes(url[:40]).decode(errors="replace")
     return start if len(url) <= 40 else start[:37] + "..."
-
-
-def _by(size: Size) -> str:
-    return f"{size[0]}x{size[1]}"

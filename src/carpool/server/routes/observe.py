@@ -32,7 +32,7 @@ OUTCOMES = {"completed": "ok"}  # the other ends of jobs are called as they are
 class Observer:
     """Counts answers and jobs, and knows which requests to the engine were made of which of them.
 
-    It watches the runner, if there is one; see `jobs.runner.Watcher`.
+    It watches the runner, if there is one; see `jobs.runner.JobListener`.
     """
 
     def __init__(
