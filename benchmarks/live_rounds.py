@@ -16,8 +16,8 @@ from typing import Any
 from PIL import Image, ImageChops
 
 from benchmarks.parties import LOCKED, Party, running
-from carpool_lab.load.client import Client
-from carpool_lab.load.generator import Outcome, Solo, run, samples, warm_up, with_slo
+from carpool_lab.load.client import LoadClient
+from carpool_lab.load.generator import RequestResult, Solo, run, samples, warm_up, with_slo
 from carpool_lab.load.report import Summary, summarise
 from carpool_lab.workload import Arrival, Mix, Setting, bursts, generators, plan
 from training.shapes.draw import prompts
@@ -29,7 +29,7 @@ ALIKE = 1  # of 255: company moves the last bits of floats, which tips a value h
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LiveSettings:
     """What is to be measured."""
 
     parties: Sequence[Party]
@@ -65,14 +65,14 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LivePoint:
     """One party under one load in one round."""
 
     party: Party
     load: float
     round: int
     arrivals: Sequence[Arrival]
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RequestResult]
     summary: Summary
     right: float  # share of pictures that show what was asked for
     plain_right: float  # the same of plain diffusers' pictures
@@ -84,7 +84,7 @@ class Point:
 class Album:
     """Asks a server and keeps its pictures, undecoded while time is measured."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: LoadClient) -> None:
         self._client = client
         self._kept: dict[int, str] = {}
 
@@ -101,11 +101,11 @@ class Album:
         }
 
 
-def _client(url: str) -> Client:
-    return Client(url, "text-to-image", api_key="none", timeout_s=600.0)
+def _client(url: str) -> LoadClient:
+    return LoadClient(url, "text-to-image", api_key="none", timeout_s=600.0)
 
 
-async def reference(wanted: Wanted, cache: Path) -> Reference:
+async def reference(wanted: LiveSettings, cache: Path) -> Reference:
     """Measure capacity and solo latencies, and draw every picture with plain diffusers."""
     everything = wanted.arrivals(max(wanted.loads), inf, 0)
     async with running(LOCKED, cache) as url, _client(url) as client:
@@ -116,8 +116,8 @@ async def reference(wanted: Wanted, cache: Path) -> Reference:
 
 
 async def visit(
-    party: Party, number: int, wanted: Wanted, known: Reference, cache: Path
-) -> list[Point]:
+    party: Party, number: int, wanted: LiveSettings, known: Reference, cache: Path
+) -> list[LivePoint]:
     """Start a server, warm it up, and put it under every load."""
     async with running(party, cache) as url, _client(url) as client:
         warm = wanted.arrivals(max(wanted.loads), inf, number)[:WARMUP]
@@ -130,7 +130,7 @@ async def visit(
             after = await client.statistics()
             shares = judged(arrivals, album.pictures(), known.pictures)
             points.append(
-                Point(party, load, number, arrivals, outcomes, summarise(outcomes, {}), *shares,
+                LivePoint(party, load, number, arrivals, outcomes, summarise(outcomes, {}), *shares,
                       before, after)
             )  # fmt: skip
     return points

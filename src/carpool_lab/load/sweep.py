@@ -16,7 +16,7 @@ from math import inf
 from typing import Any
 
 from carpool.errors import CarpoolError
-from carpool_lab.load.client import Client, Task
+from carpool_lab.load.client import LoadClient, Task
 from carpool_lab.load.generator import Solo, Tick, run, samples, warm_up, with_slo
 from carpool_lab.load.report import Summary, summarise
 from carpool_lab.workload import Arrival, Mix, bursts, generators, plan
@@ -44,8 +44,8 @@ Stage = Callable[[str, int], Tick]
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
-    """What is to be measured."""
+class SweepSettings:
+    """The settings of a sweep."""
 
     model: str
     modes: Sequence[str]
@@ -69,7 +69,7 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """One mode under one load."""
 
     mode: str
@@ -79,13 +79,13 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
-    """All that was measured."""
+class SweepReport:
+    """All points of a sweep."""
 
     model: str
     capacity_qps: float  # of `continuous`, in a closed loop
     slo_scale: float
-    points: Sequence[Point]
+    points: Sequence[SweepPoint]
 
     def table(self) -> str:
         """All points as Markdown."""
@@ -137,7 +137,7 @@ async def serving(model: str, mode: str) -> AsyncIterator[str]:
             await process.wait()
 
 
-async def sweep(wanted: Sweep, stage: Stage, *, start: Start = serving) -> Swept:
+async def sweep(wanted: SweepSettings, stage: Stage, *, start: Start = serving) -> SweepReport:
     """Measure every mode under every load.
 
     Raises:
@@ -161,25 +161,25 @@ async def sweep(wanted: Sweep, stage: Stage, *, start: Start = serving) -> Swept
                 outcomes = await run(arrivals, client.ask, tick=tick)
                 outcomes = with_slo(outcomes, solo, wanted.slo_scale)
                 summary = summarise(outcomes, await client.statistics())
-                points.append(Point(mode, load, load * capacity_qps, summary))
-    return Swept(wanted.model, capacity_qps, wanted.slo_scale, points)
+                points.append(SweepPoint(mode, load, load * capacity_qps, summary))
+    return SweepReport(wanted.model, capacity_qps, wanted.slo_scale, points)
 
 
 @contextlib.asynccontextmanager
 async def _warm(
-    wanted: Sweep, mode: str, start: Start, stage: Stage
-) -> AsyncIterator[tuple[Client, Solo]]:
+    wanted: SweepSettings, mode: str, start: Start, stage: Stage
+) -> AsyncIterator[tuple[LoadClient, Solo]]:
     """A server in this mode that has answered a few requests; how long they took alone."""
     bodies = samples(wanted.arrivals(inf))
     async with (
         start(wanted.model, mode) as url,
-        Client(url, wanted.task, api_key=wanted.api_key, timeout_s=wanted.timeout_s) as client,
+        LoadClient(url, wanted.task, api_key=wanted.api_key, timeout_s=wanted.timeout_s) as client,
     ):
         tick = stage(f"{mode}, warmup", wanted.warmup * len(bodies))
         yield client, await warm_up(bodies, client.ask, rounds=wanted.warmup, tick=tick)
 
 
-def _row(point: Point) -> str:
+def _row(point: SweepPoint) -> str:
     one = point.summary
     cells = [
         point.mode,
