@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from carpool.errors import LibraryMissing
-from carpool_lab.load.sweep import SweepReport
+from carpool_lab.load.sweep import SweepPoint, SweepReport
 from carpool_lab.simulate.report import Point as Simulated
 
 try:
