@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from carpool.config import EngineSettings
-from carpool.errors import LoadFailed, Overloaded
+from carpool.errors import LoadFailed, Overloaded, WorkerLost
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.protocol import WorkerReady
@@ -137,6 +137,35 @@ def test_a_file_that_was_broken_meanwhile_keeps_no_server_from_starting_its_next
     asyncio.run(story())
 
     assert caplog.text.count("a worker cannot be started: rules.json cannot be read") == 2
+
+
+def test_clients_of_a_lost_worker_are_told_the_time_that_a_start_takes_with_its_imports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> float | None:
+        loop, passed_s = asyncio.get_running_loop(), 0.0
+        monkeypatch.setattr(loop, "time", lambda: passed_s)
+        supervisor, workers = supervised(monkeypatch, READY, READY)  # `READY` says 0 s: its load
+        begin, is_restarting = workers.open, asyncio.Event()
+
+        async def open_slowly(spool: object = None) -> Scripted:
+            nonlocal passed_s
+            if workers.opened:
+                passed_s += 5.0
+                is_restarting.set()
+                await asyncio.Event().wait()
+            passed_s += 20.0
+            return await begin()
+
+        monkeypatch.setattr(workers, "open", open_slowly)
+        supervisor.start()
+        await is_restarting.wait()
+        with pytest.raises(WorkerLost) as told:
+            supervisor.check_open()
+        await supervisor.stop()
+        return told.value.retry_after_s
+
+    assert asyncio.run(story()) == 15.0
 
 
 def test_a_file_that_is_broken_at_the_start_ends_the_server(

@@ -90,6 +90,7 @@ class Supervisor:
         self._first_ready = asyncio.Event()
         self._is_open = asyncio.Event()  # ready, and not draining
         self._started_s = 0.0  # start of the newest worker; event loop's clock
+        self._startup_s = 3.0  # from that to its readiness, of the newest that got so far
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -170,9 +171,8 @@ class Supervisor:
 
     def _until_ready_s(self) -> float:
         """Predict the seconds until the next worker is ready, from what the last one took."""
-        load_s = 3.0 if self.ready is None else self.ready.load_s
         elapsed_s = asyncio.get_running_loop().time() - self._started_s
-        return min(max(load_s - elapsed_s, 1.0), 120.0)
+        return min(max(self._startup_s - elapsed_s, 1.0), 120.0)
 
     async def statistics(self) -> dict[str, Any]:
         """The engine's own statistics."""
@@ -247,6 +247,7 @@ class Supervisor:
                     log.error("a worker cannot be started: %s", message.message)
                     break
                 if isinstance(message, protocol.WorkerReady):
+                    self._startup_s = asyncio.get_running_loop().time() - self._started_s
                     watchdog.receive(protocol.Heartbeat(0.0, 0.0))
                     watching = asyncio.create_task(self._watch(connection, watchdog))
                 elif isinstance(message, protocol.Heartbeat):
