@@ -2,10 +2,10 @@
 
 usage: make bench     (or: OMP_NUM_THREADS=1 python -m benchmarks.live [--quick] [--append-to FILE])
 
-Every party is a server of its own with the embedded model, alone on the machine while it is
-measured, and asked by `carpool bench`'s own client. The parties take turns, in another order each
-round; in a round all are asked for the same pictures at the same moments. The second table holds
-what the simulator says of Carpool's runs against what was measured.
+Each party is a server of its own with the embedded model, alone on the machine while it is
+measured, under load by the client of `carpool bench`. The parties take turns, in another order each
+round; in a round all get the same requests at the same times. The second table compares simulated
+with measured latencies of Carpool's runs.
 """
 
 import argparse

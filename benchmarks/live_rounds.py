@@ -1,7 +1,7 @@
-"""One load after another on one server after another: what was asked, what came back.
+"""The measurements of the live benchmark: each party under each load, in rounds.
 
-Requests arrive at random (Poisson) whether or not earlier ones were answered, and their latency
-counts from then. Every party is asked for the same pictures at the same moments of a round.
+Requests arrive by a Poisson process whether or not earlier ones were answered, and their latency
+counts from the arrival. In a round every party gets the same requests at the same times.
 """
 
 import base64
@@ -30,7 +30,7 @@ ALIKE = 1  # of 255: company moves the last bits of floats, which tips a value h
 
 @dataclass(frozen=True, slots=True)
 class LiveSettings:
-    """What is to be measured."""
+    """The settings of the benchmark."""
 
     parties: Sequence[Party]
     loads: Sequence[float] = (0.5, 0.9, 1.5)  # of what the server with the lock can do
@@ -49,7 +49,7 @@ class LiveSettings:
         )
 
     def arrivals(self, load: float, rate_qps: float, number: int) -> list[Arrival]:
-        """Who comes when in a round: always the same requests, at other moments each round."""
+        """The arrivals of a round: the same requests in every round, at other times."""
         when, (_, what) = generators(number)[0], generators(0)
         count = max(1, round(self.count * load / max(self.loads)))
         return plan(bursts(rate_qps, when, size=1), self.mix, what, count=count)
@@ -57,7 +57,7 @@ class LiveSettings:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The server with the lock, asked by one client that waits for each answer."""
+    """The server with the lock under a closed loop of one client."""
 
     capacity_qps: float
     solo: Solo

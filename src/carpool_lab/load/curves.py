@@ -1,4 +1,4 @@
-"""The picture of what `carpool tune` measured."""
+"""The plot of `carpool tune`."""
 
 from pathlib import Path
 

@@ -92,7 +92,7 @@ Key = tuple[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Solo:
-    """How long requests take that have the server to themselves."""
+    """Solo latencies: of requests that have the server to themselves."""
 
     seconds: Mapping[Key, float]
 

@@ -1,7 +1,7 @@
-"""All batching modes under the same loads, each on a server of its own that is started here.
+"""`carpool bench --sweep`: all batching modes under the same loads, each on its own server.
 
-First the capacity of `continuous` is measured, in a closed loop. A load of 0.9 is then nine tenths
-of that many requests a second in an open loop, the same requests in the same order for every mode.
+The capacity of `continuous` is measured first, in a closed loop. A load of 0.9 is then 0.9 times
+that rate in an open loop, with the same requests in the same order for every mode.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "dynamic": ("--batching-max-size", "8"),
     "request": ("--max-num-seqs", "8"),
 }
-"""What a mode needs to be told to batch at all."""
+"""Flags without which a mode does not batch."""
 
 QUIET = {"TQDM_DISABLE": "1", "DIFFUSERS_VERBOSITY": "error"}
-"""Environment of the servers, so that standard error keeps to what is wrong."""
+"""Environment of the servers: only errors on standard error."""
 
 COLUMNS = (
     "mode | load | rate (req/s) | throughput (req/s) | latency mean (s) | median (s) | P99 (s) "
@@ -37,10 +37,10 @@ COLUMNS = (
 )
 
 Start = Callable[[str, str], AbstractAsyncContextManager[str]]
-"""Takes a model and a mode, starts a server and gives its URL; `serving`, or a test's own."""
+"""Takes a model and a mode, starts a server and gives its URL; `serving`, or a fake."""
 
 Stage = Callable[[str, int], Tick]
-"""Called with what begins and how many requests that is; gives what is called for each."""
+"""Called with the name of a stage and its number of requests; returns a callback for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ async def sweep(wanted: SweepSettings, stage: Stage, *, start: Start = serving) 
 async def _warm(
     wanted: SweepSettings, mode: str, start: Start, stage: Stage
 ) -> AsyncIterator[tuple[LoadClient, Solo]]:
-    """A server in this mode that has answered a few requests; how long they took alone."""
+    """A warmed-up server in this mode, and its solo latencies."""
     bodies = samples(wanted.arrivals(inf))
     async with (
         start(wanted.model, mode) as url,

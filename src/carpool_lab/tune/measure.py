@@ -53,7 +53,7 @@ def tune(
 ) -> TuneReport:
     """Measure a model, and keep what was learned in its table.
 
-    Takes the calling thread for the engine's own. Curves of other sizes in the table stay.
+    The calling thread becomes the engine's. Curves of other sizes in the table stay.
 
     Args:
         table: of this model and these settings.
@@ -105,13 +105,13 @@ def tune(
 
 
 class _Listener:
-    """Remembers how a request failed."""
+    """Keeps the error of a request."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
 
     def event(self, event: Event) -> None:
-        """Progress is of no use here."""
+        """Ignore progress."""
 
     def done(self, outcome: Outcome) -> None:
         self.error = outcome.error
@@ -163,7 +163,7 @@ def _denoisers(seen: Mapping[CallKind, CallStats]) -> list[CallStats]:
 
 
 def _run(engine: Engine, job: CheckedRequest, width: int) -> None:
-    """Run so many requests of one kind side by side, each with a seed of its own."""
+    """Run `width` equal requests in lockstep, each with its own seed."""
     listeners = [_Listener() for _ in range(width)]
     for seed, listener in enumerate(listeners):
         engine.submit(replace(job, seed=seed, request_id=f"tune-{seed}"), listener)
