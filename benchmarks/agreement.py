@@ -1,4 +1,4 @@
-"""Measured against simulated latency: the very arrivals of a run, played by `carpool simulate`.
+"""Measured against simulated latency: the arrivals of a run, replayed in the simulator.
 
 The simulator gets the cost table that the server learned by itself, and two numbers of the run: the
 seconds that the loop and the pipelines' own code took beside forwards, for each call, and how much
@@ -30,7 +30,7 @@ _MODEL_STEPS = 28  # of requests that say none; ours all do
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a server did between two looks at its statistics."""
+    """The work of a server between two readings of its statistics."""
 
     forward_s: float  # in modules
     own_s: float  # in the loop and the pipelines' code
@@ -45,7 +45,7 @@ class Work:
         return cls(forward_s, turn_s - forward_s, ran)
 
     def predicted_s(self, costs: Costs) -> float:
-        """What its forwards take by a table."""
+        """The predicted seconds of its forwards by a cost table."""
         kinds: dict[str, CallKind] = {kind.name: kind for kind, _ in costs}
         return sum(
             count * costs.seconds(kinds[name], rows)

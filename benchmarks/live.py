@@ -2,10 +2,10 @@
 
 usage: make bench     (or: OMP_NUM_THREADS=1 python -m benchmarks.live [--quick] [--append-to FILE])
 
-Every party is a server of its own with the embedded model, alone on the machine while it is
-measured, and asked by `carpool bench`'s own client. The parties take turns, in another order each
-round; in a round all are asked for the same pictures at the same moments. The second table holds
-what the simulator says of Carpool's runs against what was measured.
+Each party is a server of its own with the embedded model, alone on the machine while it is
+measured, under load by the client of `carpool bench`. The parties take turns, in another order each
+round; in a round all get the same requests at the same times. The second table compares simulated
+with measured latencies of Carpool's runs.
 """
 
 import argparse
@@ -19,7 +19,15 @@ from pathlib import Path
 
 from benchmarks import agreement
 from benchmarks.cpu import machine
-from benchmarks.live_rounds import SLO_SCALE, Point, Reference, Wanted, reference, turns, visit
+from benchmarks.live_rounds import (
+    SLO_SCALE,
+    LivePoint,
+    LiveSettings,
+    Reference,
+    reference,
+    turns,
+    visit,
+)
 from benchmarks.parties import LOCKED, PARTIES
 from carpool.errors import CarpoolError
 
@@ -30,13 +38,13 @@ COLUMNS = (
 COMMAND = "OMP_NUM_THREADS=1 python -m benchmarks.live"
 
 
-def pooled(points: Sequence[Point]) -> agreement.Latencies | None:
+def pooled(points: Sequence[LivePoint]) -> agreement.Latencies | None:
     """Latencies of the answers of several rounds together; None: there is no answer."""
     seconds = [one.latency_s for p in points for one in p.outcomes if one.failure is None]
     return agreement.Latencies.of(seconds) if seconds else None
 
 
-def table(points: Sequence[Point]) -> str:
+def table(points: Sequence[LivePoint]) -> str:
     """A line for each load and party, as Markdown.
 
     Latencies are of all rounds together; throughput and goodput are medians of the rounds. The last
@@ -72,7 +80,7 @@ def table(points: Sequence[Point]) -> str:
     return "\n".join(lines)
 
 
-def agreements(points: Sequence[Point]) -> list[agreement.Agreement]:
+def agreements(points: Sequence[LivePoint]) -> list[agreement.Agreement]:
     """What the simulator says of every run of Carpool's in which nothing failed."""
     return [
         agreement.agreement(
@@ -88,7 +96,7 @@ def agreements(points: Sequence[Point]) -> list[agreement.Agreement]:
     ]
 
 
-def page(wanted: Wanted, known: Reference, points: Sequence[Point]) -> str:
+def page(wanted: LiveSettings, known: Reference, points: Sequence[LivePoint]) -> str:
     """Both tables, with what has to be known about them."""
     failed = sum(one.summary.failed_requests for one in points)
     settings = (
@@ -126,7 +134,7 @@ p50, p99 and *by the table alone* (the mean, without those two numbers) are such
 """
 
 
-async def measure(wanted: Wanted) -> tuple[Reference, list[Point]]:
+async def measure(wanted: LiveSettings) -> tuple[Reference, list[LivePoint]]:
     """All rounds.
 
     Raises:
@@ -136,7 +144,7 @@ async def measure(wanted: Wanted) -> tuple[Reference, list[Point]]:
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder)
         known = await reference(wanted, cache)
-        points: list[Point] = []
+        points: list[LivePoint] = []
         for number, party in turns(wanted.parties, wanted.rounds):
             print(f"round {number} of {wanted.rounds}: {party.name}", file=sys.stderr)
             points += await visit(party, number, wanted, known, cache)
@@ -150,7 +158,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one round of few requests: a try")
     parser.add_argument("--append-to", type=Path, help="add the page to this file as well")
     options = parser.parse_args()
-    wanted = Wanted(PARTIES)
+    wanted = LiveSettings(PARTIES)
     if options.quick:
         wanted = replace(wanted, rounds=1, count=12, loads=(0.5, 1.5), steps=(4, 8))
     try:

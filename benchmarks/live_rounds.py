@@ -1,7 +1,7 @@
-"""One load after another on one server after another: what was asked, what came back.
+"""The measurements of the live benchmark: each party under each load, in rounds.
 
-Requests arrive at random (Poisson) whether or not earlier ones were answered, and their latency
-counts from then. Every party is asked for the same pictures at the same moments of a round.
+Requests arrive by a Poisson process whether or not earlier ones were answered, and their latency
+counts from the arrival. In a round every party gets the same requests at the same times.
 """
 
 import base64
@@ -16,8 +16,8 @@ from typing import Any
 from PIL import Image, ImageChops
 
 from benchmarks.parties import LOCKED, Party, running
-from carpool_lab.load.client import Client
-from carpool_lab.load.generator import Outcome, Solo, run, samples, warm_up, with_slo
+from carpool_lab.load.client import LoadClient
+from carpool_lab.load.generator import RequestResult, Solo, run, samples, warm_up, with_slo
 from carpool_lab.load.report import Summary, summarise
 from carpool_lab.workload import Arrival, Mix, Setting, bursts, generators, plan
 from training.shapes.draw import prompts
@@ -29,8 +29,8 @@ ALIKE = 1  # of 255: company moves the last bits of floats, which tips a value h
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be measured."""
+class LiveSettings:
+    """The settings of the benchmark."""
 
     parties: Sequence[Party]
     loads: Sequence[float] = (0.5, 0.9, 1.5)  # of what the server with the lock can do
@@ -49,7 +49,7 @@ class Wanted:
         )
 
     def arrivals(self, load: float, rate_qps: float, number: int) -> list[Arrival]:
-        """Who comes when in a round: always the same requests, at other moments each round."""
+        """The arrivals of a round: the same requests in every round, at other times."""
         when, (_, what) = generators(number)[0], generators(0)
         count = max(1, round(self.count * load / max(self.loads)))
         return plan(bursts(rate_qps, when, size=1), self.mix, what, count=count)
@@ -57,7 +57,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The server with the lock, asked by one client that waits for each answer."""
+    """The server with the lock under a closed loop of one client."""
 
     capacity_qps: float
     solo: Solo
@@ -65,14 +65,14 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LivePoint:
     """One party under one load in one round."""
 
     party: Party
     load: float
     round: int
     arrivals: Sequence[Arrival]
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RequestResult]
     summary: Summary
     right: float  # share of pictures that show what was asked for
     plain_right: float  # the same of plain diffusers' pictures
@@ -84,7 +84,7 @@ class Point:
 class Album:
     """Asks a server and keeps its pictures, undecoded while time is measured."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: LoadClient) -> None:
         self._client = client
         self._kept: dict[int, str] = {}
 
@@ -101,11 +101,11 @@ class Album:
         }
 
 
-def _client(url: str) -> Client:
-    return Client(url, "text-to-image", api_key="none", timeout_s=600.0)
+def _client(url: str) -> LoadClient:
+    return LoadClient(url, "text-to-image", api_key="none", timeout_s=600.0)
 
 
-async def reference(wanted: Wanted, cache: Path) -> Reference:
+async def reference(wanted: LiveSettings, cache: Path) -> Reference:
     """Measure capacity and solo latencies, and draw every picture with plain diffusers."""
     everything = wanted.arrivals(max(wanted.loads), inf, 0)
     async with running(LOCKED, cache) as url, _client(url) as client:
@@ -116,8 +116,8 @@ async def reference(wanted: Wanted, cache: Path) -> Reference:
 
 
 async def visit(
-    party: Party, number: int, wanted: Wanted, known: Reference, cache: Path
-) -> list[Point]:
+    party: Party, number: int, wanted: LiveSettings, known: Reference, cache: Path
+) -> list[LivePoint]:
     """Start a server, warm it up, and put it under every load."""
     async with running(party, cache) as url, _client(url) as client:
         warm = wanted.arrivals(max(wanted.loads), inf, number)[:WARMUP]
@@ -130,7 +130,7 @@ async def visit(
             after = await client.statistics()
             shares = judged(arrivals, album.pictures(), known.pictures)
             points.append(
-                Point(party, load, number, arrivals, outcomes, summarise(outcomes, {}), *shares,
+                LivePoint(party, load, number, arrivals, outcomes, summarise(outcomes, {}), *shares,
                       before, after)
             )  # fmt: skip
     return points

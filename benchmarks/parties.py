@@ -1,4 +1,4 @@
-"""Who is compared live, and how each is started: real servers on loopback, torch on one thread."""
+"""The servers that the live benchmark compares: real ones on loopback, torch on one thread."""
 
 import asyncio
 import contextlib

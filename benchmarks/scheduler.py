@@ -1,7 +1,7 @@
-"""How long the policy of `continuous` thinks: choose() and admit() with many parked and queued.
+"""CPU time of the policy `continuous`: choose() and admit() with many parked and queued requests.
 
-And what explaining costs (lives of requests, counts, why a forward was not wider): a run of the
-embedded model is recorded, what it explained is done again, and set against its forwards.
+And the cost of observability (timelines, statistics, width reasons): a run of the embedded model is
+recorded, its observations are repeated, and their time is compared with that of its forwards.
 
 usage: make bench-scheduler     (or: python benchmarks/scheduler.py [--parked N --queued N])
 """

@@ -1,4 +1,4 @@
-"""Write `docs/models.md` from the registry of models and what `make test-models` measured.
+"""Write `docs/models.md` from the grid of models and what `make test-models` measured.
 
 usage: make docs    (a test fails when the page is behind the code)
 """
@@ -18,7 +18,7 @@ def page() -> str:
         [
             "# Models",
             "",
-            "Made by `make docs` from `src/carpool/models/grid.py` and the results of "
+            "Made by `make docs` from `src/carpool/models/grid.json` and the results of "
             "`make test-models`; do not edit. `carpool models` prints the same.",
             "",
             "Each row was proven on tiny random checkpoints of the same pipeline classes, in "

@@ -88,7 +88,9 @@ def _settings() -> Iterator[str]:
 
 def _commands(name: str, group: click.Group) -> Iterator[str]:
     settings = {field.name for field in dataclasses.fields(ServeSettings)}
-    for command in group.commands.values():
+    context = click.Context(group)
+    found = (group.get_command(context, known) for known in group.list_commands(context))
+    for command in filter(None, found):
         whole = f"{name} {command.name}"
         if isinstance(command, click.Group):
             yield from _commands(whole, command)

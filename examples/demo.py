@@ -1,4 +1,4 @@
-"""24 clients at once: start a server, let each ask for its own picture, show who rode with whom.
+"""24 clients at once: start a server, request a picture from each client, show the co-riders.
 
 usage: make demo        (or: python examples/demo.py [--output demo.png] [--url URL])
 
@@ -82,7 +82,7 @@ class Ride:
 
 @contextlib.contextmanager
 def server() -> Iterator[str]:
-    """A server of our own on a free port; gives its URL."""
+    """Start a server on a free port; gives its URL."""
     command = [sys.executable, "-m", "carpool.cli.main", "serve", "shapes", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

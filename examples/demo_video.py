@@ -1,4 +1,4 @@
-"""Eight clips at once, without a server: who rode with whom, and do they show what was asked for.
+"""Eight videos at once, without a server: which shared forwards, and whether they are right.
 
 usage: make demo        (or: python examples/demo_video.py [--output demo-video.mp4])
 

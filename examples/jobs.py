@@ -1,9 +1,9 @@
-"""Jobs without a server: end this process whenever you like, start it again, and it goes on.
+"""Jobs without a server: stop this process at any time and start it again; it continues.
 
 usage: python examples/jobs.py [FOLDER]        (default: example-jobs)
 
-The first run accepts the jobs; every run waits for those that are not done, and says where their
-pictures are. `python examples/jobs.py` twice draws each picture once.
+The first run submits the jobs; each run waits for the unfinished ones and prints the files of all.
+Run twice, it draws each picture once.
 """
 
 import sys

@@ -21,8 +21,8 @@ from typing import Any
 
 import httpx2
 
-from carpool_lab.load.client import Client
-from carpool_lab.load.generator import Outcome, run
+from carpool_lab.load.client import LoadClient
+from carpool_lab.load.generator import RequestResult, run
 from carpool_lab.workload import Arrival, Mix, Setting, generators, plan, poisson
 from proof.house import House, open_house
 from proof.page import machine, table, write_section
@@ -50,7 +50,7 @@ class Run:
     service_s: float  # median latency at capacity
     capacity_qps: float
     seconds: float
-    outcomes: Sequence[Outcome]  # under overload
+    outcomes: Sequence[RequestResult]  # under overload
     back_s: float  # after the load's end
 
     @property
@@ -59,7 +59,7 @@ class Run:
         return [one.done_s - one.sent_s for one in self.outcomes if _is_refusal(one)]
 
     @property
-    def accepted(self) -> list[Outcome]:
+    def accepted(self) -> list[RequestResult]:
         return [one for one in self.outcomes if not _is_refusal(one)]
 
     @property
@@ -87,7 +87,7 @@ class Run:
         return [problem for problem, holds in told.items() if not holds]
 
 
-def _is_refusal(one: Outcome) -> bool:
+def _is_refusal(one: RequestResult) -> bool:
     return one.failure is not None and one.failure.startswith("429")
 
 
@@ -109,7 +109,7 @@ async def measure(seconds: float) -> Run:
         async with (
             httpx2.AsyncClient(trust_env=False) as http,
             open_house(house, http),
-            Client(house.url, "text-to-image", api_key="none", timeout_s=120.0) as client,
+            LoadClient(house.url, "text-to-image", api_key="none", timeout_s=120.0) as client,
         ):
             await _closed(client, ABOARD, MEASURED_S / 2)  # it learns what widths take
             alone = [await _latency_s(client) for _ in range(9)]
@@ -137,13 +137,13 @@ _BODY: Mapping[str, Any] = {
 }
 
 
-async def _latency_s(client: Client) -> float:
+async def _latency_s(client: LoadClient) -> float:
     began_s = time.monotonic()
     await client.ask(_BODY)
     return time.monotonic() - began_s
 
 
-async def _closed(client: Client, clients: int, seconds: float) -> list[float]:
+async def _closed(client: LoadClient, clients: int, seconds: float) -> list[float]:
     """Latencies of the requests that clients which wait for each answer got done in so long."""
     found, end_s = list[float](), time.monotonic() + seconds
 
@@ -158,7 +158,7 @@ async def _closed(client: Client, clients: int, seconds: float) -> list[float]:
     return found
 
 
-async def _back_s(client: Client, normal_s: float) -> float:
+async def _back_s(client: LoadClient, normal_s: float) -> float:
     """How long until a request, sent then, takes no longer than normal; refusals do not count."""
     began_s = time.monotonic()
     while True:

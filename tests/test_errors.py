@@ -263,10 +263,10 @@ def test_an_output_that_cannot_be_taken_over_is_told_without_its_path(
     path = tmp_path / "x.rgb"
     os.mkfifo(path)
     path.unlink()
-    clip = protocol.Clip(16, 16, 1, b"", path=str(path))
-    failed = _mapped(protocol.Done("r", 1, [], Timings(), protocol.Usage(1, 1), clip))
+    clip = protocol.RawVideo(16, 16, 1, b"", path=str(path))
+    failed = _mapped(protocol.Done("r", 1, [], Timings(), protocol.TokenUsage(1, 1), clip))
 
-    assert isinstance(failed, protocol.Failed)
+    assert isinstance(failed, protocol.RequestFailed)
     assert failed.message == "the output could not be taken over: No such file or directory"
     assert str(path) in caplog.text
 

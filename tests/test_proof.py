@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from carpool_lab.load.generator import Outcome
+from carpool_lab.load.generator import RequestResult
 from proof import chaos, fuzz, hostile, overload, soak
 from proof.attacks import ATTACKS, BROWSER, bombs
 from proof.diary import Diary, Ending, findings
@@ -222,8 +222,8 @@ def test_a_look_at_a_process_sees_what_it_holds(tmp_path: Path) -> None:
     assert values["threads"] >= 1
 
 
-def outcome(latency_s: float, failure: str | None = None) -> Outcome:
-    return Outcome({}, 0.0, 0.0, latency_s, latency_s, failure)
+def outcome(latency_s: float, failure: str | None = None) -> RequestResult:
+    return RequestResult({}, 0.0, 0.0, latency_s, latency_s, failure)
 
 
 def test_overload_is_held_against_its_promises() -> None:

@@ -1,1 +1,1 @@
-"""What people would serve a diffusers pipeline with, were there no Carpool: the same endpoint."""
+"""Other ways to serve a diffusers pipeline, behind the same endpoint."""

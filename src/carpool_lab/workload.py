@@ -1,11 +1,11 @@
-"""What is asked for, and when: arrivals, mixes of settings, traces. Pure functions of a seed.
+"""Workloads: arrival times, mixes of settings, traces. Pure functions of a seed.
 
-Times are seconds after the start of a run. Requests are plain dicts, as they go over HTTP:
-`prompt`, `seed`, and whatever else was said (`size`, `num_inference_steps`, ...). Nothing here
-sends anything or looks at a clock, so a simulator can use the same workload as a load client.
+Times are seconds after the start of a run. Requests are plain dicts, the bodies of HTTP requests:
+`prompt`, `seed`, and others (`size`, `num_inference_steps`, ...). Nothing here sends requests or
+reads a clock, so that the simulator and the load client share workloads.
 
-Arrivals and requests are drawn from different generators: the same seed at another rate asks for
-the same things in the same order.
+Arrival times and requests come from different generators: the same seed at another rate gives the
+same requests in the same order.
 """
 
 import json
@@ -44,15 +44,15 @@ a sailing ship in a bottle
 a market street at night, neon signs
 """.strip().splitlines()
 )
-"""What is asked for where nobody says."""
+"""The default prompts."""
 
 WORDS = frozenset({"prompt", "seed", "user", "priority"})
-"""What a request may say that does not change how much work it is."""
+"""Fields of a request that do not change its cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request and its moment."""
+    """A request and its arrival time."""
 
     at_s: float  # after the start of the run
     body: Mapping[str, Any] = field(hash=False)
@@ -74,7 +74,7 @@ class Mix:
     settings: Sequence[Setting]
 
     def choose(self, rng: random.Random) -> dict[str, Any]:
-        """One request: a setting by weight, one of its prompts, a seed of 32 bits."""
+        """Draw a request: a setting by weight, one of its prompts, a 32-bit seed."""
         weights = [setting.weight for setting in self.settings]
         [setting] = rng.choices(self.settings, weights)
         seed = rng.getrandbits(32)
@@ -82,12 +82,12 @@ class Mix:
 
 
 def generators(seed: int) -> tuple[random.Random, random.Random]:
-    """The generators of a run: for arrivals, and for what is asked for."""
+    """The generators of a run: for arrivals, and for requests."""
     return random.Random(f"arrivals {seed}"), random.Random(f"requests {seed}")
 
 
 def poisson(rate_per_s: float, rng: random.Random) -> Iterator[float]:
-    """Arrivals that know nothing of each other, for ever. An infinite rate: all at once."""
+    """An endless Poisson process. At an infinite rate all arrive at once."""
     return bursts(rate_per_s, rng, size=1)
 
 
@@ -152,7 +152,7 @@ def read_trace(text: str, mix: Mix, rng: random.Random) -> list[Arrival]:
 
 @contextmanager
 def of_file(path: Path) -> Iterator[None]:
-    """Have what is wrong with a mix or trace name its file."""
+    """Put the name of the file into errors about a mix or trace."""
     try:
         yield
     except InvalidValue as error:
@@ -160,9 +160,9 @@ def of_file(path: Path) -> Iterator[None]:
 
 
 def kind_of(body: Mapping[str, Any]) -> str:
-    """What decides how much work a step of a request is: all but its steps and its words.
+    """A key of all that decides the cost of a step: every field but its steps and its texts.
 
-    Whether there is a negative prompt counts, its words do not.
+    Whether there is a negative prompt is part of it, its text is not.
     """
     ignored = WORDS | {"num_inference_steps", "negative_prompt"}
     kind = {name: value for name, value in body.items() if name not in ignored}

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from benchmarks import agreement, live
-from benchmarks.live_rounds import ALIKE, Point, Reference, Wanted, gap, judged, turns
+from benchmarks.live_rounds import ALIKE, LivePoint, LiveSettings, Reference, gap, judged, turns
 from benchmarks.others import litserve_server, plain
 from benchmarks.parties import LITSERVE, LOCKED, PARTIES, Party
 from carpool.schedule.cost import Costs, Curve
 from carpool.types import CallKind
-from carpool_lab.load.generator import Outcome, Solo
+from carpool_lab.load.generator import RequestResult, Solo
 from carpool_lab.load.report import summarise
 from carpool_lab.simulate.scenario import Model, play
 from carpool_lab.simulate.tables import learned
@@ -31,14 +31,14 @@ COSTS = Costs(
 
 def point(
     party: Party, number: int, latencies_s: Sequence[float], *, load: float = 0.9, **others: Any
-) -> Point:
+) -> LivePoint:
     """A run whose requests came at once and were answered after so long; none: it failed."""
     outcomes = [
-        Outcome({}, 0.0, 0.0, s or 9.0, s, None if s else "connection", slo_s=1.0)
+        RequestResult({}, 0.0, 0.0, s or 9.0, s, None if s else "connection", slo_s=1.0)
         for s in latencies_s
     ]
     fields = {"right": 1.0, "plain_right": 1.0, "alike": 1.0, "before": {}, "after": {}, **others}
-    return Point(party, load, number, [], outcomes, summarise(outcomes, {}), **fields)
+    return LivePoint(party, load, number, [], outcomes, summarise(outcomes, {}), **fields)
 
 
 def cells(table: str) -> list[list[str]]:
@@ -72,7 +72,7 @@ def test_litserve_draws_what_one_call_a_request_draws_whatever_shares_the_batch(
 @pytest.mark.timeout(600)
 def test_parties_answer_alike_over_http_and_are_on_the_page() -> None:
     parties = (LOCKED, LITSERVE, CONTINUOUS)
-    wanted = Wanted(parties, loads=(1.0,), steps=(2, 3), count=4, rounds=1)
+    wanted = LiveSettings(parties, loads=(1.0,), steps=(2, 3), count=4, rounds=1)
 
     known, points = asyncio.run(live.measure(wanted))
 
@@ -98,7 +98,7 @@ def test_every_party_comes_first_in_some_round() -> None:
 
 
 def test_rounds_ask_for_the_same_at_other_moments_and_loads_last_alike() -> None:
-    wanted = Wanted(PARTIES)
+    wanted = LiveSettings(PARTIES)
 
     first, second = (wanted.arrivals(1.5, 3.0, number) for number in (1, 2))
     calm = wanted.arrivals(0.5, 1.0, 1)
@@ -110,7 +110,7 @@ def test_rounds_ask_for_the_same_at_other_moments_and_loads_last_alike() -> None
 
 
 def test_a_picture_that_is_missing_is_neither_right_nor_alike() -> None:
-    [arrival, other] = Wanted(PARTIES, count=2).arrivals(1.5, 1.0, 0)
+    [arrival, other] = LiveSettings(PARTIES, count=2).arrivals(1.5, 1.0, 0)
     pipe = plain.load()
     body = plain.Body.model_validate(arrival.body)
     [image] = plain.draw(pipe, [body.model_copy(update={"num_inference_steps": 2})])
@@ -149,7 +149,7 @@ def test_goodput_counts_answers_in_time_and_failures_are_told() -> None:
     assert (row[5], row[6]) == ("0.22", "0.11")  # 2 and 1 in 9 s
     assert row[9] == "n/a"
     assert not live.agreements(points)
-    assert "Failed requests: 1." in live.page(Wanted(PARTIES), NO_REFERENCE, points)
+    assert "Failed requests: 1." in live.page(LiveSettings(PARTIES), NO_REFERENCE, points)
 
 
 def told(forward_s: float, turn_s: float, forwards: dict[tuple[str, int], int]) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def told(forward_s: float, turn_s: float, forwards: dict[tuple[str, int], int]) 
 
 
 def test_a_run_as_the_simulator_says_agrees_with_it_at_any_speed() -> None:
-    arrivals = Wanted(PARTIES).arrivals(0.9, 3.0, 1)
+    arrivals = LiveSettings(PARTIES).arrivals(0.9, 3.0, 1)
     [table] = learned(COSTS, steps=28).values()
     slower = {rows: 2 * seconds for rows, seconds in table.denoise_s.items()}
     double = replace(table, denoise_s=slower, encode_s=0.04, decode_s=0.06)

@@ -23,7 +23,7 @@ from carpool.jobs.runner import OnProgress, Runner
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import work_of
 from carpool.types import CheckedRequest, Timings
-from carpool.worker.protocol import Done, Usage
+from carpool.worker.protocol import Done, TokenUsage
 
 
 class Hand:
@@ -67,7 +67,7 @@ class Worker:
         if error is not None:
             self.running[seed].set_exception(error)
         else:
-            self.running[seed].set_result(Done("", seed, [], Timings(), Usage(0, 0)))
+            self.running[seed].set_result(Done("", seed, [], Timings(), TokenUsage(0, 0)))
 
 
 class House:

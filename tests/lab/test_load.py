@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import pytest
 
 from carpool.errors import CarpoolError
-from carpool_lab.load.client import Failed
-from carpool_lab.load.generator import Outcome, Solo, run, samples, warm_up, with_slo
+from carpool_lab.load.client import RequestError
+from carpool_lab.load.generator import RequestResult, Solo, run, samples, warm_up, with_slo
 from carpool_lab.load.report import as_json, block, summarise
 from carpool_lab.workload import Arrival, kind_of
 
@@ -58,7 +58,7 @@ def due(*times_s: float, **body: Any) -> list[Arrival]:
     return [Arrival(at_s, body) for at_s in times_s]
 
 
-def latencies(outcomes: Sequence[Outcome]) -> list[float]:
+def latencies(outcomes: Sequence[RequestResult]) -> list[float]:
     return [one.latency_s for one in outcomes]
 
 
@@ -94,7 +94,7 @@ def test_a_request_that_fails_is_noted_and_the_others_go_on() -> None:
     async def ask(body: Mapping[str, Any]) -> dict[str, Any]:
         await asyncio.sleep(1)
         if body["seed"] == 1:
-            raise Failed("429 queue_full", "come back later")
+            raise RequestError("429 queue_full", "come back later")
         return {"peak_memory_mb": 100.0 + body["seed"]}
 
     arrivals = [Arrival(0, {"seed": seed}) for seed in range(3)]
@@ -140,14 +140,14 @@ def test_the_fastest_warmup_round_is_the_solo_latency_and_between_steps_the_line
 
 def test_a_failing_warmup_request_ends_the_run_with_its_reason() -> None:
     async def ask(body: Mapping[str, Any]) -> dict[str, Any]:
-        raise Failed("401 invalid_api_key", "the key is wrong")
+        raise RequestError("401 invalid_api_key", "the key is wrong")
 
     with pytest.raises(CarpoolError, match="failed: 401 invalid_api_key: the key is wrong"):
         virtually(warm_up([{}], ask, rounds=1))
 
 
-def outcome(latency_s: float, *, failure: str | None = None, at_s: float = 0.0) -> Outcome:
-    return Outcome({}, at_s, at_s + 0.5, at_s + latency_s, latency_s, failure, failure or "")
+def outcome(latency_s: float, *, failure: str | None = None, at_s: float = 0.0) -> RequestResult:
+    return RequestResult({}, at_s, at_s + 0.5, at_s + latency_s, latency_s, failure, failure or "")
 
 
 def test_only_answers_within_their_target_are_good() -> None:

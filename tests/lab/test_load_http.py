@@ -20,9 +20,9 @@ from PIL import Image
 
 from carpool.config import EngineSettings
 from carpool.errors import CarpoolError, LibraryMissing
-from carpool_lab.load.client import Client, Failed
+from carpool_lab.load.client import LoadClient, RequestError
 from carpool_lab.load.command import bench
-from carpool_lab.load.sweep import FLAGS, Sweep, serving, sweep
+from carpool_lab.load.sweep import FLAGS, SweepSettings, serving, sweep
 from carpool_lab.workload import Mix, Setting
 from support import serving as own
 
@@ -125,10 +125,10 @@ def tell(url: str, prompt: str, task: Any = "text-to-image", timeout_s: float = 
     """Ask once; gives the reason of the failure, or "fine"."""
 
     async def ask() -> str:
-        async with Client(url, task, api_key="key", timeout_s=timeout_s) as client:
+        async with LoadClient(url, task, api_key="key", timeout_s=timeout_s) as client:
             try:
                 await client.ask({"prompt": prompt, "seed": 3, "fps": 8})
-            except Failed as failed:
+            except RequestError as failed:
                 return failed.reason if failed.message else "no message"
             return "fine"
 
@@ -174,7 +174,7 @@ def test_nobody_there_is_a_failed_connection() -> None:
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "8000"])
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(CarpoolError, match="is no URL"):
-        Client(url, "text-to-image", api_key="key", timeout_s=1)
+        LoadClient(url, "text-to-image", api_key="key", timeout_s=1)
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,9 @@ def test_a_sweep_asks_every_mode_for_the_same_at_the_same_part_of_the_capacity()
         bars.append(f"{what}: {count}")
         return lambda: None
 
-    wanted = Sweep("m", ["off", "continuous"], [0.5, 2.0], Mix([Setting()]), count=5, warmup=1)
+    wanted = SweepSettings(
+        "m", ["off", "continuous"], [0.5, 2.0], Mix([Setting()]), count=5, warmup=1
+    )
     swept = asyncio.run(sweep(wanted, stage, start=start))
 
     assert [mode for mode, _ in asked] == ["continuous", "off", "continuous"]

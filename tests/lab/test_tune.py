@@ -23,8 +23,8 @@ from carpool.types import CallKind
 from carpool_lab.load.curves import draw_curves
 from carpool_lab.simulate.command import simulate
 from carpool_lab.tune.command import tune as command
-from carpool_lab.tune.measure import Wanted, tune
-from carpool_lab.tune.results import Component, Sized, Tuned, knee, tables
+from carpool_lab.tune.measure import TuneSettings, tune
+from carpool_lab.tune.results import ComponentResult, SizeResult, TuneReport, knee, tables
 from support.engines import VirtualClock, driving, served
 from support.tiny import checkpoint
 
@@ -47,7 +47,7 @@ def measure(
     family: str = "flux",
     sizes: Sequence[tuple[int, int]] = SIZES[:1],
     steps: int = 1,
-) -> Tuned:
+) -> TuneReport:
     """Tune a family whose forwards take `seconds` of a virtual clock; costs are kept in a folder.
 
     The table knows of `KNOWN` before.
@@ -59,7 +59,7 @@ def measure(
     for _ in range(3):
         table.costs.learn(KNOWN, 1, 9.0)
     parameters = {"max_sequence_length": 48} if family == "flux" else {}
-    wanted = Wanted(sizes, max_rows=4, repeats=3, steps=steps, parameters=parameters)
+    wanted = TuneSettings(sizes, max_rows=4, repeats=3, steps=steps, parameters=parameters)
     grads = torch.is_grad_enabled()
     with pytest.MonkeyPatch.context() as patch:
         for target in Interception(pipe.components).targets:
@@ -78,13 +78,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def flux(folder: Path) -> Tuned:
+def flux(folder: Path) -> TuneReport:
     """A request is one row."""
     return measure(even, folder, sizes=SIZES, steps=2)
 
 
 @pytest.fixture(scope="module")
-def sdxl(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+def sdxl(tmp_path_factory: pytest.TempPathFactory) -> TuneReport:
     """A request is two rows of the UNet: its guidance is batched."""
     return measure(even, tmp_path_factory.mktemp("tune"), family="sdxl")
 
@@ -104,7 +104,7 @@ def _timed(
     return method
 
 
-def part(size: Sized, name: str) -> Component:
+def part(size: SizeResult, name: str) -> ComponentResult:
     [one] = [one for one in size.components if one.kind.name == name]
     return one
 
@@ -112,7 +112,7 @@ def part(size: Sized, name: str) -> Component:
 # What is measured
 
 
-def test_every_width_takes_what_its_forwards_took_without_the_first(flux: Tuned) -> None:
+def test_every_width_takes_what_its_forwards_took_without_the_first(flux: TuneReport) -> None:
     assert [size.resolution for size in flux.sizes] == SIZES
     for size in flux.sizes:
         assert [one.phase for one in size.components] == ["encode", "encode", "denoise", "decode"]
@@ -124,7 +124,7 @@ def test_every_width_takes_what_its_forwards_took_without_the_first(flux: Tuned)
 
 
 def test_what_was_learned_is_there_at_the_next_start_beside_what_was_known(
-    flux: Tuned, folder: Path
+    flux: TuneReport, folder: Path
 ) -> None:
     settings = EngineSettings(device="cpu", cost_table=str(folder / "costs.json"))
 
@@ -136,7 +136,7 @@ def test_what_was_learned_is_there_at_the_next_start_beside_what_was_known(
     assert kept[KNOWN].measured == {1: 9.0}
 
 
-def test_a_request_of_two_rows_is_measured_at_even_widths(sdxl: Tuned) -> None:
+def test_a_request_of_two_rows_is_measured_at_even_widths(sdxl: TuneReport) -> None:
     [size] = sdxl.sizes
 
     unet = part(size, "unet.forward")
@@ -233,7 +233,7 @@ def test_the_knee_is_the_widest_whose_rows_each_gain_enough(
 
 
 def test_the_batching_config_caps_sizes_at_their_knees_and_others_by_cost(
-    flux: Tuned, tmp_path: Path
+    flux: TuneReport, tmp_path: Path
 ) -> None:
     path = tmp_path / "batching.json"
     path.write_text(json.dumps(flux.batching_config()))
@@ -247,7 +247,7 @@ def test_the_batching_config_caps_sizes_at_their_knees_and_others_by_cost(
 
 
 def test_a_server_in_dynamic_mode_starts_with_the_batching_config(
-    flux: Tuned, tmp_path: Path
+    flux: TuneReport, tmp_path: Path
 ) -> None:
     path = tmp_path / "batching.json"
     path.write_text(json.dumps(flux.batching_config()))
@@ -260,7 +260,7 @@ def test_a_server_in_dynamic_mode_starts_with_the_batching_config(
     assert drive.widths("transformer") == [2, 1]  # the knee, not sixteen
 
 
-def test_the_simulator_plays_what_was_tuned(flux: Tuned, tmp_path: Path) -> None:
+def test_the_simulator_plays_what_was_tuned(flux: TuneReport, tmp_path: Path) -> None:
     path = tmp_path / "tune.json"
     path.write_text(json.dumps(flux.as_json()))
 
@@ -273,7 +273,7 @@ def test_the_simulator_plays_what_was_tuned(flux: Tuned, tmp_path: Path) -> None
         assert solo == {2.0 + 28.0 + 1.0}  # two encoders, steps, a decode
 
 
-def test_a_table_has_seconds_by_requests_not_by_rows(sdxl: Tuned) -> None:
+def test_a_table_has_seconds_by_requests_not_by_rows(sdxl: TuneReport) -> None:
     [found] = tables(sdxl.as_json())
 
     assert (found.name, found.side_px, found.steps) == ("StableDiffusionXLPipeline-32", 32, 50)

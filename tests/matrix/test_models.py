@@ -9,15 +9,15 @@ from click.testing import CliRunner
 from make_models import PAGE, page
 
 from carpool.cli.main import cli
-from carpool.models.grid import MODELS, Model, proof, rows
+from carpool.models.grid import FAMILIES, Family, families, proof, rows
 from support.matrix import CASES
 
 KNOWN = {case.name: case for case in CASES}
-PROVEN = [model for model in MODELS if model.cases]
+PROVEN = [model for model in families() if model.cases]
 
 
 def test_every_row_of_the_matrix_is_in_the_grid_and_was_measured() -> None:
-    named = [case for model in MODELS for case in model.cases]
+    named = [case for model in families() for case in model.cases]
 
     assert set(named) == KNOWN.keys()
     assert proof().keys() == KNOWN.keys(), "run `make test-models`"
@@ -34,9 +34,9 @@ def test_what_was_measured_is_what_the_case_demands(name: str) -> None:
     assert all(widths[module] >= least for module, least in case.fuses.items())
 
 
-@pytest.mark.parametrize("model", PROVEN, ids=lambda model: model.name)
-def test_the_denoiser_of_a_proven_model_fuses_or_its_limits_say_why_not(model: Model) -> None:
-    [row] = [row for row in rows() if row["family"] == model.name]
+@pytest.mark.parametrize("model", PROVEN, ids=lambda model: model.family)
+def test_the_denoiser_of_a_proven_model_fuses_or_its_limits_say_why_not(model: Family) -> None:
+    [row] = [row for row in rows() if row["family"] == model.family]
 
     fuses = any(name in ("transformer.forward", "unet.forward") for name in row["fuses"])
     assert fuses or "runs alone" in model.limits
@@ -44,18 +44,24 @@ def test_the_denoiser_of_a_proven_model_fuses_or_its_limits_say_why_not(model: M
     assert row["pipelines"]
 
 
-@pytest.mark.parametrize("model", PROVEN, ids=lambda model: model.name)
-def test_a_model_takes_adapters_where_diffusers_loads_them_for_its_pipeline(model: Model) -> None:
+@pytest.mark.parametrize("model", PROVEN, ids=lambda model: model.family)
+def test_a_model_takes_adapters_where_diffusers_loads_them_for_its_pipeline(model: Family) -> None:
     classes = {getattr(diffusers, proof()[case]["pipeline"]) for case in model.cases}
 
     assert {hasattr(one, "load_lora_weights") for one in classes} == {model.lora}
 
 
 def test_a_model_without_proof_says_why() -> None:
-    for model in MODELS:
-        assert model.hubs
-        assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", hub) for hub in model.hubs)
+    for model in families():
+        assert model.hub_ids
+        assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", hub) for hub in model.hub_ids)
         assert model.cases or model.limits.startswith("not in diffusers")
+
+
+def test_the_grid_is_laid_out_as_json_is_written() -> None:
+    text = FAMILIES.read_text()
+
+    assert text == json.dumps(json.loads(text), indent=1, ensure_ascii=False) + "\n"
 
 
 def test_the_page_is_what_the_registry_and_the_measurements_make() -> None:
@@ -66,8 +72,8 @@ def test_the_command_prints_the_same_grid_as_text_and_as_json() -> None:
     text = CliRunner().invoke(cli, ["models"]).output.splitlines()
     data = json.loads(CliRunner().invoke(cli, ["models", "--json"]).output)
 
-    assert [row["family"] for row in data] == [model.name for model in MODELS]
-    assert [line.split("  ")[0] for line in text[1:]] == [model.name for model in MODELS]
+    assert [row["family"] for row in data] == [model.family for model in families()]
+    assert [line.split("  ")[0] for line in text[1:]] == [model.family for model in families()]
     [flux] = [row for row in data if row["family"] == "FLUX.1"]
     assert {"text-to-image", "image-to-image", "inpaint"} <= set(flux["tasks"])
     assert "transformer.forward" in flux["fuses"]

@@ -64,7 +64,7 @@ def mask(width: int = 64, height: int = 64) -> bytes:
 
 def worker_of(card: Card) -> Grey:
     worker = Grey()
-    worker.ready = protocol.Ready(card, {}, 0.0)
+    worker.ready = protocol.WorkerReady(card, {}, 0.0)
     return worker
 
 
@@ -212,7 +212,7 @@ def test_pictures_cross_to_the_worker_as_pixels() -> None:
     assert isinstance(crossed, protocol.Submit)
     for left, right in zip(crossed.job.arguments["image"], job.arguments["image"], strict=True):
         assert (left.mode, left.size, left.tobytes()) == (right.mode, right.size, right.tobytes())
-    with pytest.raises(TypeError, match="cannot cross"):
+    with pytest.raises(TypeError, match="cannot be sent to a worker"):
         protocol.encode(protocol.Submit(replace(job, arguments={"image": object()})))
 
 

@@ -31,7 +31,7 @@ def worker_of(steps: int | None = None, **card: Any) -> Grey:
         others += (Parameter("num_inference_steps", "int", default=steps),)
     worker = Grey()
     known: Card = replace(CARD, **{"tasks": (replace(own, parameters=others),), **card})
-    worker.ready = protocol.Ready(known, {}, 0.0)
+    worker.ready = protocol.WorkerReady(known, {}, 0.0)
     return worker
 
 

@@ -189,7 +189,7 @@ def test_a_life_is_told_to_the_key_that_made_the_request_whatever_names_become(
             return []
 
         async with house(file, before) as at:
-            at.worker.lives = lives  # type: ignore[assignment, method-assign]
+            at.worker.timelines = lives  # type: ignore[assignment, method-assign]
             drawn = (await at.ask("one")).headers["x-request-id"]
             await at.ask("one", f"/v1/requests/{drawn}", "GET")
             assert len(asked) == 1  # the worker knows nothing of it, but it was looked for
@@ -312,7 +312,7 @@ def used(file: Path, keys: str | None, path: str, said: dict[str, Any]) -> tuple
 
     async def scene() -> None:
         worker = Grey()
-        worker.ready = protocol.Ready(card, {}, 0.0)
+        worker.ready = protocol.WorkerReady(card, {}, 0.0)
         async with house(file, keys, worker) as at:
             answer = await at.ask("one" if keys else "", path, json={**WORK, **said})
             assert answer.status_code in (200, 202), answer.text

@@ -14,7 +14,7 @@ from carpool.jobs.store import JobStore
 from carpool.jobs.work import work_of
 from carpool.server.routes.videos import length_of, write_video
 from carpool.types import Timings
-from carpool.worker.protocol import Clip, Done, Usage
+from carpool.worker.protocol import Done, RawVideo, TokenUsage
 from support.engines import driving, served
 from support.hostile import CARD
 from support.matrix.wan import without_ftfy
@@ -35,12 +35,12 @@ def pixels() -> np.ndarray[Any, Any]:
     return np.stack([np.full((32, 64, 3), 20 * i, np.uint8) for i in range(12)])
 
 
-def done(clip: Clip | None) -> list[Done]:
-    return [Done("a", 1, [], Timings(), Usage(0, 0), clip)]
+def done(clip: RawVideo | None) -> list[Done]:
+    return [Done("a", 1, [], Timings(), TokenUsage(0, 0), clip)]
 
 
 def test_a_clip_becomes_a_video_with_its_small_pictures(tmp_path: Path, record: Record) -> None:
-    clip = Clip(64, 32, 12, pixels().tobytes())
+    clip = RawVideo(64, 32, 12, pixels().tobytes())
     folder = tmp_path / "job"
     folder.mkdir()
 
@@ -60,7 +60,7 @@ def test_a_clip_becomes_a_video_with_its_small_pictures(tmp_path: Path, record: 
 def test_what_is_heard_in_a_clip_is_in_the_video(tmp_path: Path, record: Record) -> None:
     tone = np.sin(np.arange(RATE) * 2 * np.pi * 440 / RATE).astype(np.float32)
     sound = np.stack([tone, tone]).tobytes()
-    clip = Clip(64, 32, 12, pixels().tobytes(), sound=sound, channels=2, rate=RATE)
+    clip = RawVideo(64, 32, 12, pixels().tobytes(), sound=sound, channels=2, rate=RATE)
 
     write_video(record, done(clip), tmp_path)
 

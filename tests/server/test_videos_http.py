@@ -99,7 +99,7 @@ def test_a_video_is_an_mp4_and_nothing_else(name: str) -> None:
 
 def test_a_model_of_pictures_points_to_where_it_draws() -> None:
     worker = Grey()
-    worker.ready = protocol.Ready(BOTH, {}, 0.0)
+    worker.ready = protocol.WorkerReady(BOTH, {}, 0.0)
 
     told = refused(worker)
 
@@ -185,7 +185,7 @@ def test_a_name_of_a_user_is_short(name: str) -> None:
 
 def test_a_job_in_the_background_is_sent_to_the_edits_too() -> None:
     worker = Grey()
-    worker.ready = protocol.Ready(BOTH, {}, 0.0)
+    worker.ready = protocol.WorkerReady(BOTH, {}, 0.0)
 
     told = refused(worker, "/v1/images/generations", background_job=True, image="x")
 

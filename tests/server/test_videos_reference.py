@@ -19,7 +19,7 @@ from carpool.errors import PipelineFailed
 from carpool.request.parameters import Card, Parameter, Task
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.protocol import Clip, Done
+from carpool.worker.protocol import Done, RawVideo
 from server.test_edits import BOTH, png
 from support.driven import Driven, House, open_house
 from support.engines import driving, plain
@@ -50,17 +50,17 @@ class Filming(Grey):
 
     def __init__(self, card: Card = MOVING) -> None:
         super().__init__()
-        self.ready = protocol.Ready(card, {}, 0.0)
+        self.ready = protocol.WorkerReady(card, {}, 0.0)
         self.is_broken = False
 
     async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> Done:
         done = await super().submit(job)
         if self.is_broken:
             raise PipelineFailed("it broke")
-        return replace_clip(done, Clip(16, 16, 2, b"\x80" * 3 * 16 * 16 * 2))
+        return replace_clip(done, RawVideo(16, 16, 2, b"\x80" * 3 * 16 * 16 * 2))
 
 
-def replace_clip(done: Done, clip: Clip) -> Done:
+def replace_clip(done: Done, clip: RawVideo) -> Done:
     done.clip, done.pictures = clip, []
     return done
 
@@ -235,7 +235,7 @@ def test_a_wrong_reference_is_refused_with_what_works(
 
 def test_a_model_of_pictures_makes_no_videos_of_them() -> None:
     worker = Grey()
-    worker.ready = protocol.Ready(BOTH, {}, 0.0)
+    worker.ready = protocol.WorkerReady(BOTH, {}, 0.0)
 
     async def scene(house: House) -> None:
         assert refusal(await post(house, file=png()))["param"] == "model"

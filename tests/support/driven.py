@@ -34,7 +34,7 @@ class Driven(Grey):
     def __init__(self, drive: Drive) -> None:
         super().__init__()
         self._drive = drive
-        self.ready = protocol.Ready(drive.engine.loaded.card, {}, 0.0)
+        self.ready = protocol.WorkerReady(drive.engine.loaded.card, {}, 0.0)
 
     async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
         self.jobs.append(job)
@@ -44,11 +44,11 @@ class Driven(Grey):
         if recorder.error is not None:
             raise recorder.error
         fields = recorder.outcome.fields
-        done = protocol.Done(job.request_id, job.seed, [], Timings(), protocol.Usage(1, 1))
+        done = protocol.Done(job.request_id, job.seed, [], Timings(), protocol.TokenUsage(1, 1))
         if "frames" in fields:
             video = np.stack([np.asarray(frame.convert("RGB")) for frame in fields["frames"][0]])
             length, height, width, _ = video.shape
-            done.clip = protocol.Clip(width, height, length, video.tobytes())
+            done.clip = protocol.RawVideo(width, height, length, video.tobytes())
         else:
             images = (image.convert("RGB") for image in fields["images"])
             done.pictures = [

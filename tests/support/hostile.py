@@ -55,7 +55,7 @@ class Grey(Supervisor):
 
     def __init__(self, *, is_slow: bool = False) -> None:
         super().__init__("none", EngineSettings())
-        self.ready, self._state = protocol.Ready(CARD, {}, 0.0), "ready"
+        self.ready, self._state = protocol.WorkerReady(CARD, {}, 0.0), "ready"
         self.jobs: list[CheckedRequest] = []
         self.is_slow, self.running = is_slow, 0
         self.changed = asyncio.Event()  # `running` has another value
@@ -69,7 +69,9 @@ class Grey(Supervisor):
         finally:
             self._count(-1)
         picture = protocol.Picture(16, 16, b"\x80" * 3 * 16 * 16)
-        return protocol.Done(job.request_id, job.seed, [picture], Timings(), protocol.Usage(1, 1))
+        return protocol.Done(
+            job.request_id, job.seed, [picture], Timings(), protocol.TokenUsage(1, 1)
+        )
 
     def _count(self, by: int) -> None:
         self.running += by

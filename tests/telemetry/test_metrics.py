@@ -145,7 +145,7 @@ class Filming(Grey):
             raise PipelineFailed("it broke")
         done = await super().submit(job)
         if "num_frames" in job.arguments:
-            done.clip = protocol.Clip(8, 8, 12, b"")
+            done.clip = protocol.RawVideo(8, 8, 12, b"")
         return done
 
 

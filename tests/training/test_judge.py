@@ -10,9 +10,9 @@ from training.shapes.draw import (
     PALETTE,
     SHAPES,
     SIZE_PX,
+    CaptionStyle,
     Item,
     Scene,
-    Wording,
     caption,
     draw,
     is_held_out,
@@ -187,7 +187,7 @@ def test_a_background_of_two_colours_is_refused() -> None:
 def test_noise_shows_nothing() -> None:
     grain = np.random.default_rng(0).integers(0, 256, (SIZE_PX, SIZE_PX, 3), dtype=np.uint8)
 
-    assert judge(Image.fromarray(grain)).scene is None
+    assert judge(Image.fromarray(grain)).shown is None
 
 
 def test_a_picture_of_another_size_cannot_be_judged() -> None:
@@ -200,7 +200,7 @@ def test_a_caption_without_a_background_takes_any() -> None:
     assert not shows(draw(RED_CIRCLE, random.Random(5)), "a red square")
 
 
-def test_captions_in_any_wording_are_read_back() -> None:
+def test_captions_in_any_style_are_read_back() -> None:
     rng = random.Random(6)
     for _ in range(300):
         scene, text = sample(rng)
@@ -210,7 +210,7 @@ def test_captions_in_any_wording_are_read_back() -> None:
 
 
 def test_the_right_item_may_be_named_first() -> None:
-    text = caption(TWO, Wording(right_of=True))
+    text = caption(TWO, CaptionStyle(right_of=True))
 
     assert text == "a green square right of a yellow star on a black background"
     assert parse(text) == TWO

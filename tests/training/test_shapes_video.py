@@ -11,21 +11,21 @@ from PIL import Image, ImageDraw, ImageFilter
 
 import carpool
 from carpool.models.embedded import VIDEO_MODEL_DIR
-from training.shapes.draw import PALETTE
+from training.shapes.draw import PALETTE, CaptionStyle
+from training.shapes.evaluate import load
 from training.shapes.video.draw import (
     FRAMES,
     SIZE_PX,
-    Clip,
-    Wording,
+    MovingShape,
     caption,
-    clips,
+    combinations,
     draw,
     is_held_out,
     parse,
     prompts,
     sample,
 )
-from training.shapes.video.evaluate import HELD_OUT, load, reasons, videos
+from training.shapes.video.evaluate import HELD_OUT, reasons, videos
 from training.shapes.video.judge import judge, shows, why_not
 
 RED_CIRCLE = parse("a red circle moving right on a blue background")
@@ -47,7 +47,7 @@ def blurred(frames: Video) -> Video:
 @pytest.mark.parametrize("damage", ["none", "grain", "blur"])
 def test_drawn_videos_are_right(damage: str) -> None:
     rng, grain = random.Random(1), np.random.default_rng(1)
-    asked = rng.sample(list(clips()), 60)
+    asked = rng.sample(list(combinations()), 60)
     made = [draw(clip, rng) for clip in asked]
     if damage == "grain":
         made = [noisy(frames, grain) for frames in made]
@@ -129,7 +129,7 @@ def test_two_unclear_frames_are_forgiven_and_three_are_not() -> None:
 def test_noise_shows_nothing() -> None:
     grain = np.random.default_rng(0).integers(0, 256, (FRAMES, SIZE_PX, SIZE_PX, 3), dtype=np.uint8)
 
-    assert judge(grain).clip is None
+    assert judge(grain).shown is None
 
 
 def test_a_video_of_another_size_cannot_be_judged() -> None:
@@ -137,20 +137,20 @@ def test_a_video_of_another_size_cannot_be_judged() -> None:
         judge([Image.new("RGB", (64, 64))] * 8)
 
 
-def test_captions_in_any_wording_are_read_back() -> None:
+def test_captions_in_any_style_are_read_back() -> None:
     rng = random.Random(9)
     for _ in range(300):
         clip, text = sample(rng)
         stated = parse(text)
         assert stated.background in (None, clip.background)
-        assert stated == Clip(clip.colour, clip.shape, clip.direction, stated.background)
+        assert stated == MovingShape(clip.colour, clip.shape, clip.direction, stated.background)
 
 
 def test_a_caption_is_plain_english() -> None:
-    clip = Clip("orange", "cross", "up", "white")
+    clip = MovingShape("orange", "cross", "up", "white")
 
     assert caption(clip) == "an orange cross moving up on a white background"
-    assert caption(clip, Wording(background_clause=False)) == "an orange cross moving up"
+    assert caption(clip, CaptionStyle(background_clause=False)) == "an orange cross moving up"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_held_out_combinations_are_never_trained_on() -> None:
     assert not any(is_held_out(sample(rng)[0]) for _ in range(500))
     assert all(is_held_out(parse(text)) for text in prompts(HELD_OUT))
     assert len(set(prompts(HELD_OUT))) == HELD_OUT >= 50
-    assert len(list(clips())) == (6 * 3 - 1) * 4 * 4  # blue on blue is none
+    assert len(list(combinations())) == (6 * 3 - 1) * 4 * 4  # blue on blue is none
 
 
 def test_the_model_is_small_and_says_nothing_of_where_it_was_made() -> None:

@@ -9,33 +9,33 @@ import pytest
 
 from carpool.types import Timings
 from carpool.worker import protocol
-from carpool.worker.connection import Link
+from carpool.worker.connection import WorkerConnection
 
 CONTENT = bytes(range(48))
 
 
 def done(path: Path | str) -> protocol.Done:
     """A clip of one frame, 4 x 4, that lies in a file."""
-    clip = protocol.Clip(4, 4, 1, b"", path=str(path))
-    return protocol.Done("one", 1, [], Timings(), protocol.Usage(0, 0), clip)
+    clip = protocol.RawVideo(4, 4, 1, b"", path=str(path))
+    return protocol.Done("one", 1, [], Timings(), protocol.TokenUsage(0, 0), clip)
 
 
-async def heard(passing: Path, *said: protocol.ToFront) -> list[protocol.ToFront]:
+async def received(spool: Path, *said: protocol.ToFront) -> list[protocol.ToFront]:
     """What the front hears of a worker that says this, hangs up and ends."""
     ours, theirs = socket.socketpair()
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
-    link = Link(process, *await asyncio.open_unix_connection(sock=ours), passing)
+    connection = WorkerConnection(process, *await asyncio.open_unix_connection(sock=ours), spool)
     with theirs:
         theirs.sendall(b"".join(map(protocol.encode, said)))
-    told = [frame async for frame in link.heard()]
-    await link.close()
+    told = [frame async for frame in connection.messages()]
+    await connection.close()
     return told
 
 
-def test_a_large_output_has_no_name_once_it_is_heard_of(tmp_path: Path) -> None:
+def test_a_large_output_has_no_name_once_its_message_arrives(tmp_path: Path) -> None:
     (tmp_path / "film").write_bytes(CONTENT)
 
-    [told] = asyncio.run(heard(tmp_path, done(tmp_path / "film")))
+    [told] = asyncio.run(received(tmp_path, done(tmp_path / "film")))
 
     assert isinstance(told, protocol.Done)
     assert told.clip is not None
@@ -46,23 +46,23 @@ def test_a_large_output_has_no_name_once_it_is_heard_of(tmp_path: Path) -> None:
 def test_what_a_worker_began_to_write_goes_with_it(tmp_path: Path) -> None:
     (tmp_path / "half").write_bytes(CONTENT)
 
-    assert asyncio.run(heard(tmp_path)) == []
+    assert asyncio.run(received(tmp_path)) == []
 
     assert not [*tmp_path.iterdir()]
 
 
 def test_an_output_that_cannot_be_read_fails_its_request_only(tmp_path: Path) -> None:
-    told = asyncio.run(heard(tmp_path, done(tmp_path / "nothing"), protocol.Started("two")))
+    told = asyncio.run(received(tmp_path, done(tmp_path / "nothing"), protocol.Started("two")))
 
     [failed, other] = told
-    assert isinstance(failed, protocol.Failed)
+    assert isinstance(failed, protocol.RequestFailed)
     assert (failed.request_id, failed.error) == ("one", "StoreFailed")
     assert "No such file" in failed.message
     assert other == protocol.Started("two")
 
 
 def test_a_folder_that_is_gone_does_not_matter_to_the_end(tmp_path: Path) -> None:
-    assert asyncio.run(heard(tmp_path / "gone")) == []
+    assert asyncio.run(received(tmp_path / "gone")) == []
 
 
 def test_a_worker_does_not_inherit_api_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,12 +71,12 @@ def test_a_worker_does_not_inherit_api_keys(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("CARPOOL_MAX_QUEUE", "7")
 
     async def worker() -> bytes:
-        link = await Link.open()
+        connection = await WorkerConnection.open()
         try:
-            return environ_of(link._process.pid)
+            return environ_of(connection._process.pid)
         finally:
-            link.kill()
-            await link.close()
+            connection.kill()
+            await connection.close()
 
     told = asyncio.run(worker())
 

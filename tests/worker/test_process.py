@@ -15,7 +15,7 @@ from carpool.engine.loop import Engine
 from carpool.engine.model import pipeline
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.process import Worker
+from carpool.worker.process import WorkerProcess
 from support.serving import DRAW, MODEL, SIZE
 from support.tiny import checkpoint
 from support.tiny.ltx2 import ARGUMENTS as LTX2
@@ -31,47 +31,47 @@ class Front:
         self._connection = connection
         connection.settimeout(30)
 
-    def say(self, frame: protocol.ToWorker) -> None:
+    def send(self, frame: protocol.ToWorker) -> None:
         self._connection.sendall(protocol.encode(frame))
 
-    def hear(self) -> protocol.ToFront | None:
+    def receive(self) -> protocol.ToFront | None:
         """The next frame that is not about the worker's health."""
         while (body := protocol.read(self._connection.recv)) is not None:
             frame = protocol.decode_to_front(body)
-            if not isinstance(frame, protocol.Beat | protocol.Started):
+            if not isinstance(frame, protocol.Heartbeat | protocol.Started):
                 return frame
         return None
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         self._connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
-def working(model: str = MODEL, passing: str = "", **settings: Any) -> Iterator[Front]:
+def working(model: str = MODEL, spool: str = "", **settings: Any) -> Iterator[Front]:
     """A worker on a thread of this process, told what to load."""
     ours, theirs = socket.socketpair()
     with closing(ours), closing(theirs):
-        thread = threading.Thread(target=Worker(theirs).serve)
+        thread = threading.Thread(target=WorkerProcess(theirs).serve)
         thread.start()
         front = Front(ours)
-        front.say(protocol.Load(model, EngineSettings(device="cpu", **settings), passing))
+        front.send(protocol.LoadModel(model, EngineSettings(device="cpu", **settings), spool))
         yield front
-        front.hang_up()
+        front.close()
         thread.join(10)
         assert not thread.is_alive()
 
 
 def submit(front: Front, request_id: str) -> protocol.ToFront | None:
-    front.say(protocol.Submit(CheckedRequest(request_id, 1, ARGUMENTS)))
-    return front.hear()
+    front.send(protocol.Submit(CheckedRequest(request_id, 1, ARGUMENTS)))
+    return front.receive()
 
 
-def film(front: Front) -> protocol.Clip:
+def film(front: Front) -> protocol.RawVideo:
     """Have a video made, of the arguments that its checkpoint comes with."""
-    front.hear()
+    front.receive()
     arguments = {**VIDEO, "prompt": "a red circle", "output_type": "pil"}
-    front.say(protocol.Submit(CheckedRequest("one", 1, arguments, task="text-to-video")))
-    done = front.hear()
+    front.send(protocol.Submit(CheckedRequest("one", 1, arguments, task="text-to-video")))
+    done = front.receive()
     assert isinstance(done, protocol.Done), done
     assert done.clip is not None
     assert not done.pictures
@@ -80,7 +80,7 @@ def film(front: Front) -> protocol.Clip:
 
 def test_a_job_becomes_a_picture() -> None:
     with working() as front:
-        assert isinstance(front.hear(), protocol.Ready)
+        assert isinstance(front.receive(), protocol.WorkerReady)
 
         done = submit(front, "one")
 
@@ -93,9 +93,9 @@ def test_a_job_becomes_a_picture() -> None:
 
 def test_a_model_that_is_not_there_is_told() -> None:
     with working("/nowhere") as front:
-        told = front.hear()
+        told = front.receive()
 
-    assert isinstance(told, protocol.CannotLoad)
+    assert isinstance(told, protocol.LoadFailure)
     assert "no model at '/nowhere'" in told.message
 
 
@@ -106,16 +106,16 @@ def test_a_batching_config_that_nests_without_end_is_told_at_the_start_and_at_a_
     file.write_text("[" * 100_000)
     settings: dict[str, Any] = {"batching_mode": "dynamic", "batching_config": str(file)}
     with working(**settings) as front:
-        told = front.hear()
-    assert isinstance(told, protocol.CannotLoad)
+        told = front.receive()
+    assert isinstance(told, protocol.LoadFailure)
     assert told.message.startswith(f"batching config {file} cannot be read: it nests ")
 
     file.write_text('[{"model_contains": "x", "max_batch_size": 2}]')
     with working(**settings) as front:
-        assert isinstance(front.hear(), protocol.Ready)
+        assert isinstance(front.receive(), protocol.WorkerReady)
         file.write_text("[" * 100_000)
-        front.say(protocol.Reload())
-        reloaded = front.hear()
+        front.send(protocol.Reload())
+        reloaded = front.receive()
         assert isinstance(submit(front, "one"), protocol.Done)
     assert isinstance(reloaded, protocol.Reloaded)
     assert [one.startswith(f"batching config {file} cannot") for one in reloaded.problems] == [True]
@@ -128,10 +128,10 @@ def test_a_reload_that_fails_as_nobody_foresaw_is_told_and_requests_go_on(
         raise RecursionError("too deep")
 
     with working() as front:
-        front.hear()
+        front.receive()
         monkeypatch.setattr(Engine, "reload", fail)
-        front.say(protocol.Reload())
-        reloaded = front.hear()
+        front.send(protocol.Reload())
+        reloaded = front.receive()
         assert isinstance(submit(front, "one"), protocol.Done)
     assert isinstance(reloaded, protocol.Reloaded)
     assert reloaded.problems == ["RecursionError: too deep"]
@@ -147,11 +147,11 @@ def test_a_request_that_cannot_be_measured_fails_alone(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(pipeline.Meter, "usage", fail)
     with working() as front:
-        front.hear()
+        front.receive()
 
         bad, good = submit(front, "bad"), submit(front, "good")
 
-    assert isinstance(bad, protocol.Failed)
+    assert isinstance(bad, protocol.RequestFailed)
     assert (bad.request_id, bad.error) == ("bad", "PipelineFailed")
     assert isinstance(good, protocol.Done)
 
@@ -159,11 +159,11 @@ def test_a_request_that_cannot_be_measured_fails_alone(monkeypatch: pytest.Monke
 def test_an_output_without_pictures_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "finish", lambda *_: {"images": []})
     with working() as front:
-        front.hear()
+        front.receive()
 
         failed = submit(front, "one")
 
-    assert isinstance(failed, protocol.Failed)
+    assert isinstance(failed, protocol.RequestFailed)
     assert "no pictures" in failed.message
 
 
@@ -175,34 +175,34 @@ def test_a_worker_whose_engine_ended_hangs_up(
 
     monkeypatch.setattr(Engine, "step", fail)
     with working() as front:
-        heard = [front.hear() for _ in range(2)]
+        received = [front.receive() for _ in range(2)]
 
-    assert heard[-1] is None  # its front starts a new one
+    assert received[-1] is None  # its front starts a new one
     assert "the engine's loop failed" in caplog.text
 
 
 def test_steps_are_told_of_a_request_that_is_followed() -> None:
     with working() as front:
-        front.hear()
-        front.say(protocol.Submit(CheckedRequest("one", 1, ARGUMENTS), follow=True))
-        heard = [front.hear() for _ in range(DRAW["num_inference_steps"] + 1)]
+        front.receive()
+        front.send(protocol.Submit(CheckedRequest("one", 1, ARGUMENTS), follow=True))
+        received = [front.receive() for _ in range(DRAW["num_inference_steps"] + 1)]
         done = submit(front, "another")
 
-    assert heard[:-1] == [protocol.Progress("one", step, 3) for step in (1, 2, 3)]
-    assert isinstance(heard[-1], protocol.Done)
+    assert received[:-1] == [protocol.Progress("one", step, 3) for step in (1, 2, 3)]
+    assert isinstance(received[-1], protocol.Done)
     assert isinstance(done, protocol.Done)
 
 
 def test_a_video_crosses_with_its_sound_as_a_file_where_it_is_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, passing = str(checkpoint("ltx2")), tmp_path / "passing"
-    passing.mkdir()
-    with working(model, str(passing)) as front:
+    model, spool = str(checkpoint("ltx2")), tmp_path / "spool"
+    spool.mkdir()
+    with working(model, str(spool)) as front:
         small = film(front)
-    assert not list(passing.iterdir())
+    assert not list(spool.iterdir())
     monkeypatch.setattr(protocol, "MOST_INLINE_BYTES", 1000)
-    with working(model, str(passing)) as front:
+    with working(model, str(spool)) as front:
         large = film(front)
     with working(model) as front:
         nowhere = film(front)
@@ -211,7 +211,7 @@ def test_a_video_crosses_with_its_sound_as_a_file_where_it_is_large(
     assert len(small.rgb) == 64 * 32 * 5 * 3
     assert len(set(small.rgb)) > 10
     assert (small.path, large.rgb) == ("", b"")
-    assert Path(large.path).parent == passing
+    assert Path(large.path).parent == spool
     assert Path(large.path).read_bytes() == small.rgb == nowhere.rgb
     assert small.rate > 0
     assert small.sound == large.sound

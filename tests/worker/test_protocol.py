@@ -66,7 +66,7 @@ jobs = st.builds(
 )
 pictures = st.builds(protocol.Picture, width=sides, height=sides, rgb=st.binary(max_size=99))
 clips = st.builds(
-    protocol.Clip,
+    protocol.RawVideo,
     width=sides,
     height=sides,
     length=sides,
@@ -76,23 +76,23 @@ clips = st.builds(
     channels=sides,
     rate=sides,
 )
-usages = st.builds(protocol.Usage, text_tokens=sides, image_tokens=sides)
+usages = st.builds(protocol.TokenUsage, text_tokens=sides, image_tokens=sides)
 timings = st.builds(Timings, *[st.floats(0, 1e6)] * 5)
 
 to_worker = st.one_of(
-    st.builds(protocol.Load, model=texts, settings=settings),
+    st.builds(protocol.LoadModel, model=texts, settings=settings),
     st.builds(protocol.Submit, job=jobs, follow=st.booleans()),
     st.builds(protocol.Cancel, request_id=ids),
-    st.builds(protocol.AskStatistics),
+    st.builds(protocol.GetStatistics),
 )
 to_front = st.one_of(
     st.builds(
-        protocol.Ready,
+        protocol.WorkerReady,
         card=cards,
         versions=st.dictionaries(texts, texts, max_size=3),
         load_s=st.floats(0, 1e6),
     ),
-    st.builds(protocol.CannotLoad, message=texts),
+    st.builds(protocol.LoadFailure, message=texts),
     st.builds(
         protocol.Done,
         request_id=ids,
@@ -104,7 +104,7 @@ to_front = st.one_of(
     ),
     st.builds(protocol.Progress, request_id=ids, step=sides, steps=sides),
     st.builds(
-        protocol.Failed,
+        protocol.RequestFailed,
         request_id=ids,
         error=texts,
         message=texts,
@@ -153,7 +153,7 @@ def test_a_frame_that_was_cut_is_none(sent: Any, data: st.DataObject) -> None:
 
 def test_a_large_picture_is_read_in_bounded_pieces() -> None:
     picture = protocol.Picture(1024, 1024, bytes(3 << 20))
-    done = protocol.Done("a", 1, [picture], Timings(), protocol.Usage(1, 1))
+    done = protocol.Done("a", 1, [picture], Timings(), protocol.TokenUsage(1, 1))
     stream, asked = io.BytesIO(protocol.encode(done)), list[int]()
 
     def receive(most: int) -> bytes:
@@ -175,9 +175,9 @@ def test_whole_numbers_and_fractions_keep_their_kind() -> None:
 
 def test_neither_side_takes_the_others_frames() -> None:
     cancel = read(in_pieces(protocol.encode(protocol.Cancel("a")), 9))
-    cannot = read(in_pieces(protocol.encode(protocol.CannotLoad("a")), 9))
+    cannot = read(in_pieces(protocol.encode(protocol.LoadFailure("a")), 9))
 
     with pytest.raises(ValueError, match="Invalid value 'cancel'"):
         protocol.decode_to_front(cancel)
-    with pytest.raises(ValueError, match="Invalid value 'cannot_load'"):
+    with pytest.raises(ValueError, match="Invalid value 'load_failure'"):
         protocol.decode_to_worker(cannot)

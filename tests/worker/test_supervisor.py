@@ -7,10 +7,10 @@ from contextlib import suppress
 import pytest
 
 from carpool.config import EngineSettings
-from carpool.errors import LoadFailed, Overloaded
-from carpool.types import CheckedRequest
+from carpool.errors import LoadFailed, Overloaded, WorkerLost
+from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
-from carpool.worker.protocol import Ready
+from carpool.worker.protocol import WorkerReady
 from carpool.worker.supervisor import Supervisor
 from support.hostile import CARD
 
@@ -20,11 +20,11 @@ class Silent(Supervisor):
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__("none", settings)
-        self.ready, self._state = Ready(CARD, {}, 0.0), "ready"
+        self.ready, self._state = WorkerReady(CARD, {}, 0.0), "ready"
         self.sent: list[protocol.ToWorker] = []
 
-    def _send(self, frame: protocol.ToWorker) -> None:
-        self.sent.append(frame)
+    def _send(self, message: protocol.ToWorker) -> None:
+        self.sent.append(message)
 
 
 def test_a_worker_that_is_full_is_not_asked_and_one_with_a_place_is() -> None:
@@ -69,22 +69,41 @@ def test_who_is_given_up_is_cancelled_in_the_worker_once_and_who_is_answered_is_
     ]
 
 
+def test_a_request_leaves_a_later_one_of_its_id_in_flight() -> None:
+    async def story() -> None:
+        supervisor = Silent(EngineSettings())
+        first = asyncio.create_task(supervisor.submit(CheckedRequest("one", 1, {})))
+        await asyncio.sleep(0)
+        supervisor._answer("one", Overloaded("no"))  # `first` has not seen it yet
+        second = asyncio.create_task(supervisor.submit(CheckedRequest("one", 2, {})))
+        await asyncio.wait([first])
+
+        done = protocol.Done("one", 2, [], Timings(), protocol.TokenUsage(0, 0))
+        supervisor._receive(done)
+
+        async with asyncio.timeout(10):
+            assert await second == done
+        assert not [one for one in supervisor.sent if isinstance(one, protocol.Cancel)]
+
+    asyncio.run(story())
+
+
 class Scripted:
     """Workers that are none: each says what it is told to and dies, the last one lives on."""
 
     def __init__(self, *told: protocol.ToFront) -> None:
         self._told, self.opened = list(told), 0
 
-    async def open(self, passing: object = None) -> "Scripted":
+    async def open(self, spool: object = None) -> "Scripted":
         self.opened += 1
         return self
 
-    def send(self, frame: protocol.ToWorker) -> None:
+    def send(self, message: protocol.ToWorker) -> None:
         pass
 
-    async def heard(self) -> AsyncIterator[protocol.ToFront]:
+    async def messages(self) -> AsyncIterator[protocol.ToFront]:
         yield self._told.pop(0)
-        if not self._told or isinstance(self._told[0], protocol.CannotLoad):
+        if not self._told or isinstance(self._told[0], protocol.LoadFailure):
             await asyncio.sleep(0.01 if self._told else 1000)
 
     async def close(self) -> None:
@@ -95,12 +114,12 @@ def supervised(
     monkeypatch: pytest.MonkeyPatch, *told: protocol.ToFront
 ) -> tuple[Supervisor, Scripted]:
     workers = Scripted(*told)
-    monkeypatch.setattr("carpool.worker.supervisor.Link", workers)
+    monkeypatch.setattr("carpool.worker.supervisor.WorkerConnection", workers)
     monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
     return Supervisor("none", EngineSettings()), workers
 
 
-READY, BROKEN = Ready(CARD, {}, 0.0), protocol.CannotLoad("rules.json cannot be read")
+READY, BROKEN = WorkerReady(CARD, {}, 0.0), protocol.LoadFailure("rules.json cannot be read")
 
 
 def test_a_file_that_was_broken_meanwhile_keeps_no_server_from_starting_its_next_worker(
@@ -118,6 +137,35 @@ def test_a_file_that_was_broken_meanwhile_keeps_no_server_from_starting_its_next
     asyncio.run(story())
 
     assert caplog.text.count("a worker cannot be started: rules.json cannot be read") == 2
+
+
+def test_clients_of_a_lost_worker_are_told_the_time_that_a_start_takes_with_its_imports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> float | None:
+        loop, passed_s = asyncio.get_running_loop(), 0.0
+        monkeypatch.setattr(loop, "time", lambda: passed_s)
+        supervisor, workers = supervised(monkeypatch, READY, READY)  # `READY` says 0 s: its load
+        begin, is_restarting = workers.open, asyncio.Event()
+
+        async def open_slowly(spool: object = None) -> Scripted:
+            nonlocal passed_s
+            if workers.opened:
+                passed_s += 5.0
+                is_restarting.set()
+                await asyncio.Event().wait()
+            passed_s += 20.0
+            return await begin()
+
+        monkeypatch.setattr(workers, "open", open_slowly)
+        supervisor.start()
+        await is_restarting.wait()
+        with pytest.raises(WorkerLost) as told:
+            supervisor.check_open()
+        await supervisor.stop()
+        return told.value.retry_after_s
+
+    assert asyncio.run(story()) == 15.0
 
 
 def test_a_file_that_is_broken_at_the_start_ends_the_server(

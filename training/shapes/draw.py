@@ -9,8 +9,8 @@ Only Pillow is needed here. Nothing knows about tensors or training.
 
 import math
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import product
 
@@ -53,8 +53,8 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True)
-class Wording:
-    """How a caption says it; the default is the canonical form."""
+class CaptionStyle:
+    """How a caption is worded; the default is the canonical form."""
 
     articles: bool = True
     background_word: bool = True
@@ -63,31 +63,45 @@ class Wording:
     a_orange: bool = False  # "a orange" for "an orange"
 
 
-def caption(scene: Scene, wording: Wording = Wording()) -> str:
+CANONICAL = CaptionStyle()
+
+
+def caption(scene: Scene, style: CaptionStyle = CANONICAL) -> str:
     """Say in words what a scene shows."""
+    items = [noun(item.colour, item.shape, style) for item in scene.items]
+    words = " right of ".join(items[::-1]) if style.right_of else " left of ".join(items)
+    return words + background_clause(scene.background, style)
 
-    def noun(colour: str, thing: str) -> str:
-        article = "an " if colour == "orange" and not wording.a_orange else "a "
-        return f"{article if wording.articles else ''}{colour} {thing}".rstrip()
 
-    items = [noun(item.colour, item.shape) for item in scene.items]
-    words = " right of ".join(items[::-1]) if wording.right_of else " left of ".join(items)
-    if scene.background is None or not wording.background_clause:
-        return words
-    thing = "background" if wording.background_word else ""
-    return f"{words} on {noun(scene.background, thing)}"
+def noun(colour: str, thing: str, style: CaptionStyle) -> str:
+    """Name a thing of a colour."""
+    article = "an " if colour == "orange" and not style.a_orange else "a "
+    return f"{article if style.articles else ''}{colour} {thing}".rstrip()
+
+
+def background_clause(background: str | None, style: CaptionStyle) -> str:
+    """Give the end of a caption, which says the background; empty where it does not."""
+    if background is None or not style.background_clause:
+        return ""
+    return f" on {noun(background, 'background' if style.background_word else '', style)}"
+
+
+def split_caption(text: str) -> tuple[str, str]:
+    """Split a caption in any style into its subject, without articles, and its background."""
+    words = [word for word in text.lower().split() if word not in ("a", "an", "background")]
+    subject, _, background = " ".join(words).partition(" on ")
+    return subject, background
 
 
 def parse(text: str) -> Scene:
-    """Read a caption, in any wording.
+    """Read a caption, in any style.
 
     Raises:
         ValueError: the text is not a caption of one or two known shapes.
     """
-    words = [word for word in text.lower().split() if word not in ("a", "an", "background")]
-    subject, _, background = " ".join(words).partition(" on ")
+    subject, background = split_caption(text)
     swapped = " right of " in subject
-    nouns = [noun.split() for noun in subject.split(" right of " if swapped else " left of ")]
+    nouns = [part.split() for part in subject.split(" right of " if swapped else " left of ")]
     if (
         any(len(n) != 2 or n[0] not in PALETTE or n[1] not in SHAPES for n in nouns)
         or len(nouns) > 2
@@ -194,14 +208,31 @@ def draw(scene: Scene, rng: random.Random, spread: float = 1.0, *, pen: Pen = pa
 
     used = {item.colour for item in scene.items}
     background = scene.background or rng.choice([c for c in PALETTE if c not in used])
-    size = SIZE_PX * OVERSAMPLING
-    picture = Image.new("RGB", (size, size), PALETTE[background])
-    canvas = ImageDraw.Draw(picture)
-    alone = len(scene.items) == 1
+    alone, placed = len(scene.items) == 1, []
     for item, middle in zip(scene.items, (32.0,) if alone else (17.0, 47.0), strict=True):
         r = about(17.5, 3.5) if alone else about(10.5, 1.5)
         cx = about(middle, 8) if alone else about(middle, 3)
         cy = about(32, 8) if alone else about(32, 10)
+        placed.append((item, cx, cy, r))
+    return render(SIZE_PX, background, placed, pen=pen)
+
+
+def render(
+    side_px: int,
+    background: str,
+    placed: Iterable[tuple[Item, float, float, float]],
+    *,
+    pen: Pen = paint,
+) -> Image.Image:
+    """Draw items on a background, anti-aliased.
+
+    Args:
+        placed: items, each with the column and row of its middle and its radius, in pixels.
+    """
+    size = side_px * OVERSAMPLING
+    picture = Image.new("RGB", (size, size), PALETTE[background])
+    canvas = ImageDraw.Draw(picture)
+    for item, cx, cy, r in placed:
         sides = (cx - r, cy - r, cx + r, cy + r)
         left, top, right, bottom = (side * OVERSAMPLING for side in sides)
         pen(canvas, item.shape, (left, top, right, bottom), PALETTE[item.colour])
@@ -223,11 +254,18 @@ def sample(rng: random.Random, alone: float = 0.4) -> tuple[Scene, str]:
         scene = Scene(background, items)
         if not is_held_out(scene):
             break
-    wording = Wording(
-        articles=rng.random() > 0.08,
-        background_word=rng.random() > 0.08,
-        background_clause=rng.random() > 0.08,
+    style = replace(
+        random_style(rng),
         right_of=count == 2 and rng.random() < 0.12,
         a_orange=rng.random() < 0.2,
     )
-    return scene, caption(scene, wording)
+    return scene, caption(scene, style)
+
+
+def random_style(rng: random.Random) -> CaptionStyle:
+    """Choose a style, mostly the canonical one."""
+    return CaptionStyle(
+        articles=rng.random() > 0.08,
+        background_word=rng.random() > 0.08,
+        background_clause=rng.random() > 0.08,
+    )

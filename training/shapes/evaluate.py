@@ -1,48 +1,70 @@
 """Judge the model in the package, loaded like any other checkpoint."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
 from PIL import Image, ImageDraw
 
 from training.shapes.draw import SIZE_PX, prompts
+from training.shapes.fit import Log
 from training.shapes.judge import why_not
-from training.shapes.text import Log
 
 PER_KIND = 100  # prompts of one shape, and again of two
 BATCH_ROWS = 25
 
 
-def evaluate(folder: Path, log: Log) -> tuple[float, float]:
-    """Judge pictures of the held-out prompts, and log how many are right.
+def evaluate(folder: Path, log: Log) -> None:
+    """Judge pictures of the held-out prompts, and log how many are right."""
+    captions = prompts(PER_KIND)
+    compare_settings(
+        folder, captions, (4, 8, 16), log,
+        heading=f"{len(captions)} held-out prompts, default settings",
+        why_not=why_not, describe=describe,
+    )  # fmt: skip
 
-    Seeds are 0, 1, 2 ... in the order of the prompts. The settings are the pipeline's
-    own with what `carpool.json` lays under them; others are judged for comparison.
 
-    Returns:
-        The shares of one-shape and two-shape pictures that are right by default.
+def compare_settings(
+    folder: Path,
+    captions: Sequence[str],
+    step_counts: Sequence[int],
+    log: Log,
+    *,
+    heading: str,
+    why_not: Callable[[Any, str], str],
+    describe: Callable[[Sequence[str]], str],
+    batch_rows: int = BATCH_ROWS,
+) -> None:
+    """Judge what a model makes of captions, by default and with other settings.
+
+    Seeds are 0, 1, 2 ... in the order of the captions. The default settings are the pipeline's
+    own with what `carpool.json` lays under them.
+
+    Args:
+        step_counts: numbers of steps to compare.
+        why_not: the judge; an empty string for what is right.
+        describe: puts its answers into words.
     """
     pipeline = load(folder)
-    captions = prompts(PER_KIND)
-    wrong = [
-        why_not(*pair) for pair in zip(pictures(pipeline, folder, captions), captions, strict=True)
-    ]
-    default = shares(wrong)
-    log(f"{len(captions)} held-out prompts, default settings: {describe(default)}")
+
+    def reasons(**settings: float) -> list[str]:
+        made = generate(pipeline, folder, captions, batch_rows, **settings)
+        return [why_not(*pair) for pair in zip(made, captions, strict=True)]
+
+    wrong = reasons()
+    log(f"{heading}: {describe(wrong)}")
     for at, reason in enumerate(wrong):
         if reason:
             log(f"  wrong, seed {at}: {captions[at]!r}: {reason}")
-    others: list[dict[str, float]] = [{"guidance_scale": g} for g in (1.0, 2.0, 5.0)]
-    others += [{"num_inference_steps": n} for n in (4, 8, 16)]
-    for settings in others:
-        images = pictures(pipeline, folder, captions, **settings)
-        found = shares([why_not(*pair) for pair in zip(images, captions, strict=True)])
-        (name, value), *_ = settings.items()
-        log(f"the same with {name} {value}: {describe(found)}")
-    return default
+    for guidance in (1.0, 2.0, 5.0):
+        log(f"the same with guidance_scale {guidance}: "
+            f"{describe(reasons(guidance_scale=guidance))}")  # fmt: skip
+    for steps in step_counts:
+        log(f"the same with num_inference_steps {steps}: "
+            f"{describe(reasons(num_inference_steps=steps))}")  # fmt: skip
 
 
 def load(folder: Path) -> DiffusionPipeline:
@@ -52,28 +74,28 @@ def load(folder: Path) -> DiffusionPipeline:
     return pipeline
 
 
-def pictures(
-    pipeline: DiffusionPipeline, folder: Path, captions: Sequence[str], **settings: float
-) -> list[Image.Image]:
-    """Draw one picture of each caption; its seed is its place."""
+def generate(
+    pipeline: DiffusionPipeline,
+    folder: Path,
+    captions: Sequence[str],
+    batch_rows: int = BATCH_ROWS,
+    **settings: float,
+) -> list[Any]:
+    """Make one picture or video of each caption; its seed is its place."""
     settings = json.loads((folder / "carpool.json").read_text())["defaults"] | settings
-    images: list[Image.Image] = []
-    for start in range(0, len(captions), BATCH_ROWS):
-        batch = list(captions[start : start + BATCH_ROWS])
+    made: list[Any] = []
+    for start in range(0, len(captions), batch_rows):
+        batch = list(captions[start : start + batch_rows])
         seeds = [torch.Generator().manual_seed(start + at) for at in range(len(batch))]
-        images += pipeline(prompt=batch, generator=seeds, **settings).images
-    return images
+        made += pipeline(prompt=batch, generator=seeds, output_type="pil", **settings)[0]
+    return made
 
 
-def shares(wrong: Sequence[str]) -> tuple[float, float]:
-    """Give the shares of right pictures, for a list with one-shape prompts first."""
+def describe(wrong: Sequence[str]) -> str:
+    """Put the shares of right pictures into words, for a list with one-shape prompts first."""
     half = len(wrong) // 2
-    return wrong[:half].count("") / half, wrong[half:].count("") / half
-
-
-def describe(found: tuple[float, float]) -> str:
-    """Put the two shares into words."""
-    return f"one shape {found[0]:.1%} right, two shapes {found[1]:.1%} right"
+    one, two = wrong[:half].count("") / half, wrong[half:].count("") / half
+    return f"one shape {one:.1%} right, two shapes {two:.1%} right"
 
 
 def sheet(images: Sequence[Image.Image], captions: Sequence[str], columns: int = 8) -> Image.Image:

@@ -9,11 +9,11 @@ Source: model guidance, Tang et al., arXiv:2502.12154, 2025; guidance distillati
 Meng et al., arXiv:2210.03142, 2022.
 """
 
-import copy
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
@@ -21,6 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from training.shapes.draw import draw, sample
+from training.shapes.flow_matching import FlowMatching, TrainingSet, encode_examples
 from training.shapes.text import LENGTH, Encoders
 from training.shapes.vae import CHANNELS, pixels
 
@@ -28,37 +29,7 @@ GRID = 4  # image tokens a side; each is 2x2 latent pixels
 WIDTH = CHANNELS * 4  # channels of an image token
 NOMINAL_GUIDANCE = 3.5
 NOISE_SHARE = 0.25  # of the autoencoder's noise, on the latents trained on
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """When what happens, in optimizer steps."""
-
-    steps: int
-    calm_from: int  # first step with scenes that vary less
-    guided_from: int  # first step that teaches guidance
-    decay_from: int  # the learning rate falls in a line from here to the end
-    warmup: int = 300
-    rows: int = 64
-    peak: float = 2e-3
-    ema: float = 0.999
-    dropout: float = 0.1  # of captions, replaced by the empty one
-
-    def rate(self, step: int) -> float:
-        """Give the learning rate of a step, counted from 1."""
-        left = (self.steps - step + 1) / (self.steps - self.decay_from + 1)
-        return self.peak * min(1.0, step / self.warmup, max(left, 0.01))
-
-
-@dataclass(slots=True)
-class Pool:
-    """Encoded scenes with the encodings of their captions, in half precision."""
-
-    latents: Tensor  # (scenes, GRID * GRID, WIDTH), zero mean and unit spread
-    noise: float  # spread of what is added to them, in the same unit
-    caption: Tensor  # (scenes,), row of the tables
-    pooled: Tensor  # (captions, 96); row 0 is the empty caption
-    tokens: Tensor  # (captions, LENGTH, 96)
+PEAK = 2e-3  # learning rate
 
 
 def build_transformer() -> FluxTransformer2DModel:
@@ -99,39 +70,37 @@ def unpack(tokens: Tensor) -> Tensor:
     return blocks.reshape(-1, CHANNELS, GRID * 2, GRID * 2)
 
 
-def make_pool(
+def encode_scenes(
     encoders: Encoders, vae: AutoencoderKL, *, count: int, seed: int, spread: float, alone: float
-) -> Pool:
+) -> TrainingSet:
     """Draw and encode scenes to train on, each with one caption.
 
     Args:
         count: scenes.
-        spread: how much sizes and places vary, see `draw`.
+        spread: how much sizes and places of the first 100 vary, see `draw`. Those of the others
+            vary by the spread of the autoencoder's noise: so the embedded model was trained.
         alone: share of scenes with one shape.
     """
-    rng = random.Random(seed)
-    vae = vae.to(memory_format=torch.channels_last)
-    rows, latents, noise = {"": 0}, [], 0.0
-    caption = torch.zeros(count, dtype=torch.long)
-    for start in range(0, count, 100):
-        images = []
-        for at in range(start, min(start + 100, count)):
-            scene, text = sample(rng, alone)
-            images.append(draw(scene, rng, spread))
-            caption[at] = rows.setdefault(text, len(rows))
-        with torch.no_grad():
-            shown = pixels(images).float() / 127.5 - 1
-            posterior = vae.encode(shown.to(memory_format=torch.channels_last)).latent_dist
+    vae, rng, noise = vae.to(memory_format=torch.channels_last), random.Random(seed), 0.0
+
+    def drawn() -> tuple[str, Image.Image]:
+        scene, text = sample(rng, alone)
+        return text, draw(scene, rng, spread)
+
+    @torch.no_grad()
+    def encode(images: Sequence[Image.Image]) -> Tensor:
+        nonlocal spread, noise
+        shown = pixels(images).float() / 127.5 - 1
+        posterior = vae.encode(shown.to(memory_format=torch.channels_last)).latent_dist
         mean = (posterior.mean - vae.config.shift_factor) * vae.config.scaling_factor
-        latents.append(pack(mean).half())
         spread = posterior.std.mean().item() * vae.config.scaling_factor
         noise += NOISE_SHARE * spread * len(images) / count
-    return Pool(torch.cat(latents), noise, caption, *encoders.table(list(rows)))
+        return pack(mean).half()
+
+    return replace(encode_examples(count, drawn, encode, encoders.table), noise=noise)
 
 
-def velocity(
-    model: FluxTransformer2DModel, x: Tensor, t: Tensor, g: Tensor, text: Sequence[Tensor]
-) -> Tensor:
+def velocity(model: nn.Module, x: Tensor, t: Tensor, g: Tensor, text: Sequence[Tensor]) -> Tensor:
     """Run the transformer as the pipeline does.
 
     Args:
@@ -156,80 +125,53 @@ def velocity(
     return out
 
 
-class Flow:
-    """A transformer in training; `state` and `load` let it stop and go on."""
+class FluxMatching(FlowMatching):
+    """A FLUX transformer in training, plain at first, then also with its own guidance.
 
-    def __init__(self, plan: Plan, varied: Pool, calm: Pool, seed: int) -> None:
-        torch.manual_seed(seed)
-        self.plan, self.step, self.loss = plan, 0, 1.0
-        self._varied, self._calm = varied, calm
-        self.chance = torch.Generator().manual_seed(seed)
-        self.model = build_transformer()
-        self.ema = copy.deepcopy(self.model).eval().requires_grad_(False)
-        # one compiled shape each: pictures are drawn with the plain `ema`
-        self._student, self._teacher = torch.compile(self.model), torch.compile(self.ema)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), plan.peak, betas=(0.9, 0.99), weight_decay=0.01, fused=True
-        )
+    `student` is what is trained, `teacher` whose guidance it learns; either may be compiled.
 
-    @property
-    def pool(self) -> Pool:
-        """What the present step is trained on."""
-        return self._calm if self.step >= self.plan.calm_from else self._varied
+    Args:
+        examples: what a step is trained on.
+        guided_from: first step that teaches guidance.
+        plain_rows: of each batch, always at g = 1.
+    """
 
-    def state(self) -> dict[str, object]:
-        """Give all that the next step depends on."""
-        parts = {name: getattr(self, name).state_dict() for name in ("model", "ema", "optimizer")}
-        return parts | {"step": self.step, "loss": self.loss, "chance": self.chance.get_state()}
+    def __init__(
+        self,
+        *args: Any,
+        examples: Callable[[int], TrainingSet],
+        guided_from: int,
+        plain_rows: int = 0,
+    ) -> None:
+        super().__init__(*args)
+        self._examples, self._guided_from, self._plain_rows = examples, guided_from, plain_rows
+        self.student, self.teacher = self.model, self.ema
 
-    def load(self, state: dict[str, object]) -> None:
-        """Go on from a saved state."""
-        for name in ("model", "ema", "optimizer"):
-            getattr(self, name).load_state_dict(state[name])
-        self.step, self.loss = state["step"], state["loss"]  # type: ignore[assignment]
-        self.chance.set_state(state["chance"])  # type: ignore[arg-type]
-
-    def advance(self) -> None:
-        """Take one optimizer step."""
-        self.step += 1
-        plan, pool, rows = self.plan, self.pool, self.plan.rows
-        for group in self.optimizer.param_groups:
-            group["lr"] = plan.rate(self.step)
-        draw_rows = torch.randint(len(pool.latents), (rows,), generator=self.chance)
-        z = pool.latents[draw_rows].float()
-        z = z + pool.noise * torch.randn(z.shape, generator=self.chance)
-        n = torch.randn(z.shape, generator=self.chance)
-        t = torch.sigmoid(torch.randn(rows, generator=self.chance))
-        g = 1 + 4 * torch.rand(rows, generator=self.chance)
-        g[: rows // 4] = 1.0
-        x = torch.lerp(z, n, t[:, None, None])
-        target = n - z
-        captions = pool.caption[draw_rows]
-        kept = torch.rand(rows, generator=self.chance) >= plan.dropout
-        captions = captions * kept
-        if self.step >= plan.guided_from:
+    def batch_loss(self) -> Tensor:
+        examples, rows = self._examples(self.step), self.schedule.rows
+        chance = self.chance
+        chosen = torch.randint(len(examples.latents), (rows,), generator=chance)
+        z = examples.latents[chosen].float()
+        z = z + examples.noise * torch.randn(z.shape, generator=chance)
+        n = torch.randn(z.shape, generator=chance)
+        t = torch.sigmoid(torch.randn(rows, generator=chance))
+        g = 1 + 4 * torch.rand(rows, generator=chance)
+        g[: self._plain_rows] = 1.0
+        x, target = torch.lerp(z, n, t[:, None, None]), n - z
+        captions = self.kept_captions(examples.caption[chosen])
+        if self.step >= self._guided_from:
             taught = slice(rows // 2, rows)  # the other half stays plain, at g = 1
             g[: rows // 2] = 1.0
             target[taught] += self._guidance(x[taught], t[taught], g[taught], captions[taught])
-        text = pool.pooled[captions].float(), pool.tokens[captions].float()
-        loss = nn.functional.mse_loss(velocity(self._student, x, t, g, text), target)
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.loss += 0.01 * (loss.item() - self.loss)
-        decay = min(plan.ema, self.step / (self.step + 20))
-        with torch.no_grad():
-            torch._foreach_lerp_(
-                list(self.ema.parameters()), list(self.model.parameters()), 1 - decay
-            )
+        text = examples.text(captions)
+        return nn.functional.mse_loss(velocity(self.student, x, t, g, text), target)
 
     @torch.no_grad()
     def _guidance(self, x: Tensor, t: Tensor, g: Tensor, captions: Tensor) -> Tensor:
         """Give what guidance adds to the velocity of each row; nothing without a caption."""
         both = torch.cat([captions, torch.zeros_like(captions)])
-        text = self.pool.pooled[both].float(), self.pool.tokens[both].float()
-        v = velocity(self._teacher, x.repeat(2, 1, 1), t.repeat(2), torch.ones(len(both)), text)
+        text = self._examples(self.step).text(both)
+        v = velocity(self.teacher, x.repeat(2, 1, 1), t.repeat(2), torch.ones(len(both)), text)
         said, silent = v.chunk(2)
         return (g - 1)[:, None, None] * (said - silent)
 

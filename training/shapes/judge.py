@@ -2,14 +2,16 @@
 
 The background is what the border shows. Everything else falls into connected parts;
 each must have one colour of the palette and cover its bounding box as exactly one of
-the six shapes would. Whatever is in doubt is refused, with the reason.
+the six shapes would. Whatever is in doubt is unclear, with the reason.
 
 Numbers here were set on drawn pictures, with noise and blur, before any model was judged.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,19 +38,35 @@ _NAMES = tuple(PALETTE)
 _COLOURS: Pixels = np.array(list(PALETTE.values()), dtype=np.float64)
 
 
+Shown = TypeVar("Shown")  # a `Scene`, or what a video shows
+
+
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a picture shows, or why that cannot be said."""
+class Judgement(Generic[Shown]):
+    """What a picture or video shows, or why that cannot be said."""
 
-    scene: Scene | None
-    reason: str = ""  # empty if there is a scene
+    shown: Shown | None
+    reason: str = ""  # empty if something is shown
+
+    def why_not(self, wanted: Any, caption: Callable[[Shown], str]) -> str:
+        """Say why it is not what was wanted; an empty string if it is.
+
+        Args:
+            wanted: without a background it may have any.
+        """
+        if self.shown is None:
+            return self.reason
+        shown: Any = self.shown
+        if wanted.background is None:
+            wanted = replace(wanted, background=shown.background)
+        return "" if shown == wanted else f"shows {caption(self.shown)}"
 
 
-class _Refused(Exception):
-    """The picture shows no scene."""
+class Unclear(Exception):
+    """What is shown cannot be said; the message is the reason."""
 
 
-def judge(image: Image.Image) -> Verdict:
+def judge(image: Image.Image) -> Judgement[Scene]:
     """Say what a picture shows.
 
     Args:
@@ -64,9 +82,9 @@ def judge(image: Image.Image) -> Verdict:
         )
     rgb = np.asarray(image.convert("RGB"), dtype=np.float64)
     try:
-        return Verdict(_scene(rgb))
-    except _Refused as refused:
-        return Verdict(None, str(refused))
+        return Judgement(_scene(rgb))
+    except Unclear as unclear:
+        return Judgement(None, str(unclear))
 
 
 def why_not(image: Image.Image, wanted: Scene | str) -> str:
@@ -75,14 +93,7 @@ def why_not(image: Image.Image, wanted: Scene | str) -> str:
     Returns:
         An empty string if the picture is right.
     """
-    scene = parse(wanted) if isinstance(wanted, str) else wanted
-    verdict = judge(image)
-    if verdict.scene is None:
-        return verdict.reason
-    same_background = scene.background in (None, verdict.scene.background)
-    if same_background and scene.items == verdict.scene.items:
-        return ""
-    return f"shows {caption(verdict.scene)}"
+    return judge(image).why_not(parse(wanted) if isinstance(wanted, str) else wanted, caption)
 
 
 def shows(image: Image.Image, wanted: Scene | str) -> bool:
@@ -94,10 +105,10 @@ def _scene(rgb: Pixels) -> Scene:
     background = _background(rgb)
     found = _parts(rgb, background)
     if not 1 <= len(found) <= 2:
-        raise _Refused(f"has {len(found)} shapes, not one or two")
+        raise Unclear(f"has {len(found)} shapes, not one or two")
     found.sort(key=_middle)
     if len(found) == 2 and _middle(found[1]) - _middle(found[0]) < MIN_APART_PX:
-        raise _Refused("has two shapes, but not side by side")
+        raise Unclear("has two shapes, but not side by side")
     return Scene(background, tuple(_item(rgb, part, background) for part in found))
 
 
@@ -106,7 +117,7 @@ def shapes_of(image: Image.Image) -> list[Mask]:
     rgb = np.asarray(image.convert("RGB"), dtype=np.float64)
     try:
         return _parts(rgb, _background(rgb))
-    except _Refused:
+    except Unclear:
         return []
 
 
@@ -116,7 +127,7 @@ def _background(rgb: Pixels) -> str:
     edge[BORDER_PX:-BORDER_PX, BORDER_PX:-BORDER_PX] = False
     name, share = _colour(rgb[edge])
     if share < MIN_BORDER:
-        raise _Refused(f"has {name} on only {share:.0%} of its border")
+        raise Unclear(f"has {name} on only {share:.0%} of its border")
     return name
 
 
@@ -125,9 +136,9 @@ def _item(rgb: Pixels, part: Mask, background: str) -> Item:
     inside = inner(part)
     name, share = _colour(rgb[inside if inside.sum() >= SPECK_PX else part])
     if share < MIN_UNIFORM:
-        raise _Refused(f"has a shape that is {name} on only {share:.0%} of its inside")
+        raise Unclear(f"has a shape that is {name} on only {share:.0%} of its inside")
     if name == background:
-        raise _Refused(f"has a shape in the colour of the background, {name}")
+        raise Unclear(f"has a shape in the colour of the background, {name}")
     own, other = _COLOURS[_NAMES.index(name)], _COLOURS[_NAMES.index(background)]
     nearer = np.linalg.norm(rgb - own, axis=-1) < np.linalg.norm(rgb - other, axis=-1)
     return Item(name, _shape(part & nearer))
@@ -140,7 +151,7 @@ def _colour(inside: Pixels) -> tuple[str, float]:
     best = int(far.argmin())
     if far[best] > MAX_COLOUR_DISTANCE:
         rgb = ", ".join(f"{value:.0f}" for value in middle)
-        raise _Refused(f"has the colour ({rgb}), {far[best]:.0f} away from {_NAMES[best]}")
+        raise Unclear(f"has the colour ({rgb}), {far[best]:.0f} away from {_NAMES[best]}")
     nearest = np.linalg.norm(inside[:, None] - _COLOURS, axis=-1).argmin(axis=1)
     return _NAMES[best], float((nearest == best).mean())
 
@@ -149,10 +160,10 @@ def _shape(part: Mask) -> str:
     """Name the shape that covers the part's bounding box as the part does."""
     rows, columns = np.flatnonzero(part.any(axis=1)), np.flatnonzero(part.any(axis=0))
     if not len(rows):
-        raise _Refused("has a shape that is all edge")
+        raise Unclear("has a shape that is all edge")
     top, left, height, width = rows[0], columns[0], int(np.ptp(rows)) + 1, int(np.ptp(columns)) + 1
     if max(height, width) > MAX_STRETCH * min(height, width):
-        raise _Refused(f"has a shape of {width}x{height} pixels, too stretched")
+        raise Unclear(f"has a shape of {width}x{height} pixels, too stretched")
     seen = np.pad(part[top : top + height, left : left + width], 1)
     overlap = {}
     for shape in SHAPES:
@@ -161,9 +172,9 @@ def _shape(part: Mask) -> str:
         overlap[shape] = float((both / (ideals | seen).sum(axis=(1, 2))).max())
     best, second = sorted(SHAPES, key=lambda shape: -overlap[shape])[:2]
     if overlap[best] < MIN_IOU:
-        raise _Refused(f"has a shape that is a {best} by only {overlap[best]:.2f}")
+        raise Unclear(f"has a shape that is a {best} by only {overlap[best]:.2f}")
     if overlap[best] - overlap[second] < MIN_MARGIN:
-        raise _Refused(f"has a shape between {best} and {second}")
+        raise Unclear(f"has a shape between {best} and {second}")
     return best
 
 

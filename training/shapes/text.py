@@ -8,6 +8,7 @@ frozen: the transformer is trained on their outputs.
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from tokenizers import pre_tokenizers
@@ -16,13 +17,22 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config,
 from transformers import T5TokenizerFast as T5Tokenizer
 
 from training.shapes.draw import PALETTE, SHAPES, Scene, parse, sample
+from training.shapes.fit import AdamW, Log, Loss, fit
 
 LENGTH = 16  # tokens of a caption; the longest needs 14
 WORDS = ("a", "an", "on", "background", "left", "right", "of", *PALETTE, *SHAPES)
 COLOURS = tuple(PALETTE)
 SIDES = ("only", "left", "right", "background")
-
-Log = Callable[[str], None]
+T5_SIZES: dict[str, Any] = {  # of the T5 encoders of both models
+    "d_model": 96,
+    "d_kv": 24,
+    "d_ff": 256,
+    "num_layers": 2,
+    "num_heads": 4,
+    "dropout_rate": 0.0,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
 
 
 def clip_tokenizer() -> CLIPTokenizer:
@@ -54,12 +64,23 @@ def _join(parts: list[str], merge: tuple[str, str]) -> list[str]:
     return joined
 
 
-def t5_tokenizer() -> T5Tokenizer:
-    """Build the T5 tokenizer: every word of a caption one piece, characters for the rest."""
+def t5_tokenizer(words: Sequence[str] = WORDS) -> T5Tokenizer:
+    """Build a T5 tokenizer: every word of a caption one piece, characters for the rest."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
-    pieces += [("▁" + word, -3.0) for word in (*WORDS, *(word.title() for word in WORDS))]
+    pieces += [("▁" + word, -3.0) for word in (*words, *(word.title() for word in words))]
     pieces += [(chr(code), -6.0) for code in range(33, 127)]
     return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=LENGTH)
+
+
+def tokenize(tokenizer: Any, captions: Sequence[str]) -> Any:
+    """Turn captions into `input_ids` and `attention_mask`, (captions, LENGTH) each."""
+    return tokenizer(
+        list(captions),
+        padding="max_length",
+        max_length=LENGTH,
+        truncation=True,
+        return_tensors="pt",
+    )
 
 
 class Encoders(nn.Module):
@@ -82,30 +103,12 @@ class Encoders(nn.Module):
                 pad_token_id=1,
             )
         )
-        self.t5 = T5EncoderModel(
-            T5Config(
-                vocab_size=len(self.t5_tokenizer),
-                d_model=96,
-                d_kv=24,
-                d_ff=256,
-                num_layers=2,
-                num_heads=4,
-                dropout_rate=0.0,
-                pad_token_id=0,
-                eos_token_id=1,
-            )
-        )
+        self.t5 = T5EncoderModel(T5Config(vocab_size=len(self.t5_tokenizer), **T5_SIZES))
 
     def ids(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Turn captions into CLIP and T5 token ids, (captions, LENGTH) each."""
         clip, t5 = (
-            tokenizer(
-                list(captions),
-                padding="max_length",
-                max_length=LENGTH,
-                truncation=True,
-                return_tensors="pt",
-            ).input_ids
+            tokenize(tokenizer, captions).input_ids
             for tokenizer in (self.clip_tokenizer, self.t5_tokenizer)
         )
         return clip, t5
@@ -155,6 +158,28 @@ def _token_labels(text: str, scene: Scene) -> list[list[int]]:
     return labels + [nothing] * (LENGTH - len(labels))
 
 
+def captions_of_batch(
+    rng: random.Random, sample: Callable[[random.Random], tuple[Any, str]], rows: int
+) -> list[str]:
+    """Draw captions, some of them capitalised."""
+    captions = [sample(rng)[1] for _ in range(rows)]
+    return [text.capitalize() if rng.random() < 0.1 else text for text in captions]
+
+
+def train_classifier(
+    encoder: nn.Module,
+    heads: Sequence[nn.Module],
+    batch_loss: Callable[[int], Loss],
+    steps: int,
+    log: Log,
+) -> None:
+    """Train an encoder together with the heads that name what captions say, then freeze it."""
+    weights = list(nn.ModuleList([encoder, *heads]).parameters())
+    optimizer = AdamW(weights, 2e-3, (steps, 0.05), weight_decay=0.01)
+    fit("text", steps, batch_loss, optimizer, log)
+    encoder.eval().requires_grad_(False)
+
+
 def train_text(steps: int, seed: int, log: Log, rows: int = 128) -> Encoders:
     """Teach both encoders to name what captions say, then freeze them."""
     torch.manual_seed(seed)
@@ -165,13 +190,10 @@ def train_text(steps: int, seed: int, log: Log, rows: int = 128) -> Encoders:
     pooled_heads = [nn.Linear(96, n + 1) for n in (c, c, s, c, s)]
     # of the thing a word belongs to: colour, shape, side
     token_heads = [nn.Linear(96, n + 1) for n in (c, s, len(SIDES))]
-    parameters = list(nn.ModuleList([encoders, *pooled_heads, *token_heads]).parameters())
-    optimizer = torch.optim.AdamW(parameters, 2e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps, pct_start=0.05)
     cross_entropy = nn.functional.cross_entropy
-    for step in range(1, steps + 1):
-        captions = [sample(rng)[1] for _ in range(rows)]
-        captions = [text.capitalize() if rng.random() < 0.1 else text for text in captions]
+
+    def batch_loss(step: int) -> Loss:
+        captions = captions_of_batch(rng, sample, rows)
         stated = [parse(text) for text in captions]
         pooled, tokens = encoders(*encoders.ids(captions))
         whole = torch.tensor([_pooled_labels(scene) for scene in stated])
@@ -185,19 +207,18 @@ def train_text(steps: int, seed: int, log: Log, rows: int = 128) -> Encoders:
             loss = loss + cross_entropy(out, whole[:, i])
         for i, out in enumerate(bound):
             loss = loss + cross_entropy(out, words[..., i].flatten())
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % 100 == 0 or step == steps:
+
+        def report() -> str:
             right = torch.stack([out.argmax(-1) == whole[:, i] for i, out in enumerate(named)])
             bindings = torch.stack(
                 [out.argmax(-1) == words[..., i].flatten() for i, out in enumerate(bound)]
             )
-            log(
-                f"text step {step} loss {loss.item():.4f} captions named by CLIP"
-                f" {right.all(0).float().mean():.3f}, words bound by T5"
+            return (
+                f"captions named by CLIP {right.all(0).float().mean():.3f}, words bound by T5"
                 f" {bindings.all(0).float().mean():.4f}"
             )
-    return encoders.eval().requires_grad_(False)
+
+        return loss, report
+
+    train_classifier(encoders, [*pooled_heads, *token_heads], batch_loss, steps, log)
+    return encoders

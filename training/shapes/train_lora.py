@@ -10,7 +10,6 @@ then half of each batch with the guidance of the model itself. Only the adapter 
 
 import copy
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,9 +21,12 @@ from torch import Tensor, nn
 from carpool.models.embedded import LORA_DIR, MODEL_DIR
 from training.shapes.draw import draw, parse, prompts, sample
 from training.shapes.evaluate import load
-from training.shapes.flow import generate, pack, velocity
+from training.shapes.fit import AdamW
+from training.shapes.flow import PEAK, FluxMatching, generate, pack
+from training.shapes.flow_matching import TrainingSchedule, TrainingSet
 from training.shapes.outlined import outline, why_not_outlined
-from training.shapes.train import BUILD, Journal, kept
+from training.shapes.run import Checkpoints, TrainingLog
+from training.shapes.train import BUILD
 from training.shapes.vae import pixels
 
 SEED = 0
@@ -34,20 +36,12 @@ LAYERS = (  # attention and feed-forward; the last two are those of FLUX's singl
 )
 ENCODER_STEPS, ENCODER_ROWS = 600, 16
 SCENES, SPREAD, ALONE = 6000, 0.15, 0.85
-ROWS, PEAK, DROPOUT = 48, 2e-3, 0.1
-STEPS, GUIDED_FROM, WARMUP, AVERAGE = 2000, 1000, 50, 0.995
+SCHEDULE = TrainingSchedule(
+    steps=2_000, decay_from=1_001, warmup=50, floor=0.02,
+    rows=48, ema=0.995, ema_warmup=10, loss_share=0.02,
+)  # fmt: skip
+GUIDED_FROM = 1_000
 JUDGE_EVERY = 400
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Encoded scenes with the encodings of their captions."""
-
-    latents: Tensor  # (scenes, GRID * GRID, WIDTH)
-    noise: float  # spread of what is added to them
-    caption: Tensor  # (scenes,), row of the tables
-    pooled: Tensor  # (captions, 96); row 0 is the empty caption
-    tokens: Tensor  # (captions, LENGTH, 96)
 
 
 def outlined_scenes(count: int, seed: int) -> tuple[Tensor, list[str]]:
@@ -61,7 +55,7 @@ def outlined_scenes(count: int, seed: int) -> tuple[Tensor, list[str]]:
     return pixels(images), captions
 
 
-def learn_to_encode(vae: AutoencoderKL, shown: Tensor, log: Journal) -> nn.Module:
+def learn_to_encode(vae: AutoencoderKL, shown: Tensor, log: TrainingLog) -> nn.Module:
     """Teach a copy of the encoder what the decoder needs to draw outlines.
 
     Args:
@@ -93,7 +87,9 @@ def learn_to_encode(vae: AutoencoderKL, shown: Tensor, log: Journal) -> nn.Modul
 
 
 @torch.no_grad()
-def make_pool(pipe: FluxPipeline, encoder: nn.Module, shown: Tensor, captions: list[str]) -> Pool:
+def encode_scenes(
+    pipe: FluxPipeline, encoder: nn.Module, shown: Tensor, captions: list[str]
+) -> TrainingSet:
     """Encode the scenes and their captions."""
     config, latents = pipe.vae.config, []
     for batch in torch.split(shown, 100):
@@ -101,8 +97,7 @@ def make_pool(pipe: FluxPipeline, encoder: nn.Module, shown: Tensor, captions: l
         latents.append(pack((mean - config.shift_factor) * config.scaling_factor))
     rows = {"": 0}
     caption_rows = torch.tensor([rows.setdefault(text, len(rows)) for text in captions])
-    pooled, tokens = embed(pipe, list(rows))
-    return Pool(torch.cat(latents), 0.05, caption_rows, pooled, tokens)
+    return TrainingSet(torch.cat(latents), caption_rows, embed(pipe, list(rows)), noise=0.05)
 
 
 @torch.no_grad()
@@ -117,103 +112,65 @@ def embed(pipe: FluxPipeline, captions: list[str]) -> tuple[Tensor, Tensor]:
     return torch.cat(pooled), torch.cat(tokens)
 
 
-class Training:
-    """The adapter in training, its average, and what the next step depends on."""
+def new_flow(model: Any, examples: TrainingSet) -> FluxMatching:
+    """Begin the training of an adapter, with the guidance of the model that it is added to."""
 
-    def __init__(self, model: Any, pool: Pool) -> None:
-        torch.manual_seed(SEED)
-        self.model, self.pool, self.step, self.loss = model.requires_grad_(False), pool, 0, 1.0
-        self.chance = torch.Generator().manual_seed(SEED)
+    def build() -> Any:
+        model.requires_grad_(False)
         model.add_adapter(LoraConfig(r=RANK, lora_alpha=RANK, target_modules=LAYERS))
-        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self.average = [weight.detach().clone() for weight in self.weights]
-        self.optimizer = torch.optim.AdamW(self.weights, PEAK, betas=(0.9, 0.99))
+        return model
 
-    def advance(self) -> None:
-        """Take one optimizer step."""
-        self.step += 1
-        left = min(1.0, (STEPS - self.step + 1) / (STEPS / 2))
-        for group in self.optimizer.param_groups:
-            group["lr"] = PEAK * min(1.0, self.step / WARMUP, max(left, 0.02))
-        pool = self.pool
-        rows = torch.randint(len(pool.latents), (ROWS,), generator=self.chance)
-        z = pool.latents[rows]
-        z = z + pool.noise * torch.randn(z.shape, generator=self.chance)
-        n = torch.randn(z.shape, generator=self.chance)
-        t = torch.sigmoid(torch.randn(ROWS, generator=self.chance))
-        g = 1 + 4 * torch.rand(ROWS, generator=self.chance)
-        captions = pool.caption[rows] * (torch.rand(ROWS, generator=self.chance) >= DROPOUT)
-        x, target = torch.lerp(z, n, t[:, None, None]), n - z
-        if self.step >= GUIDED_FROM:
-            taught = slice(ROWS // 2, ROWS)  # the other half stays plain, at g = 1
-            g[: ROWS // 2] = 1.0
-            target[taught] += self._guidance(x[taught], t[taught], g[taught], captions[taught])
-        text = pool.pooled[captions], pool.tokens[captions]
-        loss = nn.functional.mse_loss(velocity(self.model, x, t, g, text), target)
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.weights, 1.0)
-        self.optimizer.step()
-        self.loss += 0.02 * (loss.item() - self.loss)
-        with torch.no_grad():
-            decay = min(AVERAGE, self.step / (self.step + 10))
-            torch._foreach_lerp_(self.average, self.weights, 1 - decay)
+    def optimizer(model: nn.Module) -> AdamW:
+        return AdamW(trained_weights(model), PEAK, betas=(0.9, 0.99))
 
-    @torch.no_grad()
-    def _guidance(self, x: Tensor, t: Tensor, g: Tensor, captions: Tensor) -> Tensor:
-        """Give what guidance adds to the velocity of each row; nothing without a caption."""
-        both = torch.cat([captions, torch.zeros_like(captions)])
-        text = self.pool.pooled[both], self.pool.tokens[both]
-        v = velocity(self.model, x.repeat(2, 1, 1), t.repeat(2), torch.ones(len(both)), text)
-        said, silent = v.chunk(2)
-        return (g - 1)[:, None, None] * (said - silent)
-
-    @torch.no_grad()
-    def swap(self) -> None:
-        """Exchange the weights with their average; twice is as before."""
-        for weight, mean in zip(self.weights, self.average, strict=True):
-            kept = weight.clone()
-            weight.copy_(mean)
-            mean.copy_(kept)
+    flow = FluxMatching(
+        SCHEDULE, build, optimizer, SEED, examples=lambda step: examples, guided_from=GUIDED_FROM
+    )
+    flow.teacher = flow.model
+    return flow
 
 
-def judged(pipe: FluxPipeline, captions: list[str]) -> list[str]:
-    """Draw captions with the adapter as it is; gives why each picture is wrong."""
-    images = generate(pipe.transformer, pipe.vae, embed(pipe, captions), seed=SEED)
+def trained_weights(model: nn.Module) -> list[nn.Parameter]:
+    return [weight for weight in model.parameters() if weight.requires_grad]
+
+
+def judged(pipe: FluxPipeline, model: Any, captions: list[str]) -> list[str]:
+    """Draw captions with the adapter in the model; gives why each picture is wrong."""
+    images = generate(model, pipe.vae, embed(pipe, captions), seed=SEED)
     return [why_not_outlined(*pair) for pair in zip(images, captions, strict=True)]
 
 
 def main() -> None:
     """Train, judge on held-out prompts, and write the adapter into the package."""
     torch.set_num_threads(1)
-    BUILD.mkdir(parents=True, exist_ok=True)
-    log = Journal(BUILD / "lora.log")
+    checkpoints = Checkpoints(BUILD)
+    log = TrainingLog(BUILD / "lora.log")
     pipe: Any = load(MODEL_DIR)
     for module in (pipe.vae, pipe.transformer, pipe.text_encoder, pipe.text_encoder_2):
         module.requires_grad_(False)
     shown, captions = outlined_scenes(SCENES, SEED)
-    encoder = kept("outlined-encoder.pt", lambda: learn_to_encode(pipe.vae, shown, log))
-    training = Training(pipe.transformer, make_pool(pipe, encoder, shown, captions))
-    log(f"{sum(weight.numel() for weight in training.weights)} weights to train")
+    encoder = checkpoints.load_or_make(
+        "outlined-encoder.pt", lambda: learn_to_encode(pipe.vae, shown, log)
+    )
+    flow = new_flow(pipe.transformer, encode_scenes(pipe, encoder, shown, captions))
+    log(f"{sum(weight.numel() for weight in trained_weights(flow.model))} weights to train")
     held_out = [text for text in prompts(36) if len(parse(text).items) == 1]
-    while training.step < STEPS:
-        training.advance()
-        if training.step % 50 == 0:
-            log(f"adapter step {training.step} loss {training.loss:.4f}")
-        if training.step % JUDGE_EVERY == 0:
-            training.swap()
-            wrong = judged(pipe, held_out)
-            save(pipe)
-            training.swap()
-            log(f"adapter step {training.step}: {wrong.count('')} of {len(held_out)} right")
+    while flow.step < SCHEDULE.steps:
+        flow.advance()
+        if flow.step % 50 == 0:
+            log(f"adapter step {flow.step} loss {flow.loss:.4f}")
+        if flow.step % JUDGE_EVERY == 0:
+            wrong = judged(pipe, flow.ema, held_out)
+            save(flow.ema)
+            log(f"adapter step {flow.step}: {wrong.count('')} of {len(held_out)} right")
             for text, reason in zip(held_out, wrong, strict=True):
-                if reason and training.step == STEPS:
+                if reason and flow.step == SCHEDULE.steps:
                     log(f"  wrong: {text!r}: {reason}")
 
 
-def save(pipe: FluxPipeline) -> None:
+def save(model: nn.Module) -> None:
     """Write the adapter in half precision, as diffusers does."""
-    state = get_peft_model_state_dict(pipe.transformer, adapter_name="default")
+    state = get_peft_model_state_dict(model, adapter_name="default")
     FluxPipeline.save_lora_weights(
         LORA_DIR,
         transformer_lora_layers={name: weight.half() for name, weight in state.items()},

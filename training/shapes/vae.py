@@ -1,22 +1,24 @@
 """The autoencoder of the embedded model: 64x64 pixels to 8x8 latents of 8 channels."""
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from training.shapes.draw import SIZE_PX, draw, sample
-from training.shapes.text import Log
+from training.shapes.fit import AdamW, Log, Loss, fit
 
 CHANNELS = 8
 KL_WEIGHT = 5e-6
 
 
-def pixels(images: list[Image.Image]) -> Tensor:
-    """Turn pictures into bytes, (pictures, 3, SIZE_PX, SIZE_PX)."""
+def pixels(images: Sequence[Image.Image]) -> Tensor:
+    """Turn pictures into bytes, (pictures, 3, height, width)."""
     stacked = np.stack([np.asarray(image) for image in images])
     return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()
 
@@ -46,26 +48,17 @@ def train_vae(
     torch.manual_seed(seed)
     rng = random.Random(seed)
     vae = build_vae().to(memory_format=torch.channels_last)
-    optimizer = torch.optim.AdamW(vae.parameters(), peak, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, steps, pct_start=0.04)
-    for step in range(1, steps + 1):
+    optimizer = AdamW(vae.parameters(), peak, (steps, 0.04), betas=(0.9, 0.99))
+
+    def batch_loss(step: int) -> Loss:
         drawn = pixels([draw(sample(rng)[0], rng) for _ in range(rows)])
         real = (drawn.float() / 127.5 - 1).to(memory_format=torch.channels_last)
         posterior = vae.encode(real).latent_dist
-        redrawn = vae.decode(posterior.sample()).sample
-        error = redrawn - real
+        error = vae.decode(posterior.sample()).sample - real
         loss = error.abs().mean() + error.square().mean() + KL_WEIGHT * posterior.kl().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % 100 == 0 or step == steps:
-            noise = posterior.std.mean() / posterior.mean.std()
-            log(
-                f"vae step {step} loss {loss.item():.4f} L1 {error.abs().mean().item():.4f}"
-                f" posterior noise {noise.item():.3f} of the latents' spread"
-            )
+        return loss, lambda: describe(error, posterior)
+
+    fit("vae", steps, batch_loss, optimizer, log)
     vae = vae.eval().requires_grad_(False)
     with torch.no_grad():
         drawn = pixels([draw(sample(rng)[0], rng) for _ in range(512)])
@@ -76,3 +69,12 @@ def train_vae(
     )
     log(f"vae scaling {vae.config.scaling_factor} shift {vae.config.shift_factor}")
     return vae
+
+
+def describe(error: Tensor, posterior: DiagonalGaussianDistribution) -> str:
+    """Put a batch's error, and how noisy its latents are, into words."""
+    noise = posterior.std.mean() / posterior.mean.std()
+    return (
+        f"L1 {error.abs().mean().item():.4f}"
+        f" posterior noise {noise.item():.3f} of the latents' spread"
+    )

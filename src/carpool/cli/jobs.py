@@ -24,8 +24,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 _ID = click.argument("job_id", metavar="ID")
 
 
-class Server:
-    """One server, asked about its jobs."""
+class JobsClient:
+    """HTTP client of a server's job endpoints."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         import httpx2  # not for `--help`
@@ -48,19 +48,22 @@ class Server:
         self._http.close()
 
     def ask(self, method: str, *path: str, **query: Any) -> dict[str, Any]:
-        """The JSON object that the server answers; `path` are parts after `/v1/jobs`.
+        """Send a request; returns the JSON object of the answer. `path` is relative to `/v1/jobs`.
 
         Raises:
-            CarpoolError: nothing answers, or it says no.
+            CarpoolError: there is no answer, or it is an error.
         """
-        with self._heard():
+        with self._reachable():
             return self._checked(self._http.request(method, _path(path), params=query))
 
     def fetch(self, job_id: str, name: str, to: Path) -> None:
-        """Write a file of a job; the whole of it, or nothing."""
+        """Download a file of a job; a partial file is removed."""
         part = to.with_name(f"{to.name}.part")
         try:
-            with self._heard(), self._http.stream("GET", _path((job_id, "files", name))) as answer:
+            with (
+                self._reachable(),
+                self._http.stream("GET", _path((job_id, "files", name))) as answer,
+            ):
                 if not answer.is_success:
                     answer.read()
                     self._checked(answer)
@@ -71,7 +74,7 @@ class Server:
             part.unlink(missing_ok=True)
 
     @contextmanager
-    def _heard(self) -> Iterator[None]:
+    def _reachable(self) -> Iterator[None]:
         try:
             yield
         except self._failures as error:
@@ -95,15 +98,15 @@ def _path(parts: tuple[str, ...]) -> str:
     return "/".join(("v1/jobs", *(quote(part, safe="") for part in parts)))
 
 
-def _of_a_server(command: Callable[..., Iterator[str]]) -> Callable[..., None]:
-    """Give a command its flags and the server; what it yields are the lines that it prints."""
+def _with_client(command: Callable[..., Iterator[str]]) -> Callable[..., None]:
+    """Decorate a command: adds its flags, passes the client, prints the lines that it yields."""
 
     @click.option("--url", default=URL, show_default=True, help="of the server")
     @click.option("--api-key", envvar="CARPOOL_API_KEY", help="bearer token to send")
     @click.option("--json", "as_json", is_flag=True, help="print JSON, one object a line")
     @wraps(command)
     def run(url: str, api_key: str | None, **said: Any) -> None:
-        with closing(Server(url, api_key)) as server:
+        with closing(JobsClient(url, api_key)) as server:
             for line in command(server, **said):
                 click.echo(line)
 
@@ -120,8 +123,8 @@ def jobs() -> None:
 
 @jobs.command("list")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="of jobs")
-@_of_a_server
-def list_(server: Server, limit: int, as_json: bool) -> Iterator[str]:
+@_with_client
+def list_(server: JobsClient, limit: int, as_json: bool) -> Iterator[str]:
     """List the newest jobs: id, state, progress, when accepted, model."""
     query: dict[str, Any] = {}
     while limit > 0:
@@ -136,8 +139,8 @@ def list_(server: Server, limit: int, as_json: bool) -> Iterator[str]:
 
 @jobs.command()
 @_ID
-@_of_a_server
-def show(server: Server, job_id: str, as_json: bool) -> Iterator[str]:
+@_with_client
+def show(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
     """Say everything about a job."""
     job = server.ask("GET", job_id)
     yield json.dumps(job) if as_json else _all(job)
@@ -145,8 +148,8 @@ def show(server: Server, job_id: str, as_json: bool) -> Iterator[str]:
 
 @jobs.command()
 @_ID
-@_of_a_server
-def cancel(server: Server, job_id: str, as_json: bool) -> Iterator[str]:
+@_with_client
+def cancel(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
     """End a job before its next step; one that has ended stays as it is."""
     job = server.ask("POST", job_id, "cancel")
     yield json.dumps(job) if as_json else _line(job)
@@ -154,8 +157,8 @@ def cancel(server: Server, job_id: str, as_json: bool) -> Iterator[str]:
 
 @jobs.command()
 @_ID
-@_of_a_server
-def remove(server: Server, job_id: str, as_json: bool) -> Iterator[str]:
+@_with_client
+def remove(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
     """Forget a job and its files; one that runs ends before its next step."""
     gone = server.ask("DELETE", job_id)
     yield json.dumps(gone) if as_json else gone["id"]
@@ -164,8 +167,8 @@ def remove(server: Server, job_id: str, as_json: bool) -> Iterator[str]:
 @jobs.command()
 @_ID
 @click.option("-o", "--output", default=".", type=_FOLDER, help="where to write ID-NAME")
-@_of_a_server
-def fetch(server: Server, job_id: str, output: Path, as_json: bool) -> Iterator[str]:
+@_with_client
+def fetch(server: JobsClient, job_id: str, output: Path, as_json: bool) -> Iterator[str]:
     """Write the files of a completed job into a folder, and print where."""
     job = server.ask("GET", job_id)
     if job["status"] != "completed":

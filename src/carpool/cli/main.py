@@ -9,8 +9,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,31 +18,9 @@ import carpool
 from carpool import jsonfile
 from carpool.cli.jobs import jobs
 from carpool.cli.options import settings_options
+from carpool.cli.plugins import Commands
 from carpool.config import ENV_PREFIX, EngineSettings, ServeSettings
 from carpool.errors import CarpoolError, SettingRejected
-
-
-class Commands(click.Group):
-    """The commands of this package, and those that installed packages add.
-
-    Those are entry points of the group `carpool.commands`, each a `click.Command`; a module is
-    imported when its command is asked for.
-    """
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *(one.name for one in added_commands())})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        known = super().get_command(ctx, cmd_name)
-        if known is not None:
-            return known
-        found = [one for one in added_commands() if one.name == cmd_name]
-        return found[0].load() if found else None
-
-
-@cache
-def added_commands() -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group="carpool.commands"))
 
 
 @click.group(

@@ -14,12 +14,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def settings_options(
     cls: type[EngineSettings], only: Collection[str] | None = None
 ) -> Callable[[Command], Command]:
-    """A flag for every setting of the class, with its own default shown but not applied.
+    """Add a flag for every setting of the class, with its default shown but not applied.
 
-    So `ServeSettings.from_environment` can tell what was said on the command line.
+    So `ServeSettings.from_environment` can tell which flags were given.
 
     Args:
-        only: names of those that the command has; None: it has all.
+        only: names of the settings to add; None: all.
     """
 
     def add(command: Command) -> Command:

@@ -108,7 +108,7 @@ async def _serve_with(
     supervisor = Supervisor(
         model,
         settings.engine(),
-        passing=store.passing,
+        spool=store.passing,
         timeout_s=settings.worker_timeout,
         log=(settings.log_level, settings.log_format, settings.log_prompts),
         otel=traces.is_on,

@@ -1,7 +1,7 @@
-"""Log lines: as text for people, or an object a line for machines. No prompts, unless asked for.
+"""Logging: text lines, or JSON lines for machines; without prompts unless they are switched on.
 
-While an HTTP request is worked on, every line says its id and the name of its API key, whoever
-writes it: both stand in `about`, which tasks inherit from the one that set it.
+Every line that is written on behalf of an HTTP request carries its id and the name of its API key.
+Both are in the context variable `about`, which tasks inherit.
 """
 
 import json
@@ -13,11 +13,11 @@ from carpool.config import LogFormat, LogLevel
 
 TEXT = "%(asctime)s %(levelname)s %(message)s"
 MOST_TEXT = 16_000  # characters of a message, or of an exception with its traceback
-PROBES = ("/health", "/livez", "/metrics")  # asked every few seconds: for `debug` only
+PROBES = ("/health", "/livez", "/metrics")  # polled every few seconds: logged at `debug` only
 FIELDS = ("request_id", "key", "method", "path", "status", "duration_ms")
 
 about: ContextVar[dict[str, str]] = ContextVar("about")
-"""Of the HTTP request that is worked on: `request_id`, and `key` once that is known."""
+"""Of the present HTTP request: `request_id`, and `key` once it is authenticated."""
 
 access = logging.getLogger("carpool.access")
 
@@ -33,7 +33,7 @@ def set_up(level: LogLevel, format_: LogFormat, *, prompts: bool = False) -> Non
 
 
 def without_prompts(record: logging.LogRecord) -> bool:
-    """Cut out of a line what diffusers repeats of prompts that are too long. Keeps every line."""
+    """A filter that cuts the prompt out of diffusers' warning of truncated prompts."""
     said, mark, _ = record.getMessage().partition(" tokens: ")
     if mark and "was truncated because" in said:
         record.msg, record.args = f"{said} tokens", ()
@@ -41,10 +41,10 @@ def without_prompts(record: logging.LogRecord) -> bool:
 
 
 def answered(method: str, path: str, status: int, duration_s: float) -> None:
-    """Write the one line that every HTTP request leaves.
+    """Write the access log line of an HTTP request.
 
     Args:
-        path: without what stands behind a question mark.
+        path: without its query string.
     """
     here, took_ms = about.get({}), round(1000 * duration_s)
     access.log(
@@ -60,19 +60,19 @@ def answered(method: str, path: str, status: int, duration_s: float) -> None:
 
 
 def bounded(text: str) -> str:
-    """As much of a text as a log should hold: libraries repeat what clients send."""
+    """Shorten a text to `MOST_TEXT` characters, as libraries repeat what clients send."""
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ... {len(text)} characters"
 
 
 class TextLines(logging.Formatter):
-    """A line as people read it."""
+    """Formats a record as text."""
 
     def format(self, record: logging.LogRecord) -> str:
         return bounded(super().format(record))
 
 
 class JSONLines(logging.Formatter):
-    """A line as JSON: `time` (UTC), `level`, `logger`, `message`, and those of `FIELDS` it has."""
+    """Formats a record as JSON: `time` (UTC), `level`, `logger`, `message`, and of `FIELDS`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

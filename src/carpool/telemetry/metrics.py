@@ -1,8 +1,8 @@
-"""What Prometheus reads: the front's own counts, and the worker's statistics as metrics.
+"""Prometheus metrics: counters of the front, and the worker's statistics as metrics.
 
-The front counts what it answers, and its jobs. All about forwards comes from the worker when it is
-asked: its counts begin at 0 again when it is replaced, as Prometheus' `rate` expects of a process,
-and are absent while there is none. Labels are never prompts, ids or paths of requests.
+The front counts its answers and jobs itself. Metrics of the engine are made from the worker's
+statistics at each scrape; they start at 0 again with a new worker, as Prometheus' `rate` expects,
+and are absent while there is none. Labels are never prompts, ids or paths.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ BUCKETS_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MEMORY = {"weights": "weights_bytes", "reserved": "reserved_bytes", "peak": "peak_bytes"}
 
 Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
-Seen = tuple[str, Mapping[str, str], Mapping[str, Any] | None, Mapping[str, int]]
+Snapshot = tuple[str, Mapping[str, str], Mapping[str, Any] | None, Mapping[str, int]]
 _FAMILIES: dict[str, type[Family]] = {
     "gauge": GaugeMetricFamily,
     "counter": CounterMetricFamily,
@@ -38,75 +38,77 @@ _FAMILIES: dict[str, type[Family]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """What a metric is."""
+class MetricInfo:
+    """Type, labels and help text of a metric."""
 
     type: str
     labels: tuple[str, ...]
     text: str
 
 
-ALL: dict[str, About] = {
-    "carpool_requests_total": About(
+ALL: dict[str, MetricInfo] = {
+    "carpool_requests_total": MetricInfo(
         "counter",
         ("model", "endpoint", "outcome"),
         "answers to POST requests: ok, rejected (status below 500), failed, cancelled",
     ),
-    "carpool_request_duration_seconds": About(
+    "carpool_request_duration_seconds": MetricInfo(
         "histogram", ("model", "endpoint", "outcome"), "from such a request to its answer's end"
     ),
-    "carpool_images_total": About("counter", ("model",), "pictures in answers and of jobs"),
-    "carpool_video_seconds_total": About("counter", ("model",), "length of videos that were made"),
-    "carpool_first_preview_seconds": About(
+    "carpool_images_total": MetricInfo("counter", ("model",), "pictures in answers and of jobs"),
+    "carpool_video_seconds_total": MetricInfo(
+        "counter", ("model",), "length of videos that were made"
+    ),
+    "carpool_first_preview_seconds": MetricInfo(
         "histogram", ("model",), "from a request for a stream to the first preview in it"
     ),
-    "carpool_jobs_total": About(
+    "carpool_jobs_total": MetricInfo(
         "counter",
         ("model", "kind", "outcome"),
-        "jobs that ended: ok, failed, cancelled (or deleted), expired; the request that brought "
-        "one counts for itself",
+        "jobs that ended: ok, failed, cancelled (or deleted), expired; the request that "
+        "created one is counted by itself",
     ),
-    "carpool_job_duration_seconds": About(
+    "carpool_job_duration_seconds": MetricInfo(
         "histogram", ("model", "kind", "outcome"), "from such a job's acceptance to its end"
     ),
-    "carpool_jobs": About("gauge", ("model", "state"), "jobs that are queued, in_progress"),
-    "carpool_build_info": About(
+    "carpool_jobs": MetricInfo("gauge", ("model", "state"), "jobs that are queued, in_progress"),
+    "carpool_build_info": MetricInfo(
         "gauge", ("version", "torch", "diffusers", "revision"), "always 1; what runs"
     ),
-    "carpool_requests_running": About("gauge", ("model",), "requests aboard"),
-    "carpool_requests_waiting": About("gauge", ("model",), "requests in the line"),
-    "carpool_overload_stage": About(
+    "carpool_requests_running": MetricInfo("gauge", ("model",), "running requests"),
+    "carpool_requests_waiting": MetricInfo("gauge", ("model",), "queued requests"),
+    "carpool_overload_stage": MetricInfo(
         "gauge",
         ("model",),
         "1: no previews; 2: no new requests of priority below 0; 3: no new requests",
     ),
-    "carpool_wait_seconds": About(
-        "gauge", ("model",), "predicted, for the work of those that wait"
+    "carpool_wait_seconds": MetricInfo(
+        "gauge", ("model",), "predicted time until the queue is empty"
     ),
-    "carpool_request_queue_seconds": About(
-        "histogram", ("model",), "time in the line, of requests that came aboard"
+    "carpool_request_queue_seconds": MetricInfo(
+        "histogram", ("model",), "time in the queue, of requests that started"
     ),
-    "carpool_steps_total": About("counter", ("model",), "denoising steps of requests"),
-    "carpool_deadlines_missed_total": About(
+    "carpool_steps_total": MetricInfo("counter", ("model",), "denoising steps of requests"),
+    "carpool_deadlines_missed_total": MetricInfo(
         "counter", ("model",), "requests that ended after their deadline_s"
     ),
-    "carpool_forward_duration_seconds": About(
+    "carpool_forward_duration_seconds": MetricInfo(
         "histogram", ("model", "component"), "time of one forward"
     ),
-    "carpool_forward_rows": About("histogram", ("component",), "batch rows in a forward"),
-    "carpool_forward_requests": About("histogram", ("component",), "requests in a forward"),
-    "carpool_forwards_not_wider_total": About(
-        "counter", ("component", "why"), "forwards, by what kept others from riding along"
+    "carpool_forward_rows": MetricInfo("histogram", ("component",), "batch rows in a forward"),
+    "carpool_forward_requests": MetricInfo("histogram", ("component",), "requests in a forward"),
+    "carpool_forwards_not_wider_total": MetricInfo(
+        "counter", ("component", "why"), "forwards, by the reason why they were not wider"
     ),
-    "carpool_device_memory_bytes": About(
+    "carpool_device_memory_bytes": MetricInfo(
         "gauge", ("device", "kind"), "weights; reserved by torch (CUDA); peak in use"
     ),
 }
-"""Those up to `carpool_build_info` are the front's own; those after it come from the worker."""
+"""The metrics after `carpool_build_info` come from the worker, the others from the front."""
 
 
 class Metrics:
-    """All metrics of one front, in a registry of their own."""
+    """The metrics of one front, in a registry of their own."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -130,34 +132,34 @@ class Metrics:
         self._job_durations = Histogram(
             *_front("carpool_job_duration_seconds"), buckets=BUCKETS_S, registry=self._registry
         )
-        self._asked = _Asked()
-        self._registry.register(self._asked)
+        self._scraped = _Scraped()
+        self._registry.register(self._scraped)
 
     def answered(self, model: str, endpoint: str, status: int, duration_s: float) -> None:
-        """A request for work was answered.
+        """Count the answer to a POST request.
 
         Args:
-            endpoint: the route, never what stood in its place.
-            status: of the HTTP answer; 499 if the client was gone.
+            endpoint: the route's template, never the path itself.
+            status: of the HTTP answer; 499 if the client disconnected.
         """
         labels = (model, endpoint, _outcome(status))
         self._requests.labels(*labels).inc()
         self._durations.labels(*labels).observe(duration_s)
 
     def drew(self, model: str, images: int) -> None:
-        """An answer or a job has so many pictures."""
+        """Count the pictures of an answer or a job."""
         self._images.labels(model).inc(images)
 
     def filmed(self, model: str, length_s: float) -> None:
-        """A video was made."""
+        """Count the length of a video."""
         self._video_seconds.labels(model).inc(length_s)
 
     def previewed(self, model: str, after_s: float) -> None:
-        """The first preview of a stream was sent so long after it was asked for."""
+        """Record the time from a request to the first preview in its stream."""
         self._previews.labels(model).observe(after_s)
 
     def ended(self, model: str, kind: str, outcome: str, duration_s: float) -> None:
-        """A job has ended."""
+        """Count the end of a job, and record its duration."""
         self._jobs.labels(model, kind, outcome).inc()
         self._job_durations.labels(model, kind, outcome).observe(duration_s)
 
@@ -175,21 +177,21 @@ class Metrics:
             statistics: of the engine; None while there is no worker to ask.
             jobs: that have not ended, by state.
         """
-        self._asked.seen = model, build, statistics, jobs
+        self._scraped.snapshot = model, build, statistics, jobs
         return generate_latest(self._registry)
 
 
-class _Asked(Collector):
-    """What is asked for with every page: open jobs, and the engine's statistics."""
+class _Scraped(Collector):
+    """Collects what is read anew at each scrape: open jobs and the engine's statistics."""
 
     def __init__(self) -> None:
-        self.seen: Seen = "", {}, None, {}
+        self.snapshot: Snapshot = "", {}, None, {}
 
     def describe(self) -> Iterable[Metric]:
-        return []  # else the registry would collect to know the names
+        return []  # without it the registry calls `collect` to learn the names
 
     def collect(self) -> Iterator[Metric]:
-        model, build, statistics, jobs = self.seen
+        model, build, statistics, jobs = self.snapshot
         yield _family("carpool_jobs", {(model, state): count for state, count in jobs.items()})
         yield _family("carpool_build_info", {tuple(build.values()): 1})
         if statistics is None:
@@ -229,14 +231,14 @@ def _of_forwards(model: str, statistics: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _front(name: str) -> tuple[str, str, tuple[str, ...]]:
-    about = ALL[name]
-    return name, about.text, about.labels
+    info = ALL[name]
+    return name, info.text, info.labels
 
 
 def _family(name: str, values: Mapping[Any, Any]) -> Metric:
-    """A metric with its values by labels: numbers, or buckets with their sum."""
-    about = ALL[name]
-    family = _FAMILIES[about.type](name, about.text, labels=about.labels)
+    """Make a metric from its values by labels: numbers, or buckets with their sum."""
+    info = ALL[name]
+    family = _FAMILIES[info.type](name, info.text, labels=info.labels)
     for labels, value in values.items():
         family.add_metric(labels, *(value if isinstance(value, tuple) else (value,)))
     return family

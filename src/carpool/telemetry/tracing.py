@@ -1,13 +1,13 @@
-"""Traces by OpenTelemetry: a span for each request in the front, and its life in the worker.
+"""OpenTelemetry tracing: a span for each request in the front, and its timeline in the worker.
 
-The front's span is a child of the client's, if it sends `traceparent`; its own context crosses to
-the worker with each job, and the worker, when a job has ended, writes a span for it with one for
-each phase of its life: queue, encode, denoise, decode. That of denoising is linked to the spans of
-other requests that it shared forwards with. Work that waits in the store keeps the context of the
-request that it came with, and every run of it is one more child. Prompts are in none.
+The front's span is a child of the client's, if the client sends `traceparent`. Its context is sent
+to the worker with each request. When that has ended, the worker writes a span for it with one child
+for each phase: queue, encode, denoise, decode. The denoising span is linked to the spans of the
+requests that it shared forwards with. A stored job keeps the context of the HTTP request that
+created it, and each of its runs is one more child. No span contains prompts.
 
-Nothing of OpenTelemetry is imported unless traces are wanted. It is set up by the variables that it
-defines itself (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME`, ...).
+OpenTelemetry is imported only if tracing is on, and configured by its own variables
+(`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME`, ...).
 
 Source: names of attributes, OpenTelemetry's conventions for generative AI (in development).
 """
@@ -34,14 +34,14 @@ _COMMON = {"gen_ai.operation.name": OPERATION, "gen_ai.provider.name": "carpool"
 
 
 def is_wanted(flag: bool, environ: Mapping[str, str]) -> bool:
-    """Whether traces are to be sent: by our flag, or by OpenTelemetry's own variables."""
+    """Whether tracing is on: by our flag, or by OpenTelemetry's own variables."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     return flag or any(environ.get(name) for name in ENDPOINTS)
 
 
 def start(process: str) -> "Tracing":
-    """Begin to send traces from this process, "front" or "worker".
+    """Start to export traces from this process, "front" or "worker".
 
     Raises:
         LibraryMissing: OpenTelemetry is not installed.
@@ -73,7 +73,7 @@ class Tracing:
         return self._provider is not None
 
     def stop(self) -> None:
-        """Send what is left, for at most a second."""
+        """Export the remaining spans, for at most a second."""
         if self._provider is not None:
             flush = threading.Thread(target=self._provider.force_flush, daemon=True)
             flush.start()
@@ -83,7 +83,7 @@ class Tracing:
 
     @contextmanager
     def request(self, headers: Mapping[str, str], request_id: str) -> Iterator[None]:
-        """Span the work of one HTTP request, as a child of what its headers name."""
+        """A span around one HTTP request, child of the span that its headers name."""
         if self._provider is None:
             yield
             return
@@ -118,10 +118,10 @@ class Tracing:
         *,
         ended_s: float | None = None,
     ) -> None:
-        """Write the spans of a job that has ended.
+        """Write the spans of a request that has ended.
 
         Args:
-            trace: of `carried`, as it came with the job; nothing begins a trace of its own.
+            trace: of `carried`, as it came with the request; empty starts a new trace.
             life: of `engine.story.Life.to_json`.
             company: of `engine.company.Company.left`, whose bounds hold: links to the first 32
                 other requests, the first and the last 32 forwards as events.
@@ -178,7 +178,7 @@ class Tracing:
 
 
 def asked(model: str, seeds: Sequence[int], makes: str, *, job_id: str = "") -> None:
-    """Note in the span that is open here what was asked for.
+    """Record in the current span what was requested.
 
     Args:
         seeds: of all outputs.
@@ -195,14 +195,14 @@ def asked(model: str, seeds: Sequence[int], makes: str, *, job_id: str = "") -> 
 
 
 def used(input_tokens: int, output_tokens: int) -> None:
-    """Note in the span that is open here how much was answered."""
+    """Record the token usage in the current span."""
     if span := _open_span():
         span.set_attribute("gen_ai.usage.input_tokens", input_tokens)
         span.set_attribute("gen_ai.usage.output_tokens", output_tokens)
 
 
 def carried() -> str:
-    """The context of the span that is open here, or was taken up, for the worker; else nothing."""
+    """The current trace context as a `traceparent`, for the worker; empty if there is none."""
     if not _is_loaded():
         return ""
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -213,7 +213,7 @@ def carried() -> str:
 
 
 def take_up(trace: str) -> None:
-    """Have what the calling task does from here on belong to a trace of `carried`, again."""
+    """Continue a trace of `carried` in the calling task."""
     if _is_loaded():
         from opentelemetry.context import attach
 

@@ -1,8 +1,8 @@
-"""One worker process and the socket to it, from the front's side.
+"""A worker process and the socket to it, on the front's side.
 
-Outputs that are too large for a frame come as files. They are mapped when they are heard of, and
-have no name from then on; those of which nothing was heard go with their worker. So none stays,
-whoever loses interest or dies.
+Outputs that are too large for a message arrive as files in a spool folder. Each is mapped into
+memory and unlinked as soon as its message arrives; files that no message names are removed when
+their worker ends. So no file is left, whichever side dies.
 """
 
 import asyncio
@@ -19,32 +19,32 @@ from carpool.errors import StoreFailed, reason
 from carpool.worker import protocol
 
 log = logging.getLogger("carpool")
-_PATIENCE_S = 2.0  # for a process whose socket is closed
+_EXIT_TIMEOUT_S = 2.0  # of a process whose socket is closed
 _SECRETS = ("CARPOOL_API_KEY", "CARPOOL_API_KEY_FILE")  # the worker runs the code of models
 
 
-class Link:
-    """A worker process. Its end is the end of `heard`, however it came about."""
+class WorkerConnection:
+    """A worker process and its socket. However the worker ends, `messages` ends with it."""
 
     def __init__(
         self,
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        passing: Path | None = None,
+        spool: Path | None = None,
     ) -> None:
         self._process, self._reader, self._writer = process, reader, writer
-        self._passing = passing
+        self._spool = spool
 
     @classmethod
-    async def open(cls, passing: Path | None = None) -> "Link":
+    async def open(cls, spool: Path | None = None) -> "WorkerConnection":
         """Start a process.
 
         Args:
-            passing: the folder where it is going to put large outputs.
+            spool: the folder where the worker puts large outputs.
 
         Raises:
-            OSError: there is no memory or no descriptor for it.
+            OSError: there is no memory or no file descriptor left.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -56,52 +56,52 @@ class Link:
             )  # fmt: skip
         finally:
             theirs.close()
-        return cls(process, *await asyncio.open_unix_connection(sock=ours), passing)
+        return cls(process, *await asyncio.open_unix_connection(sock=ours), spool)
 
-    def send(self, frame: protocol.ToWorker) -> None:
-        """Send a frame soon, in order."""
-        self._writer.write(protocol.encode(frame))
+    def send(self, message: protocol.ToWorker) -> None:
+        """Queue a message; they arrive in order."""
+        self._writer.write(protocol.encode(message))
 
-    async def heard(self) -> AsyncIterator[protocol.ToFront]:
-        """What the worker says, until it hangs up."""
+    async def messages(self) -> AsyncIterator[protocol.ToFront]:
+        """Yield the worker's messages until it closes the socket."""
         while True:
             try:
                 header = await self._reader.readexactly(protocol.LENGTH.size)
                 body = await self._reader.readexactly(protocol.LENGTH.unpack(header)[0])
             except (asyncio.IncompleteReadError, ConnectionError):
                 return
-            frame = protocol.decode_to_front(body)
-            yield _mapped(frame) if isinstance(frame, protocol.Done) else frame
+            message = protocol.decode_to_front(body)
+            yield _mapped(message) if isinstance(message, protocol.Done) else message
 
     def kill(self) -> None:
         self._process.kill()
 
     async def close(self) -> None:
-        """Hang up, and wait for the process; end it if it does not end by itself."""
+        """Close the socket and wait for the process; kill it if it does not end by itself."""
         self._writer.close()
         try:
-            await asyncio.wait_for(self._process.wait(), _PATIENCE_S)
+            await asyncio.wait_for(self._process.wait(), _EXIT_TIMEOUT_S)
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
-        with contextlib.suppress(OSError):  # somebody has removed the folder, say
-            for path in self._passing.iterdir() if self._passing else ():
+        with contextlib.suppress(OSError):  # such as a folder that was removed
+            for path in self._spool.iterdir() if self._spool else ():
                 path.unlink()
 
 
-def _mapped(done: protocol.Done) -> protocol.Done | protocol.Failed:
-    """Have an output that lies in a file read as bytes are, and the file end with its last user."""
+def _mapped(done: protocol.Done) -> protocol.Done | protocol.RequestFailed:
+    """Map an output that is a file into memory and unlink it; it is freed with its last user."""
     if done.clip is None or not done.clip.path:
         return done
     path, done.clip.path = Path(done.clip.path), ""
     try:
         with path.open("rb") as file:
-            # a buffer as any, and nobody asks more of it
+            # used as a buffer only
             done.clip.rgb = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # type: ignore[assignment]
     except OSError as error:
         log.error("an output could not be taken over: %s", error)
         said = f"the output could not be taken over: {reason(error)}"
-        return protocol.Failed(done.request_id, StoreFailed.__name__, said)
+        return protocol.RequestFailed(done.request_id, StoreFailed.__name__, said)
     finally:
         path.unlink(missing_ok=True)
     return done

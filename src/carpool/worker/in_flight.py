@@ -1,12 +1,14 @@
-"""Who is in flight, and who goes to the next worker after one has died.
+"""Requests in flight, and which of them go to the next worker after one has died.
 
-Requests that were running when a worker died go to its successor again, together, at most `RERUNS`
-times. Who was running at the death of `SUSPECT` workers is run alone, before all others: if it
-kills again, nobody else is lost with it, and it fails. So every death brings somebody nearer to the
-end, and whoever is innocent is answered.
+Requests that were running when a worker died are sent to its successor again, together, at most
+`RERUNS` times. A request that was running at the death of `SUSPECT` workers is run alone, before
+all others: if that worker dies as well, no other request is lost with it, and this one fails. So
+each death brings some request closer to its failure, and all others are answered.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from carpool.worker.protocol import Submit
 
@@ -14,62 +16,74 @@ SUSPECT = 2  # deaths
 RERUNS = 2
 
 
-@dataclass(slots=True)
-class _Passenger:
+@dataclass(slots=True, eq=False)
+class InFlightRequest:
+    """A request from its submission to its answer."""
+
     submit: Submit
     deaths: int = 0  # of workers that ran it
-    is_sent: bool = False
-    has_started: bool = False
+    is_sent: bool = False  # the present worker has it
+    has_started: bool = False  # it left the worker's queue
+
+    @property
+    def id(self) -> str:
+        return self.submit.job.request_id
 
 
-class Manifest:
-    """Requests that wait for an answer, in the order of their coming. Sends nothing itself."""
+Request = TypeVar("Request", bound=InFlightRequest)
+
+
+class InFlight(Generic[Request]):
+    """Requests that wait for an answer, in the order of their arrival. Sends nothing itself."""
 
     def __init__(self) -> None:
-        self._all: dict[str, _Passenger] = {}
+        self._requests: dict[str, Request] = {}
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._requests)
 
-    def add(self, submit: Submit) -> None:
-        """A request comes; one with the same id must not wait already."""
-        self._all[submit.job.request_id] = _Passenger(submit)
+    def __iter__(self) -> Iterator[Request]:
+        return iter(list(self._requests.values()))
 
-    def started(self, request_id: str) -> None:
-        """The worker has taken a request out of its line."""
-        if request_id in self._all:
-            self._all[request_id].has_started = True
+    def get(self, request_id: str) -> Request | None:
+        return self._requests.get(request_id)
 
-    def remove(self, request_id: str) -> bool:
-        """A request was answered or given up; says whether the worker has it."""
-        passenger = self._all.pop(request_id, None)
-        return passenger is not None and passenger.is_sent
+    def add(self, request: Request) -> None:
+        """Add a request whose id no other one in flight has."""
+        self._requests[request.id] = request
 
-    def due(self) -> list[Submit]:
-        """What to send to a worker that is ready, now; counts as sent."""
-        suspects = [one for one in self._all.values() if one.deaths >= SUSPECT]
+    def remove(self, request: Request) -> bool:
+        """Remove a request; returns whether it was still in flight."""
+        if self._requests.get(request.id) is not request:
+            return False
+        del self._requests[request.id]
+        return True
+
+    def take_due(self) -> list[Request]:
+        """Choose what to send to a ready worker now, and mark it as sent."""
+        suspects = [one for one in self if one.deaths >= SUSPECT]
         if not suspects:
-            due = [one for one in self._all.values() if not one.is_sent]
-        elif any(one.is_sent for one in self._all.values()):
-            due = []  # until it is alone
+            due = [one for one in self if not one.is_sent]
+        elif any(one.is_sent for one in self):
+            due = []  # a suspect waits until it is alone
         else:
             due = suspects[:1]
         for one in due:
             one.is_sent = True
-        return [one.submit for one in due]
+        return due
 
-    def died(self) -> list[str]:
-        """The worker is dead. Gives those that have killed too often, and forgets them.
+    def worker_died(self) -> list[Request]:
+        """Count a death, and remove and return the requests that were part of too many.
 
-        Who only waited in its line is not to blame, unless nobody is known to have started: it may
-        have died before it could say who.
+        Requests that only waited in the worker's queue are not counted, unless none is known to
+        have started: the worker may have died before it could say.
         """
-        sent = [one for one in self._all.values() if one.is_sent]
+        sent = [one for one in self if one.is_sent]
         for one in [one for one in sent if one.has_started] or sent:
             one.deaths += 1
         for one in sent:
             one.is_sent = one.has_started = False
-        guilty = [request_id for request_id, one in self._all.items() if one.deaths > RERUNS]
-        for request_id in guilty:
-            del self._all[request_id]
+        guilty = [one for one in self if one.deaths > RERUNS]
+        for one in guilty:
+            self.remove(one)
         return guilty

@@ -1,10 +1,9 @@
-"""An engine in a process of its own, spoken to in frames over a socket.
+"""The worker process: an engine behind a socket.
 
 The front starts it as `python -m carpool.worker.process FD` with one end of a socket pair. The main
-thread reads frames, the engine has its own thread, and a third one writes, so that the loop never
-waits for the front. The process ends when the front closes the socket, however that came about. One
-that is stopped, or stuck where its threads cannot run, is killed by the kernel once the front's
-process has ended: none is left behind.
+thread reads messages, the engine has its own thread, and a third one writes, so that the engine's
+loop never waits for the front. The process ends when the front closes the socket. If it is stopped
+or too stuck to notice that, the kernel kills it at the end of the front's process.
 """
 
 import contextlib
@@ -29,15 +28,15 @@ from carpool.errors import CarpoolError, PipelineFailed, in_full, reason
 from carpool.telemetry import logs, tracing
 from carpool.types import CheckedRequest, Event
 from carpool.worker import protocol
-from carpool.worker.watchdog import EVERY_S
+from carpool.worker.watchdog import INTERVAL_S
 
 log = logging.getLogger("carpool")
 
-Made = tuple[list[protocol.Picture], protocol.Clip | None]
+RawOutput = tuple[list[protocol.Picture], protocol.RawVideo | None]
 _SET_PDEATHSIG = 1  # Linux: prctl(2)
 
 
-class Worker:
+class WorkerProcess:
     """The worker's end of the socket."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -47,13 +46,13 @@ class Worker:
         threading.Thread(target=self._write, name="carpool-write", daemon=True).start()
 
     def serve(self) -> None:
-        """Load what the first frame says, then do what the others say until the socket closes."""
+        """Load what the first message says, then handle messages until the socket closes."""
         first = self._next()
-        if not isinstance(first, protocol.Load):
+        if not isinstance(first, protocol.LoadModel):
             return
         if first.log_format == "json":
             os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read as it is imported
-        # Torch and diffusers take seconds to import; the front sees the process start meanwhile.
+        # these import torch and diffusers, which takes seconds
         from carpool.engine.cost_store import Table
         from carpool.engine.loop import Engine
         from carpool.engine.model import pipeline
@@ -71,71 +70,75 @@ class Worker:
             table = Table(loaded, first.settings)
             engine = Engine(loaded, first.settings, table=table, on_ride=on_ride)
         except CarpoolError as error:
-            self.say(protocol.CannotLoad(str(error)))
-            self._next()  # the front hangs up once it has read this
+            self.send(protocol.LoadFailure(str(error)))
+            self._next()  # the front closes the socket once it has read this
             return
         meter = pipeline.Meter(loaded)
-        wrap = partial(_wrapped, pipe=loaded.pipe, passing=first.passing)
+        convert = partial(_raw_output, pipe=loaded.pipe, spool=first.spool)
 
         def run() -> None:
-            engine.run()  # ends early only if its loop failed: a successor is better then
-            with contextlib.suppress(OSError):  # or the front has hung up already
+            engine.run()  # returns early only if its loop failed: a new worker is better then
+            with contextlib.suppress(OSError):  # the front may have closed it already
                 self._connection.shutdown(socket.SHUT_RDWR)
 
         threading.Thread(target=run, name="carpool-engine", daemon=True).start()
-        self.say(
-            protocol.Ready(engine.loaded.card, pipeline.versions(), time.monotonic() - began_s)
+        self.send(
+            protocol.WorkerReady(
+                engine.loaded.card, pipeline.versions(), time.monotonic() - began_s
+            )
         )
-        threading.Thread(target=self._beat, args=[engine], name="carpool-beat", daemon=True).start()
-        while (frame := self._next()) is not None:
-            match frame:
+        threading.Thread(
+            target=self._send_heartbeats, args=[engine], name="carpool-heartbeat", daemon=True
+        ).start()
+        while (message := self._next()) is not None:
+            match message:
                 case protocol.Submit(job, follow, trace):
                     try:
-                        follower = _Follower(self, job, meter.usage(job), wrap, follow)
+                        listener = _RequestListener(self, job, meter.usage(job), convert, follow)
                         if self._tracing.is_on:
-                            follower.at_start = partial(company.came, job.request_id, trace)
-                            follower.at_end = partial(self._trace, engine, company, trace, job)
-                        engine.submit(job, follower)
-                    except Exception as error:  # a tokenizer's, say: others ride on
-                        self.say(_failed(job.request_id, error))
+                            listener.at_start = partial(company.came, job.request_id, trace)
+                            listener.at_end = partial(self._trace, engine, company, trace, job)
+                        engine.submit(job, listener)
+                    except Exception as error:  # such as a tokenizer's: the other requests go on
+                        self.send(_failed(job.request_id, error))
                 case protocol.Cancel(request_id):
                     engine.cancel(request_id)
                 case protocol.Reload():
                     threading.Thread(target=self._reload, args=[engine], daemon=True).start()
-                case protocol.AskStatistics():
-                    self.say(protocol.Statistics(engine.statistics()))
-                case protocol.AskLives(request_ids):
-                    lives = [engine.life(request_id) for request_id in request_ids]
-                    self.say(protocol.Lives([life for life in lives if life is not None]))
+                case protocol.GetStatistics():
+                    self.send(protocol.Statistics(engine.statistics()))
+                case protocol.GetTimelines(request_ids):
+                    known = [engine.life(request_id) for request_id in request_ids]
+                    self.send(protocol.Timelines([one for one in known if one is not None]))
         engine.close()
 
-    def _beat(self, engine: Any) -> None:
+    def _send_heartbeats(self, engine: Any) -> None:
         while True:
             stalled_s, expected_s = engine.pulse.read()
-            self.say(protocol.Beat(stalled_s, expected_s, engine.place_s))
-            time.sleep(EVERY_S)
+            self.send(protocol.Heartbeat(stalled_s, expected_s, engine.place_s))
+            time.sleep(INTERVAL_S)
 
     def _trace(self, engine: Any, company: Any, trace: str, job: CheckedRequest) -> None:
-        with_whom = company.left(job.request_id)
+        co_riders = company.left(job.request_id)
         if (life := engine.life(job.request_id)) is not None:
-            self._tracing.life(trace, job, life, with_whom)
+            self._tracing.life(trace, job, life, co_riders)
 
     def _reload(self, engine: Any) -> None:
         try:
             problems = engine.reload()  # may read gigabytes
-        except Exception as error:  # a defect, or a file that nobody thought of: requests ride on
+        except Exception as error:  # a defect, or an unforeseen file: requests go on
             log.exception("the reload failed")
             problems = [f"{type(error).__name__}: {error}"]
-        self.say(protocol.Reloaded(engine.loaded.card, problems))
+        self.send(protocol.Reloaded(engine.loaded.card, problems))
 
     def end(self) -> None:
-        """End the process at once: nobody is left who could want a running forward's answer."""
+        """End the process at once, even in the middle of a forward."""
         self._tracing.stop()
         os._exit(0)
 
-    def say(self, frame: protocol.ToFront) -> None:
-        """Send a frame soon, in order; never blocks."""
-        self._outbox.put(frame)
+    def send(self, message: protocol.ToFront) -> None:
+        """Queue a message; they arrive in order. Never blocks."""
+        self._outbox.put(message)
 
     def _next(self) -> protocol.ToWorker | None:
         try:
@@ -152,76 +155,78 @@ class Worker:
                 return  # the front is gone; the reading thread sees the end of file
 
 
-class _Follower:
-    """Tells the front what happens to one request."""
+class _RequestListener:
+    """Sends the events and the outcome of one request to the front."""
 
     def __init__(
         self,
-        worker: Worker,
+        worker: WorkerProcess,
         job: CheckedRequest,
         usage: Future[tuple[int, int]],
-        wrap: Callable[[Mapping[str, Any]], Made],
+        convert: Callable[[Mapping[str, Any]], RawOutput],
         follow: bool,
     ) -> None:
         self._worker, self._job, self._usage = worker, job, usage
-        self._wrap, self._follow = wrap, follow
+        self._convert, self._follow = convert, follow
         self.at_start: Callable[[], None] = lambda: None
         self.at_end: Callable[[], None] = lambda: None
 
     def event(self, event: Event) -> None:
         if event.kind == "started":
             self.at_start()
-            self._worker.say(protocol.Started(event.request_id))
+            self._worker.send(protocol.Started(event.request_id))
         elif self._follow and event.kind == "step":
-            self._worker.say(protocol.Progress(event.request_id, event.step, event.steps))
+            self._worker.send(protocol.Progress(event.request_id, event.step, event.steps))
         elif event.kind == "preview":
             height, width, _ = event.picture.shape
             picture = protocol.Picture(width, height, event.picture.tobytes())
-            self._worker.say(protocol.Preview(event.request_id, event.step, event.steps, picture))
+            self._worker.send(protocol.Preview(event.request_id, event.step, event.steps, picture))
 
     def done(self, outcome: Any) -> None:
         self.at_end()
         if outcome.error is not None:
-            self._worker.say(_failed(self._job.request_id, outcome.error))
+            self._worker.send(_failed(self._job.request_id, outcome.error))
             return
-        # a long prompt may still be counted: that must not hold the outputs of others
-        self._usage.add_done_callback(lambda usage: self._tell(outcome, usage))
+        # the tokens of a long prompt may still be counted, which must not delay other outputs
+        self._usage.add_done_callback(lambda usage: self._send_output(outcome, usage))
 
-    def _tell(self, outcome: Any, usage: Future[tuple[int, int]]) -> None:
+    def _send_output(self, outcome: Any, usage: Future[tuple[int, int]]) -> None:
         request_id, seed = self._job.request_id, self._job.seed
         try:
-            pictures, clip = self._wrap(outcome.fields)
-            used = protocol.Usage(*usage.result())
+            pictures, video = self._convert(outcome.fields)
+            used = protocol.TokenUsage(*usage.result())
         except Exception as error:
-            self._worker.say(_failed(request_id, error))
+            self._worker.send(_failed(request_id, error))
             return
-        self._worker.say(protocol.Done(request_id, seed, pictures, outcome.timings, used, clip))
+        self._worker.send(protocol.Done(request_id, seed, pictures, outcome.timings, used, video))
 
 
-def _wrapped(fields: Mapping[str, Any], *, pipe: Any, passing: str) -> Made:
-    """What a pipeline gave, as it crosses to the front."""
+def _raw_output(fields: Mapping[str, Any], *, pipe: Any, spool: str) -> RawOutput:
+    """Convert a pipeline's output into raw pixels and samples."""
     if "frames" not in fields:
         return _pictures(fields), None
     [video] = fields["frames"]
     width, height = video[0].size
     sound, channels, rate = _sound(fields, pipe)
-    clip = protocol.Clip(width, height, len(video), b"", sound=sound, channels=channels, rate=rate)
+    raw_video = protocol.RawVideo(
+        width, height, len(video), b"", sound=sound, channels=channels, rate=rate
+    )
     raw = (frame.convert("RGB").tobytes() for frame in video)
-    if passing and 3 * width * height * len(video) > protocol.MOST_INLINE_BYTES:
-        handle, clip.path = tempfile.mkstemp(".rgb", dir=passing)
+    if spool and 3 * width * height * len(video) > protocol.MOST_INLINE_BYTES:
+        handle, raw_video.path = tempfile.mkstemp(".rgb", dir=spool)
         try:
             with open(handle, "wb") as file:
                 file.writelines(raw)
         except OSError:
-            Path(clip.path).unlink()
+            Path(raw_video.path).unlink()
             raise
     else:
-        clip.rgb = b"".join(raw)
-    return [], clip
+        raw_video.rgb = b"".join(raw)
+    return [], raw_video
 
 
 def _sound(fields: Mapping[str, Any], pipe: Any) -> tuple[bytes, int, int]:
-    """Samples, channels and rate of what is heard in a video: nothing where it is silent."""
+    """Samples, channels and rate of a video's sound; no samples where it has none."""
     if fields.get("audio") is None:
         return b"", 1, 0
     [samples] = fields["audio"].float()  # (channels, samples)
@@ -238,31 +243,31 @@ def _pictures(fields: Mapping[str, Any]) -> list[protocol.Picture]:
     ]
 
 
-def _failed(request_id: str, error: Exception) -> protocol.Failed:
+def _failed(request_id: str, error: Exception) -> protocol.RequestFailed:
     known = error
     if not isinstance(known, CarpoolError):
         known = PipelineFailed(f"{type(error).__name__}: {reason(error)}")
         known.__cause__ = error
-    cause = known.__cause__  # which does not cross
+    cause = known.__cause__  # it is not sent to the front
     if cause is not None and (known.status >= 500 or reason(cause) != str(cause)):
         log.error("request %s failed: %s", request_id, in_full(known))
-    return protocol.Failed(
+    return protocol.RequestFailed(
         request_id, type(known).__name__, known.message, known.param, known.retry_after_s
     )
 
 
-def _end_with(connection: socket.socket, worker: Worker) -> None:
-    """End the process once the front hangs up, even while a model is being loaded."""
-    hang_ups = select.poll()
-    hang_ups.register(connection, 0)  # these need not be asked for
-    hang_ups.poll()
+def _end_with_front(connection: socket.socket, worker: WorkerProcess) -> None:
+    """End the process when the front closes the socket, even while a model is being loaded."""
+    hangup = select.poll()
+    hangup.register(connection, 0)  # POLLHUP is always reported
+    hangup.poll()
     worker.end()
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process at the end of the thread that started it, on Linux.
+    """Have Linux kill this process at the end of the thread that started it.
 
-    A parent that has ended before is not noticed: its socket tells.
+    A parent that ended before this call is noticed by its closed socket.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """
@@ -276,8 +281,8 @@ def main() -> None:
     _die_with_parent()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with socket.socket(fileno=int(sys.argv[1])) as connection:
-        worker = Worker(connection)
-        threading.Thread(target=_end_with, args=[connection, worker], daemon=True).start()
+        worker = WorkerProcess(connection)
+        threading.Thread(target=_end_with_front, args=[connection, worker], daemon=True).start()
         worker.serve()
     worker.end()
 

@@ -1,8 +1,7 @@
-"""What the front and a worker say to each other: msgpack messages, each after its length.
+"""The protocol between the front and a worker: length-prefixed msgpack messages.
 
-Pictures of a request cross inside its arguments, as their pixels.
-
-A dead peer is an end of file on the socket, seen at once. Nothing here opens a socket.
+The pictures of a request are sent inside its arguments, as raw pixels. A dead peer shows as the
+end of file on the socket. Nothing here opens a socket.
 """
 
 import struct
@@ -17,24 +16,24 @@ from carpool.request.parameters import Card
 from carpool.types import CheckedRequest, Timings
 
 LENGTH = struct.Struct(">I")
-MOST_INLINE_BYTES = 64 << 20  # a larger output crosses as a file: others' frames need not wait
+MOST_INLINE_BYTES = 64 << 20  # larger outputs are sent as files, so that others need not wait
 
 
-class Load(msgspec.Struct, tag="load"):
-    """First message to a worker: what to run."""
+class LoadModel(msgspec.Struct, tag="load_model"):
+    """The first message to a worker: what to load."""
 
     model: str
     settings: EngineSettings
-    passing: str = ""  # folder for outputs too large for a frame; nothing: all cross in frames
+    spool: str = ""  # folder for outputs too large for a message; empty: none are files
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     log_prompts: bool = False
-    otel: bool = False  # send traces
+    otel: bool = False  # export traces
 
 
 class Submit(msgspec.Struct, tag="submit"):
     job: CheckedRequest
-    follow: bool = False  # tell the front of every step
+    follow: bool = False  # send `Progress` at every step
     trace: str = ""  # context of the front's span, as in the header `traceparent`
 
 
@@ -42,34 +41,34 @@ class Cancel(msgspec.Struct, tag="cancel"):
     request_id: str
 
 
-class AskStatistics(msgspec.Struct, tag="ask"):
+class GetStatistics(msgspec.Struct, tag="get_statistics"):
     pass
 
 
-class AskLives(msgspec.Struct, tag="ask_lives"):
+class GetTimelines(msgspec.Struct, tag="get_timelines"):
     request_ids: list[str]
 
 
 class Reload(msgspec.Struct, tag="reload"):
-    """Read again what may change while the worker runs: adapters' folder, batching config."""
+    """Read the adapter folder and the batching config again."""
 
 
-class Ready(msgspec.Struct, tag="ready"):
-    """The model is loaded and takes requests."""
+class WorkerReady(msgspec.Struct, tag="worker_ready"):
+    """The model is loaded; requests are accepted."""
 
     card: Card
-    versions: dict[str, str]  # of the libraries that make the pictures
+    versions: dict[str, str]  # of the libraries that the engine uses
     load_s: float
 
 
 class Reloaded(msgspec.Struct, tag="reloaded"):
-    """Answers `Reload`: the model as it is served by now, and what could not be taken."""
+    """The answer to `Reload`: the model as it is served now, and what could not be reloaded."""
 
     card: Card
     problems: list[str]
 
 
-class CannotLoad(msgspec.Struct, tag="cannot_load"):
+class LoadFailure(msgspec.Struct, tag="load_failure"):
     message: str
 
 
@@ -79,21 +78,21 @@ class Picture(msgspec.Struct):
     rgb: bytes  # 3 * width * height
 
 
-class Clip(msgspec.Struct):
-    """A video, with its sound where the model makes it. The front removes the file at `path`."""
+class RawVideo(msgspec.Struct):
+    """A video, with its sound where the model makes one. The front removes the file at `path`."""
 
     width: int
     height: int
     length: int  # frames
-    rgb: bytes  # 3 * width * height * length; nothing if they lie in a file
+    rgb: bytes  # 3 * width * height * length; empty if they are in a file
     path: str = ""
-    sound: bytes = b""  # float32 of the machine, (channels, samples)
+    sound: bytes = b""  # float32 in native byte order, (channels, samples)
     channels: int = 1
     rate: int = 0  # samples a second
 
 
 class Progress(msgspec.Struct, tag="progress"):
-    """A denoising step of a followed request is done."""
+    """A request with `follow` has completed a denoising step."""
 
     request_id: str
     step: int
@@ -101,7 +100,7 @@ class Progress(msgspec.Struct, tag="progress"):
 
 
 class Preview(msgspec.Struct, tag="preview"):
-    """What a request is going to be, as far as one can see after some of its steps."""
+    """An estimate of the final picture after some of its steps."""
 
     request_id: str
     step: int
@@ -110,21 +109,21 @@ class Preview(msgspec.Struct, tag="preview"):
 
 
 class Started(msgspec.Struct, tag="started"):
-    """A request has left the line: whatever happens now, it may be why."""
+    """A request has left the queue: if the worker dies now, it may be the cause."""
 
     request_id: str
 
 
-class Beat(msgspec.Struct, tag="beat"):
-    """The worker is there, and what its engine does."""
+class Heartbeat(msgspec.Struct, tag="heartbeat"):
+    """Sent every second: the progress of the engine's loop."""
 
-    stalled_s: float  # since it last did something; 0 where there is nothing to do
-    expected_s: float | None  # what it does now is likely to take; None: nobody knows
-    place_s: float | None = None  # when the next place is likely to be free; None: the same
+    stalled_s: float  # since the loop last made progress; 0 while it is idle
+    expected_s: float | None  # predicted duration of the present forward; None: unknown
+    slot_s: float | None = None  # predicted until the next request can start; None: unknown
 
 
-class Usage(msgspec.Struct):
-    """What a request took in and gave, in the tokens of its own model."""
+class TokenUsage(msgspec.Struct):
+    """Tokens that a request took in and gave, as its model counts them."""
 
     text_tokens: int
     image_tokens: int
@@ -135,11 +134,11 @@ class Done(msgspec.Struct, tag="done"):
     seed: int
     pictures: list[Picture]
     timings: Timings
-    usage: Usage
-    clip: Clip | None = None  # instead of pictures, of a model that makes videos
+    usage: TokenUsage
+    clip: RawVideo | None = None  # in place of pictures
 
 
-class Failed(msgspec.Struct, tag="failed"):
+class RequestFailed(msgspec.Struct, tag="request_failed"):
     request_id: str
     error: str  # name of its class in `carpool.errors`
     message: str
@@ -151,41 +150,41 @@ class Statistics(msgspec.Struct, tag="statistics"):
     statistics: dict[str, Any]
 
 
-class Lives(msgspec.Struct, tag="lives"):
-    """What was asked for, in that order; without those that are not known any more."""
+class Timelines(msgspec.Struct, tag="timelines"):
+    """The timelines that were asked for, in that order, without unknown ones."""
 
-    lives: list[dict[str, Any]]
+    timelines: list[dict[str, Any]]
 
 
-ToWorker = Load | Submit | Cancel | AskStatistics | AskLives | Reload
+ToWorker = LoadModel | Submit | Cancel | GetStatistics | GetTimelines | Reload
 ToFront = (
-    Ready
-    | CannotLoad
-    | Beat
+    WorkerReady
+    | LoadFailure
+    | Heartbeat
     | Started
     | Progress
     | Preview
     | Done
-    | Failed
+    | RequestFailed
     | Statistics
-    | Lives
+    | Timelines
     | Reloaded
 )
 
-_PICTURE = 1  # code of the extension type that a PIL image crosses as: mode, size, pixels
-_CROSSING = "carpool-crossing"  # in the `info` of one that has been packed before
+_PICTURE = 1  # msgpack extension code of a PIL image: mode, size, pixels
+_PACKED = "carpool-packed"  # key in the `info` of an image that was packed before
 
 
 def pack(picture: Image.Image) -> Image.Image:
-    """Do beforehand, on a thread, what takes long when a picture is sent. Gives it back."""
-    picture.info[_CROSSING] = _packed(picture)
+    """Encode a picture ahead of its sending, as on a thread; returns the picture."""
+    picture.info[_PACKED] = _packed(picture)
     return picture
 
 
 def _packed(value: Any) -> msgspec.msgpack.Ext:
     if not isinstance(value, Image.Image):
-        raise TypeError(f"a {type(value).__name__} cannot cross")
-    if (packed := value.info.get(_CROSSING)) is not None:
+        raise TypeError(f"a {type(value).__name__} cannot be sent to a worker")
+    if (packed := value.info.get(_PACKED)) is not None:
         assert isinstance(packed, msgspec.msgpack.Ext)
         return packed
     parts = (value.mode, value.size, value.tobytes())
@@ -205,7 +204,7 @@ _to_front = msgspec.msgpack.Decoder(ToFront)
 
 
 def encode(message: ToWorker | ToFront) -> bytes:
-    """A whole frame."""
+    """Encode a message as a frame: its length, then its body."""
     body = _encoder.encode(message)
     return LENGTH.pack(len(body)) + body
 
@@ -221,7 +220,11 @@ def decode_to_front(body: bytes) -> ToFront:
 
 
 def read(receive: Callable[[int], bytes]) -> bytes | None:
-    """Read one frame's body through a blocking `receive(n) -> at most n bytes`; None at the end."""
+    """Read the body of one frame through a blocking `receive(n)`; None at the end of the stream.
+
+    Args:
+        receive: as `socket.recv`: gives at most n bytes.
+    """
     header = _exactly(receive, LENGTH.size)
     return None if header is None else _exactly(receive, LENGTH.unpack(header)[0])
 

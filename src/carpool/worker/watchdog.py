@@ -1,60 +1,59 @@
-"""Whether a worker still does something, by the beats that it sends once a second.
+"""Watchdog: decides by its heartbeats whether a worker hangs.
 
-A worker may stand still for its time, and for `LONG_PAST` times what it does was likely to take,
-whether it says so or is silent: a long forward may keep its other threads from running, too. Where
-nobody knows what that was likely to take, who still sends beats has longer than who sends none.
+A worker hangs when it makes no progress for longer than the timeout and for longer than
+`OVERRUN` times the expected duration of its present forward. Both silence and heartbeats that
+report a stall count, because a long forward may keep the worker's other threads from running.
+Where the expected duration is unknown, a worker that still sends heartbeats gets `UNKNOWN` times
+the timeout.
 """
 
 from carpool.types import Clock
-from carpool.worker.protocol import Beat
+from carpool.worker.protocol import Heartbeat
 
-EVERY_S = 1.0
-LONG_PAST = 5.0
-MISSED = 3.0  # beats that may fail to come, however short the time is
-UNKNOWN = 10.0  # times the timeout: for a forward of which nobody knows what it takes
+INTERVAL_S = 1.0  # between heartbeats, and between checks
+OVERRUN = 5.0
+MISSED = 3.0  # heartbeats that may be missing, however short the timeout is
+UNKNOWN = 10.0
 
 
-class Vigil:
-    """Listens to one worker from the moment it is ready.
+class Watchdog:
+    """Watches one worker from the moment it is ready.
 
     Args:
-        timeout_s: the longest silence, and the longest standstill that needs no reason.
+        timeout_s: the longest silence, and the longest stall that no long forward explains.
     """
 
     def __init__(self, timeout_s: float, clock: Clock) -> None:
         self._timeout_s, self._clock = timeout_s, clock
-        self._last, self._heard_s = Beat(0.0, 0.0), clock()
-        self._was_over = False  # at the last look
+        self._last, self._received_s = Heartbeat(0.0, 0.0), clock()
+        self._was_overdue = False  # at the last check
 
-    def heard(self, beat: Beat) -> None:
-        self._last, self._heard_s = beat, self._clock()
+    def receive(self, heartbeat: Heartbeat) -> None:
+        self._last, self._received_s = heartbeat, self._clock()
 
     @property
-    def still_s(self) -> float:
-        """For how long it has done nothing, or said nothing."""
+    def stalled_s(self) -> float:
+        """Seconds since the worker is known to have made progress."""
         return self._last.stalled_s + self._silent_s
 
     @property
-    def is_over(self) -> bool:
-        """Whether it has done or said nothing for too long."""
-        expected_s, is_long_past = self._last.expected_s, self.still_s > self._long_past_s
-        is_silent = self._silent_s > max(self._timeout_s, MISSED * EVERY_S)
-        patience_s = self._timeout_s if expected_s is not None else UNKNOWN * self._timeout_s
-        return is_long_past and (is_silent or self._last.stalled_s > patience_s)
+    def is_overdue(self) -> bool:
+        """Whether the worker has been stalled or silent for too long."""
+        expected_s = self._last.expected_s
+        is_past_expected = self.stalled_s > OVERRUN * (expected_s or 0.0)
+        is_silent = self._silent_s > max(self._timeout_s, MISSED * INTERVAL_S)
+        stall_limit_s = self._timeout_s if expected_s is not None else UNKNOWN * self._timeout_s
+        return is_past_expected and (is_silent or self._last.stalled_s > stall_limit_s)
 
-    def look(self) -> bool:
-        """Whether the worker hangs; to be asked every `EVERY_S`.
+    def check(self) -> bool:
+        """Return whether the worker hangs; to be called every `INTERVAL_S`.
 
-        It does if it did at the last look, too: a front that stood still itself has beats to hear.
+        It takes two checks in a row: after a stall of the front itself, heartbeats that arrived
+        meanwhile are still unread at the first one.
         """
-        was_over, self._was_over = self._was_over, self.is_over
-        return was_over and self._was_over
+        was_overdue, self._was_overdue = self._was_overdue, self.is_overdue
+        return was_overdue and self._was_overdue
 
     @property
     def _silent_s(self) -> float:
-        return self._clock() - self._heard_s
-
-    @property
-    def _long_past_s(self) -> float:
-        """When what it does now ought to be done, by far; 0 where nobody knows."""
-        return LONG_PAST * (self._last.expected_s or 0.0)
+        return self._clock() - self._received_s

@@ -1,1 +1,1 @@
-"""The load client behind `carpool bench`: asks an OpenAI-compatible server, says how it did."""
+"""`carpool bench`: sends load to an OpenAI-compatible server and reports latency and throughput."""

@@ -1,7 +1,7 @@
-"""Ask an OpenAI-compatible server for a picture or a video. The only module that imports httpx2.
+"""The HTTP client of `carpool bench`: requests pictures or videos from an OpenAI-compatible server.
 
-One question is one `Client.ask`: it returns when the whole answer is here, or raises `Failed`.
-Nothing is asked twice: an overloaded server's refusals are part of what is measured.
+`LoadClient.ask` sends one request and returns when the whole answer has arrived, or raises
+`RequestError`. Nothing is retried: the refusals of an overloaded server are part of the result.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ TASKS: tuple[Task, ...] = get_args(Task)
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
-class Failed(Exception):
-    """A request without its picture or video; requests that fail alike have the same `reason`."""
+class RequestError(Exception):
+    """A request that gave no picture or video; equal failures have equal `reason`s."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason, self.message = reason, message
 
 
-class Client:
-    """Asks one server; use it as `async with Client(...) as client`.
+class LoadClient:
+    """Sends requests to one server; use it as `async with LoadClient(...) as client`.
 
     Args:
         url: of the server, with or without its `/v1`.
@@ -67,23 +67,23 @@ class Client:
         await self._http.aclose()
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Wait for the picture or video; gives the server's JSON about it.
+        """Wait for the picture or video; returns the server's JSON about it.
 
         Raises:
-            Failed: it did not come.
+            RequestError: it gave none.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._ask(body)
         except TimeoutError:
             rule = f"no answer within {self._timeout_s:g} s (--timeout)"
-            raise Failed("timeout", rule) from None
+            raise RequestError("timeout", rule) from None
         except httpx2.RequestError as error:
             reason = f"connection: {type(error).__name__}"
-            raise Failed(reason, str(error) or repr(error)) from None
+            raise RequestError(reason, str(error) or repr(error)) from None
 
     async def statistics(self) -> dict[str, Any]:
-        """What the server tells at `/stats`; empty where it tells nothing."""
+        """The server's `/stats`; empty where it has none."""
         try:
             async with asyncio.timeout(10):
                 answer = await self._http.get("/stats")
@@ -93,40 +93,40 @@ class Client:
         return found if isinstance(found, dict) else {}
 
     async def _picture(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        found = _told(await self._http.post("/v1/images/generations", json=body))
+        found = _json_of(await self._http.post("/v1/images/generations", json=body))
         pictures = found.get("data")
         if not pictures or not all(one.get("b64_json") or one.get("url") for one in pictures):
-            raise Failed("no picture", "the answer holds no picture")
+            raise RequestError("no picture", "the answer holds no picture")
         return found
 
     async def _video(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Create a job, look until it is done, fetch the file: as OpenAI's client, in a form.
+        """Create a job, poll until it is done, fetch its file; as OpenAI's client, in a form.
 
-        The server's hint when to look again is not followed: it would blur the latency. Looking
-        every 2 % of the time waited so far makes that at most so much too long.
+        The server's poll interval is ignored, as it would blur the latency: polling every 2 % of
+        the time waited so far adds at most that much.
         """
         began_s = asyncio.get_running_loop().time()
         form = {name: (None, _as_field(value)) for name, value in body.items()}
-        job = _told(await self._http.post("/v1/videos", files=form))
+        job = _json_of(await self._http.post("/v1/videos", files=form))
         if "id" not in job:
-            raise Failed("no video", "the answer names no job")
+            raise RequestError("no video", "the answer names no job")
         while job.get("status") in ("queued", "in_progress"):
             waited_s = asyncio.get_running_loop().time() - began_s
             await asyncio.sleep(min(max(0.02 * waited_s, 0.02), 2.0))
-            job = _told(await self._http.get(f"/v1/videos/{job['id']}"))
+            job = _json_of(await self._http.get(f"/v1/videos/{job['id']}"))
         if job.get("status") != "completed":
             error = job.get("error") or {}
             code = error.get("code") or job.get("status")
-            raise Failed(f"video failed: {code}", str(error.get("message") or job))
+            raise RequestError(f"video failed: {code}", str(error.get("message") or job))
         content = await self._http.get(f"/v1/videos/{job['id']}/content")
         if content.is_error:
-            _told(content)
+            _json_of(content)
         if not content.content:
-            raise Failed("no video", "the answer holds no video")
+            raise RequestError("no video", "the answer holds no video")
         return job
 
 
-def _told(answer: httpx2.Response) -> dict[str, Any]:
+def _json_of(answer: httpx2.Response) -> dict[str, Any]:
     """The JSON object of an answer."""
     try:
         found = answer.json()
@@ -135,10 +135,10 @@ def _told(answer: httpx2.Response) -> dict[str, Any]:
     if answer.is_success and isinstance(found, dict):
         return found
     error = found.get("error") if isinstance(found, dict) else None
-    if not isinstance(error, dict):  # not OpenAI's shape: say what there is
+    if not isinstance(error, dict):  # not OpenAI's format
         error = {"code": answer.reason_phrase, "message": answer.text[:200]}
     code = error.get("code") or error.get("type") or answer.reason_phrase
-    raise Failed(f"{answer.status_code} {code}", str(error.get("message", "")))
+    raise RequestError(f"{answer.status_code} {code}", str(error.get("message", "")))
 
 
 def _as_field(value: Any) -> str:

@@ -1,7 +1,4 @@
-"""`carpool bench`: the load client on the command line. What it does is in `carpool_lab.load`.
-
-The libraries that it needs are optional and imported when it runs.
-"""
+"""The command `carpool bench`. Its libraries are optional and imported when it runs."""
 
 import asyncio
 import json
@@ -155,16 +152,18 @@ def bench(**flags: Any) -> None:
 
 def _once(said: Flags) -> tuple[dict[str, Any], str]:
     """One run against a server that is there already; its JSON and its block of text."""
-    from carpool_lab.load.client import Client
-    from carpool_lab.load.generator import Outcome, run, samples, warm_up, with_slo
+    from carpool_lab.load.client import LoadClient
+    from carpool_lab.load.generator import RequestResult, run, samples, warm_up, with_slo
     from carpool_lab.load.report import as_json, block, summarise
 
     url = said.url or "http://127.0.0.1:8000"
     rate = inf if said.request_rate is None else said.request_rate
     arrivals = _arrivals(said, rate)
 
-    async def measure(stage: _Bars) -> tuple[list[Outcome], dict[str, Any]]:
-        async with Client(url, said.task, api_key=said.api_key, timeout_s=said.timeout) as client:
+    async def measure(stage: _Bars) -> tuple[list[RequestResult], dict[str, Any]]:
+        async with LoadClient(
+            url, said.task, api_key=said.api_key, timeout_s=said.timeout
+        ) as client:
             bodies = samples(arrivals)
             tick = stage("warmup", said.warmup * len(bodies))
             solo = await warm_up(bodies, client.ask, rounds=said.warmup, tick=tick)
@@ -208,7 +207,7 @@ def _once(said: Flags) -> tuple[dict[str, Any], str]:
 def _sweep(said: Flags) -> tuple[dict[str, Any], str]:
     """All modes under all loads; their JSON and table. Writes the picture."""
     from carpool_lab.load.plot import draw
-    from carpool_lab.load.sweep import Sweep, sweep
+    from carpool_lab.load.sweep import SweepSettings, sweep
 
     known = get_args(BatchingMode)
     modes = said.modes.split(",") if said.modes else known
@@ -224,7 +223,7 @@ def _sweep(said: Flags) -> tuple[dict[str, Any], str]:
     output = said.output or Path("bench.png")
     if output.suffix not in (".png", ".svg", ".pdf"):
         raise click.UsageError(f"--output {output}: must end in .png, .svg or .pdf")
-    wanted = Sweep(
+    wanted = SweepSettings(
         model=said.model or "shapes",
         modes=modes,
         loads=loads,

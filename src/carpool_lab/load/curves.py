@@ -1,9 +1,9 @@
-"""The picture of what `carpool tune` measured."""
+"""The plot of `carpool tune`."""
 
 from pathlib import Path
 
 from carpool.errors import LibraryMissing
-from carpool_lab.tune.results import Tuned
+from carpool_lab.tune.results import TuneReport
 
 try:
     from matplotlib.figure import Figure
@@ -13,7 +13,7 @@ except ImportError as error:
     raise LibraryMissing(message) from error
 
 
-def draw_curves(tuned: Tuned, path: Path) -> None:
+def draw_curves(tuned: TuneReport, path: Path) -> None:
     """Write milliseconds and rows a second over rows: a column a component, a line a size.
 
     A ring is the knee; a cross stands at the rows that did not fit the memory.

@@ -1,6 +1,6 @@
-"""Send requests at their moments and note what became of each. Knows nothing of HTTP.
+"""Send requests when they are due and record their results. Knows nothing of HTTP.
 
-The clock is the event loop's own, so a test with a loop in virtual time measures exactly.
+The clock is the event loop's, so that tests run in virtual time.
 """
 
 import asyncio
@@ -10,19 +10,19 @@ from math import inf
 from typing import Any
 
 from carpool.errors import CarpoolError
-from carpool_lab.load.client import Failed
+from carpool_lab.load.client import RequestError
 from carpool_lab.workload import Arrival, kind_of
 
 Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Takes a request, returns what the server says about its output, or raises `Failed`."""
+"""Takes a request, returns what the server says about its output, or raises `RequestError`."""
 
 Tick = Callable[[], object]
 """Called when a request has ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a request. Times are seconds after the start of the run."""
+class RequestResult:
+    """The result of one request. Times are seconds after the start of the run."""
 
     body: Mapping[str, Any] = field(hash=False)
     at_s: float  # when it was due
@@ -47,7 +47,7 @@ async def run(
     max_concurrency: int | None = None,
     is_closed: bool = False,
     tick: Tick = lambda: None,
-) -> list[Outcome]:
+) -> list[RequestResult]:
     """Send every request when it is due; returns when the last one has ended.
 
     Args:
@@ -59,18 +59,18 @@ async def run(
     began_s = clock()
     gate = asyncio.Semaphore(max_concurrency or len(arrivals) or 1)
 
-    async def one(arrival: Arrival) -> Outcome:
+    async def one(arrival: Arrival) -> RequestResult:
         await asyncio.sleep(began_s + arrival.at_s - clock())
         async with gate:
             sent_s = clock() - began_s
             failure, message, told = None, "", {}
             try:
                 told = dict(await ask(arrival.body))
-            except Failed as failed:
+            except RequestError as failed:
                 failure, message = failed.reason, failed.message
             done_s = clock() - began_s
         tick()
-        return Outcome(
+        return RequestResult(
             body=arrival.body,
             at_s=arrival.at_s,
             sent_s=sent_s,
@@ -92,7 +92,7 @@ Key = tuple[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Solo:
-    """How long requests take that have the server to themselves."""
+    """Solo latencies: of requests that have the server to themselves."""
 
     seconds: Mapping[Key, float]
 
@@ -135,7 +135,7 @@ async def warm_up(
         began_s = clock()
         try:
             await ask(body)
-        except Failed as failed:
+        except RequestError as failed:
             reason = f"{failed.reason}: {failed.message}"
             raise CarpoolError(f"a warmup request failed: {reason}") from None
         key = _key(body)
@@ -144,7 +144,7 @@ async def warm_up(
     return Solo(seconds)
 
 
-def with_slo(outcomes: Iterable[Outcome], solo: Solo, scale: float) -> list[Outcome]:
+def with_slo(outcomes: Iterable[RequestResult], solo: Solo, scale: float) -> list[RequestResult]:
     """Outcomes with their latency target: `scale` times what they would take alone."""
     return [replace(one, slo_s=scale * solo.of(one.body)) for one in outcomes]
 

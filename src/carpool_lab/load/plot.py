@@ -1,10 +1,10 @@
-"""Sweeps as pictures, measured and simulated. The only module that imports matplotlib."""
+"""Plots of sweeps, measured and simulated."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from carpool.errors import LibraryMissing
-from carpool_lab.load.sweep import Point, Swept
+from carpool_lab.load.sweep import SweepPoint, SweepReport
 from carpool_lab.simulate.report import Point as Simulated
 
 try:
@@ -14,7 +14,7 @@ except ImportError as error:
     message = "the picture of a sweep needs matplotlib: pip install 'carpool[bench]'"
     raise LibraryMissing(message) from error
 
-_PANELS: tuple[tuple[str, Callable[[Point], float | None], str], ...] = (
+_PANELS: tuple[tuple[str, Callable[[SweepPoint], float | None], str], ...] = (
     ("Latency Mean (s)", lambda point: point.summary.latency_mean, "log"),
     ("Latency P99 (s)", lambda point: point.summary.latency_p99, "log"),
     ("Request goodput (req/s)", lambda point: point.summary.goodput_qps, "linear"),
@@ -26,7 +26,7 @@ _SIMULATED: tuple[tuple[str, Callable[[Simulated], float], str], ...] = (
 )
 
 
-def draw(swept: Swept, path: Path) -> None:
+def draw(swept: SweepReport, path: Path) -> None:
     """Write latency and goodput over load, a line for each mode.
 
     Args:

@@ -1,7 +1,6 @@
-"""What a run says: numbers from outcomes, as a block of text and as JSON. Pure functions.
+"""The report of a run: numbers from request results, as a block of text and as JSON.
 
-The names of the lines and of the JSON fields are those that users of SGLang's and vLLM's
-benchmarks know, where these have one.
+Lines and JSON fields have the names of SGLang's and vLLM's benchmarks, where these have one.
 """
 
 from collections import Counter
@@ -12,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from carpool_lab.load.generator import Outcome
+from carpool_lab.load.generator import RequestResult
 
 WIDTH = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class FailureCount:
     """Requests that failed for one reason."""
 
     reason: str
@@ -44,10 +43,10 @@ class Summary:
     slo_attainment_rate: float | None  # share of all requests; None: there was no target
     goodput_qps: float | None  # answers within their target, a second
     peak_memory_mb_max: float | None
-    failures: tuple[Failures, ...]
+    failures: tuple[FailureCount, ...]
 
 
-def summarise(outcomes: Sequence[Outcome], statistics: Mapping[str, Any]) -> Summary:
+def summarise(outcomes: Sequence[RequestResult], statistics: Mapping[str, Any]) -> Summary:
     """The numbers of a run.
 
     Args:
@@ -93,7 +92,7 @@ def block(summary: Summary, settings: Mapping[str, Any]) -> str:
 
 
 def as_json(
-    summary: Summary, settings: Mapping[str, Any], outcomes: Sequence[Outcome]
+    summary: Summary, settings: Mapping[str, Any], outcomes: Sequence[RequestResult]
 ) -> dict[str, Any]:
     """The same for programs, with every single request."""
     requests = [asdict(one) for one in outcomes]
@@ -140,14 +139,16 @@ def _number(value: float | None, digits: int = 4) -> str:
     return "n/a" if value is None else f"{value:.{digits}f}"
 
 
-def _failures(outcomes: Sequence[Outcome]) -> tuple[Failures, ...]:
+def _failures(outcomes: Sequence[RequestResult]) -> tuple[FailureCount, ...]:
     """By reason, the most frequent first."""
     counted = Counter(one.failure for one in outcomes if one.failure is not None)
     first = {one.failure: one.message for one in reversed(outcomes)}
-    return tuple(Failures(reason, n, first[reason]) for reason, n in counted.most_common())
+    return tuple(FailureCount(reason, n, first[reason]) for reason, n in counted.most_common())
 
 
-def _peak_memory_mb(outcomes: Sequence[Outcome], statistics: Mapping[str, Any]) -> float | None:
+def _peak_memory_mb(
+    outcomes: Sequence[RequestResult], statistics: Mapping[str, Any]
+) -> float | None:
     told = [one.peak_memory_mb for one in outcomes if one.peak_memory_mb is not None]
     if told:
         return max(told)

@@ -1,7 +1,7 @@
-"""All batching modes under the same loads, each on a server of its own that is started here.
+"""`carpool bench --sweep`: all batching modes under the same loads, each on its own server.
 
-First the capacity of `continuous` is measured, in a closed loop. A load of 0.9 is then nine tenths
-of that many requests a second in an open loop, the same requests in the same order for every mode.
+The capacity of `continuous` is measured first, in a closed loop. A load of 0.9 is then 0.9 times
+that rate in an open loop, with the same requests in the same order for every mode.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from math import inf
 from typing import Any
 
 from carpool.errors import CarpoolError
-from carpool_lab.load.client import Client, Task
+from carpool_lab.load.client import LoadClient, Task
 from carpool_lab.load.generator import Solo, Tick, run, samples, warm_up, with_slo
 from carpool_lab.load.report import Summary, summarise
 from carpool_lab.workload import Arrival, Mix, bursts, generators, plan
@@ -26,10 +26,10 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "dynamic": ("--batching-max-size", "8"),
     "request": ("--max-num-seqs", "8"),
 }
-"""What a mode needs to be told to batch at all."""
+"""Flags without which a mode does not batch."""
 
 QUIET = {"TQDM_DISABLE": "1", "DIFFUSERS_VERBOSITY": "error"}
-"""Environment of the servers, so that standard error keeps to what is wrong."""
+"""Environment of the servers: only errors on standard error."""
 
 COLUMNS = (
     "mode | load | rate (req/s) | throughput (req/s) | latency mean (s) | median (s) | P99 (s) "
@@ -37,15 +37,15 @@ COLUMNS = (
 )
 
 Start = Callable[[str, str], AbstractAsyncContextManager[str]]
-"""Takes a model and a mode, starts a server and gives its URL; `serving`, or a test's own."""
+"""Takes a model and a mode, starts a server and gives its URL; `serving`, or a fake."""
 
 Stage = Callable[[str, int], Tick]
-"""Called with what begins and how many requests that is; gives what is called for each."""
+"""Called with the name of a stage and its number of requests; returns a callback for each."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
-    """What is to be measured."""
+class SweepSettings:
+    """The settings of a sweep."""
 
     model: str
     modes: Sequence[str]
@@ -69,7 +69,7 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """One mode under one load."""
 
     mode: str
@@ -79,13 +79,13 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
-    """All that was measured."""
+class SweepReport:
+    """All points of a sweep."""
 
     model: str
     capacity_qps: float  # of `continuous`, in a closed loop
     slo_scale: float
-    points: Sequence[Point]
+    points: Sequence[SweepPoint]
 
     def table(self) -> str:
         """All points as Markdown."""
@@ -137,7 +137,7 @@ async def serving(model: str, mode: str) -> AsyncIterator[str]:
             await process.wait()
 
 
-async def sweep(wanted: Sweep, stage: Stage, *, start: Start = serving) -> Swept:
+async def sweep(wanted: SweepSettings, stage: Stage, *, start: Start = serving) -> SweepReport:
     """Measure every mode under every load.
 
     Raises:
@@ -161,25 +161,25 @@ async def sweep(wanted: Sweep, stage: Stage, *, start: Start = serving) -> Swept
                 outcomes = await run(arrivals, client.ask, tick=tick)
                 outcomes = with_slo(outcomes, solo, wanted.slo_scale)
                 summary = summarise(outcomes, await client.statistics())
-                points.append(Point(mode, load, load * capacity_qps, summary))
-    return Swept(wanted.model, capacity_qps, wanted.slo_scale, points)
+                points.append(SweepPoint(mode, load, load * capacity_qps, summary))
+    return SweepReport(wanted.model, capacity_qps, wanted.slo_scale, points)
 
 
 @contextlib.asynccontextmanager
 async def _warm(
-    wanted: Sweep, mode: str, start: Start, stage: Stage
-) -> AsyncIterator[tuple[Client, Solo]]:
-    """A server in this mode that has answered a few requests; how long they took alone."""
+    wanted: SweepSettings, mode: str, start: Start, stage: Stage
+) -> AsyncIterator[tuple[LoadClient, Solo]]:
+    """A warmed-up server in this mode, and its solo latencies."""
     bodies = samples(wanted.arrivals(inf))
     async with (
         start(wanted.model, mode) as url,
-        Client(url, wanted.task, api_key=wanted.api_key, timeout_s=wanted.timeout_s) as client,
+        LoadClient(url, wanted.task, api_key=wanted.api_key, timeout_s=wanted.timeout_s) as client,
     ):
         tick = stage(f"{mode}, warmup", wanted.warmup * len(bodies))
         yield client, await warm_up(bodies, client.ask, rounds=wanted.warmup, tick=tick)
 
 
-def _row(point: Point) -> str:
+def _row(point: SweepPoint) -> str:
     one = point.summary
     cells = [
         point.mode,

@@ -1,1 +1,1 @@
-"""What forwards take by rows, measured."""
+"""`carpool tune`: measures the duration of forwards by their number of rows."""

@@ -1,4 +1,4 @@
-"""`carpool tune`: what forwards take, measured ahead of time, on the command line."""
+"""The command `carpool tune`: measure ahead of time how long forwards take."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from carpool.cli.options import settings_options
 from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import LibraryMissing
 from carpool.types import CallKind
-from carpool_lab.tune.results import Component, Tuned
+from carpool_lab.tune.results import ComponentResult, TuneReport
 
 _SETTINGS = (
     "device", "dtype", "revision", "threads", "min_gain", "cost_table", "max_decode_gib",
@@ -75,11 +75,11 @@ def tune(
 
     from carpool.engine.cost_store import Table
     from carpool.engine.model import pipeline
-    from carpool_lab.tune.measure import Wanted
+    from carpool_lab.tune.measure import TuneSettings
     from carpool_lab.tune.measure import tune as measure
 
     parameters = {"guidance_scale": guidance, "num_frames": frames}
-    wanted = Wanted(
+    wanted = TuneSettings(
         resolutions,
         max_rows=max_rows,
         repeats=repeats,
@@ -117,7 +117,7 @@ _USES = {
 }
 
 
-def _text(tuned: Tuned) -> str:
+def _text(tuned: TuneReport) -> str:
     """Everything that was measured, a table for each size."""
     blocks = [
         f"{tuned.model} on {tuned.device}, {tuned.dtype}; medians, min_gain {tuned.min_gain:g}"
@@ -140,7 +140,7 @@ def _text(tuned: Tuned) -> str:
     return "\n\n".join(blocks)
 
 
-def _lines(components: Sequence[Component], min_gain: float) -> Iterator[str]:
+def _lines(components: Sequence[ComponentResult], min_gain: float) -> Iterator[str]:
     for one in components:
         gains, bend = one.gains, one.knee(min_gain)
         for rows, seconds in one.seconds.items():

@@ -1,6 +1,6 @@
-"""Equal requests side by side: a policy for measuring, and what it and its costs note.
+"""The policy of `carpool tune`: equal requests run in lockstep, every forward of all of them.
 
-Nothing here says how wide a forward is to be: `tune.py` submits so many equal requests.
+The width of a forward is the number of equal requests that `measure` submits.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ from carpool.types import (
 
 
 @dataclass(slots=True)
-class Seen:
-    """What there was of one kind at one size."""
+class CallStats:
+    """The calls and forwards of one kind at one size."""
 
     phase: Phase
     rows: int
     calls: int = 0
-    tried: set[int] = field(default_factory=set)  # rows of forwards that were begun
-    done: set[int] = field(default_factory=set)  # and of those that were run
+    tried: set[int] = field(default_factory=set)  # rows of forwards that were started
+    done: set[int] = field(default_factory=set)  # rows of forwards that succeeded
     peak_bytes: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -40,14 +40,11 @@ class Seen:
 
 
 class Lockstep:
-    """The policy: all come aboard at once, and equal calls share a forward, the oldest first.
-
-    So equal requests go through all their forwards side by side. Takes notes of them.
-    """
+    """Admits all requests at once and fuses equal calls, oldest first; records the forwards."""
 
     def __init__(self, device: Device) -> None:
         self._device, self._kind = device, NO_KIND
-        self.seen: dict[CallKind, Seen] = {}
+        self.seen: dict[CallKind, CallStats] = {}
 
     def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
         return Admission(tuple(one.request for one in waiting))
@@ -57,7 +54,7 @@ class Lockstep:
         if choice.calls:
             first = choice.calls[0]
             self._kind = first.kind
-            seen = self.seen.setdefault(first.kind, Seen(first.phase, first.rows))
+            seen = self.seen.setdefault(first.kind, CallStats(first.phase, first.rows))
             seen.calls += len(choice.calls)
             seen.tried.add(sum(call.rows for call in choice.calls))
             if self._device.is_cuda:
@@ -65,7 +62,7 @@ class Lockstep:
         return choice
 
     def ran(self, forward: Forward) -> None:
-        """Hear of a forward, as `Engine.on_forward` tells it."""
+        """Record a forward; the engine's `on_forward`."""
         seen = self.seen[self._kind]
         seen.done.add(forward.rows)
         if self._device.is_cuda:
@@ -73,8 +70,8 @@ class Lockstep:
             seen.peak_bytes[forward.rows] = peak
 
 
-class Notes(Costs):
-    """Medians of each width, of all forwards but its first."""
+class WarmCosts(Costs):
+    """Medians of each width, of all forwards but its first, which warms up."""
 
     def __init__(self) -> None:
         super().__init__()

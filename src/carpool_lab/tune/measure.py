@@ -1,8 +1,8 @@
-"""Measure what forwards take by their rows, with the engine that serves.
+"""Measure the duration of forwards by their number of rows, with the engine that serves.
 
-For every width so many equal requests go through a real `Engine` side by side, so that the forwards
-and the stopwatch are those of production. What it learns goes into the same table. The first
-forward of each width is not counted: it allocates, and picks kernels.
+For each width, that many equal requests run in lockstep on a real `Engine`, so that forwards and
+timing are those of production; the results go into the same cost table. The first forward of each
+width is ignored, because it allocates memory and chooses kernels.
 """
 
 import time
@@ -24,16 +24,16 @@ from carpool.schedule.cost import STEPS, Costs
 from carpool.schedule.peers.compatibility import cost, resolution
 from carpool.schedule.peers.sglang_rules import Resolution
 from carpool.types import CallKind, CheckedRequest, Clock, Event, Request
-from carpool_lab.tune.lockstep import Lockstep, Notes, Seen
-from carpool_lab.tune.results import Component, Sized, Tuned
+from carpool_lab.tune.lockstep import CallStats, Lockstep, WarmCosts
+from carpool_lab.tune.results import ComponentResult, SizeResult, TuneReport
 
 PROMPT = "a red circle"
 FEW_STEPS = 4  # of a request: enough for a median
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be measured."""
+class TuneSettings:
+    """The settings of a measurement."""
 
     sizes: Sequence[Resolution] = ()  # none: the model's own
     max_rows: int = 16  # widest forward
@@ -45,15 +45,15 @@ class Wanted:
 def tune(
     loaded: Loaded,
     settings: EngineSettings,
-    wanted: Wanted,
+    wanted: TuneSettings,
     *,
     table: Table,
     clock: Clock = time.monotonic,
     tick: Callable[[], object] = lambda: None,
-) -> Tuned:
+) -> TuneReport:
     """Measure a model, and keep what was learned in its table.
 
-    Takes the calling thread for the engine's own. Curves of other sizes in the table stay.
+    The calling thread becomes the engine's. Curves of other sizes in the table stay.
 
     Args:
         table: of this model and these settings.
@@ -64,7 +64,7 @@ def tune(
         Rejected: the model does not take such requests, as one that needs a picture.
         CarpoolError: a request failed, and not for want of memory.
     """
-    device, notes, before = loaded.device, Notes(), table.costs
+    device, notes, before = loaded.device, WarmCosts(), table.costs
     sizes: Sequence[Resolution | None] = wanted.sizes or [None]
     jobs = [_job(loaded, size, wanted) for size in sizes]  # refused at once
     table.costs = notes
@@ -89,7 +89,7 @@ def tune(
         table.costs = Costs({**dict(before), **{k: c for k, c in notes if c.measured}})
         engine.leave()
     name = torch.cuda.get_device_name(device.torch) if device.is_cuda else "cpu"
-    return Tuned(
+    return TuneReport(
         model=loaded.source,
         device=name,
         dtype=str(device.dtype).removeprefix("torch."),
@@ -105,13 +105,13 @@ def tune(
 
 
 class _Listener:
-    """Remembers how a request failed."""
+    """Keeps the error of a request."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
 
     def event(self, event: Event) -> None:
-        """Progress is of no use here."""
+        """Ignore progress."""
 
     def done(self, outcome: Outcome) -> None:
         self.error = outcome.error
@@ -121,9 +121,9 @@ def _measure(
     engine: Engine,
     lockstep: Lockstep,
     job: CheckedRequest,
-    wanted: Wanted,
+    wanted: TuneSettings,
     tick: Callable[[], object],
-) -> tuple[dict[CallKind, Seen], int, str]:
+) -> tuple[dict[CallKind, CallStats], int, str]:
     """Run one size at every width that fits; gives what was seen, requests run, and a problem.
 
     Widths take turns, so that a machine that is slow for a while is slow for all of them.
@@ -149,7 +149,7 @@ def _measure(
     return seen, requests, problem
 
 
-def _widths(seen: Mapping[CallKind, Seen], max_rows: int) -> Iterator[int]:
+def _widths(seen: Mapping[CallKind, CallStats], max_rows: int) -> Iterator[int]:
     """One request, and then as many as are worth a try; `seen` has the first one by then."""
     yield 1
     most = max_rows // max((one.rows for one in _denoisers(seen)), default=1)
@@ -158,12 +158,12 @@ def _widths(seen: Mapping[CallKind, Seen], max_rows: int) -> Iterator[int]:
         yield most
 
 
-def _denoisers(seen: Mapping[CallKind, Seen]) -> list[Seen]:
+def _denoisers(seen: Mapping[CallKind, CallStats]) -> list[CallStats]:
     return [one for one in seen.values() if one.phase == "denoise"]
 
 
 def _run(engine: Engine, job: CheckedRequest, width: int) -> None:
-    """Run so many requests of one kind side by side, each with a seed of its own."""
+    """Run `width` equal requests in lockstep, each with its own seed."""
     listeners = [_Listener() for _ in range(width)]
     for seed, listener in enumerate(listeners):
         engine.submit(replace(job, seed=seed, request_id=f"tune-{seed}"), listener)
@@ -174,7 +174,7 @@ def _run(engine: Engine, job: CheckedRequest, width: int) -> None:
             raise listener.error
 
 
-def _job(loaded: Loaded, size: Resolution | None, wanted: Wanted) -> CheckedRequest:
+def _job(loaded: Loaded, size: Resolution | None, wanted: TuneSettings) -> CheckedRequest:
     card = loaded.card
     usual = card.steps(card.defaults) or FEW_STEPS  # a distilled model may have no more
     offered: dict[str, Any] = {
@@ -191,16 +191,16 @@ def _job(loaded: Loaded, size: Resolution | None, wanted: Wanted) -> CheckedRequ
 def _sized(
     loaded: Loaded,
     job: CheckedRequest,
-    seen: Mapping[CallKind, Seen],
+    seen: Mapping[CallKind, CallStats],
     requests: int,
     problem: str,
     costs: Costs,
-) -> Sized:
+) -> SizeResult:
     size = resolution(job.arguments, loaded.card.default_size_px)
     frames = int(job.arguments.get("num_frames") or 1)
     curves = dict(costs)
     components = [
-        Component(
+        ComponentResult(
             kind,
             one.phase,
             one.rows,
@@ -212,7 +212,7 @@ def _sized(
         for kind, one in seen.items()
         if kind in curves
     ]
-    return Sized(
+    return SizeResult(
         size,
         max(1, loaded.card.steps(job.arguments)),
         cost(size, frames=frames, vae_scale_px=loaded.vae_scale_px),

@@ -1,7 +1,7 @@
-"""What `carpool tune` found: curves, their knees, caps for batching, tables for the simulator.
+"""The results of `carpool tune`: curves, their knees, batching caps, tables for the simulator.
 
-A *knee* is the widest forward that pays: against the next narrower one that does, every row that it
-has more brings more than `min_gain` in rows a second.
+The *knee* is the widest forward that pays: compared with the next narrower one that pays, each
+additional row raises the rows a second by more than `min_gain`.
 """
 
 import re
@@ -18,7 +18,7 @@ from carpool_lab.simulate.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
-class Component:
+class ComponentResult:
     """One kind of forward at one size."""
 
     kind: CallKind
@@ -42,13 +42,13 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class SizeResult:
     """A model at one size."""
 
     resolution: Resolution | None  # None: the model does not say
     steps: int  # that were measured for each request
     cost: float  # of a request, as `admission.cost` counts
-    components: tuple[Component, ...]  # in the order in which a request needs them
+    components: tuple[ComponentResult, ...]  # in the order in which a request needs them
     problem: str = ""  # what kept more from being measured
 
     @property
@@ -78,7 +78,7 @@ class Sized:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class TuneReport:
     """A model at several sizes, and what they were measured on."""
 
     model: str  # as it was asked for
@@ -88,7 +88,7 @@ class Tuned:
     usual_steps: int
     min_gain: float
     repeats: int
-    sizes: tuple[Sized, ...]
+    sizes: tuple[SizeResult, ...]
     costs: Costs
 
     @property
@@ -155,7 +155,7 @@ class Tuned:
             "repeats": self.repeats,
         }
 
-    def _calibration(self, size: Sized) -> dict[str, Any]:
+    def _calibration(self, size: SizeResult) -> dict[str, Any]:
         denoisers = [one for one in size.components if one.phase == "denoise"]
         peaks: dict[int, int] = {}  # by requests
         for one in denoisers:
@@ -170,7 +170,7 @@ class Tuned:
             "problem": size.problem or None,
         }
 
-    def _table(self, size: Sized) -> dict[str, Any]:
+    def _table(self, size: SizeResult) -> dict[str, Any]:
         sides = set(size.resolution or ())
         side = str(*sides) if len(sides) == 1 else size.name
         table = Table(

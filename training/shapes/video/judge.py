@@ -1,21 +1,29 @@
 """Say what a video shows, from what its frames show and where.
 
-Each frame is judged like a picture. A video shows a clip if nearly all of its frames show the
+Each frame is judged like a picture. A video is clear if nearly all of its frames show the
 same shape on the same background, none shows anything else, and the shape goes one way.
 
 Numbers here were set on drawn videos, with noise and blur, before any model was judged.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from training.shapes import draw as pictures
-from training.shapes import judge as picture_judge
-from training.shapes.video.draw import DIRECTIONS, FRAMES, SHAPES, SIZE_PX, Clip, caption, parse
+from training.shapes.judge import FOREGROUND_DISTANCE, Judgement, Unclear
+from training.shapes.judge import judge as judge_picture
+from training.shapes.video.draw import (
+    DIRECTIONS,
+    FRAMES,
+    SHAPES,
+    SIZE_PX,
+    MovingShape,
+    caption,
+    parse,
+)
 
 MAX_UNCLEAR = 2  # frames that show nothing for sure
 MIN_WAY_PX = 12.0  # from the first frame to the last
@@ -27,19 +35,7 @@ Frames = Sequence[Image.Image] | NDArray[np.uint8]
 Pixels = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a video shows, or why that cannot be said."""
-
-    clip: Clip | None
-    reason: str = ""  # empty if there is a clip
-
-
-class _Refused(Exception):
-    """The video shows no clip."""
-
-
-def judge(frames: Frames) -> Verdict:
+def judge(frames: Frames) -> Judgement[MovingShape]:
     """Say what a video shows.
 
     Args:
@@ -60,48 +56,40 @@ def judge(frames: Frames) -> Verdict:
         (item,), background = scene.items, scene.background
         assert background is not None
         places = np.array([_place(image, background) for image in images])
-        return Verdict(Clip(item.colour, item.shape, _direction(places), background))
-    except _Refused as refused:
-        return Verdict(None, str(refused))
+        return Judgement(MovingShape(item.colour, item.shape, _direction(places), background))
+    except Unclear as unclear:
+        return Judgement(None, str(unclear))
 
 
-def why_not(frames: Frames, wanted: Clip | str) -> str:
-    """Say why a video is not the clip, or the caption, that was asked for.
+def why_not(frames: Frames, wanted: MovingShape | str) -> str:
+    """Say why a video does not show what was asked for, as such or as a caption.
 
     Returns:
         An empty string if the video is right.
     """
-    clip = parse(wanted) if isinstance(wanted, str) else wanted
-    verdict = judge(frames)
-    if verdict.clip is None:
-        return verdict.reason
-    if verdict.clip == replace(clip, background=clip.background or verdict.clip.background):
-        return ""
-    return f"shows {caption(verdict.clip)}"
+    return judge(frames).why_not(parse(wanted) if isinstance(wanted, str) else wanted, caption)
 
 
-def shows(frames: Frames, wanted: Clip | str) -> bool:
-    """Say whether a video shows a clip, or what a caption says."""
+def shows(frames: Frames, wanted: MovingShape | str) -> bool:
+    """Say whether a video shows this, or what a caption says."""
     return not why_not(frames, wanted)
 
 
 def _scene(images: list[Image.Image]) -> pictures.Scene:
     """Say what all frames show."""
     size = (pictures.SIZE_PX, pictures.SIZE_PX)
-    verdicts = [
-        picture_judge.judge(image.resize(size, Image.Resampling.BICUBIC)) for image in images
-    ]
-    unclear = [(at, verdict.reason) for at, verdict in enumerate(verdicts) if not verdict.scene]
+    judged = [judge_picture(image.resize(size, Image.Resampling.BICUBIC)) for image in images]
+    unclear = [(at, one.reason) for at, one in enumerate(judged) if not one.shown]
     if len(unclear) > MAX_UNCLEAR:
         at, reason = unclear[0]
-        raise _Refused(f"has {len(unclear)} unclear frames; frame {at} {reason}")
-    scenes = [verdict.scene for verdict in verdicts if verdict.scene]
+        raise Unclear(f"has {len(unclear)} unclear frames; frame {at} {reason}")
+    scenes = [one.shown for one in judged if one.shown]
     for scene in scenes:
         if scene != scenes[0]:
             first, other = pictures.caption(scenes[0]), pictures.caption(scene)
-            raise _Refused(f"shows {first}, and also {other}")
+            raise Unclear(f"shows {first}, and also {other}")
     if len(scenes[0].items) != 1 or scenes[0].items[0].shape not in SHAPES:
-        raise _Refused(f"shows {pictures.caption(scenes[0])}")
+        raise Unclear(f"shows {pictures.caption(scenes[0])}")
     return scenes[0]
 
 
@@ -109,9 +97,9 @@ def _place(image: Image.Image, background: str) -> tuple[float, float]:
     """Give the middle of all that is not background, in pixels from the left and the top."""
     rgb = np.asarray(image.convert("RGB"), dtype=np.float64)
     away: Pixels = np.linalg.norm(rgb - np.array(pictures.PALETTE[background]), axis=-1)
-    rows, columns = np.nonzero(away > picture_judge.FOREGROUND_DISTANCE)
+    rows, columns = np.nonzero(away > FOREGROUND_DISTANCE)
     if not len(rows):
-        raise _Refused("has an empty frame")
+        raise Unclear("has an empty frame")
     return float(columns.mean()), float(rows.mean())
 
 
@@ -125,15 +113,15 @@ def _direction(places: Pixels) -> str:
     along = int(np.abs(whole).argmax())
     way = float(abs(whole[along]))
     if way < MIN_WAY_PX:
-        raise _Refused(f"moves by only {way:.1f} pixels")
+        raise Unclear(f"moves by only {way:.1f} pixels")
     forward = np.diff(places[:, along]) * np.sign(whole[along])
     if forward.min() < -MAX_BACK_PX:
-        raise _Refused(f"moves back by {-forward.min():.1f} pixels")
+        raise Unclear(f"moves back by {-forward.min():.1f} pixels")
     if forward.max() > MAX_STEP * way:
-        raise _Refused(f"jumps by {forward.max():.1f} of {way:.1f} pixels")
+        raise Unclear(f"jumps by {forward.max():.1f} of {way:.1f} pixels")
     aside = float(np.ptp(places[:, 1 - along]))
     if aside > MAX_ASIDE * way:
-        raise _Refused(f"moves {aside:.1f} pixels aside, on {way:.1f}")
+        raise Unclear(f"moves {aside:.1f} pixels aside, on {way:.1f}")
     vector = [0, 0]
     vector[along] = int(np.sign(whole[along]))
     return next(name for name, step in DIRECTIONS.items() if list(step) == vector)

@@ -8,14 +8,15 @@ noise: with noise as large as they are it found no use for them in the first 800
 """
 
 import random
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from diffusers import AutoencoderKLWan
 from PIL import Image
 from torch import Tensor, nn
 
-from training.shapes.text import Log
+from training.shapes import vae as pictures
+from training.shapes.fit import Log, Loss, fit
 from training.shapes.video.draw import draw, sample
 from training.shapes.video.muon import Muon
 
@@ -25,10 +26,10 @@ FIRST_LOG_VARIANCE = -6.0
 SHAPE_WEIGHT = 5.0  # of pixels of the shape or next to it, where the background has 1
 
 
-def pixels(videos: list[list[Image.Image]]) -> Tensor:
+def pixels(videos: Sequence[list[Image.Image]]) -> Tensor:
     """Turn videos into values of -1 to 1, (videos, 3, FRAMES, SIZE_PX, SIZE_PX)."""
-    stacked = np.stack([[np.asarray(frame) for frame in frames] for frames in videos])
-    return torch.from_numpy(stacked).permute(0, 4, 1, 2, 3).contiguous().float() / 127.5 - 1
+    shown = torch.stack([pictures.pixels(frames) for frames in videos])
+    return shown.transpose(1, 2).contiguous().float() / 127.5 - 1
 
 
 def build_vae() -> AutoencoderKLWan:
@@ -51,7 +52,7 @@ def build_vae() -> AutoencoderKLWan:
 
 
 def train_vae(still_steps: int, steps: int, seed: int, log: Log) -> AutoencoderKLWan:
-    """Train the autoencoder on drawn clips, measure its latents and freeze it.
+    """Train the autoencoder on drawn videos, measure its latents and freeze it.
 
     Args:
         still_steps: how many steps see single frames, 8 at a time.
@@ -61,7 +62,8 @@ def train_vae(still_steps: int, steps: int, seed: int, log: Log) -> AutoencoderK
     rng = random.Random(seed)
     vae = build_vae()
     optimizer = Muon(vae, vae, rate=0.02, adam_rate=1e-3)
-    for step in range(1, steps + 1):
+
+    def batch_loss(step: int) -> Loss:
         if step <= still_steps:
             real = pixels([[rng.choice(draw(sample(rng)[0], rng))] for _ in range(8)])
         else:
@@ -70,15 +72,12 @@ def train_vae(still_steps: int, steps: int, seed: int, log: Log) -> AutoencoderK
         error = vae.decode(posterior.sample()).sample - real
         kl = (posterior.mean.square() + posterior.var - 1 - posterior.logvar).mean() / 2
         loss = _distance(error, real) + KL_WEIGHT * step / steps * kl
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step(min(1.0, step / 30, 1.5 * (1 - (step - 1) / steps)))
-        if step % 50 == 0 or step == steps:
-            noise = posterior.std.mean() / posterior.mean.std()
-            log(
-                f"vae step {step} loss {loss.item():.4f} L1 {error.abs().mean().item():.4f}"
-                f" posterior noise {noise.item():.3f} of the latents' spread"
-            )
+        return loss, lambda: pictures.describe(error, posterior)
+
+    def share(step: int) -> float:
+        return min(1.0, step / 30, 1.5 * (1 - (step - 1) / steps))
+
+    fit("vae", steps, batch_loss, optimizer, log, share=share, log_every=50)
     vae = vae.eval().requires_grad_(False)
     with torch.no_grad():
         posteriors = [
@@ -100,17 +99,18 @@ def polish_vae(vae: AutoencoderKLWan, steps: int, seed: int, log: Log) -> Autoen
     rng = random.Random(seed)
     decoder = vae.decoder.train().requires_grad_(True)
     optimizer = Muon(decoder, decoder, rate=0.01, adam_rate=5e-4)
-    for step in range(1, steps + 1):
+
+    def batch_loss(step: int) -> Loss:
         real = pixels([draw(sample(rng)[0], rng) for _ in range(4)])
         with torch.no_grad():
             latents = vae.encode(real).latent_dist.sample()
         error = vae.decode(latents).sample - real
-        loss = _distance(error, real)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step(min(1.0, step / 30, 1.2 * (1 - (step - 1) / steps)))
-        if step % 50 == 0 or step == steps:
-            log(f"decoder step {step} loss {loss.item():.4f} L1 {error.abs().mean().item():.4f}")
+        return _distance(error, real), lambda: f"L1 {error.abs().mean().item():.4f}"
+
+    def share(step: int) -> float:
+        return min(1.0, step / 30, 1.2 * (1 - (step - 1) / steps))
+
+    fit("decoder", steps, batch_loss, optimizer, log, share=share, log_every=50)
     return vae.eval().requires_grad_(False)
 
 
@@ -122,7 +122,7 @@ def _distance(error: Tensor, real: Tensor) -> Tensor:
     return (weight * (error.abs() + error.square())).mean() / weight.mean()
 
 
-def encode(vae: AutoencoderKLWan, videos: list[list[Image.Image]]) -> Tensor:
+def encode(vae: AutoencoderKLWan, videos: Sequence[list[Image.Image]]) -> Tensor:
     """Encode videos as the pipeline's latents, (videos, CHANNELS, 3, 6, 6), of unit spread."""
     with torch.no_grad():
         mean: Tensor = vae.encode(pixels(videos)).latent_dist.mean

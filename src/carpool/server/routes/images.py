@@ -94,7 +94,7 @@ class Drawing:
             self.served.told(settings if is_final else {}),
         )
 
-    def usage(self, usages: Sequence[protocol.Usage]) -> schema.Usage:
+    def usage(self, usages: Sequence[protocol.TokenUsage]) -> schema.Usage:
         """Of some of the pictures. The prompt and the pictures sent are counted once."""
         text, given = usages[0].text_tokens, self._given_tokens()
         made = sum(usage.image_tokens for usage in usages)

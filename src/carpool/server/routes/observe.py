@@ -100,7 +100,7 @@ class Observer:
         asked: Asked = "request", owner, request_id
         job = None if asked in self._parts else await self._job(owner, request_id)
         parts = self._parts.get(asked if job is None else ("job", "", job.id), [])
-        lives = await self._supervisor.lives(parts) if parts else []
+        lives = await self._supervisor.timelines(parts) if parts else []
         if not lives and not (job is not None and job.is_open):
             raise NoSuchEndpoint(
                 f"no request {request_id[:128]!r} is known: the id is `x-request-id` of its "

@@ -1,0 +1,66 @@
+"""The command group of `carpool`: its own commands, and those that installed packages add.
+
+A package adds a command by an entry point of the group `carpool.commands` that names a
+`click.Command`. Commands of `carpool` itself cannot be replaced. A command that cannot be loaded is
+listed with the reason, and fails when it is used; all others work.
+"""
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import click
+
+from carpool.errors import CarpoolError
+
+GROUP = "carpool.commands"
+LAB = ("bench", "simulate", "tune")  # commands of `carpool_lab`, which is in the same wheel
+
+
+class Commands(click.Group):
+    """Own commands, and those of entry points, imported when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *added_commands()})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        if (added := added_commands().get(cmd_name)) is not None:
+            return _load(added)
+        if cmd_name in LAB:
+            return _broken(cmd_name, "the package carpool_lab is not installed")
+        return None
+
+
+@cache
+def added_commands() -> dict[str, EntryPoint]:
+    """Entry points by name; of several with one name the first of the packages, by name."""
+    found = sorted(entry_points(group=GROUP), key=lambda one: one.dist.name if one.dist else "")
+    return {one.name: one for one in reversed(found)}
+
+
+def _load(added: EntryPoint) -> click.Command:
+    try:
+        command: Any = added.load()
+    except (Exception, SystemExit) as error:  # whatever a foreign module raises
+        return _broken(added.name, f"{added.value}: {type(error).__name__}: {error}", error)
+    if not isinstance(command, click.Command):
+        return _broken(added.name, f"{added.value} is no click command")
+    return command
+
+
+def _broken(name: str, reason: str, cause: BaseException | None = None) -> click.Command:
+    """A command that fails with the reason why the real one cannot be loaded."""
+
+    def fail() -> None:
+        fix = "install the package that adds it again (carpool's own: pip install carpool)"
+        raise CarpoolError(f"the command {name!r} cannot be loaded: {reason}; {fix}") from cause
+
+    return click.Command(
+        name,
+        callback=fail,
+        help=f"Not available: {reason}",
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
