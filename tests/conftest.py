@@ -40,8 +40,8 @@ def fusing_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def fake_specs() -> Iterator[None]:
-    """`fakes.Fake` and `fakes.Half` have tables, as the model classes in `specs.py` have."""
-    from support import fakes  # brings torch, which not every test needs
+    """Give `Fake` and `Half` of `fake_models` specs, as model classes in `engine/specs` have."""
+    from support import fake_models  # brings torch, which not every test needs
 
-    with fakes.fake_specs():
+    with fake_models.fake_specs():
         yield

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
-from support.fakes import TOKENS, Cache, Fake, X, call_on, fuse, masked_arguments
+from support.fake_models import TOKENS, Cache, Fake, X, call_on, fuse, masked_arguments
 
 pytestmark = pytest.mark.usefixtures("fake_specs")
 

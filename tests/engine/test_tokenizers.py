@@ -8,7 +8,7 @@ import pytest
 import carpool
 from carpool.engine.tokenizers import LONG_TEXT, Tokenizers, characters
 from carpool.errors import PipelineFailed
-from support.engines import CLOSE, Drive, driving, fresh, gap, served, solo
+from support.engine_driver import CLOSE, Drive, driving, fresh, gap, served, solo
 from support.tiny import ARGUMENTS
 
 LONG = "a photo of a cat, a dog and a very large number of other animals. " * 100

@@ -4,7 +4,7 @@ import pytest
 
 from carpool.worker.protocol import Beat
 from carpool.worker.watchdog import EVERY_S, LONG_PAST, MISSED, UNKNOWN, Vigil
-from support.engines import VirtualClock
+from support.engine_driver import VirtualClock
 
 
 def is_over_after(seconds: float, beat: Beat | None, timeout_s: float = 10.0) -> bool:

@@ -15,7 +15,7 @@ from carpool.request.parameters import Card, Parameter, Task, check
 from carpool.server.bodies.schema import ImageRequest
 from carpool.server.routes.images import Served, make_jobs
 from carpool.types import CheckedRequest, Request
-from support.engines import CLOSE, driving, gap, plain, solo
+from support.engine_driver import CLOSE, driving, gap, plain, solo
 from support.tiny import ARGUMENTS
 
 RNG = np.random.default_rng(0)

@@ -12,7 +12,7 @@ from carpool.engine.observe.timeline import Lives
 from carpool.engine.observe.width_reason import differences, nearest, not_wider
 from carpool.errors import Cancelled, PipelineFailed
 from carpool.types import CallKind, Choice, ParkedCall
-from support.engines import Drive, Recorder, VirtualClock, driving, served
+from support.engine_driver import Drive, Recorder, VirtualClock, driving, served
 from support.tiny import ARGUMENTS
 
 FLUX: dict[str, Any] = ARGUMENTS["flux"] | {"width": 32, "height": 32}

@@ -1,0 +1,234 @@
+"""The real application in the test's own process: before a fake worker, or before an engine.
+
+`Grey` draws grey and keeps what it was told; `EngineWorker` runs each job on an engine driven by
+hand. No worker process and no sockets.
+"""
+
+import asyncio
+import atexit
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+from fastapi import FastAPI
+
+from carpool.config import EngineSettings, ServeSettings
+from carpool.jobs.runner import Runner
+from carpool.jobs.store import JobStore
+from carpool.media.inputs import unpacked
+from carpool.request.parameters import Card, Parameter, Task
+from carpool.server.app import create_app
+from carpool.server.routes.jobs import write_images
+from carpool.server.routes.videos import write_video
+from carpool.types import CheckedRequest, Timings
+from carpool.worker import protocol
+from carpool.worker.supervisor import Supervisor
+from support.endpoints import ENDPOINT
+from support.engine_driver import Drive, Recorder
+
+CARD = Card(
+    id="grey",
+    tasks=(
+        Task(
+            "text-to-image",
+            "GreyPipeline",
+            (
+                Parameter("prompt", "str"),
+                Parameter("negative_prompt", "str"),
+                Parameter("width", "int"),
+                Parameter("height", "int"),
+                Parameter("num_inference_steps", "int", default=4),
+                Parameter("guidance_scale", "float", default=3.5),
+                Parameter("true_cfg_scale", "float", default=1.0),
+                Parameter("strength", "float", default=0.6),
+                Parameter("num_frames", "int"),
+                Parameter("sigmas", "numbers"),
+                Parameter("clip_skip", "bool"),
+                Parameter("latents", "other"),
+            ),
+        ),
+    ),
+    defaults={},
+    size_multiple_px=16,
+    default_size_px=(64, 64),
+    max_pixels=2048 * 2048,
+    max_steps=100,
+    lora=("outlined",),
+)
+
+
+class Grey(Supervisor):
+    """Draws at once, or never."""
+
+    def __init__(self, *, is_slow: bool = False) -> None:
+        super().__init__("none", EngineSettings())
+        self.ready, self._state = protocol.Ready(CARD, {}, 0.0), "ready"
+        self.jobs: list[CheckedRequest] = []
+        self.is_slow, self.running = is_slow, 0
+        self.changed = asyncio.Event()  # `running` has another value
+
+    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+        self.jobs.append(job)
+        self._count(+1)
+        try:
+            if self.is_slow:
+                await asyncio.Event().wait()
+        finally:
+            self._count(-1)
+        picture = protocol.Picture(16, 16, b"\x80" * 3 * 16 * 16)
+        return protocol.Done(job.request_id, job.seed, [picture], Timings(), protocol.Usage(1, 1))
+
+    def _count(self, by: int) -> None:
+        self.running += by
+        self.changed.set()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            self.changed.clear()
+            await self.changed.wait()
+
+
+def app_of(worker: Grey, **settings: Any) -> FastAPI:
+    return create_app(worker, ServeSettings(port=0, **settings))
+
+
+@cache
+def shared_app() -> FastAPI:
+    """The application with all its routes, those of jobs too; nobody runs these."""
+    worker, store = Grey(), JobStore(None, ttl_s=1000, max_bytes=1 << 20, max_waiting=1000)
+    atexit.register(store.close)
+    runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
+    return create_app(worker, ServeSettings(port=0), runner)
+
+
+def ask(
+    content: bytes | str,
+    path: str = ENDPOINT,
+    *,
+    worker: Grey | None = None,
+    headers: Any = (),
+    method: str = "POST",
+    **settings: Any,
+) -> httpx2.Response:
+    """Send one request to the application; an exception that leaves it fails the test."""
+    sent = {"content-type": "application/json", **dict(headers)}
+
+    async def talk() -> httpx2.Response:
+        is_plain = worker is None and not settings
+        app = shared_app() if is_plain else app_of(worker or Grey(), **settings)
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, content=content, headers=sent)
+
+    return asyncio.run(talk())
+
+
+def refusal(answer: httpx2.Response) -> dict[str, Any]:
+    """The error in an answer, once it is known to be the caller's fault, short and of our shape."""
+    assert 400 <= answer.status_code < 500, answer.text
+    told: dict[str, Any] = answer.json()["error"]
+    assert told.keys() == {"message", "type", "param", "code"}
+    assert 0 < len(told["message"]) < 300
+    assert answer.headers["x-request-id"]
+    return told
+
+
+class EngineWorker(Grey):
+    """Runs each job on the engine before it lets anything else happen."""
+
+    def __init__(self, drive: Drive) -> None:
+        super().__init__()
+        self._drive = drive
+        self.ready = protocol.Ready(drive.engine.loaded.card, {}, 0.0)
+
+    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+        self.jobs.append(job)
+        recorder = Recorder()
+        self._drive.engine.submit(job, recorder)
+        self._drive.finish()
+        if recorder.error is not None:
+            raise recorder.error
+        fields = recorder.outcome.fields
+        done = protocol.Done(job.request_id, job.seed, [], Timings(), protocol.Usage(1, 1))
+        if "frames" in fields:
+            video = np.stack([np.asarray(frame.convert("RGB")) for frame in fields["frames"][0]])
+            length, height, width, _ = video.shape
+            done.clip = protocol.Clip(width, height, length, video.tobytes())
+        else:
+            images = (image.convert("RGB") for image in fields["images"])
+            done.pictures = [
+                protocol.Picture(one.width, one.height, one.tobytes()) for one in images
+            ]
+        return done
+
+
+@dataclass(slots=True)
+class AppClient:
+    """An application that can be talked to."""
+
+    http: httpx2.AsyncClient
+    openai: openai.AsyncOpenAI
+    runner: Runner
+
+    async def ended(self, job_id: str) -> dict[str, Any]:
+        """A job as `/v1/jobs` shows it at its end."""
+        async with asyncio.timeout(30):
+            await self.runner.ended(job_id)
+        job: dict[str, Any] = (await self.http.get(f"/v1/jobs/{job_id}")).json()
+        return job
+
+    async def files(self, job: dict[str, Any]) -> list[bytes]:
+        return [(await self.http.get(file["url"])).content for file in job["files"]]
+
+    def inputs(self) -> list[str]:
+        """What jobs begin from, as it lies on the disk."""
+        return sorted(path.name for path in (self.runner.store.folder / "inputs").rglob("*.png"))
+
+
+@asynccontextmanager
+async def open_app(
+    worker: Grey, folder: Path | None = None, *, runs: bool = True, **settings: Any
+) -> AsyncIterator[AppClient]:
+    """Open the application with its jobs.
+
+    Args:
+        folder: of the store; None: in memory.
+        runs: are its jobs run? Else they wait.
+        settings: of `ServeSettings`.
+    """
+    store = JobStore(folder)
+    writers = {"image": write_images, "video": write_video}
+    assert worker.ready is not None
+    name = worker.ready.card.id
+    runner = Runner(
+        store, worker, writers, model=lambda: name, max_running=1, read=unpacked, again_s=0.01
+    )
+    app = create_app(worker, ServeSettings(port=0, **settings), runner)
+    worker._is_open.set()
+    running = asyncio.create_task(runner.run()) if runs else None
+    try:
+        async with httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(app), base_url="http://localhost", timeout=60
+        ) as http:
+            sdk = openai.AsyncOpenAI(
+                base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=http
+            )
+            yield AppClient(http, sdk, runner)
+    finally:
+        if running is not None:
+            running.cancel()
+        await runner.stop()
+        store.close()
+
+
+def parts(link: str) -> tuple[str, str, str]:
+    match = re.fullmatch(r"/v1/files/(.+)\?expires=(.+)&signature=(.+)", link)
+    assert match is not None
+    return match[1], match[2], match[3]
