@@ -1,4 +1,4 @@
-"""Ask an OpenAI-compatible server for a picture or a video. The only module that imports httpx2.
+"""Ask an OpenAI-compatible server for a picture or a video.
 
 One question is one `Client.ask`: it returns when the whole answer is here, or raises `Failed`.
 Nothing is asked twice: an overloaded server's refusals are part of what is measured.

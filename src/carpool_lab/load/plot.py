@@ -1,4 +1,4 @@
-"""Sweeps as pictures, measured and simulated. The only module that imports matplotlib."""
+"""Sweeps as pictures, measured and simulated."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

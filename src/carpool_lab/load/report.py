@@ -1,4 +1,4 @@
-"""What a run says: numbers from outcomes, as a block of text and as JSON. Pure functions.
+"""What a run says: numbers from outcomes, as a block of text and as JSON.
 
 The names of the lines and of the JSON fields are those that users of SGLang's and vLLM's
 benchmarks know, where these have one.

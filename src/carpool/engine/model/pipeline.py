@@ -1,6 +1,6 @@
 """A diffusers pipeline: load it, describe it, make a private view of it for each request.
 
-The only module beside `intercept.py` that knows diffusers. The pipeline's code is never changed.
+The pipeline's code is never changed.
 """
 
 import copy
