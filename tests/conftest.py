@@ -20,6 +20,12 @@ settings.register_profile("ci", derandomize=True, deadline=None, max_examples=60
 settings.load_profile("ci")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start servers come first: of two processes, none is left alone with them."""
+    starts = {"serving", "starting"}
+    items.sort(key=lambda item: starts.isdisjoint(vars(getattr(item, "module", item))))
+
+
 @pytest.fixture(autouse=True)
 def nothing_learned_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines begin without costs, and leave none in the user's cache folder."""

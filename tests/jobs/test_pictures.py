@@ -11,9 +11,10 @@ import pytest
 from carpool.errors import WorkerLost
 from carpool.types import CheckedRequest
 from carpool.worker.protocol import Done
-from support.app import AppClient, EngineWorker, Grey, open_app, refusal
+from support.app import AppClient, Grey, open_app, refusal
 from support.endpoints import EDITS, VARIATIONS
 from support.engine_driver import driving
+from support.engine_worker import EngineWorker
 from support.forms import BOTH, send, worker_of
 from support.pictures import mask, png
 

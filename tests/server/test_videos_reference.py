@@ -15,9 +15,10 @@ from carpool.request.parameters import Card
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.protocol import Done
-from support.app import CARD, AppClient, EngineWorker, Grey, refusal
+from support.app import CARD, AppClient, Grey, refusal
 from support.endpoints import VIDEOS
 from support.engine_driver import driving, plain
+from support.engine_worker import EngineWorker
 from support.forms import BOTH
 from support.pictures import picture, png
 from support.tiny import ARGUMENTS

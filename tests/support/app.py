@@ -1,7 +1,7 @@
-"""The real application in the test's own process: before a fake worker, or before an engine.
+"""The real application in the test's own process: before a fake worker.
 
-`Grey` draws grey and keeps what it was told; `EngineWorker` runs each job on an engine driven by
-hand. No worker process and no sockets.
+`Grey` draws grey and keeps what it was told (`engine_worker.py` has a worker that draws). No worker
+process, no sockets, no torch.
 """
 
 import asyncio
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import numpy as np
 import openai
 from fastapi import FastAPI
 
@@ -31,7 +30,6 @@ from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.supervisor import Supervisor
 from support.endpoints import ENDPOINT
-from support.engine_driver import Drive, Recorder
 
 CARD = Card(
     id="grey",
@@ -138,35 +136,6 @@ def refusal(answer: httpx2.Response) -> dict[str, Any]:
     assert 0 < len(told["message"]) < 300
     assert answer.headers["x-request-id"]
     return told
-
-
-class EngineWorker(Grey):
-    """Runs each job on the engine before it lets anything else happen."""
-
-    def __init__(self, drive: Drive) -> None:
-        super().__init__()
-        self._drive = drive
-        self.ready = protocol.Ready(drive.engine.loaded.card, {}, 0.0)
-
-    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
-        self.jobs.append(job)
-        recorder = Recorder()
-        self._drive.engine.submit(job, recorder)
-        self._drive.finish()
-        if recorder.error is not None:
-            raise recorder.error
-        fields = recorder.outcome.fields
-        done = protocol.Done(job.request_id, job.seed, [], Timings(), protocol.Usage(1, 1))
-        if "frames" in fields:
-            video = np.stack([np.asarray(frame.convert("RGB")) for frame in fields["frames"][0]])
-            length, height, width, _ = video.shape
-            done.clip = protocol.Clip(width, height, length, video.tobytes())
-        else:
-            images = (image.convert("RGB") for image in fields["images"])
-            done.pictures = [
-                protocol.Picture(one.width, one.height, one.tobytes()) for one in images
-            ]
-        return done
 
 
 @dataclass(slots=True)

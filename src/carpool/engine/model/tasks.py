@@ -18,8 +18,8 @@ from diffusers import DiffusionPipeline
 
 from carpool.request.parameters import Parameter, ParameterKind, Task
 
-# Pipelines whose modules `...Img2ImgPipeline` and `...InpaintPipeline` take as well, by their names'
-# beginnings. Diffusers' AutoPipelines know them, too, but importing those costs half a second.
+# Pipelines whose modules `...Img2ImgPipeline` and `...InpaintPipeline` take as well, by the
+# beginning of their names. Diffusers' AutoPipelines know them, too: half a second to import.
 LINKED = [
     "Flux", "FluxControl", "FluxControlNet", "IF", "Kandinsky3", "KandinskyCombined",
     "KandinskyV22Combined", "Kolors", "LatentConsistencyModel", "QwenImage", "StableDiffusion",
