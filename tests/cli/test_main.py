@@ -47,6 +47,31 @@ assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
     assert "Usage:" in ended.stdout
 
 
+@pytest.mark.parametrize("code", ["import carpool", "import carpool.cli.main"])
+def test_an_import_is_quick(code: str) -> None:
+    code = (
+        f"import time; began_s = time.process_time(); {code}; print(time.process_time() - began_s)"
+    )
+
+    taken_s = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+        for _ in range(3)
+    ]
+
+    assert min(taken_s) < 0.3
+
+
+def test_the_package_alone_brings_its_nouns_and_no_library() -> None:
+    code = """
+import sys, carpool
+ours = {name for name in sys.modules if name.split(".")[0] in ("carpool", "carpool_lab")}
+assert ours == {"carpool", "carpool.types"}, ours
+others = {"torch", "numpy", "PIL", "click", "pydantic", "msgspec", "httpx2"} & sys.modules.keys()
+assert not others, others
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize(
     ("command", "settings"), [("serve", ServeSettings), ("generate", EngineSettings)]
 )

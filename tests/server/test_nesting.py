@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool import jsonfile
-from carpool.cli.main import _pairs
+from carpool.cli.generate import _pairs
 from carpool.config import EngineSettings
 from carpool.errors import InvalidValue, LoadFailed, LoraRejected, SettingRejected
 from carpool.jobs.database import _loads

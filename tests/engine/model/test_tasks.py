@@ -46,13 +46,15 @@ def test_pipelines_are_linked_as_diffusers_auto_pipelines_link_them() -> None:
             assert linked_pipelines(name) == linked, name
 
 
-def test_a_start_brings_no_pipeline_but_the_models_own_and_its_sisters() -> None:
+@pytest.mark.timeout(150)  # all libraries are imported in a process of its own
+def test_a_start_imports_the_models_own_pipelines_and_nothing_of_the_server() -> None:
     code = """
 import sys
-from carpool.config import EngineSettings
-from carpool.engine.model.pipeline import load
-loaded = load(sys.argv[1], EngineSettings(device="cpu"))
-assert len(loaded.card.tasks) == 3, loaded.card.tasks
+import carpool
+with carpool.load(sys.argv[1], device="cpu") as engine:
+    assert len(engine.card.tasks) == 3, engine.card.tasks
+server = {"fastapi", "uvicorn", "msgspec", "carpool.server", "carpool_lab", "prometheus_client"}
+assert not server & sys.modules.keys(), server & sys.modules.keys()
 packages = {name.split(".")[2] for name in sys.modules if name.startswith("diffusers.pipelines.")}
 assert "flux" in packages, packages
 assert not {"auto_pipeline", "wan", "stable_diffusion_xl", "qwenimage"} & packages, packages
