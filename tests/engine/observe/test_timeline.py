@@ -233,7 +233,7 @@ def key(**parts: Any) -> Any:
         (object(), {"alone"}),
         ((key(), (("style", 1.0),)), {"adapters"}),
     ],
-    ids=str,
+    ids=lambda value: " and ".join(sorted(value)) if isinstance(value, set) else "",
 )
 def test_what_keeps_two_calls_apart_has_a_word(other: Any, words: set[str]) -> None:
     mine = (key(), ()) if len(other if isinstance(other, tuple) else ()) == 2 else key()
