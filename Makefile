@@ -4,8 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Small models spin when they get more than one thread: see docs/experiments.md.
 ONE_THREAD := OMP_NUM_THREADS=1
+# Each file of tests runs in one of two processes: its servers and models are started once.
+TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler test-noise simulate fuzz chaos soak hostile overload lint types shapes shapes-lora shapes-video docs lock
+.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler test-noise simulate fuzz chaos soak hostile overload lint types lines test-wheel shapes shapes-lora shapes-video docs lock
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -17,10 +19,10 @@ serve: .venv/ready  ## serve the embedded model on http://127.0.0.1:8000
 	$(BIN)/carpool serve
 
 test: .venv/ready  ## all tests: no network, no GPU
-	$(ONE_THREAD) $(BIN)/python -m pytest
+	$(ONE_THREAD) $(BIN)/python -m pytest $(TWO_PROCESSES)
 
 test-noise: .venv/ready build/torchvision  ## all tests, slow ones too, with other last bits in every shared forward
-	$(ONE_THREAD) CARPOOL_FAULT=forward:noise:1 $(BIN)/python -m pytest -m "slow or not slow"
+	$(ONE_THREAD) CARPOOL_FAULT=forward:noise:1 $(BIN)/python -m pytest $(TWO_PROCESSES) -m "slow or not slow"
 
 # torchvision's wheels want a CUDA build of torch; the tests only need its Python part.
 build/torchvision: | .venv/ready
@@ -81,6 +83,21 @@ lint: .venv/ready
 
 types: .venv/ready
 	$(BIN)/mypy
+
+lines:  ## lines of code by package, against the budgets
+	$(PYTHON) .ci/lines.py
+
+# An environment of its own, without the checkout: what pip makes of the wheel and requirements.lock.
+build/wheel/ready: requirements.lock
+	rm -rf build/wheel && $(PYTHON) -m venv build/wheel
+	build/wheel/bin/pip install --quiet --requirement requirements.lock
+	touch $@
+
+test-wheel: .venv/ready build/wheel/ready  ## build the wheel, install it alone, serve and generate with it
+	rm -rf build/dist
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/dist .
+	build/wheel/bin/pip install --quiet --no-deps --force-reinstall build/dist/carpool-*.whl
+	$(ONE_THREAD) build/wheel/bin/python -I .ci/wheel.py build/dist/carpool-*.whl
 
 shapes: .venv/ready  ## train the embedded model again (two hours on two cores; wants g++)
 	$(BIN)/python -m training.shapes.train

@@ -20,6 +20,12 @@ settings.register_profile("ci", derandomize=True, deadline=None, max_examples=60
 settings.load_profile("ci")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start servers come first: of two processes, none is left alone with them."""
+    starts = {"serving", "starting"}
+    items.sort(key=lambda item: starts.isdisjoint(vars(getattr(item, "module", item))))
+
+
 @pytest.fixture(autouse=True)
 def nothing_learned_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines begin without costs, and leave none in the user's cache folder."""
@@ -40,8 +46,8 @@ def fusing_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def fake_specs() -> Iterator[None]:
-    """`fakes.Fake` and `fakes.Half` have tables, as the model classes in `specs.py` have."""
-    from support import fakes  # brings torch, which not every test needs
+    """Give `Fake` and `Half` of `fake_models` specs, as model classes in `engine/specs` have."""
+    from support import fake_models  # brings torch, which not every test needs
 
-    with fakes.fake_specs():
+    with fake_models.fake_specs():
         yield

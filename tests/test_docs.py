@@ -11,7 +11,7 @@ from make_reference import PAGE, page
 from PIL import Image
 
 from carpool.cli.main import cli
-from support.serving import serving
+from support.server_process import serving
 from training.shapes.judge import shows
 
 ROOT = Path(__file__).parents[1]

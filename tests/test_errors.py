@@ -25,7 +25,8 @@ from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.connection import _mapped
 from carpool.worker.process import _failed
-from support.hostile import CARD, ENDPOINT, Grey
+from support.app import CARD, Grey
+from support.endpoints import ENDPOINT
 
 WORK = {"prompt": "a circle", "seed": 1}
 FULL = OSError(28, "No space left on device", "/srv/secret/state/files/x.part")

@@ -8,7 +8,7 @@ import pytest
 
 import carpool
 from carpool.errors import Cancelled, CarpoolError, SettingRejected
-from support.engines import served
+from support.engine_driver import served
 from support.tiny import ARGUMENTS
 
 SD15 = ARGUMENTS["sd15"]

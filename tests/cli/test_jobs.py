@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from cli.test_main import Run, run
-from support.serving import ENDPOINT, PATIENCE_S, Server, body, eventually, picture, serving
+from support.command_line import Run
+from support.endpoints import ENDPOINT
+from support.pictures import picture
+from support.server_process import PATIENCE_S, Server, body, eventually, serving
 
-__all__ = ["run"]  # the fixture
 pytestmark = pytest.mark.timeout(PATIENCE_S + 60)
 
 

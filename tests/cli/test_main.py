@@ -4,8 +4,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,11 @@ import pytest
 from PIL import Image
 
 import carpool
-from carpool.cli import main as command_line
 from carpool.config import EngineSettings, ServeSettings
 from carpool.media import read_settings
-from support.serving import DRAW, MODEL, SIZE, gap, picture, plain
+from support.command_line import Run
+from support.pictures import gap, picture
+from support.server_process import DRAW, MODEL, SIZE, drawn_by_diffusers
 
 FLAGS = [
     "--model", MODEL, "--size", f"{SIZE[0]}x{SIZE[1]}", "--seed", "5",
@@ -25,36 +24,6 @@ FLAGS = [
     *(text for name in DRAW if name != "num_inference_steps"
       for text in ("-p", f"{name}={DRAW[name]}")),
 ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a run of the command ended."""
-
-    status: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ended]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Run `carpool ARGUMENTS` in this process and an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["carpool", *arguments])
-        capsys.readouterr()
-        status: Any = 0
-        try:
-            command_line.main()
-        except SystemExit as end:
-            status = end.code
-        return Ended(status or 0, *capsys.readouterr())
-
-    return run
 
 
 # Help
@@ -76,6 +45,31 @@ assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
 
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "Usage:" in ended.stdout
+
+
+@pytest.mark.parametrize("code", ["import carpool", "import carpool.cli.main"])
+def test_an_import_is_quick(code: str) -> None:
+    code = (
+        f"import time; began_s = time.process_time(); {code}; print(time.process_time() - began_s)"
+    )
+
+    taken_s = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+        for _ in range(3)
+    ]
+
+    assert min(taken_s) < 0.3
+
+
+def test_the_package_alone_brings_its_nouns_and_no_library() -> None:
+    code = """
+import sys, carpool
+ours = {name for name in sys.modules if name.split(".")[0] in ("carpool", "carpool_lab")}
+assert ours == {"carpool", "carpool.types"}, ours
+others = {"torch", "numpy", "PIL", "click", "pydantic", "msgspec", "httpx2"} & sys.modules.keys()
+assert not others, others
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +99,7 @@ def test_a_picture_is_written_with_its_settings_and_only_its_name_is_printed(run
 
     assert (ended.status, ended.out) == (0, "out.png\n")
     png = Path("out.png").read_bytes()
-    assert gap(picture(png), plain("a red circle", 5, guidance_scale=2.5)) <= 1
+    assert gap(picture(png), drawn_by_diffusers("a red circle", 5, guidance_scale=2.5)) <= 1
     assert read_settings(png) == {
         **DRAW,
         "model": MODEL,

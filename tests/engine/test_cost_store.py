@@ -8,7 +8,7 @@ from carpool.config import EngineSettings
 from carpool.engine.cost_store import Table
 from carpool.engine.model import pipeline
 from carpool.types import CallKind
-from support.engines import served
+from support.engine_driver import served
 
 KIND = CallKind("transformer.forward", 100, "64x16")
 

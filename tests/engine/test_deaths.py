@@ -14,7 +14,8 @@ import pytest
 
 from carpool.jobs.store import JobStore
 from carpool.server.transport.unix_socket import UnixSocket
-from support.serving import ENDPOINT, PATIENCE_S, Server, body, eventually, starting
+from support.endpoints import ENDPOINT
+from support.server_process import PATIENCE_S, Server, body, eventually, starting
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
 ENDLESS = 1000  # steps; some 15 s where nothing else runs

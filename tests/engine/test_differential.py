@@ -17,7 +17,7 @@ from PIL import Image
 import carpool
 from carpool.errors import Cancelled, PipelineFailed
 from carpool.types import Forward
-from support.engines import CLOSE, Drive, Recorder, driving, gap, mean, plain, served, solo
+from support.engine_driver import CLOSE, Drive, Recorder, driving, gap, mean, plain, served, solo
 from support.tiny import ARGUMENTS, checkpoint
 from support.tiny.stable import FAMILIES
 

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from carpool.errors import Cancelled, DeadlineExceeded, Draining, Overloaded
-from support.engines import CLOSE, Drive, Recorder, VirtualClock, driving, fresh, gap, served, solo
+from support.engine_driver import (
+    CLOSE,
+    Drive,
+    Recorder,
+    VirtualClock,
+    driving,
+    fresh,
+    gap,
+    served,
+    solo,
+)
 from support.tiny import ARGUMENTS
 
 FLUX = ARGUMENTS["flux"]

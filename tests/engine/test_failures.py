@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from carpool.errors import InvalidValue, OutOfMemory, PipelineFailed
-from support.engines import CLOSE, Drive, Recorder, driving, gap, served, solo
+from support.engine_driver import CLOSE, Drive, Recorder, driving, gap, served, solo
 from support.tiny import ARGUMENTS
 
 FLUX = ARGUMENTS["flux"]

@@ -16,7 +16,18 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from carpool.engine.fuse import Fuser
 from carpool.engine.specs import Spec
 from carpool.engine.split import split
-from support.fakes import SPEC, WIDTH, Cache, Fake, Half, X, call_on, masked_arguments, randn, run
+from support.fake_models import (
+    SPEC,
+    WIDTH,
+    Cache,
+    Fake,
+    Half,
+    X,
+    call_on,
+    masked_arguments,
+    randn,
+    run,
+)
 
 pytestmark = pytest.mark.usefixtures("fake_specs")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
-from support.fakes import TOKENS, Cache, Fake, X, call_on, fuse, masked_arguments
+from support.fake_models import TOKENS, Cache, Fake, X, call_on, fuse, masked_arguments
 
 pytestmark = pytest.mark.usefixtures("fake_specs")
 
@@ -90,7 +90,7 @@ def test_two_components_of_one_class_do_not_fuse() -> None:
         {"layers": [torch.zeros(2, 2)]},
         {"cache": Cache("mine")},
     ],
-    ids=lambda odd: f"{odd}"[:40],
+    ids=lambda odd: f"{odd}".partition(" at 0x")[0][:40],  # the same in every process
 )
 def test_what_the_table_does_not_cover_runs_alone(odd: dict[str, Any]) -> None:
     fuser, model = Fuser(), Fake()

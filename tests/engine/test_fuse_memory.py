@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from carpool.engine.fuse import Fuser
-from support.fakes import WIDTH, Fake, X, call_on, fuse, randn, run
+from support.fake_models import WIDTH, Fake, X, call_on, fuse, randn, run
 
 pytestmark = pytest.mark.usefixtures("fake_specs")
 

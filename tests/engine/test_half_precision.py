@@ -6,7 +6,7 @@ import torch
 import carpool
 from carpool.config import EngineSettings
 from carpool.engine.model import pipeline
-from support.engines import gap
+from support.engine_driver import gap
 from support.tiny import ARGUMENTS, checkpoint
 
 pytestmark = pytest.mark.filterwarnings(  # diffusers' Euler scheduler with numpy 2

@@ -14,11 +14,12 @@ from PIL import Image
 from carpool.config import ServeSettings
 from carpool.media import read_settings
 from carpool.server.bodies.json_bodies import read
-from support.hostile import ENDPOINT, Grey, ask, plain, refusal
+from support.app import Grey, ask, refusal, shared_app
+from support.endpoints import ENDPOINT
 
 POSTS = sorted(
     path.replace("{video_id}", "video_1")
-    for path, methods in plain().openapi()["paths"].items()
+    for path, methods in shared_app().openapi()["paths"].items()
     if "requestBody" in methods.get("post", {})
 )
 

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from support.serving import ENDPOINT, PATIENCE_S, Server, body, eventually, serving, starting
+from support.endpoints import ENDPOINT
+from support.server_process import PATIENCE_S, Server, body, eventually, serving, starting
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
 ENDLESS = 1000  # steps; some 15 s where nothing else runs

@@ -8,7 +8,7 @@ import pytest
 import carpool
 from carpool.engine.tokenizers import LONG_TEXT, Tokenizers, characters
 from carpool.errors import PipelineFailed
-from support.engines import CLOSE, Drive, driving, fresh, gap, served, solo
+from support.engine_driver import CLOSE, Drive, driving, fresh, gap, served, solo
 from support.tiny import ARGUMENTS
 
 LONG = "a photo of a cat, a dog and a very large number of other animals. " * 100
@@ -31,7 +31,8 @@ def held(drive: Drive) -> list[Callable[[], Any]]:
 @pytest.mark.parametrize("family", ["flux", "sdxl", "sd15"])
 def test_a_long_text_gives_what_it_gives_alone(family: str) -> None:
     with driving(family) as drive:
-        long, short = drive.submit(LONG, seed=1, **ARGUMENTS[family]), drive.submit("a cat", seed=2)
+        small = ARGUMENTS[family]
+        long, short = drive.submit(LONG, seed=1, **small), drive.submit("a cat", **small)
         drive.finish()
 
     assert gap(long.image, solo(family, LONG, seed=1)) < CLOSE
@@ -42,7 +43,7 @@ def test_others_are_drawn_while_a_long_text_is_tokenized(
     drive: Drive, held: list[Callable[[], Any]]
 ) -> None:
     long = drive.submit(LONG, seed=1, **ARGUMENTS["flux"])
-    short = drive.submit("a cat", seed=2)
+    short = drive.submit("a cat", seed=2, **ARGUMENTS["flux"])
 
     drive.turn_until(lambda: short.is_done)
 
@@ -80,10 +81,10 @@ def test_a_tokenizer_that_fails_fails_its_request_alone(monkeypatch: pytest.Monk
     with driving(pipe) as drive:
         [_, (_, _, twin)] = drive.engine._tokenizers._all
         monkeypatch.setattr(type(twin), "__call__", refuse)
-        long = drive.submit(LONG)
+        long = drive.submit(LONG, **ARGUMENTS["flux"])
         drive.finish()
         monkeypatch.undo()
-        short = drive.submit("a cat")
+        short = drive.submit("a cat", **ARGUMENTS["flux"])
         drive.finish()
 
     assert isinstance(long.error, PipelineFailed)

@@ -22,9 +22,9 @@ from carpool.jobs.work import requests_of, work_of
 from carpool.server.answers.signed_links import TTL_S, Files
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
-from jobs.test_store import Hand, killed, submit, writes
-from server.test_images_http import parts
-from support.hostile import CARD, ENDPOINT, Grey
+from support.app import CARD, Grey, parts
+from support.endpoints import ENDPOINT
+from support.job_store import Hand, killed, submit, writes
 
 DAY_S = 86400.0
 JUMPS = [-400 * DAY_S, -DAY_S, DAY_S, 400 * DAY_S]

@@ -15,18 +15,9 @@ from carpool.config import ServeSettings
 from carpool.jobs.store import JobStore
 from carpool.server.run import state_folder
 from proof.history import ENDS, Seen, problems
-from support.serving import (
-    ALIKE,
-    ENDPOINT,
-    PATIENCE_S,
-    Server,
-    body,
-    eventually,
-    gap,
-    picture,
-    serving,
-    starting,
-)  # fmt: skip
+from support.endpoints import ENDPOINT
+from support.pictures import ALIKE, gap, picture
+from support.server_process import PATIENCE_S, Server, body, eventually, serving, starting
 
 pytestmark = pytest.mark.timeout(300)  # starting a server may take long, and here are several
 LONG = 30  # steps; some 0.7 s where nothing else runs: long enough to be killed in

@@ -11,10 +11,12 @@ import pytest
 from carpool.errors import WorkerLost
 from carpool.types import CheckedRequest
 from carpool.worker.protocol import Done
-from server.test_edits import BOTH, EDITS, VARIATIONS, mask, png, send, worker_of
-from support.driven import Driven, House, open_house
-from support.engines import driving
-from support.hostile import Grey, refusal
+from support.app import AppClient, Grey, open_app, refusal
+from support.endpoints import EDITS, VARIATIONS
+from support.engine_driver import driving
+from support.engine_worker import EngineWorker
+from support.forms import BOTH, send, worker_of
+from support.pictures import mask, png
 
 pytestmark = pytest.mark.timeout(100)  # checkpoints may have to be made first
 DRAW = {"seed": "3", "num_inference_steps": "4", "strength": "0.8", "max_sequence_length": "48"}
@@ -27,7 +29,7 @@ def play(scene: Coroutine[Any, Any, None]) -> None:
 
 
 async def edit(
-    house: House, fields: Any, path: str = EDITS, headers: Any = (), **files: bytes
+    house: AppClient, fields: Any, path: str = EDITS, headers: Any = (), **files: bytes
 ) -> dict[str, Any]:
     """Send a form; gives the answer."""
     named = {name: (f"{name}.png", content) for name, content in files.items()}
@@ -49,7 +51,7 @@ def test_what_is_drawn_in_the_background_is_what_is_drawn_at_once(
     path: str, fields: dict[str, str], files: dict[str, bytes]
 ) -> None:
     async def scene(worker: Grey) -> None:
-        async with open_house(worker) as house:
+        async with open_app(worker) as house:
             job = await edit(house, fields | DRAW | JOB, path, **files)
             assert (job["status"], job["object"]) == ("queued", "job")
             done = await house.ended(job["id"])
@@ -61,12 +63,12 @@ def test_what_is_drawn_in_the_background_is_what_is_drawn_at_once(
             assert house.inputs() == []
 
     with driving("flux") as drive:
-        play(scene(Driven(drive)))
+        play(scene(EngineWorker(drive)))
 
 
 def test_the_sdk_gets_a_job_too(tmp_path: Path) -> None:
     async def scene(worker: Grey) -> None:
-        async with open_house(worker, tmp_path, runs=False) as house:
+        async with open_app(worker, tmp_path, runs=False) as house:
             asked: dict[str, Any] = {"image": ("a.png", png()), "prompt": "a"}
             answer: Any = await house.openai.images.edit(
                 **asked, extra_body={"background_job": True}
@@ -81,17 +83,17 @@ def test_a_job_begins_again_from_its_pictures_when_the_server_was_killed(tmp_pat
     files: dict[str, Any] = {"image": png(), "mask": mask()}
 
     async def scene(worker: Grey) -> None:
-        async with open_house(worker, tmp_path, runs=False) as house:
+        async with open_app(worker, tmp_path, runs=False) as house:
             job = await edit(house, PROMPT | DRAW | JOB, **files)
             assert house.inputs() == ["input-0.png", "input-1.png"]
-        async with open_house(worker, tmp_path) as house:
+        async with open_app(worker, tmp_path) as house:
             done = await house.ended(job["id"])
             [drawn] = (await edit(house, PROMPT | DRAW, **files))["data"]
             assert await house.files(done) == [base64.b64decode(drawn["b64_json"])]
             assert house.inputs() == []
 
     with driving("flux") as drive:
-        play(scene(Driven(drive)))
+        play(scene(EngineWorker(drive)))
 
 
 class Dying(Grey):
@@ -109,7 +111,7 @@ def test_a_job_whose_worker_dies_is_run_again_with_the_same_pixels() -> None:
     worker.ready = worker_of(BOTH).ready
 
     async def scene() -> None:
-        async with open_house(worker) as house:
+        async with open_app(worker) as house:
             job = await edit(house, PROMPT | JOB, image=png(), mask=mask())
             assert (await house.ended(job["id"]))["status"] == "completed"
 
@@ -125,7 +127,7 @@ def test_a_job_whose_worker_dies_is_run_again_with_the_same_pixels() -> None:
 @pytest.mark.parametrize("end", ["cancel", "delete"])
 def test_pictures_go_as_their_job_is_given_up(end: str, tmp_path: Path) -> None:
     async def scene() -> None:
-        async with open_house(worker_of(BOTH), tmp_path, runs=False) as house:
+        async with open_app(worker_of(BOTH), tmp_path, runs=False) as house:
             job = await edit(house, PROMPT | JOB, image=png())
             url = f"/v1/jobs/{job['id']}"
             if end == "cancel":
@@ -139,12 +141,12 @@ def test_pictures_go_as_their_job_is_given_up(end: str, tmp_path: Path) -> None:
 
 def test_a_job_whose_pictures_are_lost_fails_and_says_so(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with open_house(worker_of(BOTH), tmp_path, runs=False) as house:
+        async with open_app(worker_of(BOTH), tmp_path, runs=False) as house:
             lost = await edit(house, PROMPT | JOB, image=png())
             spoiled = await edit(house, PROMPT | JOB, image=png())
         (tmp_path / "inputs" / lost["id"] / "input-0.png").unlink()
         (tmp_path / "inputs" / spoiled["id"] / "input-0.png").write_bytes(png()[:500])
-        async with open_house(worker_of(BOTH), tmp_path) as house:
+        async with open_app(worker_of(BOTH), tmp_path) as house:
             errors = [(await house.ended(job["id"]))["error"] for job in (lost, spoiled)]
             assert [error["code"] for error in errors] == ["store_failed", "unsupported_image"]
             assert "pictures cannot be read any more" in errors[0]["message"]
@@ -155,7 +157,7 @@ def test_a_job_whose_pictures_are_lost_fails_and_says_so(tmp_path: Path) -> None
 
 def test_the_same_key_is_the_same_job_and_another_picture_is_refused(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with open_house(worker_of(BOTH), tmp_path, runs=False) as house:
+        async with open_app(worker_of(BOTH), tmp_path, runs=False) as house:
             key = {"idempotency-key": "mine"}
             first = await edit(house, PROMPT | JOB, headers=key, image=png())
             again = await edit(house, PROMPT | JOB, headers=key, image=png())
@@ -178,7 +180,7 @@ def test_an_edit_that_would_be_refused_at_once_is_no_job_either(tmp_path: Path) 
     ]
 
     async def scene() -> None:
-        async with open_house(worker_of(BOTH), tmp_path, runs=False) as house:
+        async with open_app(worker_of(BOTH), tmp_path, runs=False) as house:
             for fields, param in wrong:
                 form = {"image": ("a.png", png())}
                 answer = await house.http.post(EDITS, data=PROMPT | JOB | fields, files=form)

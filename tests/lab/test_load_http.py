@@ -24,7 +24,7 @@ from carpool_lab.load.client import LoadClient, RequestError
 from carpool_lab.load.command import bench
 from carpool_lab.load.sweep import FLAGS, SweepSettings, serving, sweep
 from carpool_lab.workload import Mix, Setting
-from support import serving as own
+from support import server_process as own
 
 DRAW = {"size": f"{own.SIZE[0]}x{own.SIZE[1]}", **own.DRAW}
 

@@ -25,7 +25,7 @@ from carpool_lab.simulate.command import simulate
 from carpool_lab.tune.command import tune as command
 from carpool_lab.tune.measure import TuneSettings, tune
 from carpool_lab.tune.results import ComponentResult, SizeResult, TuneReport, knee, tables
-from support.engines import VirtualClock, driving, served
+from support.engine_driver import VirtualClock, driving, served
 from support.tiny import checkpoint
 
 PNG = b"\x89PNG"

@@ -13,7 +13,7 @@ from carpool.schedule.cost import Costs, Curve
 from carpool.types import CallKind, QueuedRequest
 from carpool_lab.simulate.scenario import MODES
 from carpool_lab.simulate.simulator import Ride, Stage, Worker, least_work, simulate
-from support.engines import Drive, Recorder, VirtualClock, driving
+from support.engine_driver import Drive, Recorder, VirtualClock, driving
 from support.tiny import ARGUMENTS
 
 ARRIVALS = 200

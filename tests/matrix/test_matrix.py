@@ -13,7 +13,7 @@ from diffusers import DiffusionPipeline
 from carpool.errors import Cancelled, PipelineFailed
 from carpool.models.grid import PROOF
 from support import torchvision_cpu
-from support.engines import Drive, driving, fresh, gap, mean
+from support.engine_driver import Drive, driving, fresh, gap, mean
 from support.matrix import CASES
 from support.matrix.case import Case
 from support.tiny import ARGUMENTS

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.engines import driving, fresh, gap
+from support.engine_driver import driving, fresh, gap
 from support.matrix.case import IMAGE, VIDEO
 from support.tiny import ARGUMENTS
 

@@ -9,8 +9,8 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 
 from support import torchvision_cpu
-from support.engines import CLOSE, Drive, driving, gap, plain, served, solo
-from support.fakes import fuse
+from support.engine_driver import CLOSE, Drive, driving, gap, plain, served, solo
+from support.fake_models import fuse
 from support.matrix.qwen import shrunk
 from support.tiny import ARGUMENTS
 

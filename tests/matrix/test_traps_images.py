@@ -8,7 +8,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from support import torchvision_cpu
-from support.engines import CLOSE, Drive, driving, fresh, gap
+from support.engine_driver import CLOSE, Drive, driving, fresh, gap
 from support.matrix.control import with_adapter
 from support.matrix.glm import PLANS, edit_of
 from support.matrix.stable import PICTURES

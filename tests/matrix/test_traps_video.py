@@ -9,8 +9,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from torch import Tensor
 
 from carpool.engine.fuse import Fuser
-from support.engines import Drive, driving, gap, plain, served
-from support.fakes import call_on, fuse, run
+from support.engine_driver import Drive, driving, gap, plain, served
+from support.fake_models import call_on, fuse, run
 from support.matrix.case import VIDEO
 from support.matrix.wan import CAT, IMAGES, LONG, image_to_video, without_ftfy
 from support.tiny import ARGUMENTS

@@ -13,8 +13,10 @@ import pytest
 from carpool.errors import InvalidValue
 from carpool.media import uploads
 from carpool.media.reader import FETCHES, LOOKUPS, Intake, PictureReader
-from server.test_edits import BOTH, EDITS, png, worker_of
-from server.test_hostile_clients import Watchful, wired
+from support.connections import Watchful, wired
+from support.endpoints import EDITS
+from support.forms import BOTH, worker_of
+from support.pictures import png
 
 
 class Stuck:

@@ -18,7 +18,7 @@ from carpool.errors import (
     Rejected,
     UnknownParameter,
 )
-from support.engines import gap, served
+from support.engine_driver import gap, served
 from support.tiny import ARGUMENTS
 
 FLUX: dict[str, Any] = ARGUMENTS["flux"]

@@ -35,8 +35,9 @@ from carpool.errors import (
 )
 from carpool.media import read_settings
 from carpool.python.jobs import BackgroundJob
-from support.engines import served
-from support.serving import eventually, picture
+from support.engine_driver import served
+from support.pictures import picture
+from support.server_process import eventually
 from support.tiny import ARGUMENTS, checkpoint
 from training.shapes.judge import shows
 

@@ -14,8 +14,8 @@ from carpool.errors import InvalidValue, LoraRejected, SettingRejected, Unsuppor
 from carpool.request.lora import check_lora, check_name, parse_lora
 from carpool.request.parameters import check
 from carpool.types import Request
-from support.adapters import adapter, weights, write
-from support.engines import driving, fresh, served
+from support.engine_driver import driving, fresh, served
+from support.lora_files import adapter, weights, write
 from support.tiny import ARGUMENTS
 
 FIRST = "transformer.transformer_blocks.0.attn.to_q"

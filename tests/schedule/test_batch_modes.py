@@ -9,7 +9,7 @@ import pytest
 
 from carpool.config import BatchingMode
 from carpool.errors import SettingRejected, TooLate
-from support.engines import CLOSE, Drive, Recorder, VirtualClock, driving, gap, solo
+from support.engine_driver import CLOSE, Drive, Recorder, VirtualClock, driving, gap, solo
 from support.tiny import ARGUMENTS
 
 PROMPT = "a photo of a cat"

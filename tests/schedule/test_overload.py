@@ -12,7 +12,7 @@ from carpool.request.parameters import check
 from carpool.schedule.overload import LEAVE, Pressure, Speed, again_s, refuses, stage
 from carpool.telemetry.metrics import Metrics
 from carpool.types import Request
-from support.engines import Recorder, VirtualClock, driving
+from support.engine_driver import Recorder, VirtualClock, driving
 
 BUILD = {"version": "1", "torch": "2", "diffusers": "3", "revision": ""}
 shares = st.floats(0, 3, allow_nan=False)

@@ -14,8 +14,8 @@ from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.peers.sglang_rules import Server
 from carpool.schedule.policy import Policy, build, reload
 from carpool.types import QueuedRequest
-from support.adapters import adapter
-from support.engines import driving
+from support.engine_driver import driving
+from support.lora_files import adapter
 
 FLUX = {"num_inference_steps": 2, "width": 16, "height": 16, "max_sequence_length": 16}
 SERVER = Server("tiny", None, False)

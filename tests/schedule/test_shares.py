@@ -17,7 +17,7 @@ from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.shares import Shares
 from carpool.types import CallKind, Choice, ParkedCall, Phase, QueuedRequest
 from carpool_lab.simulate.simulator import Ride, Stage, Worker, least_work, simulate
-from support.engines import VirtualClock, driving
+from support.engine_driver import VirtualClock, driving
 
 SMALL, LARGE = CallKind("denoise", 1), CallKind("denoise", 4)
 SLOW = Costs({SMALL: Curve({1: 1.0, 16: 16.0}), LARGE: Curve({1: 4.0, 16: 64.0})})

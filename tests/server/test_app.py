@@ -13,8 +13,8 @@ from carpool.config import EngineSettings, ServeSettings
 from carpool.server.app import create_app
 from carpool.server.routes.videos import ABSENT
 from carpool.worker.supervisor import Supervisor
-from support import hostile
-from support.driven import open_house
+from support import app as in_process
+from support.app import open_app
 
 KEYS = ("first-key", "zweiter-schlüssel")
 KEYED = ServeSettings(api_key=KEYS)
@@ -93,7 +93,7 @@ def test_whatever_is_not_open_wants_a_key_under_the_root_path_and_without_it() -
 
     async def ask_all() -> None:
         keyed: Any = {"api_key": KEYS, "root_path": "/draw"}
-        async with open_house(hostile.Grey(), runs=False, **keyed) as house:
+        async with open_app(in_process.Grey(), runs=False, **keyed) as house:
             paths = (await house.http.get("/openapi.json")).json()["paths"]
             asked = {(path, method) for path, item in paths.items() for method in item}
             asked |= {(f"/v1{path}", method.lower()) for path, method in ABSENT.items()}
@@ -131,14 +131,14 @@ def test_nobody_is_sent_elsewhere(path: str, settings: ServeSettings) -> None:
 
 @pytest.mark.parametrize("state", ["starting", "worker_lost"])
 def test_a_model_that_was_loaded_once_is_known_whatever_became_of_its_worker(state: Any) -> None:
-    worker = hostile.Grey()
+    worker = in_process.Grey()
     worker._state = state
 
-    listed = hostile.ask("", "/v1/models", worker=worker, method="GET")
-    found = hostile.ask("", "/v1/models/grey", worker=worker, method="GET")
+    listed = in_process.ask("", "/v1/models", worker=worker, method="GET")
+    found = in_process.ask("", "/v1/models/grey", worker=worker, method="GET")
 
     assert [one["id"] for one in listed.json()["data"]] == [found.json()["id"]] == ["grey"]
-    assert hostile.ask('{"prompt": "a"}', worker=worker).status_code == 503
+    assert in_process.ask('{"prompt": "a"}', worker=worker).status_code == 503
 
 
 @pytest.mark.parametrize("is_announced", [True, False])
@@ -165,7 +165,7 @@ def test_a_body_that_is_too_large_is_told_the_limit_and_who_sets_it(
 async def sent_to_all_routes(
     path: str, content: Any, kind: str, **settings: Any
 ) -> httpx2.Response:
-    async with open_house(hostile.Grey(), runs=False, **settings) as house:
+    async with open_app(in_process.Grey(), runs=False, **settings) as house:
         return await house.http.post(path, content=content, headers={"content-type": kind})
 
 

@@ -13,9 +13,10 @@ from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
 from carpool.server.transport.middleware import Identified
-from support.hostile import CARD, ENDPOINT, Grey, plain
+from support.app import CARD, Grey, shared_app
+from support.endpoints import ENDPOINT
 
-GETS = sorted(path for path, item in plain().openapi()["paths"].items() if "get" in item)
+GETS = sorted(path for path, item in shared_app().openapi()["paths"].items() if "get" in item)
 OF_THE_WORKER = {"/stats", "/metrics"}
 WORK: dict[str, Any] = {"prompt": "a"}
 
@@ -127,7 +128,7 @@ def test_whatever_can_be_got_says_how_it_may_be_stored(path: str, settings: dict
 
 def test_a_linked_picture_is_its_clients_for_as_long_as_the_link() -> None:
     async def talk() -> httpx2.Response:
-        transport = httpx2.ASGITransport(plain())
+        transport = httpx2.ASGITransport(shared_app())
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             wish = {**WORK, "response_format": "url"}
             url = (await client.post(ENDPOINT, json=wish)).json()["data"][0]["url"]

@@ -13,7 +13,8 @@ from carpool.config import ServeSettings
 from carpool.errors import SettingRejected
 from carpool.server.app import create_app
 from carpool.server.routes.docs_page import page
-from support.hostile import ENDPOINT, Grey, refusal
+from support.app import Grey, refusal
+from support.endpoints import ENDPOINT
 
 BODY = b'{"prompt": "a"}'
 JSON = "application/json"

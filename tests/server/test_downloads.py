@@ -10,9 +10,10 @@ import pytest
 from carpool.config import ServeSettings
 from carpool.server.answers.signed_links import Files
 from carpool.server.app import create_app
-from support.hostile import ENDPOINT, Grey, app_of, plain, refusal
+from support.app import Grey, app_of, refusal, shared_app
+from support.endpoints import ENDPOINT
 
-GETS = sorted(path for path, item in plain().openapi()["paths"].items() if "get" in item)
+GETS = sorted(path for path, item in shared_app().openapi()["paths"].items() if "get" in item)
 OF_THE_WORKER = {"/stats", "/metrics"}
 
 
@@ -138,7 +139,7 @@ def test_a_file_that_is_gone_is_not_found(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def one(method: str, path: str) -> httpx2.Response:
     async def talk() -> httpx2.Response:
-        transport = httpx2.ASGITransport(plain())
+        transport = httpx2.ASGITransport(shared_app())
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path)
 
@@ -163,7 +164,7 @@ def test_whatever_can_be_got_has_a_head(path: str) -> None:
 
 
 def test_heads_are_not_in_the_document() -> None:
-    methods = {method for item in plain().openapi()["paths"].values() for method in item}
+    methods = {method for item in shared_app().openapi()["paths"].values() for method in item}
 
     assert methods == {"get", "post", "delete"}
 
@@ -183,7 +184,7 @@ def test_a_wrong_method_is_told_the_right_ones(method: str, path: str, allow: st
 
 
 def test_the_document_says_how_files_are_answered() -> None:
-    paths = plain().openapi()["paths"]
+    paths = shared_app().openapi()["paths"]
 
     for path in ("/v1/files/{file_id}", "/v1/jobs/{job_id}/files/{name}",
                  "/v1/videos/{video_id}/content"):  # fmt: skip

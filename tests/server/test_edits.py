@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import io
 import json
 import warnings
 from collections.abc import Iterator
@@ -17,71 +16,22 @@ import torch
 from PIL import Image
 
 from carpool.media.reader import Intake, PictureReader
-from carpool.request.parameters import Card, Parameter, Task, within
+from carpool.request.parameters import Card, within
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import Form
 from carpool.server.routes.edits import pictures_of, task_of
 from carpool.server.routes.images import Served, drawing_of
 from carpool.worker import protocol
-from support.engines import CLOSE, Recorder, driving, gap, plain
-from support.hostile import CARD, Grey, app_of, ask, refusal
-from support.serving import ALIKE, eventually, picture, serving
-from support.serving import gap as levels
+from support.app import CARD, app_of, ask, refusal
+from support.endpoints import EDITS, VARIATIONS
+from support.engine_driver import CLOSE, Recorder, driving, gap, plain
+from support.forms import BOTH, PICTURE, SEVERAL, send, worker_of
+from support.pictures import ALIKE, mask, picture, png, saved
+from support.pictures import gap as levels
+from support.server_process import eventually, serving
 from support.tiny import ARGUMENTS
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
-EDITS, VARIATIONS = "/v1/images/edits", "/v1/images/variations"
-OWN = CARD.tasks[0]
-CHANGE = Task("image-to-image", "GreyImg2Img", (*OWN.parameters, Parameter("image", "other")))
-FILL = Task("inpaint", "GreyInpaint", (*CHANGE.parameters, Parameter("mask_image", "other")))
-BOTH = replace(CARD, tasks=(OWN, CHANGE, FILL), max_pixels=64 * 64)
-FREE = tuple(one for one in CHANGE.parameters if one.name != "strength")
-SEVERAL = replace(CARD, tasks=(Task("edit", "GreyEdit", FREE, max_images=3),))
-
-
-def png(width: int = 64, height: int = 64, *, seed: int = 0, mode: str = "RGB") -> bytes:
-    """A picture of noise."""
-    rng = np.random.default_rng(seed)
-    pixels = rng.integers(0, 255, (height, width, len(mode)), np.uint8)
-    return saved(Image.fromarray(pixels, mode))
-
-
-def saved(image: Image.Image, kind: str = "PNG") -> bytes:
-    out = io.BytesIO()
-    image.save(out, kind)
-    return out.getvalue()
-
-
-def mask(width: int = 64, height: int = 64) -> bytes:
-    """Transparent, so to be drawn anew, in its right half."""
-    image = Image.new("RGBA", (width, height), (0, 0, 0, 255))
-    image.paste((0, 0, 0, 0), (width // 2, 0, width, height))
-    return saved(image)
-
-
-# Before a worker that is none
-
-
-def worker_of(card: Card) -> Grey:
-    worker = Grey()
-    worker.ready = protocol.WorkerReady(card, {}, 0.0)
-    return worker
-
-
-def send(
-    files: Any,
-    *,
-    worker: Grey | None = None,
-    path: str = EDITS,
-    settings: dict[str, Any] | None = None,
-    **fields: Any,
-) -> httpx2.Response:
-    fields = {"prompt": "a", **fields} if path == EDITS else fields
-    named = [(name, ("a.png", content)) for name, content in files]
-    form = httpx2.Request("POST", "http://localhost", data=fields, files=named)
-    kind = {"content-type": form.headers["content-type"]}
-    worker = worker or worker_of(BOTH)
-    return ask(form.read(), path, worker=worker, headers=kind, **(settings or {}))
 
 
 def test_a_picture_becomes_an_argument_with_the_size_that_follows() -> None:
@@ -216,7 +166,6 @@ def test_pictures_cross_to_the_worker_as_pixels() -> None:
         protocol.encode(protocol.Submit(replace(job, arguments={"image": object()})))
 
 
-PICTURE = ("image", png())
 REFUSED: dict[str, tuple[Any, dict[str, Any], str, str | None]] = {
     "no picture": ([("mask", mask())], {}, "missing_parameter", "image"),
     "no prompt": ([PICTURE], {"prompt": []}, "missing_parameter", "prompt"),

@@ -8,8 +8,10 @@ import httpx2
 import pytest
 
 from carpool.server.routes.edits import UPLOADS
-from server.test_edits import BOTH, EDITS, PICTURE, SEVERAL, VARIATIONS, mask, png, send, worker_of
-from support.hostile import ask, plain, refusal
+from support.app import ask, refusal, shared_app
+from support.endpoints import EDITS, VARIATIONS
+from support.forms import BOTH, PICTURE, SEVERAL, send, worker_of
+from support.pictures import mask, png
 
 
 def url_of(content: bytes) -> dict[str, str]:
@@ -103,7 +105,7 @@ def test_an_index_or_a_key_in_the_name_of_a_picture_is_understood() -> None:
 
 
 def test_the_document_tells_of_both_kinds_of_body_and_of_jobs() -> None:
-    paths = plain().openapi()["paths"]
+    paths = shared_app().openapi()["paths"]
 
     for path in sorted(UPLOADS):
         content = paths[path]["post"]["requestBody"]["content"]

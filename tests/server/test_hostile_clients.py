@@ -6,95 +6,23 @@ Over real connections on loopback, to the application as `carpool serve` puts it
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import pytest
-from uvicorn import Config
-from uvicorn.server import ServerState
 
-from carpool.server.transport.http_protocol import MOST_HEAD_BYTES, Wire
-from support.hostile import ENDPOINT, Grey, app_of
+from carpool.server.transport.http_protocol import MOST_HEAD_BYTES
+from support.connections import ALIVE, Hasty, Watchful, wired
+from support.endpoints import ENDPOINT
 
 BODY = json.dumps({"prompt": "a red circle"}).encode()
 HEAD = f"POST {ENDPOINT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n".encode()
 WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
-ALIVE = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 FORM = (
     b"POST /v1/images/edits HTTP/1.1\r\nhost: localhost\r\ncontent-length: 999\r\n"
     b"content-type: multipart/form-data; boundary=b\r\n\r\n--b\r\ncontent-disposition: form-data; "
 )
-
-
-class Hasty(Wire):
-    head_timeout_s = body_timeout_s = 0.15
-
-
-class Watchful(Wire):
-    look_s = 0.01
-
-
-class Client:
-    """One connection."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    async def send(self, data: bytes) -> None:
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def status(self) -> int:
-        """Read one answer whole."""
-        head = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = head.partition("content-length: ")[2].partition("\r\n")[0]
-        await self.reader.readexactly(int(length or 0))
-        return int(head.split()[1])
-
-    async def until_closed(self) -> bytes:
-        try:
-            return await self.reader.read()
-        except ConnectionError:
-            return b""
-
-
-class Wired:
-    def __init__(self, port: int, worker: Grey, state: ServerState) -> None:
-        self.port, self.worker, self.state = port, worker, state
-
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            yield Client(reader, writer)
-        finally:
-            writer.close()
-
-    async def check(self) -> None:
-        """Somebody else is answered."""
-        async with self.client() as other:
-            await other.send(ALIVE)
-            assert await other.status() == 200
-
-
-@asynccontextmanager
-async def wired(
-    wire: type[Wire] = Wire, *, is_slow: bool = False, **settings: Any
-) -> AsyncIterator[Wired]:
-    worker, state = Grey(is_slow=is_slow), ServerState()
-    config = Config(app_of(worker, **settings), ws="none", lifespan="off", log_config=None)
-    config.load()
-    loop = asyncio.get_running_loop()
-    protocol = partial(wire, config=config, server_state=state, app_state={})
-    server = await loop.create_server(protocol, "127.0.0.1", 0)
-    try:
-        yield Wired(server.sockets[0].getsockname()[1], worker, state)
-    finally:
-        server.close()
 
 
 # Slow

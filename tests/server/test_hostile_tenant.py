@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from server.test_edits import EDITS
-from support.serving import ENDPOINT, Server, body, serving
+from support.endpoints import EDITS, ENDPOINT
+from support.server_process import Server, body, serving
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
 ATTACKED_S = 2.0

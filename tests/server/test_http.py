@@ -7,7 +7,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from support.serving import ENDPOINT, Server, body, serving
+from support.endpoints import ENDPOINT
+from support.server_process import Server, body, serving
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
 NAME = "our/model"

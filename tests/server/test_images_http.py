@@ -17,8 +17,9 @@ from carpool.request.parameters import Card, Parameter, Task
 from carpool.server.answers.signed_links import TTL_S, Files
 from carpool.server.app import create_app
 from carpool.worker import protocol
-from support.hostile import CARD, ENDPOINT, Grey, ask, refusal
-from support.serving import picture
+from support.app import CARD, Grey, ask, parts, refusal
+from support.endpoints import ENDPOINT
+from support.pictures import picture
 
 PLAIN = Task("text-to-image", "PlainPipeline", (Parameter("prompt", "str"),))
 
@@ -232,12 +233,6 @@ def test_a_link_leads_to_the_picture_without_a_key() -> None:
     assert picture(right.content).size == (16, 16)
     for answer in wrong:
         assert (answer.status_code, refusal(answer)["code"]) == (404, "file_not_found")
-
-
-def parts(link: str) -> tuple[str, str, str]:
-    match = re.fullmatch(r"/v1/files/(.+)\?expires=(.+)&signature=(.+)", link)
-    assert match is not None
-    return match[1], match[2], match[3]
 
 
 def test_links_end_after_an_hour() -> None:

@@ -21,7 +21,8 @@ from carpool.request.parameters import Task
 from carpool.server.access.keys import Keyring, parse
 from carpool.server.app import create_app
 from carpool.worker import protocol
-from support.hostile import CARD, ENDPOINT, Grey
+from support.app import CARD, Grey
+from support.endpoints import ENDPOINT
 
 WORK = {"prompt": "a circle", "seed": 1}
 PICTURE = "data:image/png;base64," + (

@@ -18,7 +18,8 @@ from carpool.server.access.keys import Keyring, parse
 from carpool.server.access.limits import Limits
 from carpool.server.app import create_app
 from carpool.worker.supervisor import Supervisor
-from support.hostile import CARD, ENDPOINT, Grey
+from support.app import CARD, Grey
+from support.endpoints import ENDPOINT
 
 
 class Clients:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from support.adapters import adapter
-from support.engines import fresh
-from support.serving import ALIKE, DRAW, MODEL_ID, SIZE, Server, gap, picture, serving
+from support.engine_driver import fresh
+from support.lora_files import adapter
+from support.pictures import ALIKE, gap, picture
+from support.server_process import DRAW, MODEL_ID, SIZE, Server, serving
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
 CHOICES: list[list[dict[str, Any]]] = [

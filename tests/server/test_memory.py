@@ -22,8 +22,10 @@ from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
 from carpool.server.bodies.memory import Held, MemoryBudget
-from server.test_edits import BOTH, EDITS, VARIATIONS, png, send, worker_of
-from support.hostile import CARD, ENDPOINT, Grey, app_of, ask
+from support.app import CARD, Grey, app_of, ask
+from support.endpoints import EDITS, ENDPOINT, VARIATIONS
+from support.forms import BOTH, send, worker_of
+from support.pictures import png
 
 WORK = (ENDPOINT, EDITS, VARIATIONS, "/v1/videos", "/v1/videos/video_1/remix")
 

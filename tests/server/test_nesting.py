@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool import jsonfile
-from carpool.cli.main import _pairs
+from carpool.cli.generate import _pairs
 from carpool.config import EngineSettings
 from carpool.errors import InvalidValue, LoadFailed, LoraRejected, SettingRejected
 from carpool.jobs.database import _loads
@@ -25,8 +25,8 @@ from carpool.schedule.peers.vllm_omni_deploy import load_deploy
 from carpool.schedule.policy import build, reload
 from carpool_lab.simulate.command import simulate
 from carpool_lab.workload import generators, read_mix, read_trace
-from support.adapters import adapter
-from support.engines import driving
+from support.engine_driver import driving
+from support.lora_files import adapter
 from support.tiny import checkpoint
 
 SERVER = Server("tiny", None, False)

@@ -15,8 +15,9 @@ from carpool.config import ServeSettings
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
-from support.hostile import CARD, Grey
-from support.serving import ENDPOINT, MODEL_ID, Server, body, eventually, serving
+from support.app import CARD, Grey
+from support.endpoints import ENDPOINT
+from support.server_process import MODEL_ID, Server, body, eventually, serving
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
 KEYS = ("first-key", "second-key")

@@ -19,7 +19,7 @@ from carpool.errors import (
 )
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.hostile import Grey, app_of
+from support.app import Grey, app_of
 
 TRIES = 3  # the SDK's own: once, and two again
 SOON_S = 0.01

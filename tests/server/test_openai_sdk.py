@@ -14,7 +14,8 @@ from openai.resources import Images
 from PIL import ImageChops, ImageStat
 
 from carpool.media import read_settings
-from support.serving import ALIKE, DRAW, MODEL_ID, SIZE, Server, gap, picture, plain, serving
+from support.pictures import ALIKE, gap, picture
+from support.server_process import DRAW, MODEL_ID, SIZE, Server, drawn_by_diffusers, serving
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
 SIZE_TEXT = f"{SIZE[0]}x{SIZE[1]}"
@@ -82,7 +83,10 @@ def test_a_picture_is_the_one_that_plain_diffusers_draws(
 ) -> None:
     answer = draw(client, "a green square", seed=11, **arguments)
 
-    assert gap(picture(decoded(answer.data[0])), plain("a green square", 11, **arguments)) <= ALIKE
+    assert (
+        gap(picture(decoded(answer.data[0])), drawn_by_diffusers("a green square", 11, **arguments))
+        <= ALIKE
+    )
 
 
 def test_n_pictures_have_following_seeds_and_each_is_its_own(client: openai.OpenAI) -> None:
@@ -91,7 +95,7 @@ def test_n_pictures_have_following_seeds_and_each_is_its_own(client: openai.Open
     assert [image.seed for image in answer.data] == [41, 42, 43]
     for image in answer.data:
         assert read_settings(decoded(image))["seed"] == image.seed
-        assert gap(picture(decoded(image)), plain("a star", image.seed)) <= ALIKE
+        assert gap(picture(decoded(image)), drawn_by_diffusers("a star", image.seed)) <= ALIKE
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(
@@ -240,7 +244,7 @@ def test_concurrent_requests_share_forwards_and_each_is_as_if_alone(server: Serv
 
     assert forwards_shared(server) > shared
     for wish, answer in zip(wishes, answers, strict=True):
-        assert gap(picture(decoded(answer.data[0])), plain(**wish)) <= ALIKE
+        assert gap(picture(decoded(answer.data[0])), drawn_by_diffusers(**wish)) <= ALIKE
 
 
 async def all_at_once(url: str, wishes: list[dict[str, Any]]) -> list[Any]:

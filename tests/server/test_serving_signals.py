@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from support.adapters import adapter
-from support.serving import (
-    ENDPOINT,
+from support.endpoints import ENDPOINT
+from support.lora_files import adapter
+from support.server_process import (
     MODEL,
     MODEL_ID,
     PATIENCE_S,

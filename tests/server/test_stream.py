@@ -15,8 +15,9 @@ from carpool.server.bodies import schema
 from carpool.server.routes.images import Served, drawing_of
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.hostile import CARD, ENDPOINT, Grey, app_of, ask, refusal
-from support.serving import picture
+from support.app import CARD, Grey, app_of, ask, refusal
+from support.endpoints import ENDPOINT
+from support.pictures import picture
 
 PING = KEEPALIVE_COMMENT.decode().strip()
 

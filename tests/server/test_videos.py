@@ -15,8 +15,8 @@ from carpool.jobs.work import work_of
 from carpool.server.routes.videos import length_of, write_video
 from carpool.types import Timings
 from carpool.worker.protocol import Done, RawVideo, TokenUsage
-from support.engines import driving, served
-from support.hostile import CARD
+from support.app import CARD
+from support.engine_driver import driving, served
 from support.matrix.wan import without_ftfy
 from support.tiny import ARGUMENTS
 

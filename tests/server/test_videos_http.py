@@ -7,10 +7,10 @@ import pytest
 
 from carpool.request.parameters import Parameter
 from carpool.worker import protocol
-from server.test_edits import BOTH
-from server.test_videos_reference import MOVING, TEXT, VIDEOS, Filming, play, post
-from support.driven import House
-from support.hostile import Grey, refusal
+from support.app import AppClient, Grey, refusal
+from support.endpoints import VIDEOS
+from support.forms import BOTH
+from support.video_app import MOVING, TEXT, Filming, play, post
 
 WAN = replace(MOVING, frame_step=4)
 JOB = {"prompt": "a", "background_job": True}
@@ -20,7 +20,7 @@ def shown(body: dict[str, Any], worker: Filming) -> dict[str, Any]:
     """A video's job as its client sees it."""
     seen: list[dict[str, Any]] = []
 
-    async def scene(house: House) -> None:
+    async def scene(house: AppClient) -> None:
         answer = await post(house, **body)
         assert answer.status_code == 200, answer.text
         seen.append(answer.json())
@@ -33,7 +33,7 @@ def shown(body: dict[str, Any], worker: Filming) -> dict[str, Any]:
 def refused(worker: Grey, path: str = VIDEOS, method: str = "POST", **body: Any) -> dict[str, Any]:
     told: list[dict[str, Any]] = []
 
-    async def scene(house: House) -> None:
+    async def scene(house: AppClient) -> None:
         sent = {"prompt": "a", **body} if method == "POST" else None
         answer = await house.http.request(method, path, json=sent)
         told.append(refusal(answer) | {"status": answer.status_code})
@@ -125,7 +125,7 @@ def test_an_unknown_video_is_not_found_as_a_video(method: str, path: str) -> Non
 
 
 def test_a_job_of_pictures_is_no_video_and_is_found_among_the_jobs() -> None:
-    async def scene(house: House) -> None:
+    async def scene(house: AppClient) -> None:
         job = (await house.http.post("/v1/images/generations", json=JOB)).json()["id"]
         answer = await house.http.get(f"{VIDEOS}/{job}")
         told = refusal(answer)
@@ -140,7 +140,7 @@ def test_a_job_of_pictures_is_no_video_and_is_found_among_the_jobs() -> None:
 
 
 def test_a_video_that_is_not_made_yet_is_not_ready() -> None:
-    async def scene(house: House) -> None:
+    async def scene(house: AppClient) -> None:
         video = (await post(house, seed=1)).json()["id"]
         answer = await house.http.get(f"{VIDEOS}/{video}/content")
         told = refusal(answer)
@@ -166,7 +166,7 @@ def test_what_openai_has_beyond_that_is_told_apart_from_a_wrong_path(
 
 
 def test_files_of_jobs_lie_behind_the_servers_root_path() -> None:
-    async def scene(house: House) -> None:
+    async def scene(house: AppClient) -> None:
         job = (await house.http.post("/v1/images/generations", json=JOB)).json()
         done = await house.ended(job["id"])
         [file] = done["files"]

@@ -1,96 +1,33 @@
 """Videos that begin with a picture: `input_reference`, as a file, in a form and in JSON."""
 
-import asyncio
-import base64
 import io
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import numpy as np
 import pytest
 import torch
 from diffusers import LTX2ImageToVideoPipeline
 from PIL import Image
 
-from carpool.errors import PipelineFailed
-from carpool.request.parameters import Card, Parameter, Task
+from carpool.request.parameters import Card
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.protocol import Done, RawVideo
-from server.test_edits import BOTH, png
-from support.driven import Driven, House, open_house
-from support.engines import driving, plain
-from support.hostile import CARD, Grey, refusal
-from support.serving import picture
+from carpool.worker.protocol import Done
+from support.app import CARD, AppClient, Grey, refusal
+from support.endpoints import VIDEOS
+from support.engine_driver import driving, plain
+from support.engine_worker import EngineWorker
+from support.forms import BOTH
+from support.pictures import picture, png
 from support.tiny import ARGUMENTS
+from support.video_app import MOVING, NEEDS, SILENT, Filming, play, post, url_of
 
 pytestmark = [
     pytest.mark.timeout(100),  # checkpoints may have to be made first
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # OpenAI's own service shuts down
 ]
-VIDEOS = "/v1/videos"
-OWN = (
-    *(one for one in CARD.parameters if one.name not in ("width", "height", "num_frames")),
-    Parameter("width", "int", default=64),
-    Parameter("height", "int", default=64),
-    Parameter("num_frames", "int", default=5),
-)
-TEXT = Task("text-to-video", "GreyVideo", OWN)
-BEGINS = Task("image-to-video", "GreyImageToVideo", (*OWN, Parameter("image", "other")))
-NEEDS = Task("image-to-video", "GreyOnly", (*OWN, Parameter("image", "other", required=True)))
-SILENT = replace(CARD, tasks=(TEXT,))
-MOVING = replace(CARD, tasks=(TEXT, BEGINS))
-
-
-class Filming(Grey):
-    """Makes grey videos at once; told to, it fails."""
-
-    def __init__(self, card: Card = MOVING) -> None:
-        super().__init__()
-        self.ready = protocol.WorkerReady(card, {}, 0.0)
-        self.is_broken = False
-
-    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> Done:
-        done = await super().submit(job)
-        if self.is_broken:
-            raise PipelineFailed("it broke")
-        return replace_clip(done, RawVideo(16, 16, 2, b"\x80" * 3 * 16 * 16 * 2))
-
-
-def replace_clip(done: Done, clip: RawVideo) -> Done:
-    done.clip, done.pictures = clip, []
-    return done
-
-
-Scene = Callable[[House], Coroutine[Any, Any, None]]
-
-
-def play(scene: Scene, worker: Grey, folder: Path | None = None, **options: Any) -> None:
-    async def played() -> None:
-        async with open_house(worker, folder, **options) as house:
-            await scene(house)
-
-    asyncio.run(played())
-
-
-def url_of(content: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(content).decode()
-
-
-async def post(
-    house: House, fields: Any = (), *, file: bytes | None = None, **body: Any
-) -> httpx2.Response:
-    """JSON, or a form where there are fields or a file."""
-    if not body:
-        form: dict[str, Any] = {n: (None, v) for n, v in {"prompt": "a", **dict(fields)}.items()}
-        form |= {"input_reference": ("a.png", file)} if file is not None else {}
-        return await house.http.post(VIDEOS, files=form)
-    return await house.http.post(VIDEOS, json={"prompt": "a", **body})
-
-
 # With a model
 
 
@@ -105,14 +42,14 @@ def test_a_video_with_a_reference_is_what_plain_diffusers_makes_of_it(tmp_path: 
     content = png(64, 32)
 
     with driving("ltx2") as drive:
-        worker, done = Driven(drive), list[Done]()
+        worker, done = EngineWorker(drive), list[Done]()
 
-        async def submit(house: House) -> None:
+        async def submit(house: AppClient) -> None:
             asked: dict[str, Any] = {"prompt": "a cat", "input_reference": ("a.png", content)}
             video: Any = await house.openai.videos.create(**asked, extra_body={"seed": 3, **own})
             assert (video.status, video.size, video.seed) == ("queued", "64x32", 3)
 
-        async def run(house: House) -> None:
+        async def run(house: AppClient) -> None:
             [video] = (await house.openai.videos.list()).data
             assert (await house.ended(video.id))["status"] == "completed"
 
@@ -132,7 +69,7 @@ def test_a_video_with_a_reference_is_what_plain_diffusers_makes_of_it(tmp_path: 
     assert np.abs(pixels / 255 - expected).max() < 1.01 / 255
 
 
-def keep_outputs(worker: Driven, done: list[Done]) -> None:
+def keep_outputs(worker: EngineWorker, done: list[Done]) -> None:
     """Keep what the worker makes: an MP4 is not that to the bit."""
     submit = worker.submit
 
@@ -149,7 +86,7 @@ def keep_outputs(worker: Driven, done: list[Done]) -> None:
 def test_a_reference_may_be_a_file_or_a_url_in_a_form_or_in_json() -> None:
     worker, content = Filming(), png(32, 48)
 
-    async def scene(house: House) -> None:
+    async def scene(house: AppClient) -> None:
         url = url_of(content)
         answers = [
             await post(house, file=content),
@@ -187,7 +124,7 @@ def test_a_video_has_the_size_that_is_asked_for_or_its_pictures_as_far_as_the_mo
 ) -> None:
     worker = Filming()
 
-    async def scene(house: House) -> None:
+    async def scene(house: AppClient) -> None:
         video = (await post(house, said, file=png(*size))).json()
         assert video["size"] == f"{becomes[0]}x{becomes[1]}"
         await house.ended(video["id"])
@@ -223,7 +160,7 @@ def test_a_wrong_reference_is_refused_with_what_works(
 ) -> None:
     worker = Filming(card)
 
-    async def scene(house: House) -> None:
+    async def scene(house: AppClient) -> None:
         told = refusal(await post(house, **sent))
         assert (told["code"], told["param"]) == (code, "input_reference")
         assert says in told["message"]
@@ -237,14 +174,14 @@ def test_a_model_of_pictures_makes_no_videos_of_them() -> None:
     worker = Grey()
     worker.ready = protocol.WorkerReady(BOTH, {}, 0.0)
 
-    async def scene(house: House) -> None:
+    async def scene(house: AppClient) -> None:
         assert refusal(await post(house, file=png()))["param"] == "model"
 
     play(scene, worker)
 
 
 def test_other_files_than_the_reference_are_refused_by_name() -> None:
-    async def scene(house: House) -> None:
+    async def scene(house: AppClient) -> None:
         files: dict[str, Any] = {"prompt": (None, "a"), "mask": ("a.png", png())}
         told = refusal(await house.http.post(VIDEOS, files=files))
         assert (told["param"], told["message"]) == (
@@ -258,7 +195,7 @@ def test_other_files_than_the_reference_are_refused_by_name() -> None:
 def test_a_remix_begins_with_the_same_picture(is_ended: bool) -> None:
     worker, content = Filming(), png(40, 50)
 
-    async def scene(house: House) -> None:
+    async def scene(house: AppClient) -> None:
         video = (await post(house, {"seed": "7"}, file=content)).json()
         if is_ended:
             done = await house.ended(video["id"])
@@ -282,7 +219,7 @@ def test_a_remix_of_what_failed_asks_for_the_picture_again() -> None:
     worker = Filming()
     worker.is_broken = True
 
-    async def scene(house: House) -> None:
+    async def scene(house: AppClient) -> None:
         video = (await post(house, file=png())).json()
         assert (await house.ended(video["id"]))["status"] == "failed"
         answer = await house.http.post(f"{VIDEOS}/{video['id']}/remix", json={"prompt": "b"})
@@ -294,7 +231,7 @@ def test_a_remix_of_what_failed_asks_for_the_picture_again() -> None:
 
 
 def test_the_same_key_with_another_reference_is_refused() -> None:
-    async def scene(house: House) -> None:
+    async def scene(house: AppClient) -> None:
         house.http.headers["idempotency-key"] = "mine"
         answers = [await post(house, file=png(seed=seed)) for seed in (0, 0, 1)]
         assert [answer.status_code for answer in answers] == [200, 200, 422]
@@ -310,7 +247,7 @@ def test_a_phone_holds_a_reference_on_its_side_and_it_is_turned_upright() -> Non
     exif[0x0112] = 6
     content = saved_with(image, exif)
 
-    async def scene(house: House) -> None:
+    async def scene(house: AppClient) -> None:
         assert (await post(house, file=content)).json()["size"] == "32x48"
 
     play(scene, worker, runs=False)

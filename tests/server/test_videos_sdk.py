@@ -14,7 +14,8 @@ import openai
 import pytest
 from PIL import Image
 
-from support.serving import ALIKE, Server, eventually, gap, picture, serving
+from support.pictures import ALIKE, gap, picture
+from support.server_process import Server, eventually, serving
 from training.shapes.video.draw import FRAMES, SIZE_PX, parse
 from training.shapes.video.judge import why_not
 

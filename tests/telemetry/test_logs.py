@@ -16,8 +16,8 @@ from carpool.server.app import create_app
 from carpool.telemetry import logs
 from carpool.telemetry.logs import JSONLines, TextLines
 from carpool.worker.supervisor import Supervisor
-from support.hostile import Grey
-from support.hostile import ask as asked
+from support.app import Grey
+from support.app import ask as asked
 
 PROMPT = "a secret wish"
 

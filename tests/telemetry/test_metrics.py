@@ -21,8 +21,8 @@ from carpool.telemetry.metrics import ALL, Metrics
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.supervisor import Supervisor
-from support.engines import VirtualClock, driving
-from support.hostile import CARD, Grey
+from support.app import CARD, Grey
+from support.engine_driver import VirtualClock, driving
 
 BUILD = {"version": "1", "torch": "2", "diffusers": "3", "revision": ""}
 ENDPOINT = "/v1/images/generations"

@@ -28,8 +28,9 @@ from carpool.telemetry import tracing
 from carpool.telemetry.tracing import Tracing
 from carpool.types import CheckedRequest
 from carpool.worker.supervisor import Supervisor
-from support.hostile import CARD, Grey
-from support.serving import DRAW, ENDPOINT, MODEL_ID, body, eventually, serving
+from support.app import CARD, Grey
+from support.endpoints import ENDPOINT
+from support.server_process import DRAW, MODEL_ID, body, eventually, serving
 
 JOB = CheckedRequest("req-1", 7, {"prompt": "a secret wish"})
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -16,7 +16,7 @@ from carpool.engine.model import pipeline
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.process import WorkerProcess
-from support.serving import DRAW, MODEL, SIZE
+from support.server_process import DRAW, MODEL, SIZE
 from support.tiny import checkpoint
 from support.tiny.ltx2 import ARGUMENTS as LTX2
 

@@ -8,17 +8,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from support.serving import (
-    ALIKE,
-    ENDPOINT,
-    PATIENCE_S,
-    Server,
-    body,
-    eventually,
-    gap,
-    picture,
-    serving,
-)
+from support.endpoints import ENDPOINT
+from support.pictures import ALIKE, gap, picture
+from support.server_process import PATIENCE_S, Server, body, eventually, serving
 
 pytestmark = pytest.mark.timeout(400)  # workers start again and again
 GUILTY = 13

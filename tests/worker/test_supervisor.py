@@ -12,7 +12,7 @@ from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.protocol import WorkerReady
 from carpool.worker.supervisor import Supervisor
-from support.hostile import CARD
+from support.app import CARD
 
 
 class Silent(Supervisor):

@@ -4,7 +4,7 @@ import pytest
 
 from carpool.worker.protocol import Heartbeat
 from carpool.worker.watchdog import INTERVAL_S, MISSED, OVERRUN, UNKNOWN, Watchdog
-from support.engines import VirtualClock
+from support.engine_driver import VirtualClock
 
 
 def is_overdue_after(seconds: float, heartbeat: Heartbeat | None, timeout_s: float = 10.0) -> bool:

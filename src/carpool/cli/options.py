@@ -1,12 +1,13 @@
 """Settings as flags of commands."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Collection
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
-from carpool.config import EngineSettings, base_type
+from carpool.config import EngineSettings, ServeSettings, base_type
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -42,3 +43,9 @@ def settings_options(
         return command
 
     return add
+
+
+def settings_from(flags: dict[str, Any]) -> ServeSettings:
+    """Settings from what was said on the command line, and else from the environment."""
+    said = {name: value for name, value in flags.items() if value not in (None, ())}
+    return ServeSettings.from_environment(os.environ, **said)

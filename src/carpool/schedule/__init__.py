@@ -1,1 +1,1 @@
-"""Decisions: which parked calls run now. Pure Python without torch, clock or I/O."""
+"""Decisions: which parked calls run now. No torch, and no clock: callers pass the time."""

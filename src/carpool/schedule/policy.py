@@ -1,6 +1,6 @@
 """Scheduling modes: what the engine and the simulator ask, and which mode answers.
 
-A policy has no tensors, no clock and no I/O. It is asked at every turn who comes aboard and who
+A policy has no tensors and no clock. It is asked at every turn who comes aboard and who
 shares the next forward, and remembers between turns only what its own docstring says.
 """
 

@@ -24,9 +24,9 @@ from carpool.engine.fuse import Fuser
 from carpool.engine.specs import SPECS, STACK, Spec
 from carpool.request.lora import Riding
 from carpool.types import Forward
-from support.adapters import adapter, kohya, weights, write
-from support.engines import CLOSE, Recorder, driving, fresh, gap, served
-from support.fakes import call_on
+from support.engine_driver import CLOSE, Recorder, driving, fresh, gap, served
+from support.fake_models import call_on
+from support.lora_files import adapter, kohya, weights, write
 from support.tiny import ARGUMENTS, checkpoint
 
 pytestmark = pytest.mark.filterwarnings(

@@ -10,7 +10,7 @@ import torch
 from diffusers import WanPipeline
 
 from carpool.engine.model.dmd import LEVELS, DMDScheduler
-from support.engines import driving, gap
+from support.engine_driver import driving, gap
 from support.tiny import ARGUMENTS, checkpoint
 
 CLEAN = torch.linspace(-1, 1, 24).reshape(1, 2, 3, 2, 2)

@@ -19,7 +19,7 @@ from carpool.engine.model.preview import Glimpse, Previews, colours, moments
 from carpool.models import embedded
 from carpool.request.parameters import check
 from carpool.types import Event, Request
-from support.engines import Drive, Recorder, driving, fresh, served
+from support.engine_driver import Drive, Recorder, driving, fresh, served
 from support.tiny import ARGUMENTS
 
 DRAW = {"num_inference_steps": 12, "seed": 3}

@@ -1,26 +1,66 @@
 """A loaded model does all that diffusers can do with its modules, and all of it rides together."""
 
+import re
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from diffusers import FluxImg2ImgPipeline, FluxInpaintPipeline
+from diffusers.pipelines import auto_pipeline
 from diffusers.pipelines.ltx2.pipeline_output import LTX2PipelineOutput
 from PIL import Image
 
 from carpool.engine.model.pipeline import finish
+from carpool.engine.model.tasks import linked_pipelines
 from carpool.errors import Rejected, SizeRejected, UnsupportedParameter
 from carpool.request.parameters import Card, Parameter, Task, check
 from carpool.server.bodies.schema import ImageRequest
 from carpool.server.routes.images import Served, make_jobs
 from carpool.types import CheckedRequest, Request
-from support.engines import CLOSE, driving, gap, plain, solo
-from support.tiny import ARGUMENTS
+from support.engine_driver import CLOSE, driving, gap, plain, solo
+from support.tiny import ARGUMENTS, checkpoint
 
 RNG = np.random.default_rng(0)
 PICTURE = Image.fromarray(RNG.integers(0, 255, (64, 64, 3), np.uint8))
 HALF = Image.fromarray(np.tile(np.repeat([0, 255], 32).astype(np.uint8), (64, 1)))
+
+
+def test_pipelines_are_linked_as_diffusers_auto_pipelines_link_them() -> None:
+    classes = {one for table in auto_pipeline.SUPPORTED_TASKS_MAPPINGS for one in table.values()}
+    tables = [
+        {key: one.__name__ for key, one in table.items()}
+        for table in (
+            auto_pipeline.AUTO_IMAGE2IMAGE_PIPELINES_MAPPING,
+            auto_pipeline.AUTO_INPAINT_PIPELINES_MAPPING,
+        )
+    ]
+    for name in {one.__name__ for one in classes}:
+        key = auto_pipeline._get_model(name)
+        linked = [table[key] for table in tables if table.get(key, name) != name]
+        is_decoder = re.match(r"Kandinsky(V22)?(?!.*Combined)(?!3)", name)  # it lacks its prior
+        starts_from_a_picture = "mage" in name.replace("ImagePipeline", "")
+        if not is_decoder and not starts_from_a_picture:
+            assert linked_pipelines(name) == linked, name
+
+
+@pytest.mark.timeout(150)  # all libraries are imported in a process of its own
+def test_a_start_imports_the_models_own_pipelines_and_nothing_of_the_server() -> None:
+    code = """
+import sys
+import carpool
+with carpool.load(sys.argv[1], device="cpu") as engine:
+    assert len(engine.card.tasks) == 3, engine.card.tasks
+server = {"fastapi", "uvicorn", "msgspec", "carpool.server", "carpool_lab", "prometheus_client"}
+assert not server & sys.modules.keys(), server & sys.modules.keys()
+packages = {name.split(".")[2] for name in sys.modules if name.startswith("diffusers.pipelines.")}
+assert "flux" in packages, packages
+assert not {"auto_pipeline", "wan", "stable_diffusion_xl", "qwenimage"} & packages, packages
+"""
+
+    subprocess.run([sys.executable, "-c", code, str(checkpoint("flux"))], check=True)
 
 
 def alone(pipeline: Any, seed: int, **arguments: Any) -> torch.Tensor:

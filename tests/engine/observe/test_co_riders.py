@@ -1,7 +1,7 @@
 """With whom requests ride is noted within bounds, for those who want to know."""
 
 from carpool.engine.observe.co_riders import MOST_FORWARDS, MOST_OTHERS, Company
-from support.engines import Drive, driving
+from support.engine_driver import Drive, driving
 from support.tiny import ARGUMENTS
 
 

@@ -1,7 +1,7 @@
 """The loop's pulse: how long it has been busy, and with how long a thing."""
 
 from carpool.engine.observe.heartbeat import Pulse
-from support.engines import VirtualClock
+from support.engine_driver import VirtualClock
 
 
 def test_it_says_how_long_ago_the_last_thing_began_and_what_it_was_to_take() -> None:

@@ -12,7 +12,7 @@ from carpool.engine.observe.timeline import Lives
 from carpool.engine.observe.width_reason import differences, nearest, not_wider
 from carpool.errors import Cancelled, PipelineFailed
 from carpool.types import CallKind, Choice, ParkedCall
-from support.engines import Drive, Recorder, VirtualClock, driving, served
+from support.engine_driver import Drive, Recorder, VirtualClock, driving, served
 from support.tiny import ARGUMENTS
 
 FLUX: dict[str, Any] = ARGUMENTS["flux"] | {"width": 32, "height": 32}
@@ -233,7 +233,7 @@ def key(**parts: Any) -> Any:
         (object(), {"alone"}),
         ((key(), (("style", 1.0),)), {"adapters"}),
     ],
-    ids=str,
+    ids=lambda value: " and ".join(sorted(value)) if isinstance(value, set) else "",
 )
 def test_what_keeps_two_calls_apart_has_a_word(other: Any, words: set[str]) -> None:
     mine = (key(), ()) if len(other if isinstance(other, tuple) else ()) == 2 else key()

@@ -5,10 +5,13 @@ per family returns a pipeline, and its arguments say how to call it. Nothing her
 Carpool.
 """
 
+import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +35,7 @@ from support.tiny import (
     zimage,
 )
 
-VERSION = 2  # raise it when any weight or config changes: it names the cache folder
-
+CACHE = Path(__file__).parents[3] / "build" / "tiny"
 _MODULES = [
     stable,
     sana,
@@ -66,8 +68,7 @@ def checkpoint(family: str) -> Path:
     Args:
         family: a key of `FAMILIES`.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "carpool" / f"tiny-v{VERSION}" / family
+    folder = CACHE / _digest() / family
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -81,6 +82,18 @@ def checkpoint(family: str) -> Path:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
+
+
+@cache
+def _digest() -> str:
+    """Changes with whatever the weights and configs are made of: no folder is ever out of date."""
+    made_of = hashlib.sha256()
+    for name in ("diffusers", "torch", "transformers"):
+        made_of.update(f"{name} {metadata.version(name)}".encode())
+    for path in sorted(Path(__file__).parent.rglob("*")):
+        if path.suffix in (".py", ".json", ".jinja"):
+            made_of.update(path.read_bytes())
+    return made_of.hexdigest()[:12]
 
 
 def build(family: str) -> DiffusionPipeline:

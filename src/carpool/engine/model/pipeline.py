@@ -1,6 +1,6 @@
 """A diffusers pipeline: load it, describe it, make a private view of it for each request.
 
-The only module beside `intercept.py` that knows diffusers. The pipeline's code is never changed.
+The pipeline's code is never changed.
 """
 
 import copy
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import DiffusionPipeline, WanPipeline
+from diffusers import DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from diffusers.utils import logging as diffusers_log
@@ -128,6 +128,8 @@ def _from_pretrained(source: str, revision: str | None, dtype: torch.dtype) -> D
     given = {"revision": revision, "dtype": dtype, "use_safetensors": True}
     config = DiffusionPipeline.load_config(source, revision=revision)
     if config.get("_class_name") == "WanDMDPipeline":  # FastWan: not in diffusers
+        from diffusers import WanPipeline  # nothing else needs it
+
         return WanPipeline.from_pretrained(source, scheduler=DMDScheduler(), **given)
     return DiffusionPipeline.from_pretrained(source, **given)
 

@@ -7,17 +7,28 @@ ride in one forward.
 
 import copy
 import inspect
+import re
 import types
 import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import diffusers
-from diffusers import AutoPipelineForImage2Image, AutoPipelineForInpainting, DiffusionPipeline
+from diffusers import DiffusionPipeline
 
 from carpool.request.parameters import Parameter, ParameterKind, Task
 
-# Pipelines that diffusers' own tables do not link, though they take the same modules.
+# Pipelines whose modules `...Img2ImgPipeline` and `...InpaintPipeline` take as well, by the
+# beginning of their names. Diffusers' AutoPipelines know them, too: half a second to import.
+LINKED = [
+    "Flux", "FluxControl", "FluxControlNet", "IF", "Kandinsky3", "KandinskyCombined",
+    "KandinskyV22Combined", "Kolors", "LatentConsistencyModel", "QwenImage", "StableDiffusion",
+    "StableDiffusion3", "StableDiffusion3ControlNet", "StableDiffusion3PAG",
+    "StableDiffusionControlNet", "StableDiffusionControlNetPAG", "StableDiffusionPAG",
+    "StableDiffusionXL", "StableDiffusionXLControlNet", "StableDiffusionXLControlNetPAG",
+    "StableDiffusionXLControlNetUnion", "StableDiffusionXLPAG", "ZImage",
+]  # fmt: skip
+# Pipelines that these tables do not link, though they take the same modules.
 SISTERS = {
     "LTX2Pipeline": ("LTX2ImageToVideoPipeline",),
     "WanPipeline": ("WanImageToVideoPipeline",),  # where one model does both, as TI2V 5B
@@ -45,17 +56,29 @@ def _sisters(pipe: DiffusionPipeline) -> Iterator[DiffusionPipeline]:
     name = type(pipe).__name__
     if "mage" in name.replace("ImagePipeline", ""):
         return  # it starts from a picture already
-    for auto in (AutoPipelineForImage2Image, AutoPipelineForInpainting):
+    for linked in linked_pipelines(name):
+        cls = getattr(diffusers, linked)
         try:
-            sister = auto.from_pipe(pipe)
+            sister = cls(**_fitting(cls, pipe))
         except (ValueError, AttributeError, TypeError):
-            continue  # there is none, or it wants modules that are not here
-        if type(sister) is not type(pipe):
-            yield sister
+            continue  # it wants modules that are not here
+        yield sister
     if name == "WanPipeline" and not pipe.config.get("expand_timesteps"):
         return
     for other in SISTERS.get(name, ()):
         yield getattr(diffusers, other)(**_fitting(getattr(diffusers, other), pipe))
+
+
+def linked_pipelines(name: str) -> list[str]:
+    """The classes that change and fill pictures with the modules of a pipeline class."""
+    found = re.fullmatch(r"(\w+?)(Img2Img|Inpaint|Inpainting)?(Combined)?Pipeline", name)
+    if not found or found[1] + (found[3] or "") not in LINKED:
+        return []
+    others = (f"{found[1]}{does}{found[3] or ''}Pipeline" for does in _DOES if does != found[2])
+    return [other for other in others if other in dir(diffusers)]
+
+
+_DOES = ("Img2Img", "Inpaint", "Inpainting")
 
 
 def _fitting(cls: type, pipe: DiffusionPipeline) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from support.engines import served
+from support.engine_driver import served
 
 ATTENTION = r".*\.(to_[qkv]|to_out\.0)"
 LAYERS = {  # by family, of each component

@@ -1,24 +1,36 @@
-"""The real application before a worker that is none: it draws grey, and keeps what it was told."""
+"""The real application in the test's own process: before a fake worker.
+
+`Grey` draws grey and keeps what it was told (`engine_worker.py` has a worker that draws). No worker
+process, no sockets, no torch.
+"""
 
 import asyncio
 import atexit
-from collections.abc import Callable
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx2
+import openai
 from fastapi import FastAPI
 
 from carpool.config import EngineSettings, ServeSettings
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
+from carpool.media.inputs import unpacked
 from carpool.request.parameters import Card, Parameter, Task
 from carpool.server.app import create_app
+from carpool.server.routes.jobs import write_images
+from carpool.server.routes.videos import write_video
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.supervisor import Supervisor
+from support.endpoints import ENDPOINT
 
-ENDPOINT = "/v1/images/generations"
 CARD = Card(
     id="grey",
     tasks=(
@@ -88,7 +100,7 @@ def app_of(worker: Grey, **settings: Any) -> FastAPI:
 
 
 @cache
-def plain() -> FastAPI:
+def shared_app() -> FastAPI:
     """The application with all its routes, those of jobs too; nobody runs these."""
     worker, store = Grey(), JobStore(None, ttl_s=1000, max_bytes=1 << 20, max_waiting=1000)
     atexit.register(store.close)
@@ -110,7 +122,7 @@ def ask(
 
     async def talk() -> httpx2.Response:
         is_plain = worker is None and not settings
-        app = plain() if is_plain else app_of(worker or Grey(), **settings)
+        app = shared_app() if is_plain else app_of(worker or Grey(), **settings)
         transport = httpx2.ASGITransport(app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, content=content, headers=sent)
@@ -126,3 +138,68 @@ def refusal(answer: httpx2.Response) -> dict[str, Any]:
     assert 0 < len(told["message"]) < 300
     assert answer.headers["x-request-id"]
     return told
+
+
+@dataclass(slots=True)
+class AppClient:
+    """An application that can be talked to."""
+
+    http: httpx2.AsyncClient
+    openai: openai.AsyncOpenAI
+    runner: Runner
+
+    async def ended(self, job_id: str) -> dict[str, Any]:
+        """A job as `/v1/jobs` shows it at its end."""
+        async with asyncio.timeout(30):
+            await self.runner.ended(job_id)
+        job: dict[str, Any] = (await self.http.get(f"/v1/jobs/{job_id}")).json()
+        return job
+
+    async def files(self, job: dict[str, Any]) -> list[bytes]:
+        return [(await self.http.get(file["url"])).content for file in job["files"]]
+
+    def inputs(self) -> list[str]:
+        """What jobs begin from, as it lies on the disk."""
+        return sorted(path.name for path in (self.runner.store.folder / "inputs").rglob("*.png"))
+
+
+@asynccontextmanager
+async def open_app(
+    worker: Grey, folder: Path | None = None, *, runs: bool = True, **settings: Any
+) -> AsyncIterator[AppClient]:
+    """Open the application with its jobs.
+
+    Args:
+        folder: of the store; None: in memory.
+        runs: are its jobs run? Else they wait.
+        settings: of `ServeSettings`.
+    """
+    store = JobStore(folder)
+    writers = {"image": write_images, "video": write_video}
+    assert worker.ready is not None
+    name = worker.ready.card.id
+    runner = Runner(
+        store, worker, writers, model=lambda: name, max_running=1, read=unpacked, again_s=0.01
+    )
+    app = create_app(worker, ServeSettings(port=0, **settings), runner)
+    worker._is_open.set()
+    running = asyncio.create_task(runner.run()) if runs else None
+    try:
+        async with httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(app), base_url="http://localhost", timeout=60
+        ) as http:
+            sdk = openai.AsyncOpenAI(
+                base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=http
+            )
+            yield AppClient(http, sdk, runner)
+    finally:
+        if running is not None:
+            running.cancel()
+        await runner.stop()
+        store.close()
+
+
+def parts(link: str) -> tuple[str, str, str]:
+    match = re.fullmatch(r"/v1/files/(.+)\?expires=(.+)&signature=(.+)", link)
+    assert match is not None
+    return match[1], match[2], match[3]

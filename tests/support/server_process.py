@@ -5,7 +5,6 @@ behind fails the test. Processes are found by a mark in their environment, so no
 losing its parent. What all tests serve and draw stands here once: `MODEL` and `DRAW`.
 """
 
-import io
 import os
 import re
 import signal
@@ -17,23 +16,21 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx2
-from PIL import Image, ImageChops
+from PIL import Image
 
 from carpool.config import FAULT_VARIABLE
+from support.endpoints import ENDPOINT
 from support.tiny import checkpoint
 
-MODEL: str = str(checkpoint("flux"))  # what is served: a folder, or "shapes"
-FOLDER: str = MODEL  # where plain diffusers finds the same weights
-MODEL_ID = "flux"  # what the server calls it
+FAMILY = "flux"
+MODEL: str = str(checkpoint(FAMILY))  # what is served: a folder, or "shapes"
+MODEL_ID = FAMILY  # what the server calls it
 SIZE = (64, 64)
 DRAW: dict[str, Any] = {"num_inference_steps": 3, "max_sequence_length": 48}
-ENDPOINT = "/v1/images/generations"
-ALIKE = 1  # of 255: company moves the last bits of floats, which tips a value here and there
 PATIENCE_S = 100  # for a start, which takes 5 s where the processor has nothing else to do
 MARK = "SERVING_TEST"  # an environment variable
 
@@ -43,24 +40,13 @@ def body(prompt: str = "a red circle", **others: Any) -> dict[str, Any]:
     return {"prompt": prompt, "size": f"{SIZE[0]}x{SIZE[1]}", "seed": 1, **DRAW, **others}
 
 
-def picture(encoded: bytes) -> Image.Image:
-    with Image.open(io.BytesIO(encoded)) as image:
-        image.load()
-        return image
-
-
-def gap(left: Image.Image, right: Image.Image) -> int:
-    """The largest difference between two pictures, 0-255."""
-    assert (left.size, left.mode) == (right.size, right.mode)
-    bands = ImageChops.difference(left, right).getextrema()
-    return max(int(high) for _, high in bands)  # type: ignore[misc]
-
-
-def plain(prompt: str, seed: int, **arguments: Any) -> Image.Image:
+def drawn_by_diffusers(prompt: str, seed: int, **arguments: Any) -> Image.Image:
     """The picture that plain diffusers draws: nothing of Carpool is involved."""
     import torch
 
-    image = _plain_pipeline()(
+    from support.engine_driver import plain
+
+    image = plain(FAMILY)(
         prompt=prompt,
         width=SIZE[0],
         height=SIZE[1],
@@ -69,15 +55,6 @@ def plain(prompt: str, seed: int, **arguments: Any) -> Image.Image:
     ).images[0]
     assert isinstance(image, Image.Image)
     return image
-
-
-@cache
-def _plain_pipeline() -> Any:
-    from diffusers import DiffusionPipeline
-
-    pipe = DiffusionPipeline.from_pretrained(FOLDER)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def eventually(is_so: Callable[[], bool], within_s: float, what: str) -> None:

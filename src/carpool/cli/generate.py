@@ -1,0 +1,204 @@
+"""`carpool generate`: pictures and videos into files, without a server."""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+import carpool
+from carpool import jsonfile
+from carpool.cli.options import settings_from, settings_options
+from carpool.config import EngineSettings
+
+_NOT_PARAMETERS = {
+    "prompt": "give it as an argument",
+    "n": "use --n",
+    "seed": "use --seed",
+    "output_type": "use --output",
+    **dict.fromkeys(("self", "requests", "request_id", "return_errors", "progress"), "not taken"),
+}
+
+_FORMATS: dict[str, Literal["png", "jpeg", "webp"]] = {
+    ".png": "png",
+    ".jpg": "jpeg",
+    ".jpeg": "jpeg",
+    ".webp": "webp",
+}
+
+
+@click.command()
+@click.argument("prompts", nargs=-1)
+@click.option("--prompts-file", type=click.File(), help="more prompts, one a line; - reads stdin")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help=".png, .jpg or .webp, .mp4 for videos; several get -1, -2, ...  "
+    "[default: out.png or out.mp4]",
+)
+@click.option("--model", default="shapes", show_default=True, help="as for serve")
+@click.option("--steps", type=int, help="denoising steps")
+@click.option("--size", help="WIDTHxHEIGHT in pixels")
+@click.option("--seed", type=int, help="of the first picture of each prompt")
+@click.option(
+    "--n", type=click.IntRange(1), default=1, show_default=True, help="pictures of each prompt"
+)
+@click.option("--guidance", type=float, help="guidance scale")
+@click.option("--negative-prompt", help="what not to draw")
+@click.option(
+    "--image",
+    "images",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="a picture to start from, or to refer to; repeatable where the model takes several",
+)
+@click.option("--mask", type=click.Path(path_type=Path), help="white where to draw anew")
+@click.option("--fps", type=float, default=16, show_default=True, help="frames a second of videos")
+@click.option(
+    "-p",
+    "--parameter",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="any other parameter of the pipeline; VALUE as JSON or plain text",
+)
+@click.option(
+    "--metadata/--no-metadata",
+    envvar="CARPOOL_METADATA",
+    default=True,
+    show_default=True,
+    help="write into files what made them, and that a model did",
+)
+@click.option(
+    "--metadata-prompt/--no-metadata-prompt",
+    envvar="CARPOOL_METADATA_PROMPT",
+    default=True,
+    show_default=True,
+    help="write prompts there too",
+)
+@click.option("--json", "as_json", is_flag=True, help="print a JSON line for each picture")
+@settings_options(EngineSettings)
+def generate(
+    prompts: tuple[str, ...],
+    prompts_file: Iterable[str] | None,
+    output: Path | None,
+    model: str,
+    images: tuple[Path, ...],
+    mask: Path | None,
+    fps: float,
+    size: str | None,
+    seed: int | None,
+    n: int,
+    parameter: tuple[str, ...],
+    metadata: bool,
+    metadata_prompt: bool,
+    as_json: bool,
+    steps: int | None,
+    guidance: float | None,
+    negative_prompt: str | None,
+    **flags: Any,
+) -> None:
+    """Draw PROMPTS, all of them together, and write the pictures or videos."""
+    try:
+        everything = [*prompts, *(line.strip() for line in prompts_file or () if line.strip())]
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"--prompts-file: not UTF-8: {error}") from None
+    if not everything:
+        raise click.UsageError("give a prompt, or --prompts-file")
+    if output is not None:
+        _check_output(output)  # said now, not after the work
+    parameters = (
+        dict(_pairs(parameter))
+        | _sides(size)
+        | {
+            name: value
+            for name, value in {
+                "num_inference_steps": steps,
+                "guidance_scale": guidance,
+                "negative_prompt": negative_prompt,
+            }.items()
+            if value is not None
+        }
+    )
+    settings = settings_from(flags).engine()
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from carpool.media import encode_image, encode_video, read_picture
+    from carpool.media.metadata import told
+
+    pictures: dict[str, Any] = {}
+    if images:
+        read = [read_picture(path) for path in images]
+        pictures["image"] = read[0] if len(read) == 1 else read
+    if mask is not None:
+        pictures["mask_image"] = read_picture(mask, is_mask=True)
+    with carpool.load(model, **dataclasses.asdict(settings)) as engine:
+        output = _output_for(engine.card.task_for(pictures).makes, output)
+        outputs = engine.generate(
+            everything, n=n, seed=seed, progress=sys.stderr.isatty(), **parameters, **pictures
+        )
+    for i, one in enumerate(outputs):
+        path = output
+        if len(outputs) > 1:
+            path = output.with_stem(f"{output.stem}-{i + 1}")
+        prompt = everything[i // n]
+        made = one.frames[0] if one.frames is not None else one.images
+        made_with = {"model": model, "prompt": prompt, "seed": one.seed, **parameters}
+        made_with |= {"width": made[0].width, "height": made[0].height}
+        said = told(made_with, metadata=metadata, metadata_prompt=metadata_prompt)
+        if one.frames is not None:
+            path.write_bytes(encode_video(made, fps, said))
+        else:
+            path.write_bytes(encode_image(made[0], _FORMATS[path.suffix.lower()], 95, said))
+        if as_json:
+            line = {"path": str(path), **made_with, "timings": dataclasses.asdict(one.timings)}
+            click.echo(json.dumps(line))
+        else:
+            click.echo(str(path))
+
+
+def _check_output(output: Path) -> None:
+    known = (*_FORMATS, ".mp4")
+    if output.suffix.lower() not in known:
+        rule = f"the name must end in one of {', '.join(known)}"
+        raise click.UsageError(f"--output {output}: {rule}")
+    if not output.parent.is_dir():
+        raise click.UsageError(f"--output {output}: there is no folder {output.parent}")
+
+
+def _output_for(makes: str, output: Path | None) -> Path:
+    """The file to write: what was asked for, if it can hold what the model makes."""
+    endings = {"videos": (".mp4",), "pictures": tuple(_FORMATS)}.get(makes)
+    if endings is None:
+        raise click.UsageError(f"the model makes {makes}, which only the Python API gives")
+    if output is None:
+        return Path(f"out{endings[0]}")
+    if output.suffix.lower() not in endings:
+        rule = f"use {', '.join(endings)}"
+        raise click.UsageError(f"--output {output}: the model makes {makes}: {rule}")
+    return output
+
+
+def _pairs(texts: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"--parameter {text!r}: write NAME=VALUE")
+        if name in _NOT_PARAMETERS:
+            raise click.UsageError(f"--parameter {name}: {_NOT_PARAMETERS[name]}")
+        try:
+            yield name, jsonfile.loads(value)
+        except ValueError:
+            yield name, value
+
+
+def _sides(size: str | None) -> dict[str, int]:
+    if size is None:
+        return {}
+    width, _, height = size.partition("x")
+    if not (width.isdecimal() and height.isdecimal()):
+        raise click.UsageError(f"--size {size!r}: write WIDTHxHEIGHT, such as 1024x1024")
+    return {"width": int(width), "height": int(height)}
