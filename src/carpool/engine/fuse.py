@@ -52,7 +52,7 @@ class Fuser:
         A call that cannot fuse gets a key of its own, equal to no other, and counts one row.
         """
         target = call.target
-        if target.spec is None:
+        if target.spec is None or target.is_exclusive:
             return _Alone(call), 1
         arguments = call.arguments()
         if any(arguments.get(name) is None for name in target.spec.needs):
@@ -82,8 +82,6 @@ class Fuser:
         spec = target.spec
         if spec is None:
             [_] = calls  # such calls never share a key
-            if first.seed is not None:
-                torch.manual_seed(first.seed)
             return [target.original(*first.args, **first.kwargs)]
         if len(calls) == 1 and not spec.casts:
             return [target.original(*first.args, **{**spec.adds, **first.kwargs})]

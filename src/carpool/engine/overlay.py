@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from diffusers.configuration_utils import FrozenDict
 from diffusers.hooks import HookRegistry
 from diffusers.models.cache_utils import CacheMixin
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ class SharedModules:
         self.names: dict[int, str] = {}  # "transformer.blocks.0", by id of the module
         self.owners: dict[int, set[int]] = {}  # ids of the components that it is part of
         self.children: dict[int, dict[str, nn.Module | None]] = {}
+        self.configs: dict[int, nn.Module] = {}  # whose config it is, by id of the config
         self._alive: list[nn.Module] = []  # so that ids stay theirs
 
     def install(self) -> None:
@@ -51,12 +53,15 @@ class SharedModules:
                 self.names.setdefault(id(module), f"{name}.{inner}" if inner else name)
                 self.owners.setdefault(id(module), set()).add(id(component))
                 self.children[id(module)] = dict(module._modules)
+                if isinstance(config := vars(module).get("_internal_dict"), FrozenDict):
+                    self.configs[id(config)] = module
                 self._alive.append(module)
             # made at the first `cache_context` otherwise, which is no change of anything
             if isinstance(component, CacheMixin) and not hasattr(component, _REGISTRY):
                 HookRegistry.check_if_exists_or_initialize(component)
                 self._registries.append(component)
-        _patches.add()
+        for patches in _patches:
+            patches.add()
 
     def remove(self) -> None:
         """Notice no more. Harmless when not installed."""
@@ -66,9 +71,10 @@ class SharedModules:
             module = self._registries.pop()
             if not getattr(module, _REGISTRY).hooks:
                 delattr(module, _REGISTRY)
-        for known in (self.names, self.owners, self.children, self._alive):
+        for known in (self.names, self.owners, self.children, self.configs, self._alive):
             known.clear()
-        _patches.drop()
+        for patches in _patches:
+            patches.drop()
 
 
 class Overlay:
@@ -79,8 +85,11 @@ class Overlay:
         self._touched: dict[int, _Touched] = {}
         self.changed: dict[str, None] = {}  # names of modules that were ever changed, in order
 
-    def touch(self, module: nn.Module, *, deep: bool = False) -> None:
-        """Remember how a module is, before the request writes on it for the first time."""
+    def touch(self, what: Any, *, deep: bool = False) -> None:
+        """Remember how a module is, before the request writes on it (or its config) first."""
+        module = self._shared.configs.get(id(what), what)
+        if not isinstance(module, nn.Module):
+            return
         for one in module.modules() if deep else (module,):
             if id(one) in self._shared.names and id(one) not in self._touched:
                 before = _State.of(one, self._shared.children[id(one)])
@@ -141,7 +150,11 @@ class _State:
         for container in _containers(module):
             if isinstance(container, dict):
                 entries = dict(container)
-                if container is module._modules and children and not children.keys() <= entries:
+                if (
+                    container is module._modules
+                    and children
+                    and not children.keys() <= entries.keys()
+                ):
                     entries = dict(children) | entries
                 state.dicts.append((container, entries))
             else:
@@ -191,6 +204,9 @@ def _containers(module: nn.Module) -> Iterator[Any]:
         if holder is not None:
             yield vars(holder)
             yield from (one for one in vars(holder).values() if type(one) in _CONTAINERS)
+    if isinstance(config := vars(module).get("_internal_dict"), FrozenDict):
+        yield config
+        yield vars(config)
 
 
 def _has_same(container: Any, values: list[Any]) -> bool:
@@ -222,10 +238,10 @@ def _is_same_storage(left: Tensor, right: Tensor) -> bool:
 
 
 def _reporting(plain: Callable[..., Any], *, deep: bool = False) -> Callable[..., Any]:
-    """A method of `nn.Module` that tells the fiber which calls it of the write."""
+    """A method that tells the fiber which calls it of the write."""
 
     @functools.wraps(plain)
-    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         context = current_context()
         if context is not None:
             context.overlay.touch(self, deep=deep)
@@ -239,8 +255,13 @@ _WRITERS = (
     *(name for name in vars(nn.Module) if name.startswith("register_")),
 )
 # On the class: an own class for each module would fail where libraries ask for `type(module)`.
-_patches = Patches(
-    nn.Module,
-    dict.fromkeys(_WRITERS, _reporting)
-    | dict.fromkeys(("requires_grad_", "load_state_dict"), functools.partial(_reporting, deep=True)),
+_patches = (
+    Patches(
+        nn.Module,
+        dict.fromkeys(_WRITERS, _reporting)
+        | dict.fromkeys(
+            ("requires_grad_", "load_state_dict"), functools.partial(_reporting, deep=True)
+        ),
+    ),
+    Patches(FrozenDict, dict.fromkeys(("__setattr__", "__setitem__"), _reporting)),
 )

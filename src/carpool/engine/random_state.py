@@ -49,9 +49,10 @@ class RandomState:
                 generator.set_state(mine)
             else:
                 generator.manual_seed(self._seed)
-        others, mine = np.random.get_bit_generator(), self._numpy
-        np.random.set_bit_generator(mine)
-        self._numpy = others
+        numpy: Any = np.random  # its stubs lack two of its functions
+        others_bits, mine_bits = numpy.get_bit_generator(), self._numpy
+        numpy.set_bit_generator(mine_bits)
+        self._numpy = others_bits
         if not self._is_seeded:
             np.random.seed(self._seed % 2**32)
             self._is_seeded = True

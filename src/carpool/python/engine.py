@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from carpool.config import ServeSettings, load_settings
 from carpool.engine.cost_store import Table
 from carpool.engine.loop import Engine as Loop
-from carpool.engine.model import pipeline
+from carpool.engine.model.load import load as load_pipeline
 from carpool.engine.request import Outcome
 from carpool.errors import CarpoolError, Draining, InvalidValue, Overloaded
 from carpool.request.expand import MAX_N, check_previews, merged, repeated
@@ -359,7 +359,7 @@ def load(
 
             store = undo.enter_context(contextlib.closing(open_store(chosen)))
         own = chosen.engine()
-        loaded = pipeline.load(model, own)
+        loaded = load_pipeline(model, own)
         engine = Engine(Loop(loaded, own, table=Table(loaded, own)), chosen, store)
         undo.pop_all()
     return engine

@@ -61,6 +61,8 @@ class Task:
     max_images: int = 1  # reference images of a request
     image_mode: str = "RGB"  # of PIL images
     strength_rounds: Literal["up", "down"] | None = None  # steps * strength; None: not known
+    output_types: tuple[str, ...] = ("pil", "np", "pt", "latent")
+    only_converts: bool = False  # pictures are the same in all output types
 
     @property
     def makes(self) -> Literal["pictures", "videos", "sound"]:

@@ -13,8 +13,15 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import diffusers
-from diffusers import AutoPipelineForImage2Image, AutoPipelineForInpainting, DiffusionPipeline
+from diffusers import (
+    AutoPipelineForImage2Image,
+    AutoPipelineForInpainting,
+    ConfigMixin,
+    DiffusionPipeline,
+)
+from torch import nn
 
+from carpool.engine.model.output_types import only_converts, output_types
 from carpool.request.parameters import Parameter, ParameterKind, Task
 
 # Pipelines that diffusers' own tables do not link, though they take the same modules.
@@ -35,10 +42,29 @@ MANY = {
 def tasks_of(pipe: DiffusionPipeline) -> dict[str, tuple[Task, DiffusionPipeline]]:
     """The pipeline's own task first, then those of its sisters, by name."""
     found: dict[str, tuple[Task, DiffusionPipeline]] = {}
-    for one in (pipe, *_sisters(pipe)):
-        task = _task(one)
-        found.setdefault(task.name, (task, one))
+    configs = {
+        name: module._internal_dict
+        for name, module in pipe.components.items()
+        if isinstance(module, nn.Module) and hasattr(module, "_internal_dict")
+    }
+    try:
+        for one in (pipe, *_sisters(_with_own_helpers(pipe))):
+            task = _task(one)
+            found.setdefault(task.name, (task, one))
+    finally:
+        for name, config in configs.items():  # some constructors write deprecations into them
+            if pipe.components[name]._internal_dict is not config:
+                pipe.components[name]._internal_dict = config
     return found
+
+
+def _with_own_helpers(pipe: DiffusionPipeline) -> DiffusionPipeline:
+    """The same modules with copies of the rest: constructors rewrite a scheduler's config."""
+    donor = copy.copy(pipe)
+    for name, component in pipe.components.items():
+        if isinstance(component, ConfigMixin) and not isinstance(component, nn.Module):
+            vars(donor)[name] = copy.deepcopy(component)
+    return donor
 
 
 def _sisters(pipe: DiffusionPipeline) -> Iterator[DiffusionPipeline]:
@@ -75,6 +101,8 @@ def _task(pipe: DiffusionPipeline) -> Task:
         max_images=MANY.get(name, 1),
         image_mode="RGBA" if "Layered" in name else "RGB",
         strength_rounds=_strength_rounds(pipe),
+        output_types=output_types(type(pipe)),
+        only_converts=only_converts(pipe),
     )
 
 
