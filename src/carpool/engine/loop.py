@@ -81,8 +81,8 @@ class Engine:
         self._desk = Desk(loaded, settings, self._line, clock, table, policy)
         self._riders: dict[int, Rider] = {}  # in flight, by number
         self._fuser = Fuser()
+        self._isolation = Isolation(loaded.modules, loaded.device.torch)  # before all that patches
         self._interception = Interception(loaded.modules)
-        self._isolation = Isolation(loaded.modules, loaded.device.torch)
         self._tokenizers = Tokenizers(loaded.pipe.components)
         self._previews = Previews(loaded.pipe)
         self._adapters = Adapters(loaded.pipe, loaded.device.torch)
@@ -200,10 +200,10 @@ class Engine:
         """End what still runs and give the modules back as they were."""
         self._line.close()  # if it was a crash, nobody may join a line that never moves again
         self._end_all(Cancelled("the engine was closed"))
-        self._isolation.remove()
         self._interception.remove()
         self._tokenizers.remove()
         self._adapters.remove()
+        self._isolation.remove()
         self.loaded.undo()
         self._desk.keep()
         self._hosted.shutdown(cancel_futures=True)

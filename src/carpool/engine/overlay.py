@@ -39,6 +39,12 @@ class SharedModules:
             components: the pipeline's modules by their names in it.
         """
         self._components = dict(components)
+        # forwards leave hooks and caches behind, which `remove` takes away
+        self._before = [
+            _State.of(module, with_storage=False)
+            for component in components.values()
+            for module in component.modules()
+        ]
         self._registries: list[nn.Module] = []
         self.names: dict[int, str] = {}  # "transformer.blocks.0", by id of the module
         self.owners: dict[int, set[int]] = {}  # ids of the components that it is part of
@@ -64,7 +70,7 @@ class SharedModules:
             patches.add()
 
     def remove(self) -> None:
-        """Notice no more. Harmless when not installed."""
+        """Notice no more, and make all modules what they were. Harmless when not installed."""
         if not self._alive:
             return
         while self._registries:
@@ -75,6 +81,8 @@ class SharedModules:
             known.clear()
         for patches in _patches:
             patches.drop()
+        for state in self._before:
+            state.restore()
 
 
 class Overlay:
@@ -140,9 +148,16 @@ class _State:
     parameters: list[tuple[nn.Parameter, Tensor, bool]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, module: nn.Module, children: Mapping[str, Any] | None = None) -> "_State":
+    def of(
+        cls,
+        module: nn.Module,
+        children: Mapping[str, Any] | None = None,
+        *,
+        with_storage: bool = True,
+    ) -> "_State":
         """
         Args:
+            with_storage: keep what the parameters point to, too.
             children: those that it had when the engine began: diffusers takes one out of the
                 dictionary itself before it sets an attention processor.
         """
@@ -160,7 +175,7 @@ class _State:
             else:
                 state.others.append((container, list(container)))
         for parameter in module._parameters.values():
-            if parameter is not None:
+            if parameter is not None and with_storage:
                 entry = (parameter, parameter.data, parameter.requires_grad)
                 state.parameters.append(entry)
         return state

@@ -117,7 +117,7 @@ def test_a_strength_is_refused_exactly_where_the_pipeline_would_have_no_step(
         loaded = drive.engine.loaded
         task = loaded.card.task_for(["image"])
         known = {name: value for name, value in given.items() if task.takes(name)}
-        pipe, _ = loaded.originals[task.name]
+        pipe = loaded.originals[task.name]
 
         def runs() -> bool:
             try:
