@@ -39,9 +39,10 @@ def _size_multiple(pipe: DiffusionPipeline) -> int:
     for name in ("video_processor", "image_processor"):  # Wan's image_processor is CLIP's
         config = getattr(getattr(pipe, name, None), "config", None)
         factor = getattr(config, "vae_scale_factor", factor)
-    if hasattr(pipe, "video_processor"):  # those of pictures count the denoiser's patches in
-        factor *= _patch_px(pipe)
-    return int(factor * getattr(pipe, "patch_size", 1))
+    if hasattr(pipe, "patch_size"):
+        return int(factor * pipe.patch_size)
+    # image processors count the denoiser's patches in
+    return int(factor * (_patch_px(pipe) if hasattr(pipe, "video_processor") else 1))
 
 
 def _patch_px(pipe: DiffusionPipeline) -> int:

@@ -24,7 +24,7 @@ from transformers.processing_utils import ProcessorMixin
 
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.load import Loaded
-from carpool.request.parameters import Card, Task
+from carpool.request.parameters import Card
 from carpool.types import CheckedRequest
 
 _IMMUTABLE = (bool, int, float, str, bytes, type, type(None), torch.dtype, torch.device)
@@ -127,19 +127,15 @@ def call(mine: Any, job: CheckedRequest, card: Card) -> Answer:
         arguments["generator"] = torch.Generator().manual_seed(job.seed)
         if isinstance(getattr(mine, "scheduler", None), DMDScheduler):
             mine.scheduler.generator = arguments["generator"]
-    kind = output_type(task, arguments)
+    if job.output_type is not None and task.takes("output_type"):
+        arguments.setdefault("output_type", job.output_type)
+    own = {parameter.name: parameter.default for parameter in task.parameters}
+    kind = arguments.get("output_type", own.get("output_type"))
     is_pasted = arguments.get("padding_mask_crop") is not None  # into a PIL image, by the pipeline
     if task.only_converts and kind in ("pil", "np") and not is_pasted:
         arguments["output_type"] = "pt"
-        return Answer(mine(**arguments), kind)
+        return Answer(mine(**arguments), str(kind))
     return Answer(mine(**arguments), None)
-
-
-def output_type(task: Task, arguments: Mapping[str, Any]) -> str | None:
-    """The output type of a request: what it says, or the pipeline's own default."""
-    own = {parameter.name: parameter.default for parameter in task.parameters}
-    kind = arguments.get("output_type", own.get("output_type"))
-    return kind if isinstance(kind, str) else None
 
 
 def finish(answer: Answer, to_host: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
