@@ -36,7 +36,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "torch": ("carpool/engine/", "carpool_lab/tune/"),
     "yaml": ("carpool/schedule/peers/vllm_omni_deploy.py",),
     "peft": ("carpool/engine/adapters/reader.py",),
-    "diffusers": ("carpool/engine/model/", "carpool/engine/intercept.py"),
+    "diffusers": ("carpool/engine/model/", "carpool/engine/overlay.py"),
     "transformers": ("carpool/engine/",),
     "PIL": ("carpool/media/", "carpool/worker/protocol.py"),
     "av": ("carpool/media/outputs.py",),

@@ -227,6 +227,36 @@ def test_global_random_numbers_are_the_requests_own_whatever_runs_between() -> N
     assert before[1:] == after[1:]
 
 
+class Sampling(Net):
+    """Takes no generator, as language models that write token by token."""
+
+    def can_generate(self) -> bool:
+        return True
+
+    def generate(self, x: Tensor) -> Tensor:
+        return x + torch.randn(4)
+
+
+class Writing(Meddler):
+    def __call__(  # type: ignore[override]
+        self, prompt: str | None = None, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        x = self.net.generate(torch.rand(1, 4))
+        return {"images": self.net.generate(self.net(x)) + torch.rand(4)}
+
+
+def test_what_is_generated_draws_from_the_requests_own_numbers_and_goes_on_with_them() -> None:
+    net = Sampling().requires_grad_(False)
+    net.load_state_dict(made().net.state_dict())
+    with driving(Writing(net)) as drive:
+        heard = [drive.submit("", seed=seed) for seed in (1, 2, 1)]
+        drive.finish()
+
+    for one, seed in zip(heard, (1, 2, 1), strict=True):
+        torch.manual_seed(seed)
+        assert same(one, Writing(net)("")["images"])
+
+
 def test_gradients_autocast_and_inference_mode_stay_with_the_request_that_wants_them() -> None:
     seen: list[tuple[bool, bool, bool]] = []
 

@@ -202,6 +202,8 @@ def _is_left_out(parameter: Parameter, from_json: bool) -> bool:
     Clients write null for what they leave out, and a number without which the pipeline fails is
     not what they mean. In Python None is the caller's own.
     """
+    if parameter.name == "output_type":
+        return True
     return from_json and parameter.kind in ("int", "float", "bool") and not parameter.takes_none
 
 
