@@ -8,25 +8,33 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers import (
     AutoencoderKLHunyuanImage,
+    ControlNetModel,
     DDIMScheduler,
+    DDPMScheduler,
     DiffusionPipeline,
     FlowMatchEulerDiscreteScheduler,
     HunyuanImagePipeline,
     HunyuanImageTransformer2DModel,
+    IFPipeline,
     SD3ControlNetModel,
     SkyReelsV2DiffusionForcingPipeline,
     SkyReelsV2Transformer3DModel,
     StableDiffusion3ControlNetPipeline,
     StableDiffusion3PAGPipeline,
     StableDiffusionPipeline,
+    StableDiffusionXLControlNetPipeline,
     StableDiffusionXLPAGPipeline,
+    UNet2DConditionModel,
     UniPCMultistepScheduler,
 )
 from diffusers.guiders import AdaptiveProjectedMixGuidance
+from diffusers.pipelines.deepfloyd_if import IFSafetyChecker, IFWatermarker
 from torch import nn
+from transformers import CLIPImageProcessor
 
 from support.tiny.parts import drawn, t5, t5_tokenizer
 from support.tiny.qwen import qwen2_tokenizer, qwen_vl
@@ -146,6 +154,65 @@ def forcing() -> SkyReelsV2DiffusionForcingPipeline:
             gain=0.3,
         ),
     )
+
+
+class Checker(IFSafetyChecker):  # type: ignore[misc]
+    """Finds every picture unsafe, and says so by painting it black."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, clip_input: Any, images: Any, **_: Any) -> Any:
+        return np.zeros_like(images), [True] * len(images), [False] * len(images)
+
+
+def pixels() -> IFPipeline:
+    """DeepFloyd IF: rescales, checks and marks its pictures for "pil" and "np", not for "pt"."""
+    unet = UNet2DConditionModel(
+        sample_size=32,
+        layers_per_block=1,
+        block_out_channels=(32, 64),
+        down_block_types=("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
+        mid_block_type="UNetMidBlock2DSimpleCrossAttn",
+        up_block_types=("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"),
+        in_channels=3,
+        out_channels=6,
+        cross_attention_dim=32,
+        encoder_hid_dim=32,
+        attention_head_dim=8,
+        addition_embed_type="text",
+        addition_embed_type_num_heads=2,
+        cross_attention_norm="group_norm",
+        resnet_time_scale_shift="scale_shift",
+        act_fn="gelu",
+    )
+    pipe = IFPipeline(
+        text_encoder=t5(32),
+        tokenizer=t5_tokenizer(),
+        unet=drawn(unet, last="conv_out", gain=0.3),
+        scheduler=DDPMScheduler(
+            beta_schedule="squaredcos_cap_v2", thresholding=True, variance_type="learned_range"
+        ),
+        watermarker=IFWatermarker(),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    reader = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=32)
+    vars(pipe).update(safety_checker=Checker(), feature_extractor=reader)
+    return pipe
+
+
+def two_controls() -> StableDiffusionXLControlNetPipeline:
+    """Two ControlNets: pictures, scales and spans are lists."""
+    pipe = sdxl()
+    nets = [
+        drawn(ControlNetModel.from_unet(pipe.unet, conditioning_embedding_out_channels=(4, 8)))
+        for _ in range(2)
+    ]
+    parts = {name: part for name, part in pipe.components.items() if part is not None}
+    return StableDiffusionXLControlNetPipeline(**parts, controlnet=nets)
 
 
 _IMAGE: dict[str, Any] = {

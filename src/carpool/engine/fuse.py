@@ -95,7 +95,9 @@ class Fuser:
             if all(name in one for one in everyone)  # else it was the default, or is not read
         }
         if spec.casts:
-            dtype = next(target.module.parameters()).dtype
+            # a module whose weights are stored as float8 computes in another type, and says so
+            weights = next(target.module.parameters()).dtype
+            dtype = getattr(target.module, "dtype", weights)
             joined = {name: _cast(value, dtype) for name, value in joined.items()}
         answer = target.original(**joined)
         if len(calls) == 1:
