@@ -14,7 +14,7 @@ from typing import Any
 
 from carpool.config import EngineSettings
 from carpool.engine.loop import Engine
-from carpool.engine.model import pipeline
+from carpool.engine.model.load import load
 from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram, Tally
 from carpool.engine.observe.timeline import Lives
 from carpool.engine.observe.width_reason import not_wider
@@ -97,7 +97,7 @@ def explained(requests: int) -> str:
     settings, policy = EngineSettings(device="cpu", max_running=requests), Recorded()
     seconds: list[float] = []
     engine = Engine(
-        pipeline.load("shapes", settings),
+        load("shapes", settings),
         settings,
         finish=lambda work: work(),
         on_forward=lambda forward: seconds.append(forward.duration_s),

@@ -41,7 +41,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "torch": ("carpool/engine/", "carpool_lab/tune/"),
     "yaml": ("carpool/schedule/peers/vllm_omni_deploy.py",),
     "peft": ("carpool/engine/adapters/reader.py",),
-    "diffusers": ("carpool/engine/model/", "carpool/engine/intercept.py"),
+    "diffusers": ("carpool/engine/model/", "carpool/engine/overlay.py"),
     "transformers": ("carpool/engine/",),
     "PIL": ("carpool/media/", "carpool/worker/protocol.py"),
     "av": ("carpool/media/outputs.py",),
@@ -349,7 +349,7 @@ def test_the_front_and_the_command_line_load_no_torch() -> None:
 def test_the_checks_see_what_they_are_to_see() -> None:
     loop = Path("carpool/engine/loop.py")
     assert "carpool.types" in imports_of(loop)
-    assert "carpool.engine.model.pipeline" in imports_of(loop)
+    assert "carpool.engine.model.load" in imports_of(loop)
     assert "greenlet" in imports_of(Path("carpool/engine/fiber.py"))
     assert "carpool.engine.loop" in imports_of(Path("carpool/worker/process.py"))  # in a function
     with pytest.raises(AssertionError, match=r"carpool\.new\.thing belongs to no room"):

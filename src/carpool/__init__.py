@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from carpool.types import Event, Request, Timings
 
 if TYPE_CHECKING:
-    from carpool.python.engine import Engine, Handle, Output, load
+    from carpool.python.engine import Engine, load
+    from carpool.python.handle import Handle, Output
     from carpool.python.jobs import BackgroundJob, Jobs
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:  # the rest of the public names need torch: brought in on first use
-        module = "jobs" if name in ("BackgroundJob", "Jobs") else "engine"
+        modules = {"BackgroundJob": "jobs", "Jobs": "jobs", "Handle": "handle", "Output": "handle"}
+        module = modules.get(name, "engine")
         return getattr(importlib.import_module(f"carpool.python.{module}"), name)
     raise AttributeError(f"module 'carpool' has no attribute {name!r}")

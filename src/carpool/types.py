@@ -92,6 +92,7 @@ class CheckedRequest:
     tenant: str = ""  # whose share of the device it uses
     previews: int = 0  # pictures to show while it is denoised, evenly spaced; at most
     user: str = ""  # of the tenant: users divide its share
+    output_type: str | None = "pil"  # where `arguments` has none; None: the pipeline's own default
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import pytest
 
 from carpool.config import EngineSettings
 from carpool.engine.cost_store import Table
-from carpool.engine.model import pipeline
+from carpool.engine.model.load import load
 from carpool.types import CallKind
 from support.engine_driver import served
 
@@ -15,7 +15,7 @@ KIND = CallKind("transformer.forward", 100, "64x16")
 
 def table(file: Path | None = None, family: str = "flux") -> Table:
     settings = EngineSettings(device="cpu", cost_table=str(file) if file else None)
-    return Table(pipeline.load(served(family), settings), settings)
+    return Table(load(served(family), settings), settings)
 
 
 def test_what_was_learned_is_there_at_the_next_start(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A fused forward gives each call what it would have got alone."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.models.modeling_outputs import AutoencoderKLOutput
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from carpool.engine.fuse import Fuser
@@ -243,19 +242,3 @@ def test_inputs_are_cast_where_the_table_says_so(together: int) -> None:
     answers = run(Fuser(), [call_on(model, x=x) for _ in range(together)])
 
     assert [answer.dtype for answer in answers] == [torch.float64] * together
-
-
-class Sampler(nn.Module):
-    """Draws from torch's one generator, as transformers' `generate` does."""
-
-    def forward(self) -> Tensor:
-        return torch.randn(3)
-
-
-def test_what_takes_no_generator_draws_from_the_seed_of_its_request() -> None:
-    calls = [replace(call_on(Sampler()), seed=seed) for seed in (1, 2, 1)]
-
-    one, two, again = (run(Fuser(), [call])[0] for call in calls)
-
-    assert torch.equal(one, again)
-    assert not torch.equal(one, two)

@@ -5,7 +5,7 @@ import torch
 
 import carpool
 from carpool.config import EngineSettings
-from carpool.engine.model import pipeline
+from carpool.engine.model.load import load
 from support.engine_driver import gap
 from support.tiny import ARGUMENTS, checkpoint
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings(  # diffusers' Euler scheduler with nump
 
 
 def test_a_vae_that_overflows_in_float16_stays_in_float32_for_good() -> None:
-    loaded = pipeline.load(checkpoint("sdxl"), EngineSettings(device="cpu", dtype="float16"))
+    loaded = load(checkpoint("sdxl"), EngineSettings(device="cpu", dtype="float16"))
 
     assert loaded.pipe.unet.dtype == torch.float16
     assert loaded.pipe.vae.dtype == torch.float32

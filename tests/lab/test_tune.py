@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from carpool.config import EngineSettings
 from carpool.engine.cost_store import Table
 from carpool.engine.intercept import Interception
-from carpool.engine.model import pipeline
+from carpool.engine.model.load import load
 from carpool.errors import InvalidValue, PipelineFailed, SizeRejected
 from carpool.schedule.peers.sglang_rules import Caps, caps, load_rules
 from carpool.types import CallKind
@@ -54,7 +54,7 @@ def measure(
     """
     pipe, clock = served(family), VirtualClock()
     settings = EngineSettings(device="cpu", cost_table=str(folder / "costs.json"))
-    loaded = pipeline.load(pipe, settings)
+    loaded = load(pipe, settings)
     table = Table(loaded, settings)
     for _ in range(3):
         table.costs.learn(KNOWN, 1, 9.0)
@@ -128,7 +128,7 @@ def test_what_was_learned_is_there_at_the_next_start_beside_what_was_known(
 ) -> None:
     settings = EngineSettings(device="cpu", cost_table=str(folder / "costs.json"))
 
-    kept = dict(Table(pipeline.load(served("flux"), settings), settings).costs)
+    kept = dict(Table(load(served("flux"), settings), settings).costs)
 
     for size in flux.sizes:
         for one in size.components:
@@ -237,7 +237,7 @@ def test_the_batching_config_caps_sizes_at_their_knees_and_others_by_cost(
 ) -> None:
     path = tmp_path / "batching.json"
     path.write_text(json.dumps(flux.batching_config()))
-    server = pipeline.load(served("flux"), EngineSettings(device="cpu")).server
+    server = load(served("flux"), EngineSettings(device="cpu")).server
 
     rules = load_rules(path)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ from carpool.request.parameters import (
     check_n,
     seeds,
 )
+from carpool.request.values import ParameterKind
 from carpool.types import MAX_SEED, Request
 
 CARD = Card(
@@ -212,11 +214,10 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         ("generator", "pass seed, every request gets a generator of its own"),
         ("num_images_per_prompt", "pass n"),
         ("num_videos_per_prompt", "pass n"),
-        ("return_dict", "outputs are always objects"),
     ],
 )
 def test_what_is_ours_to_set_is_not_taken(name: str, says: str) -> None:
-    said: dict[str, Any] = {name: None}
+    said: dict[str, Any] = {name: 2}
 
     with pytest.raises(UnsupportedParameter) as raised:
         check(CARD, Request("a cat", **said))
@@ -225,6 +226,14 @@ def test_what_is_ours_to_set_is_not_taken(name: str, says: str) -> None:
 
     assert str(refused) == f"{name} is not taken: {says}"
     assert refused.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("generator", None), ("num_images_per_prompt", 1), ("return_dict", False)],
+)
+def test_what_changes_nothing_may_be_said(name: str, value: Any) -> None:
+    assert name not in check(CARD, Request("a cat", **{name: value})).arguments
 
 
 def test_a_list_of_prompts_is_several_requests() -> None:
@@ -328,11 +337,32 @@ def test_json_carries_no_objects_and_no_output_type() -> None:
     assert check(CARD, Request("a cat", image=picture)).arguments["image"] is picture
 
 
-def test_none_is_as_if_it_had_not_been_said_and_defaults_lie_beneath() -> None:
-    job = check(
-        CARD,
-        Request("a cat", seed=5, num_inference_steps=None, guidance_scale=7, negative_prompt=None),
-    )
+def test_none_is_passed_on_and_is_not_the_same_as_leaving_it_out() -> None:
+    said = {"num_inference_steps": None, "negative_prompt": None}
+
+    assert check(CARD, Request("a cat", **said)).arguments == {
+        "prompt": "a cat",
+        "num_inference_steps": None,
+        "guidance_scale": 4.0,
+        "negative_prompt": None,
+    }
+
+
+def test_null_is_as_if_it_had_not_been_said_where_the_pipeline_needs_a_number() -> None:
+    [task] = CARD.tasks
+    needed = tuple(replace(p, takes_none=p.default is None) for p in task.parameters)
+    card = replace(CARD, tasks=(replace(task, parameters=needed),))
+    said = {"num_inference_steps": None, "guidance_rescale": None, "negative_prompt": None}
+
+    arguments = check(card, Request("a cat", **said), from_json=True).arguments
+
+    assert arguments["num_inference_steps"] == 20
+    assert arguments["guidance_rescale"] is None
+    assert arguments["negative_prompt"] is None
+
+
+def test_defaults_of_the_model_lie_beneath_what_is_said() -> None:
+    job = check(CARD, Request("a cat", seed=5, guidance_scale=7))
 
     assert job.arguments == {"prompt": "a cat", "num_inference_steps": 20, "guidance_scale": 7.0}
     assert isinstance(job.arguments["guidance_scale"], float)
@@ -397,7 +427,56 @@ def test_whatever_is_said_is_a_job_or_a_refusal(said: dict[str, Any], from_json:
         return
 
     assert 0 <= job.seed <= MAX_SEED
-    assert None not in job.arguments.values()
+    assert {name for name, value in job.arguments.items() if value is None} <= {
+        name for name, value in said.items() if value is None
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "plain"),
+    [
+        ("num_inference_steps", np.int64(7), 7),
+        ("guidance_scale", np.float32(1.5), 1.5),
+        ("guidance_scale", np.array(2), 2.0),
+        ("use_karras", np.bool_(True), True),
+        ("sigmas", np.linspace(1, 0.5, 3), [1.0, 0.75, 0.5]),
+        ("sigmas", [np.float64(1), 0.5], [1.0, 0.5]),
+        ("guidance_scale", torch.tensor(2.5), 2.5),
+        ("sigmas", torch.tensor([1.0, 0.5]), [1.0, 0.5]),
+    ],
+)
+def test_numbers_of_numpy_and_torch_are_numbers(name: str, given: Any, plain: Any) -> None:
+    value = check(CARD, Request("a cat", seed=np.int64(3), **{name: given})).arguments[name]
+
+    assert value == plain
+    assert type(value) is type(plain)
+
+
+def with_kinds(name: str, *kinds: ParameterKind) -> Card:
+    [task] = CARD.tasks
+    parameters = (*task.parameters, Parameter(name, kinds[0], also=kinds[1:]))
+    return replace(CARD, tasks=(replace(task, parameters=parameters),))
+
+
+def test_a_parameter_takes_all_kinds_of_its_annotation_over_http_too() -> None:
+    scale = with_kinds("scale", "float", "list")
+    extra = with_kinds("extra", "other", "dict")
+
+    for value in (0.5, [0.5, 1.0], [[0, 1], [1, 0]]):
+        assert check(scale, Request("a", scale=value), from_json=True).arguments["scale"] == value
+    given = {"a": [1, {"b": None}]}
+    assert check(extra, Request("a", extra=given), from_json=True).arguments["extra"] == given
+    with pytest.raises(InvalidValue, match="must be a finite number"):
+        check(scale, Request("a", scale=[float("nan")]), from_json=True)
+    with pytest.raises(UnsupportedParameter, match="cannot be sent as JSON"):
+        check(extra, Request("a", extra=[1]), from_json=True)
+
+
+def test_a_pipeline_that_needs_no_prompt_is_asked_without() -> None:
+    [task] = CARD.tasks
+    card = replace(CARD, tasks=(replace(task, needs_prompt=False),))
+
+    assert "prompt" not in check(card, Request()).arguments
 
 
 # Texts

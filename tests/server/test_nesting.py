@@ -227,7 +227,7 @@ def test_a_spoiled_row_that_nests_without_end_reads_as_nothing() -> None:
 def test_a_model_whose_files_nest_too_deep_is_refused_by_its_name(
     tmp_path: Path, name: str, depth: int
 ) -> None:
-    from carpool.engine.model.pipeline import load
+    from carpool.engine.model.load import load
 
     folder = shutil.copytree(checkpoint("flux"), tmp_path / "m", copy_function=os.link)
     file = folder / name if name.endswith("json") else folder / name / "scheduler_config.json"
@@ -240,7 +240,7 @@ def test_a_model_whose_files_nest_too_deep_is_refused_by_its_name(
 
 @pytest.mark.parametrize("said", ["[]", '{"id": 1}', '{"defaults": []}', '{"lora": ["x"]}', "x"])
 def test_a_card_file_that_is_none_is_refused_by_its_name(tmp_path: Path, said: str) -> None:
-    from carpool.engine.model.pipeline import load
+    from carpool.engine.model.load import load
 
     (tmp_path / "model_index.json").write_text("{}")
     (tmp_path / "carpool.json").write_text(said)

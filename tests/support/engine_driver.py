@@ -17,7 +17,7 @@ from torch import nn
 
 from carpool.config import BatchingMode, EngineSettings
 from carpool.engine.loop import Engine
-from carpool.engine.model import pipeline
+from carpool.engine.model.load import load
 from carpool.engine.request import Outcome
 from carpool.request.parameters import check
 from carpool.schedule.batch_modes import together
@@ -159,7 +159,7 @@ def driving(
     chosen = EngineSettings(**{"device": "cpu", **modes, **settings})
     forwards: list[Forward] = []
     engine = Engine(
-        pipeline.load(pipe, chosen),
+        load(pipe, chosen),
         chosen,
         clock=clock or VirtualClock(),
         finish=lambda work: work(),

@@ -12,7 +12,7 @@ import pytest
 
 from carpool.config import EngineSettings
 from carpool.engine.loop import Engine
-from carpool.engine.model import pipeline
+from carpool.engine.model.usage import Meter
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.process import WorkerProcess
@@ -138,14 +138,14 @@ def test_a_reload_that_fails_as_nobody_foresaw_is_told_and_requests_go_on(
 
 
 def test_a_request_that_cannot_be_measured_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = pipeline.Meter.usage
+    usage = Meter.usage
 
-    def fail(meter: pipeline.Meter, job: CheckedRequest) -> Future[tuple[int, int]]:
+    def fail(meter: Meter, job: CheckedRequest) -> Future[tuple[int, int]]:
         if job.request_id == "bad":
             raise TypeError("no text")
         return usage(meter, job)
 
-    monkeypatch.setattr(pipeline.Meter, "usage", fail)
+    monkeypatch.setattr(Meter, "usage", fail)
     with working() as front:
         front.receive()
 
@@ -157,7 +157,7 @@ def test_a_request_that_cannot_be_measured_fails_alone(monkeypatch: pytest.Monke
 
 
 def test_an_output_without_pictures_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "finish", lambda *_: {"images": []})
+    monkeypatch.setattr("carpool.engine.loop.finish", lambda *_: {"images": []})
     with working() as front:
         front.receive()
 

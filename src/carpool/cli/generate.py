@@ -136,7 +136,10 @@ def generate(
     if mask is not None:
         pictures["mask_image"] = read_picture(mask, is_mask=True)
     with carpool.load(model, **dataclasses.asdict(settings)) as engine:
-        output = _output_for(engine.card.task_for(pictures).makes, output)
+        task = engine.card.task_for(pictures)
+        output = _output_for(task.makes, output)
+        if task.takes("output_type"):
+            pictures["output_type"] = "pil"
         outputs = engine.generate(
             everything, n=n, seed=seed, progress=sys.stderr.isatty(), **parameters, **pictures
         )

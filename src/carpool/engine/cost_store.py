@@ -10,7 +10,7 @@ import torch
 
 from carpool import jsonfile
 from carpool.config import EngineSettings
-from carpool.engine.model.pipeline import Loaded, versions
+from carpool.engine.model.load import Loaded, versions
 from carpool.schedule.cost import Costs
 from carpool.schedule.learned_curve import PRIOR
 

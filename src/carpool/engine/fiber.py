@@ -2,7 +2,8 @@
 
 A *fiber* is a greenlet with three verbs: `start`, `resume`, `fail`. The code inside stays
 ordinary and synchronous; when it wants something done for it, it calls `park(call)`, which hands
-`call` to whoever resumed the fiber last and sleeps until an answer, or an exception, comes back.
+`call` to the caller that resumed the fiber last and sleeps until an answer, or an exception, comes
+back. A fiber may have a context, which is entered whenever its body runs and left when it pauses.
 
 All fibers live on the thread that starts them. This is the only module that imports greenlet.
 Nothing here knows about tensors, models or schedules.
@@ -12,7 +13,7 @@ import contextvars
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import greenlet
 
@@ -35,6 +36,14 @@ class Raised:
     error: BaseException
 
 
+class Context(Protocol):
+    """State of the thread or the process that a fiber has for itself while its body runs."""
+
+    def enter(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+
 class Fiber:
     """One run of `body`, pausable wherever it parks.
 
@@ -42,9 +51,10 @@ class Fiber:
     or `Raised` once it has ended.
     """
 
-    def __init__(self, body: Callable[[], Any]) -> None:
+    def __init__(self, body: Callable[[], Any], context: Context | None = None) -> None:
         # the greenlet does not know its fiber: a forgotten one is in no cycle, and unwinds
         self._greenlet = _Body(functools.partial(_run, body))
+        self._greenlet.context = self._context = context
         # a greenlet starts with an empty context; the body expects its creator's
         self._greenlet.gr_context = contextvars.copy_context()
 
@@ -54,15 +64,15 @@ class Fiber:
         return bool(self._greenlet)
 
     def start(self) -> Any:
-        return self._greenlet.switch()
+        return self._switch(self._greenlet.switch)
 
     def resume(self, answer: Any) -> Any:
         """Let `park` return `answer`."""
-        return self._greenlet.switch(answer)
+        return self._switch(self._greenlet.switch, answer)
 
     def fail(self, error: BaseException) -> Any:
         """Let `park` raise `error`. The body may catch it, as it may any exception."""
-        return self._greenlet.throw(error)
+        return self._switch(self._greenlet.throw, error)
 
     def close(self) -> None:
         """Unwind the body, running its `finally` blocks, whatever it catches or parks meanwhile.
@@ -76,6 +86,15 @@ class Fiber:
             self.fail(FiberExit())
         raise RuntimeError("a fiber refuses to end: it parks again whenever it is told to exit")
 
+    def _switch(self, switch: Callable[..., Any], *answer: Any) -> Any:
+        if self._context is None:
+            return switch(*answer)
+        self._context.enter()
+        try:
+            return switch(*answer)
+        finally:
+            self._context.leave()
+
 
 def _run(body: Callable[[], Any]) -> Returned | Raised:
     try:
@@ -87,14 +106,21 @@ def _run(body: Callable[[], Any]) -> Returned | Raised:
 class _Body(greenlet.greenlet):
     """Marks our greenlets, so that `in_fiber` is not fooled by those of other libraries."""
 
+    context: Any = None
+
 
 def in_fiber() -> bool:
     """Whether the running code is the body of a fiber."""
     return isinstance(greenlet.getcurrent(), _Body)
 
 
+def current_context() -> Any:
+    """The context of the fiber whose body is running; None outside of fibers."""
+    return getattr(greenlet.getcurrent(), "context", None)
+
+
 def park(call: Any) -> Any:
-    """Hand `call` to whoever resumed this fiber; return its answer when resumed.
+    """Pause this fiber and hand `call` to the caller that resumed it; return its answer.
 
     Raises:
         whatever the engine throws into the fiber: the call's own failure, or `FiberExit`.

@@ -52,7 +52,7 @@ class Fuser:
         A call that cannot fuse gets a key of its own, equal to no other, and counts one row.
         """
         target = call.target
-        if target.spec is None:
+        if target.spec is None or target.is_exclusive:
             return _Alone(call), 1
         arguments = call.arguments()
         if any(arguments.get(name) is None for name in target.spec.needs):
@@ -82,8 +82,6 @@ class Fuser:
         spec = target.spec
         if spec is None:
             [_] = calls  # such calls never share a key
-            if first.seed is not None:
-                torch.manual_seed(first.seed)
             return [target.original(*first.args, **first.kwargs)]
         if len(calls) == 1 and not spec.casts:
             return [target.original(*first.args, **{**spec.adds, **first.kwargs})]
@@ -97,7 +95,9 @@ class Fuser:
             if all(name in one for one in everyone)  # else it was the default, or is not read
         }
         if spec.casts:
-            dtype = next(target.module.parameters()).dtype
+            # a module whose weights are stored as float8 computes in another type, and says so
+            weights = next(target.module.parameters()).dtype
+            dtype = getattr(target.module, "dtype", weights)
             joined = {name: _cast(value, dtype) for name, value in joined.items()}
         answer = target.original(**joined)
         if len(calls) == 1:

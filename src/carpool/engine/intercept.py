@@ -1,4 +1,4 @@
-"""Turn a pipeline's heavy methods into rendezvous points, and back.
+"""Intercept the heavy methods of a pipeline's modules.
 
 While an `Interception` is installed, calling `transformer.forward`, `vae.decode`, ... inside a
 fiber parks the fiber with a `Call` instead of running anything. Outside of fibers, and so inside
@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from carpool.engine.fiber import in_fiber, park
+from carpool.engine.fiber import current_context, in_fiber, park
 from carpool.engine.specs import SPECS, Spec
 from carpool.request.lora import Riding
 from carpool.types import Phase, phase_of
@@ -26,7 +26,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A method that was made a rendezvous point."""
+    """A method that is intercepted."""
 
     component: str  # the pipeline's name for the module
     module: nn.Module
@@ -36,6 +36,7 @@ class Target:
     phase: Phase
     spec: Spec | None  # None: calls of this method run alone
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of what a call may leave out
+    is_exclusive: bool = False  # of one request, in whose own state it runs: see `isolation.py`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +47,6 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     lora: Riding = ()  # of its request
-    seed: int | None = None  # of its request, where it draws from torch's own random numbers
 
     def arguments(self) -> dict[str, Any]:
         """All arguments by name."""
@@ -68,7 +68,7 @@ def methods_of(module: nn.Module) -> list[str]:
 
 
 class Interception:
-    """The rendezvous points of one pipeline's modules."""
+    """The intercepted methods of one pipeline's modules."""
 
     def __init__(self, components: Mapping[str, Any]) -> None:
         self.targets: list[Target] = []
@@ -87,7 +87,7 @@ class Interception:
             self._replaced.append(
                 (target.module, target.method, attributes.get(target.method, _ABSENT))
             )
-            attributes[target.method] = _rendezvous(target)
+            attributes[target.method] = _parking(target)
 
     def remove(self) -> None:
         """Leave every module exactly as `install` found it. Harmless when not installed."""
@@ -116,13 +116,14 @@ def _target(component: str, module: nn.Module, method: str) -> Target:
     )
 
 
-def _rendezvous(target: Target) -> Callable[..., Any]:
+def _parking(target: Target) -> Callable[..., Any]:
     original = target.original
 
     @functools.wraps(original)  # transformers reads the signature of `forward`
     def method(*args: Any, **kwargs: Any) -> Any:
         if not in_fiber():
             return original(*args, **kwargs)
-        return park(Call(target, args, kwargs))
+        context = current_context()
+        return park(Call(target if context is None else context.own(target), args, kwargs))
 
     return method

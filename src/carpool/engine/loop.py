@@ -27,8 +27,10 @@ from carpool.engine.faults import Faults
 from carpool.engine.fiber import Raised, Returned
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
-from carpool.engine.model import pipeline
+from carpool.engine.isolation import Isolation
+from carpool.engine.model.load import Loaded
 from carpool.engine.model.preview import Glimpse, Previews, Watch
+from carpool.engine.model.view import call, finish, view
 from carpool.engine.observe.heartbeat import Pulse
 from carpool.engine.observe.stats import Tally, memory
 from carpool.engine.observe.timeline import Lives
@@ -61,7 +63,7 @@ class Engine:
 
     def __init__(
         self,
-        loaded: pipeline.Loaded,
+        loaded: Loaded,
         settings: EngineSettings,
         *,
         clock: Clock = time.monotonic,
@@ -79,7 +81,8 @@ class Engine:
         self._desk = Desk(loaded, settings, self._line, clock, table, policy)
         self._riders: dict[int, Rider] = {}  # in flight, by number
         self._fuser = Fuser()
-        self._interception = Interception(loaded.pipe.components)
+        self._isolation = Isolation(loaded.modules, loaded.device.torch)  # before all that patches
+        self._interception = Interception(loaded.modules)
         self._tokenizers = Tokenizers(loaded.pipe.components)
         self._previews = Previews(loaded.pipe)
         self._adapters = Adapters(loaded.pipe, loaded.device.torch)
@@ -190,6 +193,7 @@ class Engine:
         self.loaded.device.enter(self.loaded.parameters)
         torch.set_grad_enabled(False)  # of the thread, for good: fibers would swap it under us
         self._interception.install()
+        self._isolation.install()
         self._tokenizers.install()
 
     def leave(self) -> None:
@@ -199,6 +203,8 @@ class Engine:
         self._interception.remove()
         self._tokenizers.remove()
         self._adapters.remove()
+        self._isolation.remove()
+        self.loaded.undo()
         self._desk.keep()
         self._hosted.shutdown(cancel_futures=True)
         self._finisher.shutdown()
@@ -238,12 +244,13 @@ class Engine:
             self._riders[rider.number] = rider
             self._tally.aboard(now_s - rider.submitted_s)
             rider.listener.event(Event("started", rider.job.request_id, now_s))
-            view = pipeline.view(self.loaded, rider.job.task)
-            if rider.job.previews and hasattr(view, "scheduler") and self._previews.fit():
+            mine = view(self.loaded, rider.job.task)
+            if rider.job.previews and hasattr(mine, "scheduler") and self._previews.fit():
                 rider.watch = Watch(rider.job.previews, partial(self._glimpsed, rider))
-                rider.watch.over(view.scheduler)
-            body = partial(pipeline.call, view, rider.job, self.loaded.card)
-            self._settle(rider, self._in_fiber(partial(rider.start, view, body, now_s)))
+                rider.watch.over(mine.scheduler)
+            rider.context = self._isolation.context(rider.job.seed)
+            body = partial(call, mine, rider.job, self.loaded.card)
+            self._settle(rider, self._in_fiber(partial(rider.start, mine, body, now_s)))
 
     def _forward(self, riders: Sequence[Rider]) -> list[Any]:
         """Run the calls, of one key, that riders are parked on; gives answers or `Failure`s."""
@@ -303,6 +310,9 @@ class Engine:
 
     def _settle(self, rider: Rider, state: Any) -> None:
         """Note what a fiber came back with: its next call, or its end."""
+        assert rider.context is not None
+        if rider.context.overlay.changed:
+            rider.life.exclusive = self._isolation.exclusive(rider.context)
         if isinstance(state, Returned):
             if rider.arrive():
                 self._tell_step(rider, self._clock())
@@ -353,9 +363,7 @@ class Engine:
     def _described(self, call: Call, job: CheckedRequest) -> Ready:
         target = call.target
         name = type(target.module).__name__
-        if target.method == "generate":  # takes no generator: pipelines seed all of torch for it
-            call = replace(call, seed=job.seed)
-        elif target.spec is None and name not in self._classes_alone:
+        if target.spec is None and target.method != "generate" and name not in self._classes_alone:
             self._classes_alone.add(name)
             log.warning("%s (%s) has no fusing spec: its calls run alone", name, target.component)
         if job.lora:
@@ -391,7 +399,7 @@ class Engine:
             fields, failure = {}, error
             try:
                 if failure is None:
-                    fields = pipeline.finish(output, rider.job, partial(device.to_host, mark=mark))
+                    fields = finish(output, partial(device.to_host, mark=mark))
             except Exception as defect:
                 failure = PipelineFailed(f"the output cannot be converted: {_named(defect)}")
                 failure.__cause__ = defect

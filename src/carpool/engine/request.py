@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from carpool.engine.execute import Ready
 from carpool.engine.fiber import Fiber
+from carpool.engine.isolation import RequestContext
 from carpool.engine.model.preview import Watch
 from carpool.engine.observe.timeline import Life
 from carpool.types import CheckedRequest, Event, ParkedCall, Phase, QueuedRequest, Timings
@@ -46,6 +47,7 @@ class Rider:
     view: Any = None  # its private copy of the pipeline, once admitted
     watch: Watch | None = None  # of its scheduler, if it wants previews
     fiber: Fiber | None = None
+    context: RequestContext | None = None  # what it has for itself while its fiber runs
     waiting: QueuedRequest | None = None  # as a policy saw it in the line
     ready: Ready | None = None  # the call it is parked on
     parked: ParkedCall | None = None  # the same, as a policy sees it
@@ -72,7 +74,7 @@ class Rider:
 
     def start(self, view: Any, body: Callable[[], Any], now_s: float) -> Any:
         """Get aboard; gives the first call it parks on, or its end."""
-        self.view, self.fiber = view, Fiber(body)
+        self.view, self.fiber = view, Fiber(body, self.context)
         self.life.start(now_s)
         return self.fiber.start()
 
@@ -114,4 +116,6 @@ class Rider:
             self.fiber.close()
         except RuntimeError:  # its own fault and loss, but nobody else's
             log.exception("request %s could not be unwound", self.job.request_id)
-        self.ready = self.parked = self.view = self.fiber = self.watch = None
+        if self.context is not None:
+            self.context.free()
+        self.ready = self.parked = self.view = self.fiber = self.watch = self.context = None

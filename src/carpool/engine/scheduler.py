@@ -16,7 +16,7 @@ from carpool.engine.cost_store import Table
 from carpool.engine.execute import Widths
 from carpool.engine.fuse import decode_bytes
 from carpool.engine.model.device import Stopwatch
-from carpool.engine.model.pipeline import Loaded
+from carpool.engine.model.load import Loaded
 from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram
 from carpool.engine.observe.width_reason import not_wider
 from carpool.engine.prediction import Forecast

@@ -5,14 +5,12 @@ with carpool.load("shapes") as engine:
         output.images[0].save(f"{output.seed}.png")
 """
 
-import asyncio
 import contextlib
-import itertools
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -22,114 +20,19 @@ from tqdm.auto import tqdm
 from carpool.config import ServeSettings, load_settings
 from carpool.engine.cost_store import Table
 from carpool.engine.loop import Engine as Loop
-from carpool.engine.model import pipeline
-from carpool.engine.request import Outcome
+from carpool.engine.model.load import load as load_pipeline
 from carpool.errors import CarpoolError, Draining, InvalidValue, Overloaded
+from carpool.python.handle import Handle, Output
 from carpool.request.expand import MAX_N, check_previews, merged, repeated
 from carpool.request.lora import check_name
 from carpool.request.parameters import Card, check, check_n
-from carpool.types import CheckedRequest, Event, Request, Timings
+from carpool.types import CheckedRequest, Event, Request
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
     from carpool.jobs.store import JobStore
     from carpool.python.jobs import Jobs
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What one request gave.
-
-    `images` and `frames` are what the pipeline itself would give for one prompt: a list with one
-    PIL image, a list with one video as a list of PIL images; arrays or tensors of one entry for
-    `output_type="np"`, `"pt"` or `"latent"`.
-    """
-
-    request_id: str
-    seed: int | None  # None: rejected before one was drawn
-    images: Any = None
-    frames: Any = None
-    timings: Timings = field(default_factory=Timings)
-    error: CarpoolError | None = None  # only with `return_errors=True`
-    others: Mapping[str, Any] = field(default_factory=dict)  # further fields of the pipeline
-
-
-class Handle:
-    """A request that was submitted: wait for it, `await` it, follow it, cancel it."""
-
-    def __init__(
-        self, job: CheckedRequest, loop: Loop, follow: Callable[[Event], object] | None = None
-    ) -> None:
-        self._job, self._loop, self._follow = job, loop, follow
-        self._future: Future[Output] = Future()
-        self._events: list[Event] = []
-        self._news = threading.Condition()
-        self._future.set_running_or_notify_cancel()  # only the engine ends it
-
-    @property
-    def request_id(self) -> str:
-        return self._job.request_id
-
-    @property
-    def seed(self) -> int:
-        return self._job.seed
-
-    def result(self, timeout: float | None = None) -> Output:
-        """Wait for the output.
-
-        Raises:
-            CarpoolError: the request failed, was cancelled, or its `timeout_s` ran out.
-            TimeoutError: it goes on, but `timeout` seconds are over.
-        """
-        return self._future.result(timeout)
-
-    def __await__(self) -> Generator[Any, None, Output]:
-        try:
-            return (yield from asyncio.wrap_future(self._future).__await__())
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-
-    def cancel(self) -> None:
-        """End the request within one step. A finished one stays as it is."""
-        self._loop.cancel(self.request_id)
-
-    def events(self) -> Iterator[Event]:
-        """Everything that happens to the request, from `queued` to `finished`, as it happens."""
-        for seen in itertools.count():
-            with self._news:
-                while len(self._events) <= seen:
-                    self._news.wait()
-                event = self._events[seen]
-            yield event
-            if event.kind == "finished":
-                return
-
-    # The engine's side (`Listener`)
-
-    def event(self, event: Event) -> None:
-        with self._news:
-            self._events.append(event)
-            self._news.notify_all()
-        if self._follow is not None:
-            self._follow(event)
-
-    def done(self, outcome: Outcome) -> None:
-        if outcome.error is not None:
-            self._future.set_exception(outcome.error)
-            return
-        fields = dict(outcome.fields)
-        self._future.set_result(
-            Output(
-                request_id=self.request_id,
-                seed=self.seed,
-                images=fields.pop("images", None),
-                frames=fields.pop("frames", None),
-                timings=outcome.timings,
-                others=fields,
-            )
-        )
 
 
 class Engine:
@@ -189,7 +92,10 @@ class Engine:
             Rejected: something is wrong with it; nothing was started.
             Overloaded: the queue is full; `retry_after_s` says when to come again.
         """
-        job = check(self.card, merged(request, parameters))
+        one, *more = repeated(merged(request, parameters))
+        if more:
+            raise InvalidValue(f"the request has {1 + len(more)} outputs: generate takes it")
+        job = check(self.card, one)
         return self._start(replace(job, previews=check_previews(partial_images)))
 
     def generate(
@@ -204,14 +110,15 @@ class Engine:
         """Run requests together and wait for all of them.
 
         Args:
-            requests: a prompt, a `Request`, or a list of them.
-            n: outputs of each, with seeds s, s+1, ...
+            requests: a prompt, a `Request`, or a list of them. The `prompt` and `negative_prompt`
+                of a `Request` may be lists, of one entry a prompt.
+            n: outputs of each prompt, with seeds s, s+1, ...; as is `num_images_per_prompt`.
             return_errors: give failed requests an `Output` with `error` instead of raising.
             progress: show a bar; default: on a terminal, when several requests run.
             parameters: for all of them, as for `submit`.
 
         Returns:
-            The outputs in the order of the requests; the n of one request side by side.
+            The outputs in the order of the requests and their prompts; the n of one side by side.
 
         Raises:
             Rejected: a request is wrong; nothing was started.
@@ -225,12 +132,15 @@ class Engine:
         jobs: list[CheckedRequest | Output] = []
         for one in requests:
             request = merged(one, parameters)
+            wanted = n
             try:
-                jobs += [check(self.card, single) for single in repeated(request, n)]
+                singles = list(repeated(request, n))
+                wanted = len(singles)
+                jobs += [check(self.card, single) for single in singles]
             except CarpoolError as error:
                 if not return_errors:
                     raise
-                jobs += [Output(request.request_id, request.seed, error=error)] * n
+                jobs += [Output(request.request_id, request.seed, error=error)] * wanted
         return self._run_all(jobs, return_errors, progress)
 
     def _run_all(
@@ -359,7 +269,7 @@ def load(
 
             store = undo.enter_context(contextlib.closing(open_store(chosen)))
         own = chosen.engine()
-        loaded = pipeline.load(model, own)
+        loaded = load_pipeline(model, own)
         engine = Engine(Loop(loaded, own, table=Table(loaded, own)), chosen, store)
         undo.pop_all()
     return engine

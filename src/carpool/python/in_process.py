@@ -18,7 +18,7 @@ from carpool.jobs.work import work_of
 from carpool.media import outputs
 from carpool.media.metadata import told
 from carpool.media.outputs import FPS, MOST_FPS, Audio, Format, encode_video
-from carpool.python.engine import Handle, Output
+from carpool.python.handle import Handle, Output
 from carpool.request.expand import MAX_N, merged, repeated
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import is_pil

@@ -1,13 +1,15 @@
-"""What callers of the Python API say, as requests."""
+"""What callers of the Python API say, as requests: one request for every output."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from carpool.errors import InvalidValue
-from carpool.request.parameters import seeds
+from carpool.errors import InvalidValue, UnsupportedParameter
+from carpool.request.parameters import PER_PROMPT, check_n, seeds
 from carpool.types import Request, new_request_id
 
 MAX_N = 1000  # outputs of one request
+_TEXTS = re.compile(r"(negative_)?prompt(_\d+)?")  # may be lists, one entry a prompt
 
 
 def merged(request: Any, parameters: Mapping[str, Any]) -> Request:
@@ -32,18 +34,95 @@ def merged(request: Any, parameters: Mapping[str, Any]) -> Request:
     )
 
 
-def repeated(request: Request, n: int) -> Iterator[Request]:
-    """A request n times, with seeds s, s+1, ...; the first keeps the id."""
-    for i, seed in enumerate(seeds(request.seed, n)):
+def repeated(request: Request, n: int = 1) -> Iterator[Request]:
+    """A request as requests of one output each; the first keeps the id.
+
+    Lists of prompts, of negative prompts and of generators have one entry for each prompt. Every
+    prompt has `n` (times `num_images_per_prompt`) outputs, side by side. Seeds are s, s+1, ... in
+    that order, or those of the generators.
+
+    Raises:
+        InvalidValue, UnsupportedParameter: what was seen, and the rule.
+    """
+    given = dict(request.parameters)
+    for name in PER_PROMPT:
+        if (count := given.pop(name, None)) is not None:
+            n *= check_n(count, MAX_N, name)
+    own = {name: value for name, value in given.items() if _TEXTS.fullmatch(name)}
+    texts = {"prompt": request.prompt, **own}
+    lists = {name: value for name, value in texts.items() if isinstance(value, (list, tuple))}
+    prompts = _length(lists)
+    if prompts * n > MAX_N:
+        raise InvalidValue(f"{prompts} prompts x {n} outputs: must be at most {MAX_N}", param="n")
+    of_each = _seeds(given.pop("generator", None), request.seed, prompts, n)
+    for i, seed in enumerate(of_each):
+        mine = {name: value[i // n] for name, value in lists.items()}
         yield Request(
-            request.prompt,
+            mine.pop("prompt", request.prompt),
             seed=seed,
             timeout_s=request.timeout_s,
             request_id=request.request_id if i == 0 else new_request_id(),
             tenant=request.tenant,
             user=request.user,
-            **request.parameters,
+            **{**given, **mine},
         )
+
+
+def _length(lists: Mapping[str, Any]) -> int:
+    lengths = {name: len(value) for name, value in lists.items()}
+    if not lengths:
+        return 1
+    first, count = next(iter(lengths.items()))
+    if count == 0:
+        raise InvalidValue(f"{first} is an empty list: give at least one", param=first)
+    for name, other in lengths.items():
+        if other != count:
+            rule = "lists of prompts must have one entry for each prompt"
+            raise InvalidValue(
+                f"{first} has {count} entries and {name} {other}: {rule}", param=name
+            )
+    if "prompt" not in lists and count > 1:
+        rule = "give a list of as many prompts, or one string"
+        raise InvalidValue(f"{first} is a list of {count} beside one prompt: {rule}", param=first)
+    return count
+
+
+def _seeds(generator: Any, seed: int | None, prompts: int, n: int) -> list[int]:
+    """The seed of each output, by the generators that were given, or from one seed on."""
+    if generator is None:
+        return seeds(seed, prompts * n)
+    if seed is not None:
+        raise InvalidValue("seed and generator are both given: one is enough", param="generator")
+    if not isinstance(generator, (list, tuple)):
+        return seeds(seed_of(generator), prompts * n)
+    if len(generator) not in (prompts, prompts * n):
+        rule = f"must be one, or a list of {prompts * n}"
+        raise InvalidValue(f"generator is a list of {len(generator)}: {rule}", param="generator")
+    each = n if len(generator) == prompts else 1
+    return [seed for one in generator for seed in seeds(seed_of(one), each)]
+
+
+def seed_of(generator: Any) -> int:
+    """The seed of a `torch.Generator` that nothing was drawn from.
+
+    Raises:
+        UnsupportedParameter: it is no generator, or its seed does not say what it gives next.
+    """
+    instead = "pass seed=..., or torch.Generator().manual_seed(...)"
+    kind = type(generator)
+    if not (hasattr(generator, "initial_seed") and hasattr(generator, "get_state")):
+        said = f"generator is a {kind.__name__}: {instead}"
+        raise UnsupportedParameter(said, param="generator")
+    if generator.device.type != "cpu":
+        said = f"generator is on {generator.device}, and engines draw on the CPU: {instead}"
+        raise UnsupportedParameter(said, param="generator")
+    seed = int(generator.initial_seed())
+    fresh = kind()
+    fresh.manual_seed(seed)
+    if fresh.get_state().tolist() != generator.get_state().tolist():
+        said = f"generator was drawn from before, so its seed does not describe it: {instead}"
+        raise UnsupportedParameter(said, param="generator")
+    return seed % 2**63
 
 
 def check_previews(count: Any) -> int:

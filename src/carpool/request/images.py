@@ -40,6 +40,8 @@ def check_pictures(
             continue
         ones = list(given) if isinstance(given, (list, tuple)) else [given]
         limit = most if name == "image" else max(most, 1)
+        if any(isinstance(one, (list, tuple)) for one in ones):
+            limit = len(ones)  # in groups, which the pipeline counts
         if not 1 <= len(ones) <= limit and name not in ("ip_adapter_image", "control_image"):
             raise InvalidValue(
                 f"{name} is a list of {len(ones)}: this model takes "

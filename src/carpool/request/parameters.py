@@ -1,4 +1,4 @@
-"""What a request may say: a model's own parameters as data, and the checks against them.
+"""Parameters of requests: a model's own as data, and the checks of a request against them.
 
 The parameters are those of the pipeline's `__call__`, read once when it is loaded. Everything a
 request says is checked here, before it waits in any queue, in the front process as in the Python
@@ -20,25 +20,22 @@ from carpool.errors import (
     show,
 )
 from carpool.request.images import NAMES as PICTURE_NAMES
-from carpool.request.images import check_pictures, size_of
+from carpool.request.images import check_pictures
 from carpool.request.lora import check_lora, refuse_scale
+from carpool.request.values import KINDS, ParameterKind, as_plain, is_int, is_number
 from carpool.types import MAX_SEED, CheckedRequest, Request, new_seed
-
-ParameterKind = Literal["int", "float", "bool", "str", "numbers", "other"]
 
 OURS = ("n", "seed", "timeout_s", "lora", "deadline_s", "priority")
 MOST_PRIORITY = 10
 MOST_TEXT = 32_000  # characters of one parameter, as OpenAI has it
 MOST_TEXTS = 2 * MOST_TEXT  # of a request
+PER_PROMPT = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
 INSTEAD = {
     "generator": "pass seed, every request gets a generator of its own",
-    "num_images_per_prompt": "pass n",
-    "num_videos_per_prompt": "pass n",
+    **dict.fromkeys(PER_PROMPT, "pass n"),
     "n": "one request has one output; generate(..., n=...) makes several",
-    "return_dict": "outputs are always objects",
 }
-MAX_FLOAT32 = 3.4e38
-OUTPUT_TYPES = ("pil", "np", "pt", "latent")
+HIDDEN = (*INSTEAD, "return_dict")  # outputs are always objects, whatever it says
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +46,8 @@ class Parameter:
     kind: ParameterKind  # "other": tensors, pictures, callables: Python API only
     required: bool = False
     default: int | float | bool | str | None = None  # the pipeline's own, where it is plain
+    also: tuple[ParameterKind, ...] = ()  # further kinds that it takes
+    takes_none: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,9 @@ class Task:
     max_images: int = 1  # reference images of a request
     image_mode: str = "RGB"  # of PIL images
     strength_rounds: Literal["up", "down"] | None = None  # steps * strength; None: not known
+    output_types: tuple[str, ...] = ("pil", "np", "pt", "latent")
+    only_converts: bool = False  # pictures are the same in all output types
+    needs_prompt: bool = True  # a prompt, or its embeddings
 
     @property
     def makes(self) -> Literal["pictures", "videos", "sound"]:
@@ -118,7 +120,7 @@ class Card:
 
     def names(self) -> list[str]:
         """What a request may say, ours included."""
-        hidden = INSTEAD.keys()
+        hidden = HIDDEN
         names = dict.fromkeys(p.name for task in self.tasks for p in task.parameters)
         return [*OURS, *(name for name in names if name not in hidden)]
 
@@ -143,16 +145,20 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
     known = {parameter.name: parameter for parameter in task.parameters}
     arguments = {name: value for name, value in card.defaults.items() if name in known}
     for name, value in given.items():
+        if name in HIDDEN and (value is None or name == "return_dict" or _is_one(name, value)):
+            continue
         if name in INSTEAD:
             raise UnsupportedParameter(f"{name} is not taken: {INSTEAD[name]}", param=name)
-        if value is None and any(one.takes(name) for one in card.tasks):
-            continue  # as if it had not been said
+        if value is None and (name not in known or _is_left_out(known[name], from_json)):
+            if not any(one.takes(name) for one in card.tasks):
+                raise _unknown(card, task, name, from_json)
+            continue
         if name not in known:
             raise _unknown(card, task, name, from_json)
         refuse_scale(name, value)
-        arguments[name] = _value(task, known[name], value, from_json)
+        arguments[name] = None if value is None else _value(task, known[name], value, from_json)
     _check_texts({name: value for name, value in arguments.items() if name in given})
-    if "negative_prompt" in known and "negative_prompt_embeds" in arguments:
+    if "negative_prompt" in known and arguments.get("negative_prompt_embeds") is not None:
         arguments.setdefault("negative_prompt", None)  # SANA's own is "", and refused beside them
     _check_rules(card, arguments)
     _check_strength(task, arguments)
@@ -164,7 +170,8 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         max_pixels=card.max_pixels,
     )
     missing = [p.name for p in task.parameters if p.required and p.name not in arguments]
-    if "prompt" in known and "prompt" not in arguments and "prompt_embeds" not in arguments:
+    has_prompt = any(arguments.get(name) is not None for name in ("prompt", "prompt_embeds"))
+    if "prompt" in known and task.needs_prompt and not has_prompt:
         missing.append("prompt")
     if missing:
         raise MissingParameter(
@@ -181,7 +188,23 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         priority=0 if priority is None else check_priority(priority),
         tenant=request.tenant,
         user=request.user,
+        output_type="pil" if from_json else None,
     )
+
+
+def _is_one(name: str, value: Any) -> bool:
+    return name in PER_PROMPT and is_int(value) and value == 1
+
+
+def _is_left_out(parameter: Parameter, from_json: bool) -> bool:
+    """Whether None is as if the parameter had not been said.
+
+    Clients write null for what they leave out, and a number without which the pipeline fails is
+    not what they mean. In Python None is the caller's own.
+    """
+    if parameter.name == "output_type":
+        return True
+    return from_json and parameter.kind in ("int", "float", "bool") and not parameter.takes_none
 
 
 def _unknown(card: Card, task: Task, name: str, from_json: bool) -> UnknownParameter:
@@ -194,17 +217,20 @@ def _unknown(card: Card, task: Task, name: str, from_json: bool) -> UnknownParam
     return UnknownParameter(f"{task.pipeline} has no parameter {name!r}{hint}", param=name)
 
 
-def check_n(n: Any, most: int) -> int:
+def check_n(n: Any, most: int, name: str = "n") -> int:
     """How many outputs one prompt is to have."""
-    if not _is_int(n) or not 1 <= n <= most:
-        raise InvalidValue(f"n={show(n)}: must be a whole number from 1 to {most}", param="n")
+    n = as_plain(n, also_arrays=False)
+    if not is_int(n) or not 1 <= n <= most:
+        rule = f"must be a whole number from 1 to {most}"
+        raise InvalidValue(f"{name}={show(n)}: {rule}", param=name)
     return int(n)
 
 
 def check_seed(seed: Any) -> int:
     if seed is None:
         return new_seed()
-    if not _is_int(seed) or not 0 <= seed <= MAX_SEED:
+    seed = as_plain(seed, also_arrays=False)
+    if not is_int(seed) or not 0 <= seed <= MAX_SEED:
         rule = "must be a whole number from 0 to 2**63 - 1"
         raise InvalidValue(f"seed={show(seed)}: {rule}", param="seed")
     return int(seed)
@@ -217,42 +243,37 @@ def seeds(seed: Any, n: int) -> list[int]:
 
 
 def check_timeout(timeout_s: Any, name: str = "timeout_s") -> float:
-    if not _is_number(timeout_s) or not 0 < timeout_s < math.inf:
+    if not is_number(timeout_s) or not 0 < timeout_s < math.inf:
         rule = "must be a number of seconds above 0, at most 3.4e38"
         raise InvalidValue(f"{name}={show(timeout_s)}: {rule}", param=name)
     return float(timeout_s)
 
 
 def check_priority(priority: Any) -> int:
-    if not _is_int(priority) or not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+    if not is_int(priority) or not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
         rule = f"must be a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}"
         raise InvalidValue(f"priority={show(priority)}: {rule}", param="priority")
     return int(priority)
 
 
 def _value(task: Task, parameter: Parameter, value: Any, from_json: bool) -> Any:
-    name, kind = parameter.name, parameter.kind
+    name, kind, kinds = parameter.name, parameter.kind, (parameter.kind, *parameter.also)
+    value = as_plain(value, also_arrays="other" not in kinds)
     if name == "prompt" and isinstance(value, Sequence) and not isinstance(value, str):
         raise InvalidValue(
             f"prompt is a list of {len(value)}: send one request for each prompt (in Python, "
             "generate([...]) does)",
             param="prompt",
         )
-    fits, rule = {
-        "int": (_is_int(value), "a whole number, at most 2**63 - 1"),
-        "float": (_is_number(value), "a finite number of at most 3.4e38"),
-        "bool": (isinstance(value, bool), "true or false"),
-        "str": (isinstance(value, str) and _is_unicode(value), "one string of valid Unicode"),
-        "numbers": (_are_numbers(value), "a list of finite numbers"),
-        "other": (not from_json or _are_pictures(value), ""),
-    }[kind]
+    rule = KINDS[kind][1]
+    fits = any(KINDS[one][0](value) for one in kinds) or ("other" in kinds and not from_json)
     if name == "output_type":
-        fits, rule = value in OUTPUT_TYPES, f"one of {', '.join(OUTPUT_TYPES)}"
+        fits, rule = value in task.output_types, f"one of {', '.join(task.output_types)}"
         if from_json:
             instead = "a video is an MP4 file" if task.makes == "videos" else "use output_format"
             raise UnsupportedParameter(f"output_type is not taken: {instead}", param=name)
     if fits:
-        return float(value) if kind == "float" else value
+        return float(value) if kind == "float" and is_int(value) else value
     if kind == "other":
         raise UnsupportedParameter(f"{name} cannot be sent as JSON", param=name)
     raise InvalidValue(f"{name}={show(value)}: must be {rule}", param=name)
@@ -298,7 +319,7 @@ def _check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
             rule = f"must have from 1 to {card.max_steps} entries"
             raise InvalidValue(f"{name} has {len(given)} entries: {rule}", param=name)
     strength = arguments.get("strength")
-    if strength is not None and not 0 <= strength <= 1:
+    if strength is not None and is_number(strength) and not 0 <= strength <= 1:
         raise InvalidValue(f"strength={show(strength)}: must be from 0 to 1", param="strength")
     for name in ("max_sequence_length", "num_frames"):
         value = arguments.get(name)
@@ -313,7 +334,7 @@ def _check_strength(task: Task, arguments: Mapping[str, Any]) -> None:
     strength, steps = said.get("strength"), said.get("num_inference_steps")
     for name in ("sigmas", "timesteps"):
         steps = len(said[name]) if isinstance(said.get(name), (list, tuple)) else steps
-    if task.strength_rounds is None or not _is_number(strength) or not steps:
+    if task.strength_rounds is None or not is_number(strength) or not steps:
         return
     is_rounded_up = task.strength_rounds == "up"
     if is_rounded_up and int(max(steps - min(steps * strength, steps), 0)) < steps:
@@ -361,31 +382,3 @@ def within(size: Sequence[int], max_pixels: int, multiple: int) -> tuple[int, in
 
 def _by(sides: Sequence[int]) -> str:
     return "x".join(map(str, sides))
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_SEED
-
-
-def _is_number(value: Any) -> bool:
-    """A number that 32 bits can hold: what a pipeline makes a tensor of."""
-    is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_plain and -MAX_FLOAT32 <= value <= MAX_FLOAT32
-
-
-def _are_pictures(value: Any) -> bool:
-    """Uploaded ones, decoded: JSON cannot make these."""
-    ones = value if isinstance(value, list) else [value]
-    return bool(ones) and all(size_of(one) is not None for one in ones)
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(_is_number(entry) for entry in value)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

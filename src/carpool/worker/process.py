@@ -55,25 +55,26 @@ class WorkerProcess:
         # these import torch and diffusers, which takes seconds
         from carpool.engine.cost_store import Table
         from carpool.engine.loop import Engine
-        from carpool.engine.model import pipeline
+        from carpool.engine.model.load import load, log_as_others, versions
+        from carpool.engine.model.usage import Meter
         from carpool.engine.observe.co_riders import Company
 
         began_s = time.monotonic()
         logs.set_up(first.log_level, first.log_format, prompts=first.log_prompts)
-        pipeline.log_as_others(bars=first.log_format == "text")
+        log_as_others(bars=first.log_format == "text")
         company = Company()
         on_ride = company.rode if first.otel else None
         try:
             if first.otel:
                 self._tracing = tracing.start("worker")
-            loaded = pipeline.load(first.model, first.settings)
+            loaded = load(first.model, first.settings)
             table = Table(loaded, first.settings)
             engine = Engine(loaded, first.settings, table=table, on_ride=on_ride)
         except CarpoolError as error:
             self.send(protocol.LoadFailure(str(error)))
             self._next()  # the front closes the socket once it has read this
             return
-        meter = pipeline.Meter(loaded)
+        meter = Meter(loaded)
         convert = partial(_raw_output, pipe=loaded.pipe, spool=first.spool)
 
         def run() -> None:
@@ -82,11 +83,7 @@ class WorkerProcess:
                 self._connection.shutdown(socket.SHUT_RDWR)
 
         threading.Thread(target=run, name="carpool-engine", daemon=True).start()
-        self.send(
-            protocol.WorkerReady(
-                engine.loaded.card, pipeline.versions(), time.monotonic() - began_s
-            )
-        )
+        self.send(protocol.WorkerReady(engine.loaded.card, versions(), time.monotonic() - began_s))
         threading.Thread(
             target=self._send_heartbeats, args=[engine], name="carpool-heartbeat", daemon=True
         ).start()

@@ -74,7 +74,7 @@ def tune(
     from tqdm import tqdm
 
     from carpool.engine.cost_store import Table
-    from carpool.engine.model import pipeline
+    from carpool.engine.model.load import load
     from carpool_lab.tune.measure import TuneSettings
     from carpool_lab.tune.measure import tune as measure
 
@@ -86,7 +86,7 @@ def tune(
         steps=steps,
         parameters={name: value for name, value in parameters.items() if value is not None},
     )
-    loaded = pipeline.load(model, settings)
+    loaded = load(model, settings)
     table = Table(loaded, settings)
     with tqdm(unit="run", disable=not sys.stderr.isatty()) as bar:
         tuned = measure(loaded, settings, wanted, table=table, tick=bar.update)

@@ -16,7 +16,7 @@ import carpool
 from carpool.config import EngineSettings
 from carpool.engine.cost_store import Table
 from carpool.engine.loop import Engine
-from carpool.engine.model.pipeline import Loaded, versions
+from carpool.engine.model.load import Loaded, versions
 from carpool.engine.request import Outcome
 from carpool.errors import OutOfMemory
 from carpool.request.parameters import check

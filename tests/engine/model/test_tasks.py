@@ -13,13 +13,13 @@ from diffusers.pipelines import auto_pipeline
 from diffusers.pipelines.ltx2.pipeline_output import LTX2PipelineOutput
 from PIL import Image
 
-from carpool.engine.model.pipeline import finish
 from carpool.engine.model.tasks import linked_pipelines
+from carpool.engine.model.view import Answer, finish
 from carpool.errors import Rejected, SizeRejected, UnsupportedParameter
 from carpool.request.parameters import Card, Parameter, Task, check
 from carpool.server.bodies.schema import ImageRequest
 from carpool.server.routes.images import Served, make_jobs
-from carpool.types import CheckedRequest, Request
+from carpool.types import Request
 from support.engine_driver import CLOSE, driving, gap, plain, solo
 from support.tiny import ARGUMENTS, checkpoint
 
@@ -108,9 +108,8 @@ def test_videos_come_in_the_type_asked_for_and_sound_beside_them_as_it_is(
 ) -> None:
     frames, sound = torch.rand(1, 3, 3, 8, 10), torch.rand(1, 2, 99)
     output = LTX2PipelineOutput(frames=frames, audio=sound)
-    job = CheckedRequest(request_id="a", seed=0, arguments={"output_type": kind})
 
-    fields = finish(output, job, lambda tensor: tensor)
+    fields = finish(Answer(output, None if kind == "pt" else kind), lambda tensor: tensor)
 
     assert fields["audio"] is sound
     if shape is None:
@@ -122,9 +121,8 @@ def test_videos_come_in_the_type_asked_for_and_sound_beside_them_as_it_is(
 
 def test_layers_come_as_a_list_of_pictures_for_each_request() -> None:
     layers = [torch.rand(3, 4, 8, 10)]
-    job = CheckedRequest(request_id="a", seed=0, arguments={})
 
-    [pictures] = finish({"images": layers}, job, lambda tensor: tensor)["images"]
+    [pictures] = finish(Answer({"images": layers}, "pil"), lambda tensor: tensor)["images"]
 
     assert [(one.size, one.mode) for one in pictures] == [((10, 8), "RGBA")] * 3
 
@@ -159,7 +157,7 @@ def test_a_strength_is_refused_exactly_where_the_pipeline_would_have_no_step(
         loaded = drive.engine.loaded
         task = loaded.card.task_for(["image"])
         known = {name: value for name, value in given.items() if task.takes(name)}
-        pipe, _ = loaded.originals[task.name]
+        pipe = loaded.originals[task.name]
 
         def runs() -> bool:
             try:

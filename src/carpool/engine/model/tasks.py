@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import diffusers
-from diffusers import DiffusionPipeline
+from diffusers import ConfigMixin, DiffusionPipeline
+from torch import nn
 
-from carpool.request.parameters import Parameter, ParameterKind, Task
+from carpool.engine.model.output_types import only_converts, output_types
+from carpool.request.parameters import Parameter, Task
+from carpool.request.values import ParameterKind
 
 # Pipelines whose modules `...Img2ImgPipeline` and `...InpaintPipeline` take as well, by the
 # beginning of their names. Diffusers' AutoPipelines know them, too: half a second to import.
@@ -46,10 +49,29 @@ MANY = {
 def tasks_of(pipe: DiffusionPipeline) -> dict[str, tuple[Task, DiffusionPipeline]]:
     """The pipeline's own task first, then those of its sisters, by name."""
     found: dict[str, tuple[Task, DiffusionPipeline]] = {}
-    for one in (pipe, *_sisters(pipe)):
-        task = _task(one)
-        found.setdefault(task.name, (task, one))
+    configs = {
+        name: module._internal_dict
+        for name, module in pipe.components.items()
+        if isinstance(module, nn.Module) and hasattr(module, "_internal_dict")
+    }
+    try:
+        for one in (pipe, *_sisters(_with_own_helpers(pipe))):
+            task = _task(one)
+            found.setdefault(task.name, (task, one))
+    finally:
+        for name, config in configs.items():  # some constructors write deprecations into them
+            if pipe.components[name]._internal_dict is not config:
+                pipe.components[name]._internal_dict = config
     return found
+
+
+def _with_own_helpers(pipe: DiffusionPipeline) -> DiffusionPipeline:
+    """The same modules with copies of the rest: constructors rewrite a scheduler's config."""
+    donor = copy.copy(pipe)
+    for name, component in pipe.components.items():
+        if isinstance(component, ConfigMixin) and not isinstance(component, nn.Module):
+            vars(donor)[name] = copy.deepcopy(component)
+    return donor
 
 
 def _sisters(pipe: DiffusionPipeline) -> Iterator[DiffusionPipeline]:
@@ -89,16 +111,27 @@ def _fitting(cls: type, pipe: DiffusionPipeline) -> dict[str, Any]:
 
 
 def _task(pipe: DiffusionPipeline) -> Task:
-    parameters = parameters_of(pipe)
-    name = type(pipe).__name__
+    parameters, name = parameters_of(pipe), type(pipe).__name__
+    controls = getattr(pipe, "controlnet", None)  # several, each with a picture of its own
     return Task(
         name=_name(name, {parameter.name for parameter in parameters}),
         pipeline=name,
         parameters=parameters,
-        max_images=MANY.get(name, 1),
+        max_images=max(MANY.get(name, 1), len(getattr(controls, "nets", ()))),
         image_mode="RGBA" if "Layered" in name else "RGB",
         strength_rounds=_strength_rounds(pipe),
+        output_types=output_types(type(pipe)),
+        only_converts=only_converts(pipe),
+        needs_prompt=_needs_prompt(type(pipe)),
     )
+
+
+def _needs_prompt(cls: Any) -> bool:
+    """Whether a pipeline refuses a call without prompt and embeddings, by its own checks."""
+    try:
+        return "prompt is None and prompt_embeds is None" in inspect.getsource(cls.check_inputs)
+    except (AttributeError, OSError, TypeError):
+        return False
 
 
 def _strength_rounds(pipe: DiffusionPipeline) -> Literal["up", "down"] | None:
@@ -147,23 +180,56 @@ def parameters_of(pipe: DiffusionPipeline) -> tuple[Parameter, ...]:
     """Read a pipeline's own signature."""
     signature = inspect.signature(type(pipe).__call__)
     return tuple(
-        Parameter(p.name, _kind(p.annotation), p.default is p.empty, _plain(p.default))
+        Parameter(
+            p.name,
+            kinds[0],
+            p.default is p.empty,
+            _plain(p.default),
+            kinds[1:],
+            takes_none=p.default is None or types.NoneType in _options(p.annotation),
+        )
         for p in list(signature.parameters.values())[1:]
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and (kinds := _kinds(p.annotation))
     )
 
 
-def _kind(annotation: Any) -> ParameterKind:
-    if isinstance(annotation, str):
-        return "other"
+def _options(annotation: Any) -> tuple[Any, ...]:
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    options = typing.get_args(annotation) if is_union else (annotation,)
-    for kind in (str, bool, float, int):
-        if kind in options:
-            return typing.cast("ParameterKind", kind.__name__)
-    if any(typing.get_args(option) in ((int,), (float,)) for option in options):
-        return "numbers"
-    return "other"
+    return typing.get_args(annotation) if is_union else (annotation,)
+
+
+def _kinds(annotation: Any) -> tuple[ParameterKind, ...]:
+    """The kinds of value that a parameter takes, the one that describes it best first."""
+    if isinstance(annotation, str):
+        return ("other",)
+    options = [one for one in _options(annotation) if one is not types.NoneType]
+    found: list[ParameterKind] = [
+        typing.cast("ParameterKind", kind.__name__)
+        for kind in (str, bool, float, int)
+        if kind in options
+    ]
+    lists = [one for one in options if (typing.get_origin(one) or one) in (list, tuple)]
+    if any(typing.get_args(one) in ((int,), (float,)) for one in lists):
+        found.append("numbers")
+    if not found:
+        found.append("other")
+    if any(_is_plain_list(one) for one in lists):
+        found.append("list")
+    if any((typing.get_origin(one) or one) is dict for one in options):
+        found.append("dict")
+    known = (str, bool, float, int, dict, *lists)
+    if any((typing.get_origin(one) or one) not in known and one not in known for one in options):
+        found.append("other")  # tensors, callables, ...
+    return tuple(dict.fromkeys(found))
+
+
+def _is_plain_list(option: Any) -> bool:
+    """Whether an annotation is a list, or a list of lists, of plain values."""
+    if option in (str, bool, float, int, types.NoneType, ..., list, tuple):
+        return True
+    if typing.get_origin(option) in (list, tuple, typing.Union, types.UnionType):
+        return all(_is_plain_list(one) for one in typing.get_args(option))
+    return False
 
 
 def _plain(default: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from carpool.engine.model.pipeline import Loaded
+from carpool.engine.model.load import Loaded
 from carpool.types import BUCKETS_S, Clock, Forward
 
 FORWARD_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, *BUCKETS_S)

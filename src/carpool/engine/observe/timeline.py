@@ -88,6 +88,7 @@ class Life:
     is_cancelled: bool = False
     phase: Phase = "encode"
     mark: Mark | None = None  # of the call it is parked on
+    exclusive: list[str] = field(default_factory=list)  # components that it changed for itself
     _since_s: float = inf  # in this phase
     _chapters: dict[Phase, Chapter] = field(default_factory=dict)
 
@@ -146,6 +147,7 @@ class Life:
             "error": self.error,
             "step": self.step,
             "steps": self.steps,
+            "exclusive": self.exclusive,
             "queued_s": min(self.started_s, until_s) - self.submitted_s,
             "total_s": until_s - self.submitted_s,
             "phases": chapters,

@@ -1,0 +1,152 @@
+"""What a request has for itself while its pipeline runs: isolation of requests in one process.
+
+A fiber's context makes three kinds of state private to its request, whatever runs between two of
+its turns: the changes that it makes to shared modules (`overlay`), the global random numbers
+(`random_state`), and torch's modes of the thread (gradients, inference mode, autocast).
+
+A call to a component that its request has changed cannot share a forward: it runs alone, inside
+the request's own state. Which requests are like that is observed, not listed.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from carpool.engine.intercept import Target
+from carpool.engine.overlay import Overlay, SharedModules
+from carpool.engine.random_state import PATCHES, RandomState
+
+log = logging.getLogger("carpool")
+
+
+class Isolation:
+    """Keeps the requests of one engine apart."""
+
+    def __init__(self, components: Mapping[str, nn.Module], device: torch.device) -> None:
+        self._shared, self._device = SharedModules(components), device
+        self._is_installed = False
+        self._logged: set[str] = set()
+
+    def install(self) -> None:
+        self._shared.install()
+        PATCHES.add()
+        self._is_installed = True
+
+    def remove(self) -> None:
+        """Leave the process as `install` found it. Harmless when not installed."""
+        if self._is_installed:
+            self._shared.remove()
+            PATCHES.drop()
+        self._is_installed = False
+
+    def context(self, seed: int) -> "RequestContext":
+        """The state of a request that is about to start."""
+        return RequestContext(Overlay(self._shared), RandomState(seed, self._device))
+
+    def exclusive(self, context: "RequestContext") -> list[str]:
+        """The components that a request has changed for itself; each kind is logged once."""
+        names = list(context.overlay.changed)
+        for name in names:
+            if name not in self._logged:
+                self._logged.add(name)
+                log.warning(
+                    "a request changes %s while it runs: the change is its own, and its calls to "
+                    "that component run alone",
+                    name,
+                )
+        return sorted({name.partition(".")[0] for name in names})
+
+
+class RequestContext:
+    """The private state of one request; see `fiber.Context`."""
+
+    def __init__(self, overlay: Overlay, random: RandomState) -> None:
+        self.overlay, self.random = overlay, random
+        self._modes, self._outside = _Modes(), _Modes()
+        self._no_inference: torch.inference_mode | None = None
+        self._is_free = False
+
+    def enter(self) -> None:
+        self._outside = _Modes.now()
+        if self._no_inference is not None:
+            self._no_inference.__exit__(None, None, None)
+            self._no_inference = None
+        self._modes.set()
+        self.random.swap()
+        self.overlay.apply()
+
+    def leave(self) -> None:
+        self.overlay.withdraw()
+        self.random.swap()
+        self._modes = _Modes.now()
+        if torch.is_inference_mode_enabled():  # of a `with` that the fiber paused in
+            self._no_inference = torch.inference_mode(mode=False)
+            self._no_inference.__enter__()
+        self._outside.set()
+
+    def own(self, target: Target) -> Target:
+        """The method that a call from this request means.
+
+        That is `target` itself, or one that runs alone and in the request's own state: where the
+        request has changed the component, where it wants gradients through it, and where tokens
+        are drawn from the global random numbers.
+        """
+        is_plain = not torch.is_grad_enabled() and target.method != "generate"
+        if is_plain and not self.overlay.covers(target.module):
+            return target
+        return replace(target, original=self._inside(target.original), is_exclusive=True)
+
+    def _inside(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            with self.applied():
+                return original(*args, **kwargs)
+
+        return method
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def free(self) -> None:
+        """The request has ended."""
+        if not self._is_free:
+            self._is_free = True
+            self.random.free()
+
+
+class _Modes:
+    """Torch's modes of the thread."""
+
+    _DEVICES = ("cpu", "cuda")
+
+    def __init__(self) -> None:
+        """Those in which pipelines start: no gradients, no autocast."""
+        self._has_grad = False
+        self._autocast: dict[str, torch.dtype] = {}
+
+    @classmethod
+    def now(cls) -> "_Modes":
+        modes = cls()
+        modes._has_grad = torch.is_grad_enabled()
+        for device in cls._DEVICES:
+            if torch.is_autocast_enabled(device):
+                modes._autocast[device] = torch.get_autocast_dtype(device)
+        return modes
+
+    def set(self) -> None:
+        if torch.is_grad_enabled() != self._has_grad:
+            torch.set_grad_enabled(self._has_grad)
+        for device in self._DEVICES:
+            if torch.is_autocast_enabled(device) != (device in self._autocast):
+                torch.set_autocast_enabled(device, device in self._autocast)
+            if device in self._autocast:
+                torch.set_autocast_dtype(device, self._autocast[device])

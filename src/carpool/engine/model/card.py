@@ -1,0 +1,73 @@
+"""A pipeline's card: what clients may know of a loaded model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from diffusers import DiffusionPipeline
+
+from carpool.config import EngineSettings
+from carpool.engine.model.dmd import DMDScheduler
+from carpool.request.parameters import Card, Task
+
+
+def describe(
+    pipe: DiffusionPipeline,
+    name: str,
+    extra: Mapping[str, Any],
+    settings: EngineSettings,
+    tasks: tuple[Task, ...],
+) -> Card:
+    """What clients may know of a pipeline; `extra` is what its card file says."""
+    defaults = extra.get("defaults", {})
+    if isinstance(getattr(pipe, "scheduler", None), DMDScheduler):
+        steps = len(pipe.scheduler.config.levels)
+        defaults = {"num_inference_steps": steps, "guidance_scale": 1.0, **defaults}
+    return Card(
+        id=name,
+        tasks=tasks,
+        defaults=dict(defaults),
+        size_multiple_px=_size_multiple(pipe),
+        default_size_px=_default_size(pipe, defaults),
+        max_pixels=min(settings.max_pixels, extra.get("max_pixels", settings.max_pixels)),
+        max_steps=settings.max_steps,
+        frame_step=_frame_step(pipe),
+    )
+
+
+def _size_multiple(pipe: DiffusionPipeline) -> int:
+    factor = 1
+    for name in ("video_processor", "image_processor"):  # Wan's image_processor is CLIP's
+        config = getattr(getattr(pipe, name, None), "config", None)
+        factor = getattr(config, "vae_scale_factor", factor)
+    if hasattr(pipe, "patch_size"):
+        return int(factor * pipe.patch_size)
+    # image processors count the denoiser's patches in
+    return int(factor * (_patch_px(pipe) if hasattr(pipe, "video_processor") else 1))
+
+
+def _patch_px(pipe: DiffusionPipeline) -> int:
+    """Latent places along a side of one of the denoiser's patches."""
+    for name in ("transformer", "transformer_2"):
+        patch = getattr(getattr(getattr(pipe, name, None), "config", None), "patch_size", None)
+        if patch is not None:
+            return int(patch[-1] if isinstance(patch, (tuple, list)) else patch)
+    return 1
+
+
+def _frame_step(pipe: DiffusionPipeline) -> int:
+    """Frames of a video that one latent stands for."""
+    names = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio")
+    found = (getattr(pipe, name, None) for name in names)
+    return int(next((factor for factor in found if factor), 1))
+
+
+def _default_size(pipe: DiffusionPipeline, defaults: Mapping[str, Any]) -> tuple[int, int] | None:
+    if "width" in defaults and "height" in defaults:
+        return defaults["width"], defaults["height"]
+    sample, factor = (
+        getattr(pipe, "default_sample_size", None),
+        getattr(pipe, "vae_scale_factor", None),
+    )
+    if not isinstance(sample, int) or not isinstance(factor, int):
+        return None
+    return sample * factor, sample * factor

@@ -1,0 +1,250 @@
+"""Load a pipeline and make it ready to be served, in a way that can be undone.
+
+The pipeline's code is never changed. What loading changes on modules is undone by `Loaded.undo`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.utils import logging as diffusers_log
+from torch import nn
+from transformers.utils import logging as transformers_log
+
+from carpool import jsonfile
+from carpool.config import EngineSettings
+from carpool.engine.model.card import describe
+from carpool.engine.model.device import Device
+from carpool.engine.model.dmd import DMDScheduler
+from carpool.engine.model.tasks import tasks_of
+from carpool.errors import LoadFailed
+from carpool.models import embedded
+from carpool.request.lora import parse_lora
+from carpool.request.parameters import Card
+from carpool.schedule.peers.sglang_rules import Server
+
+CARD_FILE = "carpool.json"
+"""Optional, beside a local model's `model_index.json`: its public id, values for what requests
+leave out, and its largest picture: {"id": ..., "defaults": {...}, "max_pixels": ...}."""
+
+
+EMBEDDED = {"shapes": embedded.MODEL_DIR, "shapes-video": embedded.VIDEO_MODEL_DIR}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A pipeline on its device, ready to be intercepted."""
+
+    pipe: DiffusionPipeline
+    card: Card
+    device: Device
+    originals: Mapping[str, DiffusionPipeline]  # by task
+    undo: Callable[[], object]  # makes modules what they were before they were loaded
+    shared: Mapping[int, Any]  # what views share, by id: modules, and those inside of them
+    lora: Mapping[str, str | Path] = field(default_factory=dict)  # adapters to begin with, by name
+    source: str = ""  # the model as it was asked for
+
+    @property
+    def vae_scale_px(self) -> int:
+        """Pixels along a side that one latent place stands for."""
+        names = ("vae_scale_factor_spatial", "vae_scale_factor")
+        found = (getattr(self.pipe, name, None) for name in names)
+        return int(next((factor for factor in found if factor), 8))
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """All modules by name, those of pipelines inside of the pipeline, too."""
+        return dict(_modules(self.pipe))
+
+    @property
+    def server(self) -> Server:
+        """What rules of batching configs may ask."""
+        parts = (part for module in self.modules.values() for part in module.modules())
+        is_offloaded = any(hasattr(part, "_diffusers_hook") for part in parts)
+        return Server(self.source, self.device.memory_gib, is_offloaded)
+
+    @property
+    def parameters(self) -> int:
+        """Weights in all modules."""
+        modules = self.modules.values()
+        return sum(weight.numel() for module in modules for weight in module.parameters())
+
+
+def _modules(pipe: DiffusionPipeline) -> Iterator[tuple[str, nn.Module]]:
+    seen: set[int] = set()
+    inner = {name: one for name, one in vars(pipe).items() if isinstance(one, DiffusionPipeline)}
+    own = {**pipe.components, **vars(pipe)}
+    deeper = ((f"{name}.{n}", m) for name, one in inner.items() for n, m in _modules(one))
+    for name, module in (*own.items(), *deeper):
+        if isinstance(module, nn.Module) and id(module) not in seen:
+            seen.add(id(module))
+            yield name, module
+
+
+def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loaded:
+    """Load a pipeline: an embedded one, a hub id, a local folder, or one that is there already.
+
+    Only safetensors weights are read, and no code from the checkpoint is run.
+
+    Raises:
+        LoadFailed: it is not to be had, or cannot be served as it is.
+        SettingRejected: the device does not exist.
+    """
+    device = Device(settings)
+    extra: Mapping[str, Any] = {}
+    if isinstance(model, DiffusionPipeline):
+        pipe, name = model, type(model).__name__
+    else:
+        source, extra = _source(model)
+        name = str(extra.get("id", model))
+        try:
+            pipe = _from_pretrained(source, settings.revision, device.dtype)
+        except (OSError, ValueError, TypeError, AttributeError, ImportError, LookupError) as error:
+            raise LoadFailed(f"cannot load {model!s}: {error}") from error
+        except RecursionError as error:
+            raise _too_deep(model) from error
+        pipe.to(device.torch)
+    _refuse_what_breaks(pipe)
+    with ExitStack() as undo:
+        for module in dict(_modules(pipe)).values():
+            undo.callback(_restore_modes, _modes(module))
+            module.eval().requires_grad_(False)
+        _keep_vae_exact(pipe, undo)
+        try:
+            tasks = tasks_of(pipe)
+        except RecursionError as error:  # a scheduler that cannot be copied
+            raise _too_deep(model) from error
+        return Loaded(
+            pipe,
+            describe(pipe, name, extra, settings, tuple(task for task, _ in tasks.values())),
+            device,
+            {name: one for name, (_, one) in tasks.items()},
+            undo.pop_all().close,
+            {id(part): part for _, one in _modules(pipe) for part in one.modules()},
+            {**extra.get("lora", {}), **parse_lora(settings.lora)},
+            source=name if isinstance(model, DiffusionPipeline) else str(model),
+        )
+
+
+Modes = tuple[list[tuple[nn.Module, bool]], list[tuple[nn.Parameter, bool]]]
+
+
+def _modes(module: nn.Module) -> Modes:
+    """Which parts of a module are training, and which parameters want gradients."""
+    parts = [(part, part.training) for part in module.modules()]
+    return parts, [(weight, weight.requires_grad) for weight in module.parameters()]
+
+
+def _restore_modes(modes: Modes) -> None:
+    parts, weights = modes
+    for part, is_training in parts:
+        part.training = is_training
+    for weight, wants_gradient in weights:
+        weight.requires_grad_(wants_gradient)
+
+
+def _too_deep(model: object) -> LoadFailed:
+    return LoadFailed(f"cannot load {model!s:.200}: the lists or objects of a file nest too deep")
+
+
+def _from_pretrained(source: str, revision: str | None, dtype: torch.dtype) -> DiffusionPipeline:
+    """The pipeline of a folder or hub id, in its own class or the one that stands in for it."""
+    given = {"revision": revision, "dtype": dtype, "use_safetensors": True}
+    config = DiffusionPipeline.load_config(source, revision=revision)
+    if config.get("_class_name") == "WanDMDPipeline":  # FastWan: not in diffusers
+        from diffusers import WanPipeline  # nothing else needs it
+
+        return WanPipeline.from_pretrained(source, scheduler=DMDScheduler(), **given)
+    return DiffusionPipeline.from_pretrained(source, **given)
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that a picture depends on."""
+    return {name: metadata.version(name) for name in ("torch", "diffusers", "transformers")}
+
+
+def _source(model: str | Path) -> tuple[str, dict[str, Any]]:
+    """Where `from_pretrained` finds the model, and what its card file says."""
+    folder = EMBEDDED.get(str(model)) or Path(model).expanduser()
+    if (folder / "model_index.json").is_file():
+        card = folder / CARD_FILE
+        extra = _card(card) if card.is_file() else {}
+        lora = {name: folder / str(path) for name, path in extra.get("lora", {}).items()}
+        extra = {"id": folder.resolve().name, **extra, "lora": lora}  # never a path to clients
+        return str(folder), extra
+    text = str(model)
+    if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
+        raise LoadFailed(
+            f"no model at {text!r}: give {' or '.join(map(repr, EMBEDDED))}, a hub id like "
+            "'org/name', or a folder that holds a model_index.json"
+        )
+    return text, {}
+
+
+def _card(file: Path) -> dict[str, Any]:
+    """What a card file says.
+
+    Raises:
+        LoadFailed: it is none.
+    """
+    kinds = {"id": str, "defaults": dict, "max_pixels": int, "lora": dict}
+    try:
+        said = jsonfile.loads(jsonfile.read(file))
+    except (OSError, ValueError) as error:
+        raise LoadFailed(f"{file} cannot be read: {error}") from error
+    if not isinstance(said, dict):
+        raise LoadFailed(f"{file} is a {type(said).__name__}: must be an object")
+    for name, kind in kinds.items():
+        if name in said and type(said[name]) is not kind:
+            seen, rule = type(said[name]).__name__, kind.__name__
+            raise LoadFailed(f"{file}: {name} is a {seen}: must be a {rule}")
+    return said
+
+
+def _refuse_what_breaks(pipe: DiffusionPipeline) -> None:
+    if getattr(pipe, "_all_hooks", None):
+        raise LoadFailed(
+            "model CPU offload swaps modules under running requests: use group offload"
+        )
+    for name, module in pipe.components.items():
+        if getattr(module, "is_cache_enabled", False):
+            raise LoadFailed(f"{name} has a step cache, which mixes up requests: disable_cache()")
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            raise LoadFailed(
+                f"{name} is compiled as a whole: use compile_repeated_blocks() instead"
+            )
+        if hasattr(module, "_hf_hook") and getattr(module._hf_hook, "offload", False):
+            raise LoadFailed(f"{name} is offloaded sequentially: use group offload instead")
+
+
+def _keep_vae_exact(pipe: DiffusionPipeline, undo: ExitStack) -> None:
+    """Hold a VAE that overflows in float16 in float32 for good.
+
+    The pipeline would flip the shared module's type around each decode, under the feet of other
+    requests. Inputs are cast on the way in (`casts` in specs.py).
+    """
+    vae = getattr(pipe, "vae", None)
+    if (
+        vae is not None
+        and vae.dtype == torch.float16
+        and getattr(vae.config, "force_upcast", False)
+    ):
+        undo.callback(vae.to, torch.float16)  # exact: every float16 is a float32
+        undo.callback(partial(setattr, vae, "_internal_dict", vae._internal_dict))
+        vae.to(torch.float32)
+        vae.register_to_config(force_upcast=False)
+
+
+def log_as_others(*, bars: bool) -> None:
+    """Have the libraries' log lines go where all go; with or without bars while they load."""
+    for library in (diffusers_log, transformers_log):
+        library.disable_default_handler()
+        library.enable_propagation()
+        if not bars:
+            library.disable_progress_bar()

@@ -1,0 +1,88 @@
+"""Which output types a pipeline class knows, and whether it does more for one than for another.
+
+Most classes hand `output_type` to their image processor, which converts. Some do more for "pil"
+than for "pt": they rescale, mark or check their pictures (DeepFloyd IF's safety checker runs for
+"pil" and "np" only). That is read from the source of the class.
+"""
+
+import ast
+import inspect
+import textwrap
+from typing import Any
+
+from diffusers.image_processor import VaeImageProcessor
+from diffusers.video_processor import VideoProcessor
+
+USUAL = ("pil", "np", "pt", "latent")
+_CONVERTERS = {"postprocess": VaeImageProcessor, "postprocess_video": VideoProcessor}
+
+
+def output_types(cls: type) -> tuple[str, ...]:
+    """The values of `output_type` that a pipeline class compares it with, and the usual ones."""
+    found = dict.fromkeys(USUAL)
+    for function in _functions(cls):
+        for node in ast.walk(function):
+            if isinstance(node, ast.Compare) and _is_name(node.left):
+                for other in node.comparators:
+                    texts = [one.value for one in ast.walk(other) if isinstance(one, ast.Constant)]
+                    found.update(dict.fromkeys(text for text in texts if isinstance(text, str)))
+    return tuple(found)
+
+
+def only_converts(pipe: Any) -> bool:
+    """Whether the pictures that a pipeline gives are the same in all of its output types.
+
+    True where `__call__` does no more with `output_type` than to ask whether it is "latent", to
+    have it checked, and to hand it to diffusers' own image or video processor.
+    """
+    try:
+        tree = _parsed(type(pipe).__call__)
+    except (OSError, TypeError):  # without source
+        return False
+    plain: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and _is_name(node.left):
+            other = node.comparators[0]
+            if isinstance(other, ast.Constant) and other.value == "latent":
+                plain.add(id(node.left))
+        elif isinstance(node, ast.Call) and _is_converter(pipe, node.func):
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            plain.update(id(one) for one in given if _is_name(one))
+    uses = [node for node in ast.walk(tree) if _is_name(node)]
+    return bool(uses) and all(id(node) in plain for node in uses)
+
+
+def _is_converter(pipe: Any, function: ast.expr) -> bool:
+    """Whether it is `self.image_processor.postprocess` or its like, not overridden."""
+    if ast.unparse(function) == "self.check_inputs":
+        return True
+    if not isinstance(function, ast.Attribute) or function.attr not in _CONVERTERS:
+        return False
+    holder = function.value
+    if not isinstance(holder, ast.Attribute) or ast.unparse(holder.value) != "self":
+        return False
+    processor = getattr(pipe, holder.attr, None)
+    mine = (getattr(type(processor), name, None) for name in _CONVERTERS)
+    own = (getattr(VideoProcessor, name) for name in _CONVERTERS)
+    return isinstance(processor, VaeImageProcessor) and all(
+        one in (None, plain) for one, plain in zip(mine, own, strict=True)
+    )
+
+
+def _is_name(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "output_type"
+
+
+def _functions(cls: type) -> list[ast.Module]:
+    found = []
+    for function in vars(cls).values():
+        if inspect.isfunction(function):
+            try:
+                found.append(_parsed(function))
+            except (OSError, TypeError):
+                continue
+    return found
+
+
+def _parsed(function: Any) -> ast.Module:
+    return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))

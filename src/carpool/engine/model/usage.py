@@ -1,0 +1,48 @@
+"""Usage: what a request takes in and gives, counted in the tokens of its model."""
+
+import copy
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+from carpool.engine.model.load import Loaded
+from carpool.engine.tokenizers import LONG_TEXT
+from carpool.types import CheckedRequest
+
+
+class Meter:
+    """Counts what a request takes in and gives, in the tokens of its model."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        # copies: fast tokenizers cannot be used by two threads at once
+        tokenizer: Any = getattr(loaded.pipe, "tokenizer", None)
+        self._here, self._there = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
+        self._thread = ThreadPoolExecutor(1, "carpool-usage")
+        self._count_there = lru_cache(64)(self._count)  # the n outputs of a request share a prompt
+        self._card = loaded.card
+
+    def usage(self, job: CheckedRequest) -> "Future[tuple[int, int]]":
+        """Text tokens of the prompt (uncut), and latent patches of the picture.
+
+        There at once for a short prompt; a long one is counted on another thread.
+        """
+        prompt = job.arguments.get("prompt")
+        text = prompt if isinstance(prompt, str) and self._here is not None else ""
+        if len(text) > LONG_TEXT:
+            return self._thread.submit(lambda: (self._count_there(text), self._patches(job)))
+        done: Future[tuple[int, int]] = Future()
+        done.set_result((len(self._here(text).input_ids) if text else 0, self._patches(job)))
+        return done
+
+    def _count(self, text: str) -> int:
+        return len(self._there(text).input_ids)
+
+    def _patches(self, job: CheckedRequest) -> int:
+        width, height = (
+            job.arguments.get(name) or default
+            for name, default in zip(
+                ("width", "height"), self._card.default_size_px or (0, 0), strict=True
+            )
+        )
+        side_px = self._card.size_multiple_px
+        return int((width // side_px) * (height // side_px))

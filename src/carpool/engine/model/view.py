@@ -1,0 +1,170 @@
+"""A request's own copy of the pipeline: make it, call it, and convert what it gives.
+
+Pipelines keep the state of a call on themselves and on their helpers. A view shares the heavy
+modules and nothing else: schedulers, guiders, image processors and pipelines inside of pipelines
+are copied, so that no request can see what another one leaves there.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.configuration_utils import FrozenDict
+from diffusers.image_processor import VaeImageProcessor
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+from transformers.feature_extraction_utils import FeatureExtractionMixin
+from transformers.image_processing_base import ImageProcessingMixin
+from transformers.processing_utils import ProcessorMixin
+
+from carpool.engine.model.dmd import DMDScheduler
+from carpool.engine.model.load import Loaded
+from carpool.request.parameters import Card
+from carpool.types import CheckedRequest
+
+_IMMUTABLE = (bool, int, float, str, bytes, type, type(None), torch.dtype, torch.device)
+_READERS = (  # large, and read only but for plain attributes such as `padding_side`
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    ImageProcessingMixin,
+    FeatureExtractionMixin,
+)
+
+
+def view(loaded: Loaded, task: str) -> Any:
+    """A request's own copy of the pipeline that does `task`."""
+    return _copied(loaded.originals[task], dict(loaded.shared))
+
+
+def _copied(pipe: DiffusionPipeline, memo: dict[int, Any]) -> Any:
+    """A pipeline with its helpers; modules stay those that all requests use.
+
+    Args:
+        memo: what was copied already by id, and what is shared; as for `copy.deepcopy`.
+    """
+    known = memo.get(id(pipe))
+    if known is not None:
+        return known
+    mine: Any = copy.copy(pipe)
+    memo[id(pipe)] = mine
+    own = vars(mine)
+    for name, value in vars(pipe).items():
+        if not isinstance(value, _IMMUTABLE):
+            own[name] = _own(value, memo)
+    cls: Any = type(pipe)
+    mine.__class__ = _pinned(cls, pipe._execution_device)
+    # at its end a call resets hooks of modules that others are still using
+    mine.maybe_free_model_hooks = _nothing
+    own["_progress_bar_config"] = {**getattr(pipe, "_progress_bar_config", {}), "disable": True}
+    return mine
+
+
+def _own(value: Any, memo: dict[int, Any]) -> Any:
+    if isinstance(value, nn.Module):
+        return value
+    if isinstance(value, DiffusionPipeline):
+        return _copied(value, memo)
+    if isinstance(value, _READERS):
+        return _reader(value, memo)
+    if isinstance(value, FrozenDict):  # which is not frozen
+        return FrozenDict(value)
+    config = getattr(value, "_internal_dict", None)
+    if isinstance(config, FrozenDict) and id(config) not in memo:
+        memo[id(config)] = FrozenDict(config)
+    try:
+        return copy.deepcopy(value, memo)
+    except TypeError:  # it cannot be copied: a lock, a file, ...
+        return value
+
+
+def _reader(value: Any, memo: dict[int, Any]) -> Any:
+    if id(value) not in memo:
+        mine = memo[id(value)] = copy.copy(value)
+        for name, entry in vars(value).items():
+            if isinstance(entry, _READERS):
+                vars(mine)[name] = _reader(entry, memo)
+            elif type(entry) in (dict, list, set):
+                vars(mine)[name] = entry.copy()
+    return memo[id(value)]
+
+
+@lru_cache
+def _pinned(cls: Any, device: torch.device) -> type:
+    """A pipeline class with its device as a constant.
+
+    Diffusers looks at every submodule each time it is asked for the device, which costs each
+    request milliseconds; while an engine runs, the device cannot change.
+    """
+    return type(cls.__name__, (cls,), {"_execution_device": device, "__module__": cls.__module__})
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a pipeline gave."""
+
+    output: Any
+    convert_to: str | None  # the output type that was asked for, where tensors were taken instead
+
+
+def call(mine: Any, job: CheckedRequest, card: Card) -> Answer:
+    """Run the pipeline for a request.
+
+    Random numbers are drawn on the CPU: the same on any device. Where the pipeline only converts
+    its pictures to the type that is asked for, it gives tensors here and `finish` converts them:
+    making PIL images on the engine's thread would wait for the device.
+    """
+    task, arguments = card.task(job.task), dict(job.arguments)
+    if task.takes("generator"):
+        arguments["generator"] = torch.Generator().manual_seed(job.seed)
+        if isinstance(getattr(mine, "scheduler", None), DMDScheduler):
+            mine.scheduler.generator = arguments["generator"]
+    if job.output_type is not None and task.takes("output_type"):
+        arguments.setdefault("output_type", job.output_type)
+    own = {parameter.name: parameter.default for parameter in task.parameters}
+    kind = arguments.get("output_type", own.get("output_type"))
+    is_pasted = arguments.get("padding_mask_crop") is not None  # into a PIL image, by the pipeline
+    if task.only_converts and kind in ("pil", "np") and not is_pasted:
+        arguments["output_type"] = "pt"
+        return Answer(mine(**arguments), str(kind))
+    return Answer(mine(**arguments), None)
+
+
+def finish(answer: Answer, to_host: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    """The fields of a pipeline's output, on the host, in the type that was asked for.
+
+    Args:
+        answer: of `call`; tensors to be converted are `images` (1, C, H, W) or a list of
+            (layers, C, H, W), or `frames` (1, F, C, H, W), values 0-1. Everything else, such as
+            sound, stays what it is.
+        to_host: copies a tensor from the device; may wait for it.
+    """
+    output = answer.output
+    fields = dict(output.items()) if isinstance(output, Mapping) else {"images": output}
+    return {
+        name: _convert(value, answer.convert_to if name in ("images", "frames") else None, to_host)
+        for name, value in fields.items()
+    }
+
+
+def _convert(value: Any, kind: str | None, to_host: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_convert(entry, kind, to_host) for entry in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = to_host(value)
+    if kind is None:
+        return value
+    if value.ndim == 5:  # videos: one entry for each
+        videos = [_convert(frames, kind, to_host) for frames in value]
+        return np.stack(videos) if kind == "np" else videos
+    array = VaeImageProcessor.pt_to_numpy(value)
+    return VaeImageProcessor.numpy_to_pil(array) if kind == "pil" else array

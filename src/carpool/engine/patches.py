@@ -1,0 +1,36 @@
+"""Attributes of modules and classes replaced for as long as at least one engine needs them."""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+class Patches:
+    """Replacements of attributes of one object, shared by all engines of the process."""
+
+    def __init__(self, owner: Any, replace: Mapping[str, Callable[[Any], Any]]) -> None:
+        """
+        Args:
+            owner: a module or a class.
+            replace: by attribute, what makes the replacement from the plain value.
+        """
+        self._owner, self._replace = owner, dict(replace)
+        self._plain: dict[str, Any] = {}
+        self._lock, self._users = threading.Lock(), 0
+
+    def add(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                for name, replacement in self._replace.items():
+                    self._plain[name] = vars(self._owner)[name]
+                    setattr(self._owner, name, replacement(self._plain[name]))
+
+    def drop(self) -> None:
+        """Undo one `add`; the last one puts the plain values back."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                for name, value in self._plain.items():
+                    setattr(self._owner, name, value)
+                self._plain.clear()

@@ -1,0 +1,78 @@
+"""The process's global random numbers, one stream a request.
+
+Some pipelines draw from the global generators of torch, numpy or `random` instead of the generator
+that they are given. A request sees these as if the process had just been seeded with its seed and
+nobody else drew from them; outside of requests they are as the application left them.
+"""
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from carpool.engine.fiber import current_context
+from carpool.engine.patches import Patches
+
+_FUNCTIONS = [
+    name
+    for name in random.__all__
+    if isinstance(getattr(getattr(random, name), "__self__", None), random.Random)
+]
+_spare: list[Any] = []  # numpy's generators are slow to make, fast to seed
+
+
+class RandomState:
+    """One request's own global random numbers."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed, self._is_seeded = seed, False
+        self._generators = [torch.default_generator]
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._generators.append(torch.cuda.default_generators[index])
+        self._states = [torch.empty(0)] * len(self._generators)  # of whoever is not running
+        self._numpy = _spare.pop() if _spare else np.random.MT19937(0)
+
+    @functools.cached_property
+    def python(self) -> random.Random:
+        return random.Random(self._seed)
+
+    def swap(self) -> None:
+        """Exchange the request's state and the process's: before it runs, and after."""
+        for i, generator in enumerate(self._generators):
+            others, mine = generator.get_state(), self._states[i]
+            self._states[i] = others
+            if self._is_seeded:
+                generator.set_state(mine)
+            else:
+                generator.manual_seed(self._seed)
+        numpy: Any = np.random  # its stubs lack two of its functions
+        others_bits, mine_bits = numpy.get_bit_generator(), self._numpy
+        numpy.set_bit_generator(mine_bits)
+        self._numpy = others_bits
+        if not self._is_seeded:
+            np.random.seed(self._seed % 2**32)
+            self._is_seeded = True
+
+    def free(self) -> None:
+        """The request has ended; called between its runs."""
+        _spare.append(self._numpy)
+
+
+def _per_request(plain: Any) -> Callable[..., Any]:
+    """A function of `random` that draws, in a fiber, from its request's stream."""
+
+    @functools.wraps(plain)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        context = current_context()
+        if context is None:
+            return plain(*args, **kwargs)
+        return getattr(context.random.python, plain.__name__)(*args, **kwargs)
+
+    return function
+
+
+PATCHES = Patches(random, dict.fromkeys(_FUNCTIONS, _per_request))

@@ -1,0 +1,326 @@
+"""What a request writes on shared modules, draws, or switches on is its own, and ends with it."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline, ModelMixin
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.hooks import HookRegistry, ModelHook
+from support.engine_driver import Recorder, driving
+from torch import Tensor, nn
+
+from carpool.engine.fiber import current_context
+from support.isolation import differences, state_of
+
+
+class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
+    """A denoiser in which every kind of state shows in what it gives."""
+
+    @register_to_config  # type: ignore[untyped-decorator]
+    def __init__(self, factor: float = 0.5) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("shift", torch.ones(4))
+        self.gain = 1.0
+        self.gains = [1.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for child in self.children():
+            x = child(x)
+        if x.dtype == torch.float64:
+            x = x + 1
+        if any(weight.requires_grad for weight in self.parameters()):
+            x = x + 2
+        return (x * self.gain * self.config.factor * sum(self.gains) + self.shift).float()
+
+
+class Doubling(ModelHook):  # type: ignore[misc]
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        return 2 * output
+
+
+Write = Callable[[Any], object]
+
+
+class Meddler(DiffusionPipeline):  # type: ignore[misc]
+    """Calls its denoiser a few times; what it is told to do to it happens after the first."""
+
+    def __init__(self, net: Net) -> None:
+        super().__init__()
+        self.register_modules(net=net)
+
+    def __call__(
+        self,
+        prompt: str | None = None,
+        num_inference_steps: int = 3,
+        write: Write | None = None,
+        then: Write | None = None,
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
+        x = torch.randn(1, 4, generator=generator)
+        for i in range(num_inference_steps):
+            x = self.net(x)
+            if i == 0 and write is not None:
+                write(self.net)
+            if i == 1 and then is not None:
+                then(self.net)
+        return {"images": x}
+
+
+def made() -> Meddler:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        return Meddler(Net())
+
+
+def alone(*, seed: int, **arguments: Any) -> Tensor:
+    pipe = made()
+    for weight in pipe.net.parameters():
+        weight.requires_grad_(False)
+    pipe.net.eval()
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    with torch.no_grad():
+        given = {"generator": torch.Generator().manual_seed(seed), **arguments}
+        return pipe("", **given)["images"]
+
+
+def replace_child(net: Any) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        net.second = nn.Linear(4, 4).requires_grad_(False)
+
+
+def pop_child(net: Any) -> None:
+    """As diffusers' `set_processor` does: in the dictionary itself, then an ordinary attribute."""
+    net._modules.pop("first")
+    net.first = None
+
+
+def add_hook(net: Any) -> None:
+    net.register_forward_hook(lambda module, args, output: 3 * output)
+
+
+def add_diffusers_hook(net: Any) -> None:
+    HookRegistry.check_if_exists_or_initialize(net.second).register_hook(Doubling(), "double")
+
+
+def write_config(net: Any) -> None:
+    net.config.factor = 0.75  # diffusers' FrozenDict is not frozen
+
+
+def delete(net: Any) -> None:
+    del net.second
+
+
+WRITES: dict[str, Write] = {
+    "attribute": lambda net: setattr(net, "gain", 3.0),
+    "new attribute": lambda net: setattr(net, "forward_twice", True) or setattr(net, "gain", 2.0),
+    "list": lambda net: setattr(net, "gain", 1.5) or net.gains.append(1.0),
+    "child": replace_child,
+    "popped child": pop_child,
+    "deleted child": delete,
+    "buffer": lambda net: net.register_buffer("shift", torch.zeros(4)),
+    "parameter": lambda net: net.second.register_parameter("bias", None),
+    "hook": add_hook,
+    "diffusers hook": add_diffusers_hook,
+    "config": lambda net: net.register_to_config(factor=0.25),
+    "config in place": write_config,
+    "requires_grad": lambda net: net.requires_grad_(True),
+    "number type": lambda net: net.to(torch.float64).register_forward_pre_hook(
+        lambda module, args: (args[0].double(),)
+    ),
+}
+
+
+def same(recorder: Recorder, expected: Tensor) -> bool:
+    return bool(torch.allclose(recorder.image.detach(), expected.detach(), atol=1e-6))
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_a_request_writes_on_a_module_is_seen_by_itself_alone(name: str) -> None:
+    write, pipe = WRITES[name], made()
+    before = state_of(made())
+
+    def fail(net: Any) -> None:
+        raise ValueError("on purpose")
+
+    with driving(pipe) as drive:
+        plain = [drive.submit("", seed=seed, num_inference_steps=4) for seed in (1, 2)]
+        meddling = drive.submit("", seed=3, num_inference_steps=5, write=write)
+        failing = drive.submit("", seed=4, write=write, then=fail)
+        cancelled = drive.submit("", seed=5, write=write, request_id="cancelled")
+        drive.turn_until(lambda: all(one.events for one in plain))
+        drive.turn(7)
+        drive.engine.cancel("cancelled")
+        later = drive.submit("", seed=6)
+        drive.finish()
+        exclusive = drive.engine.life(meddling.outcome.job.request_id)
+        ordinary = drive.engine.life(later.outcome.job.request_id)
+
+    assert all(
+        same(one, alone(seed=seed, num_inference_steps=4))
+        for one, seed in zip(plain, (1, 2), strict=True)
+    )
+    assert same(meddling, alone(seed=3, num_inference_steps=5, write=write))
+    assert not same(meddling, alone(seed=3, num_inference_steps=5))  # it does mean something
+    assert same(later, alone(seed=6))
+    assert failing.error is not None
+    assert cancelled.error is not None
+    assert exclusive is not None
+    assert exclusive["exclusive"] == ["net"]
+    assert ordinary is not None
+    assert ordinary["exclusive"] == []
+    assert differences(before, state_of(pipe)) == []
+
+
+def test_writes_that_change_nothing_cost_nothing() -> None:
+    with driving(made()) as drive:
+        writing = drive.submit("", write=lambda net: net.to(torch.float32).eval())
+        drive.finish()
+        life = drive.engine.life(writing.outcome.job.request_id)
+
+    assert life is not None
+    assert life["exclusive"] == []
+
+
+def test_a_change_is_told_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with driving(made()) as drive:
+        for seed in range(3):
+            drive.submit("", seed=seed, write=WRITES["attribute"])
+        drive.finish()
+
+    told = [line for line in caplog.messages if "changes net while it runs" in line]
+    assert len(told) == 1
+
+
+def draw_everywhere(net: Any) -> None:
+    torch.randn(3), np.random.rand(), random.random()
+
+
+def use_draws(net: Any) -> None:
+    net.gain = 1 + float(torch.rand(())) + float(np.random.rand()) + random.random()
+
+
+def test_global_random_numbers_are_the_requests_own_whatever_runs_between() -> None:
+    torch.manual_seed(11), np.random.seed(12), random.seed(13)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    with driving(made()) as drive:
+        drawing = [
+            drive.submit(
+                "", seed=seed, write=draw_everywhere, then=use_draws, num_inference_steps=4
+            )
+            for seed in (1, 2, 1)
+        ]
+        drive.finish()
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+
+    for one, seed in zip(drawing, (1, 2, 1), strict=True):
+        expected = alone(seed=seed, write=draw_everywhere, then=use_draws, num_inference_steps=4)
+        assert same(one, expected)
+    assert torch.equal(before[0], after[0])  # of the application: nothing was drawn from them
+    assert before[1:] == after[1:]
+
+
+class Sampling(Net):
+    """Takes no generator, as language models that write token by token."""
+
+    def can_generate(self) -> bool:
+        return True
+
+    def generate(self, x: Tensor) -> Tensor:
+        return x + torch.randn(4)
+
+
+class Writing(Meddler):
+    def __call__(  # type: ignore[override]
+        self, prompt: str | None = None, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        x = self.net.generate(torch.rand(1, 4))
+        return {"images": self.net.generate(self.net(x)) + torch.rand(4)}
+
+
+def test_what_is_generated_draws_from_the_requests_own_numbers_and_goes_on_with_them() -> None:
+    net = Sampling().requires_grad_(False)
+    net.load_state_dict(made().net.state_dict())
+    with driving(Writing(net)) as drive:
+        heard = [drive.submit("", seed=seed) for seed in (1, 2, 1)]
+        drive.finish()
+
+    for one, seed in zip(heard, (1, 2, 1), strict=True):
+        torch.manual_seed(seed)
+        assert same(one, Writing(net)("")["images"])
+
+
+def test_gradients_autocast_and_inference_mode_stay_with_the_request_that_wants_them() -> None:
+    seen: list[tuple[bool, bool, bool]] = []
+
+    class Switching(Meddler):
+        def __call__(  # type: ignore[override]
+            self, prompt: str | None = None, mode: str = "", generator: Any = None
+        ) -> dict[str, Tensor]:
+            x = torch.randn(1, 4, generator=generator)
+            if mode == "gradients":
+                with torch.enable_grad():
+                    x.requires_grad_(True)
+                    y = self.net(x)
+                    return {"images": torch.autograd.grad(y.sum(), x)[0]}
+            if mode == "autocast":
+                with torch.autocast("cpu", torch.bfloat16):
+                    return {"images": self.net(self.net(x)).float()}
+            if mode == "inference":
+                with torch.inference_mode():
+                    x = self.net(self.net(x)) * 1
+                return {"images": x.clone()}
+            for _ in range(4):
+                x = self.net(x)
+                seen.append(
+                    (
+                        torch.is_grad_enabled(),
+                        torch.is_autocast_enabled("cpu"),
+                        torch.is_inference_mode_enabled(),
+                    )
+                )
+            return {"images": x}
+
+    pipe, judge = Switching(made().net), Switching(made().net.requires_grad_(False).eval())
+    modes = ("", "gradients", "autocast", "inference", "")
+    with driving(pipe) as drive:
+        heard = [drive.submit("", seed=seed, mode=mode) for seed, mode in enumerate(modes)]
+        drive.finish()
+
+    assert set(seen) == {(False, False, False)}
+    for seed, (mode, one) in enumerate(zip(modes, heard, strict=True)):
+        with torch.no_grad():
+            given = torch.Generator().manual_seed(seed)
+            expected = judge("", mode=mode, generator=given)["images"]
+        assert torch.allclose(one.image, expected, atol=2e-2 if mode == "autocast" else 1e-6)
+
+
+def test_the_methods_of_torch_and_random_are_given_back() -> None:
+    plain = nn.Module.__setattr__, nn.Module.register_forward_hook, random.random
+    with driving(made()), driving(made()):
+        assert nn.Module.__setattr__ is not plain[0]
+
+    assert (nn.Module.__setattr__, nn.Module.register_forward_hook, random.random) == plain
+    assert current_context() is None
+
+
+def test_a_pipeline_keeps_its_modes_over_an_engine() -> None:
+    pipe = made()
+    pipe.net.train()
+    pipe.net.first.requires_grad_(False)
+    pipe.set_progress_bar_config(desc="mine")
+    before = state_of(pipe)
+
+    with driving(pipe) as drive:
+        drive.submit("")
+        drive.finish()
+
+    assert differences(before, state_of(pipe)) == []
+    assert pipe._progress_bar_config == {"desc": "mine"}

@@ -1,0 +1,74 @@
+"""Pipelines of diffusers that leave state behind: each request gets what it gets alone."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.engine_driver import driving, gap
+
+from carpool.types import Event
+from support import isolation
+from support.isolation import ARGUMENTS, build, differences, state_of
+
+PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
+PAG: list[dict[str, Any]] = [
+    {"pag_scale": 3.0},
+    {"pag_scale": 0.0, "num_inference_steps": 5},
+    {"pag_scale": 0.0, "negative_prompt": "dark", "num_inference_steps": 4},
+    {"pag_scale": 2.0, "guidance_scale": 1.0},
+]
+REQUESTS: dict[str, list[dict[str, Any]]] = {
+    "pag_sdxl": PAG,
+    "pag_sd3": PAG,
+    "control_sd3": [{"control_image": PICTURE, "num_inference_steps": n} for n in (2, 3, 3, 4)],
+    "guided": [{"num_inference_steps": n} for n in (2, 3, 4, 3)],
+    "ddim": [{"num_inference_steps": n} for n in (2, 3, 4, 3)],
+}
+SLOW = {"pag_sdxl", "control_sd3"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in REQUESTS]
+)
+def test_six_at_once_get_what_they_get_alone_and_the_pipeline_comes_back(name: str) -> None:
+    make = getattr(isolation, name)
+    requests = [
+        {**ARGUMENTS[name], **one, "prompt": f"cat {i}"} for i, one in enumerate(REQUESTS[name])
+    ]
+    pipe, before = build(make), state_of(build(make))
+
+    def fail(*_: Any) -> dict[str, Any]:
+        raise ValueError("on purpose")
+
+    with driving(pipe) as drive:
+        doomed = drive.submit(**requests[0], seed=90, request_id="doomed")
+        failing = drive.submit(**requests[0], seed=91, callback_on_step_end=fail)
+        heard = [drive.submit(**one, seed=seed) for seed, one in enumerate(requests)]
+        drive.turn_until(lambda: doomed.step >= 1)
+        drive.engine.cancel("doomed")
+        drive.finish()
+
+    assert doomed.error is not None
+    assert failing.error is not None
+    for seed, (one, recorder) in enumerate(zip(requests, heard, strict=True)):
+        judge = build(make)
+        torch.manual_seed(seed)
+        expected = judge(**one, generator=torch.Generator().manual_seed(seed)).images
+        assert gap(recorder.image, expected) < 5e-5
+    assert differences(before, state_of(pipe)) == []
+
+
+def test_what_runs_alone_is_told_and_the_rest_still_fuses() -> None:
+    pipe = build(isolation.pag_sd3)
+    with driving(pipe) as drive:
+        perturbed = drive.submit(**ARGUMENTS["pag_sd3"], pag_scale=3.0)
+        plain = [drive.submit(**ARGUMENTS["pag_sd3"], pag_scale=0.0, seed=s) for s in (1, 2)]
+        drive.finish()
+        lives = [drive.engine.life(one.outcome.job.request_id) or {} for one in (perturbed, *plain)]
+
+    assert [life["exclusive"] for life in lives] == [["transformer"], [], []]
+    assert drive.widest("transformer") == 2
+    assert drive.widest("text_encoder_3") == 3
+    assert isinstance(perturbed.events[0], Event)
