@@ -78,7 +78,7 @@ class Engine:
         self._line = Line(settings.max_queue, clock, self._lives)
         self._desk = Desk(loaded, settings, self._line, clock, table, policy)
         self._riders: dict[int, Rider] = {}  # in flight, by number
-        self._fuser = Fuser()
+        self._fuser = Fuser(is_exact=settings.numerics == "exact")
         self._interception = Interception(loaded.pipe.components)
         self._tokenizers = Tokenizers(loaded.pipe.components)
         self._previews = Previews(loaded.pipe)
