@@ -76,6 +76,10 @@ class Fuser:
             return _Alone(call), 1
         return (target.component, target.method, tuple(parts)), rows
 
+    def alone(self, call: Call) -> Hashable:
+        """A key that fuses with no other."""
+        return _Alone(call)
+
     def run(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
         """Run calls of one key as one forward.
 
@@ -175,6 +179,16 @@ class Fuser:
             if not (rule.cut and is_tuple) and not self.is_exact:
                 shape[rule.axis] = -1
         return value.dtype, value.device, tuple(shape[1:])
+
+    def content(self, value: Any) -> Hashable:
+        """What tells arguments of different content apart: a digest of each tensor."""
+        if isinstance(value, Tensor):
+            return id(value) if value.is_inference() else self._digest(value)
+        if isinstance(value, Mapping):
+            return tuple(sorted(((str(n), self.content(v)) for n, v in value.items()), key=_name))
+        if isinstance(value, (list, tuple)):
+            return tuple(self.content(entry) for entry in value)
+        return repr(value)
 
     def _is_said_anyway(self, target: Target, name: str, value: Any, rows: int) -> bool:
         """Whether calls that leave this argument out, or pass another, may share its forward."""

@@ -28,39 +28,44 @@ DATA = 4  # made of more than lengths and masks: no decision may hang on its val
 LOOSE = 8  # laid out by a reshape: a batch of one has another stride (see `_as_alone`)
 AGAIN = 16  # times this: the batch is on axis 0 so many times more, one after another
 
-_WEIGHTED = frozenset(
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_WEIGHTED = _names(
     "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
-    "layer_norm group_norm rms_norm instance_norm prelu".split()
+    "layer_norm group_norm rms_norm instance_norm prelu"
 )  # of their tensors only the first has rows
-_BY_ENTRY = frozenset(
+_BY_ENTRY = _names(
     "silu sigmoid logsigmoid gelu tanh exp exp2 expm1 log log1p log2 sin cos pow softplus mish elu "
-    "selu celu hardswish erf rsqrt sqrt sinc lerp addcmul addcdiv glu polar "
-    "__pow__ __rpow__ reciprocal square upsample interpolate scaled_dot_product_attention pad "
-    "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool2d pixel_shuffle grid_sample".split()
-) - {"pad"}
-_OVER_AXES = frozenset(
+    "selu celu hardswish erf rsqrt sqrt sinc lerp addcmul addcdiv glu polar reciprocal square "
+    "__pow__ __rpow__ interpolate scaled_dot_product_attention avg_pool1d avg_pool2d avg_pool3d "
+    "adaptive_avg_pool2d pixel_shuffle grid_sample"
+)
+_OVER_AXES = _names(
     "mean sum std var var_mean std_mean norm vector_norm softmax log_softmax logsumexp cumsum "
-    "cumprod normalize prod linalg_norm linalg_vector_norm nansum".split()
+    "cumprod normalize prod linalg_norm linalg_vector_norm nansum"
 )  # safe to split when axis 0 is not among the axes
-_PRODUCTS = frozenset("matmul __matmul__ __rmatmul__ bmm baddbmm einsum mm addmm addbmm".split())
+_PRODUCTS = _names("matmul __matmul__ __rmatmul__ bmm baddbmm einsum mm addmm addbmm")
 
 BY_CALL = _WEIGHTED | _BY_ENTRY | _OVER_AXES | _PRODUCTS
 """Names of the operations that are split."""
 
-_MADE = frozenset(
+_MADE = _names(
     "expand repeat repeat_interleave broadcast_to tile zeros ones full empty new_zeros new_ones "
-    "new_full new_empty".split()
+    "new_full new_empty"
 )  # whatever these give with the batch's size on axis 0 is taken for a batch
-_JOINS = frozenset("stack cat concat concatenate pad_sequence __setitem__ hstack vstack".split())
-_RESHAPES = frozenset("reshape view unflatten flatten".split())
-_CUTS = frozenset("unbind split tensor_split chunk unsafe_split unsafe_chunk __iter__".split())
-_READS = frozenset(
+_JOINS = _names("stack cat concat concatenate pad_sequence __setitem__ hstack vstack")
+_RESHAPES = _names("reshape view unflatten flatten")
+_CUTS = _names("unbind split tensor_split chunk unsafe_split unsafe_chunk __iter__")
+_READS = _names(
     "item tolist numpy __bool__ __int__ __float__ __index__ __complex__ is_nonzero equal allclose "
-    "nonzero argwhere __contains__ __array__ masked_select unique".split()
+    "nonzero argwhere __contains__ __array__ masked_select unique"
 )
-_PICKS = frozenset("__getitem__ select narrow index_select".split())
-_OVER_ROWS = frozenset("max min amax amin any all argmax argmin median mean sum".split())
-_HANDLES = frozenset("__get__ size dim stride numel is_contiguous is_floating_point".split())
+_PICKS = _names("__getitem__ select narrow index_select")
+_OVER_ROWS = _names("max min amax amin any all argmax argmin median mean sum")
+_HANDLES = _names("size dim stride numel is_contiguous is_floating_point")
 
 
 class Exact(TorchFunctionMode):
@@ -112,7 +117,7 @@ class Exact(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name in _HANDLES and not (args and isinstance(args[0], Tensor) and name == "__get__"):
+        if name in _HANDLES:
             return func(*args, **kwargs)
         marks = [self._of(one) for one in _tensors(args, kwargs)]
         seen = 0
@@ -181,7 +186,7 @@ class Exact(TorchFunctionMode):
             cut = self._is_cut(name, args, kwargs)
             if cut is not None:
                 key = (f"{name} of a tensor of shape {tuple(first.shape)}", id(first))
-                self._picked.setdefault(key[:1] + (first.ndim,), set()).update(cut)
+                self._picked.setdefault((*key[:1], first.ndim), set()).update(cut)
 
     def _is_cut(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int] | None:
         """The rows that an index takes, if it is one of axis 0 and not all of it."""
