@@ -15,7 +15,7 @@ weights, decides by values of some rows, or reads only some rows.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,9 +24,9 @@ from torch import Tensor
 
 from carpool.engine.execute import Failure, Run
 from carpool.engine.fuse import Fuser
-from carpool.engine.intercept import Call, Target
+from carpool.engine.intercept import Call
 from carpool.engine.numerics import Exact, is_followed
-from carpool.engine.specs.infer import infer
+from carpool.engine.specs.infer import TIMES, infer
 from carpool.engine.specs.rules import CONCAT, SCALAR, SHARE, STACK, STACKS, Pad, Rule, Spec
 from carpool.engine.specs.snapshot import (
     Snapshot,
@@ -43,6 +43,7 @@ log = logging.getLogger("carpool")
 NEEDED = 3  # forwards of a kind that must agree
 MAX_UNSETTLED = 4  # of them, how many may find the module changed: caches fill in the first
 MAX_KNOWN = 4096
+NEVER_SHARED = ("encoder_hidden_states", "pooled_projections")  # differ in nearly all requests
 
 
 @dataclass(slots=True)
@@ -54,19 +55,21 @@ class Evidence:
     sizes: set[str] = field(default_factory=set)
     widths: set[str] = field(default_factory=set)
     varied: set[str] = field(default_factory=set)  # arguments that differed where bits agreed
+    shared: set[str] = field(default_factory=set)  # what the next guess shares: this one is wrong
     alone: str | None = None  # why it runs alone, for good
 
     def to_json(self) -> dict[str, Any]:
         if self.alone is not None:
             return {"alone": self.alone}
-        names = ("sizes", "widths", "varied")
+        names = ("sizes", "widths", "varied", "shared")
         return {"agreed": self.agreed} | {name: sorted(getattr(self, name)) for name in names}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Evidence":
         if "alone" in data:
             return cls(alone=str(data["alone"]))
-        sets = {name: set(map(str, data[name])) for name in ("sizes", "widths", "varied")}
+        names = ("sizes", "widths", "varied", "shared")
+        sets = {name: set(map(str, data[name])) for name in names}
         return cls(agreed=int(data["agreed"]), **sets)
 
 
@@ -95,7 +98,8 @@ class Probation:
         self._verdicts = verdicts or Verdicts(None)
         self._evidence: dict[tuple[str, str], Evidence] = {}  # by the class's identity and kind
         self._kinds: dict[Any, tuple[_Kind, Evidence]] = {}  # by fuse key
-        self._shared: dict[tuple[int, str], frozenset[str]] = {}  # second guesses
+        # second guesses: by module and method, and by the kind that the first one made
+        self._second: dict[tuple[int, str], dict[str, frozenset[str]]] = {}
         self._seen: dict[tuple[str, str], str] = {}  # tables: component and method -> how it fuses
         self.forwards = {"agreed": 0, "differed": 0, "unsettled": 0}
 
@@ -108,9 +112,13 @@ class Probation:
         is_named = len(call.args) <= len(target.positional)
         if not self._infers or target.method == "generate" or not is_named:
             return call
-        shared = self._shared.get((id(target.module), target.method), frozenset())
-        spec = infer(call.arguments(), shared)
-        return call if spec is None else replace(call, target=replace(target, spec=spec))
+        guessed = _guessed(call, ())
+        if guessed is None:
+            return call
+        if second := self._second.get((id(target.module), target.method)):
+            shared = second.get(_kind(guessed, is_exact=self._fuser.is_exact).text)
+            guessed = guessed if shared is None else _guessed(call, shared) or guessed
+        return guessed
 
     def runs_alone(self, call: Call, key: Any) -> bool:
         """Whether calls of this key were found not to fuse."""
@@ -174,9 +182,16 @@ class Probation:
         place = (self._verdicts.identity(module), kind.text)
         if place not in self._evidence:
             known = self._verdicts.read(*place)
-            self._evidence[place] = Evidence() if known is None else Evidence.from_json(known)
+            evidence = Evidence() if known is None else Evidence.from_json(known)
+            self._evidence[place] = evidence
+            if evidence.shared:
+                self._guess_again(call, kind, evidence.shared)
         self._kinds[key, bool(call.lora), module.training] = kind, self._evidence[place]
         return kind, self._evidence[place]
+
+    def _guess_again(self, call: Call, kind: _Kind, shared: Collection[str]) -> None:
+        second = self._second.setdefault((id(call.target.module), call.target.method), {})
+        second[kind.text] = frozenset(shared)
 
     def _is_trusted(
         self, kind: _Kind, evidence: Evidence, calls: Sequence[Call], rows: Sequence[int]
@@ -237,9 +252,9 @@ class Probation:
         if why is None and not is_followed(target.module):
             why = "is compiled, so that its bits cannot be made exact"
         if why is not None:
-            self._give_up(kind, evidence, target, why, is_final=True)
+            self._give_up(kind, evidence, calls[0], why, is_final=True)
         elif changed is not None:
-            self._not_settled(kind, evidence, target, changed)
+            self._not_settled(kind, evidence, calls[0], changed)
         else:
             self._compare(kind, evidence, calls, rows, fused, answers)
         return answers
@@ -265,21 +280,21 @@ class Probation:
         except Exception as error:
             before.restore_random()
             what = f"fails together, not alone: {type(error).__name__}: {str(error)[:200]}"
-            self._give_up(kind, evidence, target, what, varying=varying)
+            self._give_up(kind, evidence, calls[0], what, varying=varying)
             return
         changed = Snapshot.of(target.module).differs(before)
         before.restore_random()
         found = difference(together, answers)
         if found is not None:
-            self._give_up(kind, evidence, target, found, varying=varying)
+            self._give_up(kind, evidence, calls[0], found, varying=varying)
         elif target.spec is not None and target.spec.is_inferred and mode.suspicion is not None:
-            self._give_up(kind, evidence, target, mode.suspicion, varying=varying)
+            self._give_up(kind, evidence, calls[0], mode.suspicion, varying=varying)
         elif [versions(call.arguments()) for call in calls] != inputs:
-            self._give_up(kind, evidence, target, "changes its inputs", is_final=True)
+            self._give_up(kind, evidence, calls[0], "changes its inputs", is_final=True)
         elif changed == "random":
-            self._give_up(kind, evidence, target, "draws random numbers", is_final=True)
+            self._give_up(kind, evidence, calls[0], "draws random numbers", is_final=True)
         elif changed is not None:
-            self._not_settled(kind, evidence, target, changed)
+            self._not_settled(kind, evidence, calls[0], changed)
         else:
             evidence.agreed += 1
             evidence.unsettled = 0
@@ -290,17 +305,17 @@ class Probation:
             if evidence.agreed == NEEDED:
                 log.info("%s fuses: %d forwards gave the same bits as alone", kind.text, NEEDED)
 
-    def _not_settled(self, kind: _Kind, evidence: Evidence, target: Target, changed: str) -> None:
+    def _not_settled(self, kind: _Kind, evidence: Evidence, call: Call, changed: str) -> None:
         self.forwards["unsettled"] += 1
         evidence.unsettled += 1
         if evidence.unsettled >= MAX_UNSETTLED:
-            self._give_up(kind, evidence, target, f"keeps state: {changed}", is_final=True)
+            self._give_up(kind, evidence, call, f"keeps state: {changed}", is_final=True)
 
     def _give_up(
         self,
         kind: _Kind,
         evidence: Evidence,
-        target: Target,
+        call: Call,
         why: str,
         *,
         varying: set[str] = frozenset(),  # type: ignore[assignment]
@@ -308,28 +323,28 @@ class Probation:
     ) -> None:
         """A guess was wrong: try the next one, or run alone for good."""
         self.forwards["differed"] += 1
-        place = (id(target.module), target.method)
-        shared = self._shared.get(place, frozenset())
-        spec = target.spec
-        if not is_final and spec is not None and spec.is_inferred and not shared:
-            suspects = {
+        spec = call.target.spec
+        if not is_final and spec is not None and spec.is_inferred:
+            suspects = frozenset(
                 name
                 for name in varying - evidence.varied
-                if name != spec.rows and spec.rules.get(name) in (STACK, STACKS, CONCAT, SCALAR)
-            }
-            suspects &= set(kind.stacked)
-            suspects = {name for name in suspects if name not in _never_shared(target, spec)}
-            if suspects:
-                self._shared[place] = frozenset(suspects)
+                if name not in (spec.rows, *NEVER_SHARED)
+                and (spec.rules[name] is SCALAR or name not in TIMES)
+            )
+            first = _guessed(call, ())
+            is_first = first is not None and first.target.spec == spec
+            if suspects and is_first and not evidence.shared:
+                evidence.shared, evidence.agreed = set(suspects), 0
+                self._guess_again(call, kind, suspects)
                 log.info("%s: %s; %s may be shared instead", kind.text, why, ", ".join(suspects))
                 return
         evidence.alone = why
         log.warning("%s runs alone from now on: %s", kind.text, why)
 
 
-def _never_shared(target: Target, spec: Spec) -> set[str]:
-    """What differs in nearly all requests: shared, nothing would fuse."""
-    return {n for n in spec.rules if n in ("encoder_hidden_states", "pooled_projections")}
+def _guessed(call: Call, shared: Collection[str]) -> Call | None:
+    spec = infer(call.arguments(), shared)
+    return None if spec is None else replace(call, target=replace(call.target, spec=spec))
 
 
 def _kind(call: Call, *, is_exact: bool) -> _Kind:

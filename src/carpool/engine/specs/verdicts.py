@@ -112,5 +112,5 @@ def _is_evidence(value: Any) -> bool:
         return False
     if isinstance(value.get("alone"), str):
         return True
-    lists = [value.get(name) for name in ("sizes", "widths", "varied")]
+    lists = [value.get(name) for name in ("sizes", "widths", "varied", "shared")]
     return isinstance(value.get("agreed"), int) and all(isinstance(one, list) for one in lists)
