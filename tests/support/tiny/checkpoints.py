@@ -25,6 +25,8 @@ from support.tiny import (
     hunyuan,
     ltx2,
     outsiders,
+    outsiders_images,
+    outsiders_videos,
     qwen,
     sana,
     stable,
@@ -48,6 +50,8 @@ _MODULES = [
     control,
     helios,
     outsiders,
+    outsiders_images,
+    outsiders_videos,
 ]
 FAMILIES: dict[str, Callable[[], DiffusionPipeline]] = {
     name: build for module in _MODULES for name, build in module.FAMILIES.items()
