@@ -209,7 +209,8 @@ class Fuser:
         version = value._version
         known = self._digests.get(value)  # type: ignore[no-untyped-call]
         if known is None or known[0] != version:
-            flat = value.detach().contiguous().reshape(-1).cpu()
+            flat = value.detach().reshape(-1).cpu()
+            flat = flat.clone(memory_format=torch.contiguous_format)  # expanded: strides of 0
             raw = flat.view(torch.uint8).numpy().tobytes()
             known = (version, hashlib.blake2b(raw, digest_size=16).digest())
             self._digests[value] = known

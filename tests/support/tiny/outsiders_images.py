@@ -29,7 +29,6 @@ from transformers import (
     GlmModel,
     Qwen3Config,
     Qwen3Model,
-    T5GemmaConfig,
     T5GemmaModuleConfig,
 )
 from transformers.models.t5gemma.modeling_t5gemma import T5GemmaEncoder
@@ -215,7 +214,6 @@ def prx() -> PRXPipeline:
         "query_pre_attn_scalar": 16,
     }
     encoder = T5GemmaModuleConfig(**said)
-    config = T5GemmaConfig(encoder=encoder, is_encoder_decoder=False, **said)
     return PRXPipeline(
         transformer=drawn(
             PRXTransformer2DModel(
@@ -231,7 +229,7 @@ def prx() -> PRXPipeline:
         ),
         vae=flow_vae(),
         scheduler=FlowMatchEulerDiscreteScheduler(),
-        text_encoder=drawn(T5GemmaEncoder(config.encoder)),
+        text_encoder=drawn(T5GemmaEncoder(encoder)),
         tokenizer=tokenizer,
     )
 
@@ -239,7 +237,7 @@ def prx() -> PRXPipeline:
 def kandinsky3() -> Kandinsky3Pipeline:
     """Kandinsky 3: a U-Net with a text mask, a scheduler that draws noise at each step."""
     movq = VQModel(
-        block_out_channels=[16, 32],
+        block_out_channels=[32, 64],
         down_block_types=["DownEncoderBlock2D", "AttnDownEncoderBlock2D"],
         up_block_types=["AttnUpDecoderBlock2D", "UpDecoderBlock2D"],
         latent_channels=4,

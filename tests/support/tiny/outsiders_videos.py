@@ -238,9 +238,9 @@ def svd() -> StableVideoDiffusionPipeline:
                     projection_dim=32,
                     num_hidden_layers=2,
                     num_attention_heads=4,
-                    image_size=32,
+                    image_size=224,
                     intermediate_size=37,
-                    patch_size=8,
+                    patch_size=56,
                 )
             )
         ),
@@ -270,7 +270,7 @@ def svd() -> StableVideoDiffusionPipeline:
             timestep_type="continuous",
             use_karras_sigmas=True,
         ),
-        feature_extractor=CLIPImageProcessor(crop_size=32, size=32),
+        feature_extractor=CLIPImageProcessor(crop_size=224, size=224),
     )
 
 
@@ -285,7 +285,7 @@ FAMILIES = {
 _SMALL: dict[str, Any] = {"height": 16, "width": 16, "num_inference_steps": 3, "output_type": "pt"}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "cogvideox": {**_SMALL, "num_frames": 8, "max_sequence_length": 24},
-    "mochi": {**_SMALL, "num_frames": 7, "max_sequence_length": 24},
+    "mochi": {**_SMALL, "height": 32, "width": 32, "num_frames": 7, "max_sequence_length": 24},
     "latte": {**_SMALL, "video_length": 2, "clean_caption": False},
     "sana_video": {
         **_SMALL,
