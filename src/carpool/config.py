@@ -19,6 +19,7 @@ FAULT_VARIABLE = "CARPOOL_FAULT"
 
 BatchingMode = Literal["continuous", "dynamic", "request", "off"]
 LoraBatching = Literal["mixed", "grouped"]
+Numerics = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -86,6 +87,16 @@ class EngineSettings:
     max_num_seqs: int = _setting(1, "request: largest wave", "requests", least=1)
     request_batch_max_wait_ms: float = _setting(
         0.0, "request: longest wait for a wave to fill", "ms", least=0
+    )
+    numerics: Numerics = _setting(
+        "fast",
+        "fast: a fused forward may differ from one alone in its last bits; exact: the same bits "
+        "in any company, at some cost: see docs/numerics.md",
+    )
+    infer_specs: bool = _setting(
+        True,
+        "fuse calls of model classes without a table, too, once their first forwards have shown "
+        "the same bits as alone; false: such calls run alone",
     )
     lora: tuple[str, ...] = _setting((), "NAME=PATH of an adapter (.safetensors); repeatable")
     lora_dir: str | None = _setting(

@@ -8,10 +8,10 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, DPMSolverSDEScheduler, EulerAncestralDiscreteScheduler
 from PIL import Image
-from support.engine_driver import driving, fresh, gap, plain
 
 from carpool.engine.model.output_types import only_converts, output_types
 from support import isolation
+from support.engine_driver import driving, fresh, gap, plain
 from support.isolation import build
 from support.tiny import ARGUMENTS
 

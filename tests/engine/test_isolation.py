@@ -10,10 +10,10 @@ import torch
 from diffusers import DiffusionPipeline, ModelMixin
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.hooks import HookRegistry, ModelHook
-from support.engine_driver import Recorder, driving
 from torch import Tensor, nn
 
 from carpool.engine.fiber import current_context
+from support.engine_driver import Recorder, driving
 from support.isolation import differences, state_of
 
 

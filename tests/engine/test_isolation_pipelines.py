@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.engine_driver import driving, gap
 
 from carpool.types import Event
 from support import isolation
+from support.engine_driver import driving, gap
 from support.isolation import ARGUMENTS, build, differences, state_of
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))

@@ -66,11 +66,12 @@ class Faults:
         """Those that `CARPOOL_FAULT` names."""
         return cls([one for one in environ.get(FAULT_VARIABLE, "").split(",") if one])
 
-    def around(self, run: Run, seeds: Mapping[int, int]) -> Run:
+    def around(self, run: Run, seeds: Mapping[int, int], *, is_exact: bool = False) -> Run:
         """The same forward, which may fail.
 
         Args:
             seeds: of the requests, by the `id` of their calls.
+            is_exact: of numerics, in which a fused forward has no noise.
         """
         if not self._all:
             return run
@@ -81,7 +82,7 @@ class Faults:
                 if what in _STRIKES:
                     _STRIKES[what]()
             answers = run(calls, rows)
-            if "noise" in due and len(calls) > 1:
+            if "noise" in due and len(calls) > 1 and not is_exact:
                 return [self._noisy(answer) for answer in answers]
             return answers
 

@@ -18,11 +18,13 @@ from torch.nn.functional import pad
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from carpool.engine.intercept import Call, Target
+from carpool.engine.numerics import DATA, ROW, ROWS, Exact
 from carpool.engine.specs import (
     CONCAT,
     LIST,
     SCALAR,
     SHARE,
+    STACK,
     STACKS,
     UNUSED,
     Pad,
@@ -40,9 +42,15 @@ class Unfusable(Exception):
 
 
 class Fuser:
-    """Makes one forward of several calls. Holds what is worth remembering between forwards."""
+    """Makes one forward of several calls. Holds what is worth remembering between forwards.
 
-    def __init__(self) -> None:
+    Args:
+        is_exact: fused forwards give each call the bits that it gets alone; see `numerics.py`.
+            Lengths are not padded then, and masks not made: both change the kernels.
+    """
+
+    def __init__(self, *, is_exact: bool = False) -> None:
+        self.is_exact = is_exact
         self._digests = WeakTensorKeyDictionary()
         self._stacks: dict[tuple[int, ...], _Stack] = {}
 
@@ -62,11 +70,15 @@ class Fuser:
             parts = [
                 (name, self._part(target.spec.rules.get(name), value, rows, arguments))
                 for name, value in sorted(arguments.items(), key=_name)
-                if not _is_said_anyway(target, name, value, rows)
+                if not self._is_said_anyway(target, name, value, rows)
             ]
         except (Unfusable, AttributeError, KeyError, TypeError):  # not what the rules foresee
             return _Alone(call), 1
         return (target.component, target.method, tuple(parts)), rows
+
+    def alone(self, call: Call) -> Hashable:
+        """A key that fuses with no other."""
+        return _Alone(call)
 
     def run(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
         """Run calls of one key as one forward.
@@ -85,6 +97,19 @@ class Fuser:
             return [target.original(*first.args, **first.kwargs)]
         if len(calls) == 1 and not spec.casts:
             return [target.original(*first.args, **{**spec.adds, **first.kwargs})]
+        exact = Exact(rows) if self.is_exact and len(calls) > 1 else None
+        return self.fused(calls, rows, exact)
+
+    def fused(
+        self, calls: Sequence[Call], rows: Sequence[int], exact: Exact | None = None
+    ) -> list[Any]:
+        """Run calls of one key, which have a table, as one forward; see `run`.
+
+        Args:
+            exact: of these rows, not used before: the forward is run in exact numerics.
+        """
+        target, spec = calls[0].target, calls[0].target.spec
+        assert spec is not None
         everyone = [call.arguments() for call in calls]
         if len(calls) > 1:
             _make_masks(spec, everyone)
@@ -99,7 +124,13 @@ class Fuser:
             weights = next(target.module.parameters()).dtype
             dtype = getattr(target.module, "dtype", weights)
             joined = {name: _cast(value, dtype) for name, value in joined.items()}
-        answer = target.original(**joined)
+        if exact is None:
+            answer = target.original(**joined)
+        else:
+            for name, value in joined.items():
+                _mark(exact, spec.rules.get(name), name, value, everyone[0].get(name))
+            with exact:
+                answer = target.original(**joined)
         if len(calls) == 1:
             return [answer]
         parts = split(answer, rows, spec)
@@ -115,7 +146,7 @@ class Fuser:
         if rule is None:
             return _flag(value)
         if isinstance(rule, Mapping) and isinstance(value, Mapping):
-            entries = [(n, self._part(rule[n], value[n], rows, arguments)) for n in value]
+            entries = [(n, self._part(rule.get(n), value[n], rows, arguments)) for n in value]
             return tuple(sorted(entries, key=_name))
         if isinstance(rule, State):
             if (state := rule.key(value)) is None:
@@ -132,6 +163,8 @@ class Fuser:
             return value[0].dtype, value[0].device, value[0].ndim
         if rule is SCALAR and not isinstance(value, Tensor):
             return str(type(value))
+        if rule is SHARE and isinstance(value, (list, tuple)) and value:
+            return type(value), tuple(self._digest(entry) for entry in value)
         if not isinstance(value, Tensor):
             raise Unfusable
         if rule is SHARE:
@@ -143,9 +176,31 @@ class Fuser:
             raise Unfusable
         if isinstance(rule, Pad) and (rule.makes_mask or arguments.get(rule.mask) is not None):
             is_tuple = arguments.get("return_dict") is False  # has no names to cut back by
-            if not (rule.cut and is_tuple):
+            if not (rule.cut and is_tuple) and not self.is_exact:
                 shape[rule.axis] = -1
         return value.dtype, value.device, tuple(shape[1:])
+
+    def content(self, value: Any) -> Hashable:
+        """What tells arguments of different content apart: a digest of each tensor."""
+        if isinstance(value, Tensor):
+            return id(value) if value.is_inference() else self._digest(value)
+        if isinstance(value, Mapping):
+            return tuple(sorted(((str(n), self.content(v)) for n, v in value.items()), key=_name))
+        if isinstance(value, (list, tuple)):
+            return tuple(self.content(entry) for entry in value)
+        return repr(value)
+
+    def _is_said_anyway(self, target: Target, name: str, value: Any, rows: int) -> bool:
+        """Whether calls that leave this argument out, or pass another, may share its forward."""
+        rule = target.spec.rules.get(name) if target.spec else None
+        if rule is UNUSED:
+            return True
+        makes_mask = isinstance(rule, Pad) and rule.makes_mask and rule.mask == name
+        if makes_mask and value is not None:
+            is_plain = value.dtype in (torch.int64, torch.bool) and value.shape[:-1] == (rows,)
+            return is_plain and not self.is_exact
+        default = target.defaults.get(name, target)  # `target`: equal to no argument
+        return type(value) is type(default) and isinstance(value, _PLAIN) and bool(value == default)
 
     def _digest(self, value: Tensor) -> Hashable:
         """A fingerprint of a tensor's content, computed once for every object (and version)."""
@@ -154,7 +209,8 @@ class Fuser:
         version = value._version
         known = self._digests.get(value)  # type: ignore[no-untyped-call]
         if known is None or known[0] != version:
-            flat = value.detach().contiguous().reshape(-1).cpu()
+            flat = value.detach().reshape(-1).cpu()
+            flat = flat.clone(memory_format=torch.contiguous_format)  # expanded: strides of 0
             raw = flat.view(torch.uint8).numpy().tobytes()
             known = (version, hashlib.blake2b(raw, digest_size=16).digest())
             self._digests[value] = known
@@ -171,7 +227,7 @@ class Fuser:
         if rule is STACKS:
             return type(first)(torch.cat(column) for column in zip(*values, strict=True))
         if isinstance(rule, Mapping):
-            return {n: self._join(rule[n], [v[n] for v in values], rows, device) for n in first}
+            return {n: self._join(rule.get(n), [v[n] for v in values], rows, device) for n in first}
         if rule is LIST:
             return [entry for value in values for entry in value]
         if rule is SCALAR:
@@ -247,15 +303,22 @@ def _flag(value: Any) -> Hashable:
     raise Unfusable
 
 
-def _is_said_anyway(target: Target, name: str, value: Any, rows: int) -> bool:
-    """Whether calls that leave this argument out, or pass another, may share its forward."""
-    rule = target.spec.rules.get(name) if target.spec else None
-    if rule is UNUSED:
-        return True
-    if isinstance(rule, Pad) and rule.makes_mask and rule.mask == name and value is not None:
-        return value.dtype in (torch.int64, torch.bool) and value.shape[:-1] == (rows,)
-    default = target.defaults.get(name, target)  # `target`: equal to no argument
-    return type(value) is type(default) and isinstance(value, _PLAIN) and bool(value == default)
+def _mark(exact: Exact, rule: Rule | None, name: str, value: Any, alone: Any) -> None:
+    """Tell the exact mode what a joined argument carries."""
+    if isinstance(rule, Mapping) and isinstance(value, Mapping):
+        for entry, its_rule in rule.items():
+            _mark(exact, its_rule, entry, value.get(entry), alone.get(entry))
+    elif rule is LIST:
+        exact.mark(value, ROW | DATA)
+    elif rule in (STACK, STACKS, CONCAT, SCALAR) or isinstance(rule, Pad):
+        exact.mark(value, ROWS | (0 if _is_length(name, alone) else DATA))
+
+
+def _is_length(name: str, value: Any) -> bool:
+    """Whether an argument is one of masks, lengths or ids, on which a model may well decide."""
+    if not isinstance(value, Tensor) or value.is_floating_point():
+        return isinstance(value, Tensor) and "mask" in name
+    return value.ndim >= 2 or "len" in name
 
 
 _PLAIN = (bool, int, float, str, type(None))

@@ -28,9 +28,10 @@ from carpool.engine.fiber import Raised, Returned
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
 from carpool.engine.isolation import Isolation
-from carpool.engine.model.load import Loaded
+from carpool.engine.model.load import Loaded, versions
 from carpool.engine.model.preview import Glimpse, Previews, Watch
 from carpool.engine.model.view import call, finish, view
+from carpool.engine.numerics import Exact
 from carpool.engine.observe.heartbeat import Pulse
 from carpool.engine.observe.stats import Tally, memory
 from carpool.engine.observe.timeline import Lives
@@ -38,6 +39,8 @@ from carpool.engine.pipeline_errors import explained
 from carpool.engine.queue import Line
 from carpool.engine.request import Listener, Outcome, Rider
 from carpool.engine.scheduler import Desk
+from carpool.engine.specs.probation import Probation
+from carpool.engine.specs.verdicts import Verdicts
 from carpool.engine.tokenizers import HostCall, Tokenizers
 from carpool.errors import (
     Cancelled,
@@ -80,7 +83,11 @@ class Engine:
         self._line = Line(settings.max_queue, clock, self._lives)
         self._desk = Desk(loaded, settings, self._line, clock, table, policy)
         self._riders: dict[int, Rider] = {}  # in flight, by number
-        self._fuser = Fuser()
+        self._fuser = Fuser(is_exact=settings.numerics == "exact")
+        kept = table.path.with_suffix(".fusing.json") if table else None
+        self._probation = Probation(
+            self._fuser, infers=settings.infer_specs, verdicts=Verdicts(kept, versions())
+        )
         self._isolation = Isolation(loaded.modules, loaded.device.torch)  # before all that patches
         self._interception = Interception(loaded.modules)
         self._tokenizers = Tokenizers(loaded.pipe.components)
@@ -163,6 +170,7 @@ class Engine:
             "requests": self._line.admitted,
             **self._tally.statistics(),
             **self._desk.statistics(),
+            "fusing": self._probation.statistics(),
             "memory": memory(self.loaded),
             **self._times,
         }
@@ -206,6 +214,7 @@ class Engine:
         self._isolation.remove()
         self.loaded.undo()
         self._desk.keep()
+        self._probation.keep()
         self._hosted.shutdown(cancel_futures=True)
         self._finisher.shutdown()
 
@@ -256,9 +265,9 @@ class Engine:
         """Run the calls, of one key, that riders are parked on; gives answers or `Failure`s."""
         ready = [_ready(rider) for rider in riders]
         began_s = self._clock()
-        run = self._faults.around(
-            self._run, {id(_ready(rider).call): rider.job.seed for rider in riders}
-        )
+        seeds = {id(_ready(rider).call): rider.job.seed for rider in riders}
+        faulty = self._faults.around(self._run, seeds, is_exact=self._fuser.is_exact)
+        run = partial(self._probation.around(faulty, self._run_together), ready[0].key)
         answers = execute(ready, run, self._desk.widths, self.loaded.device.free)
         ended_s = self._clock()
         self._times["forward_s"] += ended_s - began_s
@@ -290,6 +299,12 @@ class Engine:
         self._tally.forward(forward)
         self._on_forward(forward)
         return answers
+
+    def _run_together(self, calls: Sequence[Call], rows: Sequence[int], mode: Exact) -> list[Any]:
+        """Run calls as one forward that answers nobody, to compare it."""
+        self.pulse.beat(self._desk.expected_s(rows))
+        with self._adapters.riding(calls, rows):
+            return self._fuser.fused(calls, rows, mode)
 
     def _resume(self, rider: Rider, answer: Any) -> None:
         assert rider.fiber is not None
@@ -363,12 +378,16 @@ class Engine:
     def _described(self, call: Call, job: CheckedRequest) -> Ready:
         target = call.target
         name = type(target.module).__name__
-        if target.spec is None and target.method != "generate" and name not in self._classes_alone:
-            self._classes_alone.add(name)
-            log.warning("%s (%s) has no fusing spec: its calls run alone", name, target.component)
         if job.lora:
             call = replace(call, lora=job.lora)
+        call = self._probation.with_table(call)
+        is_alone = call.target.spec is None and target.method != "generate"
+        if is_alone and name not in self._classes_alone:
+            self._classes_alone.add(name)
+            log.warning("%s (%s) has no fusing spec: its calls run alone", name, target.component)
         key, rows = self._fuser.describe(call)
+        if self._probation.runs_alone(call, key):
+            key = self._fuser.alone(call)
         if self.settings.lora_batching == "grouped":
             key = key, job.lora
         return Ready(call, key, rows)

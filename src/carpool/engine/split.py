@@ -23,9 +23,10 @@ def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
     """
     total = sum(rows)
     if isinstance(value, Tensor):
-        if not value.ndim or value.shape[0] != total:
+        times, rest = divmod(value.shape[0], total) if value.ndim else (0, 0)
+        if rest or not times or (times > 1 and not spec.is_inferred):
             raise ValueError(f"output of shape {tuple(value.shape)} has not {total} rows")
-        return list(torch.split(value, list(rows)))
+        return list(torch.split(value, [n * times for n in rows]))  # times: folded frames
     if isinstance(value, list) and spec.returns_list:
         ends = [sum(rows[: i + 1]) for i in range(len(rows))]
         return [value[end - n : end] for end, n in zip(ends, rows, strict=True)]
@@ -39,7 +40,7 @@ def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
     if isinstance(getattr(value, "parameters", None), Tensor):  # DiagonalGaussianDistribution
         parts = split(value.parameters, rows, spec)
         return [type(value)(part, deterministic=value.deterministic) for part in parts]
-    return [None] * len(rows)
+    return [value if spec.is_inferred else None] * len(rows)
 
 
 def own_lengths(spec: Spec, everyone: Sequence[Mapping[str, Any]]) -> list[int | None]:

@@ -28,6 +28,8 @@ from support.tiny import (
     hunyuan,
     ltx2,
     outsiders,
+    outsiders_images,
+    outsiders_videos,
     qwen,
     sana,
     stable,
@@ -50,6 +52,8 @@ _MODULES = [
     control,
     helios,
     outsiders,
+    outsiders_images,
+    outsiders_videos,
 ]
 FAMILIES: dict[str, Callable[[], DiffusionPipeline]] = {
     name: build for module in _MODULES for name, build in module.FAMILIES.items()

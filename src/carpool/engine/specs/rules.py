@@ -57,5 +57,6 @@ class Spec:
     returns_list: bool = False  # lists in the output hold one entry a row, not one a layer
     needs: tuple[str, ...] = ()  # arguments without which a call reads what its rules call UNUSED
     unread: tuple[str, ...] = ()  # fields of the output without rows, which no pipeline reads
+    is_inferred: bool = False  # guessed from shapes: see `infer.py`
     casts: bool = False  # float inputs are cast to the module's own dtype first
     peak: int = 0  # decoders: values alive at once per latent position of a row; 0: unknown

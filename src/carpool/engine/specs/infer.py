@@ -1,0 +1,70 @@
+"""A table guessed from shapes, for a class that has none.
+
+The rows of a call are axis 0 of its main input. A tensor with as many entries stacks; one with a
+multiple of them, by an axis of the main input, has that axis folded into its rows (the frames of
+AnimateDiff); any other is shared. Lists of tensors likewise; plain values are flags, which must be
+equal; lengths are never padded. A guess proves nothing: see `probation.py`.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from carpool.engine.specs.rules import CONCAT, SCALAR, SHARE, STACK, STACKS, Rule, Spec
+
+MAIN_INPUTS = (
+    "hidden_states",
+    "sample",
+    "x",
+    "z",
+    "latents",
+    "latent_model_input",
+    "noisy_latents",
+    "input_ids",
+    "pixel_values",
+    "inputs_embeds",
+    "image_latents",
+)
+TIMES = ("timestep", "timesteps", "t", "sigma")  # one number for all rows of a call, or one a row
+
+
+def infer(arguments: Mapping[str, Any], shared: Collection[str] = ()) -> Spec | None:
+    """Guess how calls with such arguments fuse; None where nothing has rows.
+
+    Args:
+        arguments: of one call, by name.
+        shared: names of tensors that are not to be stacked, because that guess was wrong.
+    """
+    tensors = {n: v for n, v in arguments.items() if isinstance(v, Tensor) and v.ndim}
+    main = next((name for name in MAIN_INPUTS if name in tensors), next(iter(tensors), None))
+    if main is None:
+        return None
+    lead = tensors[main]
+    rules = {name: _rule(name, value, lead, shared) for name, value in arguments.items()}
+    return Spec(
+        rows=main,
+        rules={name: rule for name, rule in rules.items() if rule is not None} | {main: STACK},
+        is_inferred=True,
+    )
+
+
+def _rule(name: str, value: Any, lead: Tensor, shared: Collection[str]) -> Rule | None:
+    rows = lead.shape[0]
+    if isinstance(value, Tensor):
+        if name in shared:
+            return SHARE
+        if not value.ndim:
+            return SCALAR if name in TIMES else SHARE
+        if value.shape[0] == rows:
+            return STACK
+        times, rest = divmod(value.shape[0], rows)
+        is_folded = not rest and value.ndim >= 3 and times in lead.shape[1:3]
+        return CONCAT if is_folded and value.is_floating_point() else SHARE
+    if isinstance(value, Mapping):
+        rules = {str(n): _rule(str(n), entry, lead, shared) for n, entry in value.items()}
+        return {n: rule for n, rule in rules.items() if rule is not None}
+    if isinstance(value, (list, tuple)) and value and all(isinstance(v, Tensor) for v in value):
+        has_rows = all(v.ndim and v.shape[0] == rows for v in value)
+        return STACKS if has_rows and name not in shared else SHARE
+    return None

@@ -1,0 +1,414 @@
+"""Proof at run time that calls fuse: first forwards are also run apart, and compared bit by bit.
+
+A guessed table (`infer.py`) is on probation, as is every table in exact numerics. While it is, its
+calls run one by one, which gives the answers, and then once more as one forward in exact numerics,
+where any mixing of rows shows as a difference, however small. Agreement is evidence for what was
+seen: the flags and types of the calls (the kind), their sizes, how many rows of which calls were
+stacked, and which arguments differed between them. A forward is trusted when its kind has agreed
+`NEEDED` times and each of those was seen. One disagreement, or an exception that does not happen
+alone, makes a guess worthless: the next one is tried, where there is one, else the kind runs alone
+for good.
+
+Bits that agree do not prove everything. So a kind also runs alone if its forward keeps state on the
+module, changes its inputs, draws random numbers, gives tensors that share memory with its inputs or
+weights, decides by values of some rows, or reads only some rows.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carpool.engine.execute import Failure, Run
+from carpool.engine.fuse import Fuser
+from carpool.engine.intercept import Call
+from carpool.engine.numerics import Exact, is_followed
+from carpool.engine.specs.infer import TIMES, infer
+from carpool.engine.specs.rules import CONCAT, SCALAR, SHARE, STACK, STACKS, Pad, Rule, Spec
+from carpool.engine.specs.snapshot import (
+    Snapshot,
+    difference,
+    module_tensors,
+    shares_memory,
+    storages,
+    versions,
+)
+from carpool.engine.specs.verdicts import Verdicts
+
+log = logging.getLogger("carpool")
+
+NEEDED = 3  # forwards of a kind that must agree
+MAX_UNSETTLED = 4  # of them, how many may find the module changed: caches fill in the first
+MAX_KNOWN = 4096
+NEVER_SHARED = ("encoder_hidden_states", "pooled_projections")  # differ in nearly all requests
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What is known of one kind of call."""
+
+    agreed: int = 0
+    unsettled: int = 0
+    sizes: set[str] = field(default_factory=set)
+    widths: set[str] = field(default_factory=set)
+    varied: set[str] = field(default_factory=set)  # arguments that differed where bits agreed
+    shared: set[str] = field(default_factory=set)  # what the next guess shares: this one is wrong
+    alone: str | None = None  # why it runs alone, for good
+
+    def to_json(self) -> dict[str, Any]:
+        if self.alone is not None:
+            return {"alone": self.alone}
+        names = ("sizes", "widths", "varied", "shared")
+        return {"agreed": self.agreed} | {name: sorted(getattr(self, name)) for name in names}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Evidence":
+        if "alone" in data:
+            return cls(alone=str(data["alone"]))
+        names = ("sizes", "widths", "varied", "shared")
+        sets = {name: set(map(str, data[name])) for name in names}
+        return cls(agreed=int(data["agreed"]), **sets)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    text: str  # class, method, flags, types: what evidence is kept under
+    sizes: str
+    module: int
+    stacked: tuple[str, ...]  # arguments whose entries may differ from call to call
+
+
+Fused = Callable[[Sequence[Call], Sequence[int], Exact], list[Any]]
+
+
+class Probation:
+    """Decides which calls may fuse, and collects the evidence. The engine's thread only.
+
+    Args:
+        fuser: describes and joins calls.
+        infers: guess tables for classes that have none.
+        verdicts: where evidence is kept between runs.
+    """
+
+    def __init__(self, fuser: Fuser, *, infers: bool, verdicts: Verdicts | None = None) -> None:
+        self._fuser, self._infers = fuser, infers
+        self._verdicts = verdicts or Verdicts(None)
+        self._evidence: dict[tuple[str, str], Evidence] = {}  # by the class's identity and kind
+        self._kinds: dict[Any, tuple[_Kind, Evidence]] = {}  # by fuse key
+        # second guesses: by module and method, and by the kind that the first one made
+        self._second: dict[tuple[int, str], dict[str, frozenset[str]]] = {}
+        self._seen: dict[tuple[str, str], str] = {}  # tables: component and method -> how it fuses
+        self.forwards = {"agreed": 0, "differed": 0, "unsettled": 0}
+
+    def with_table(self, call: Call) -> Call:
+        """The call with a guessed table, where its class has none and one can be guessed."""
+        target = call.target
+        if target.spec is not None:
+            self._seen.setdefault((target.component, target.method), "table")
+            return call
+        is_named = len(call.args) <= len(target.positional)
+        if not self._infers or target.method == "generate" or not is_named:
+            return call
+        guessed = _guessed(call, ())
+        if guessed is None:
+            return call
+        if second := self._second.get((id(target.module), target.method)):
+            shared = second.get(_kind(guessed, is_exact=self._fuser.is_exact).text)
+            guessed = guessed if shared is None else _guessed(call, shared) or guessed
+        return guessed
+
+    def runs_alone(self, call: Call, key: Any) -> bool:
+        """Whether calls of this key were found not to fuse."""
+        if not self._is_tried(call.target.spec) or not isinstance(key, tuple):
+            return False
+        return self._of(call, key)[1].alone is not None
+
+    def around(self, run: Run, fused: Fused) -> Callable[[Any, Sequence[Call], Sequence[int]], Any]:
+        """The same forward, which proves itself first.
+
+        Args:
+            run: makes the forward that answers.
+            fused: makes another one in the given mode, to compare with.
+        """
+
+        def proven(key: Any, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
+            if len(calls) == 1 or not self._is_tried(calls[0].target.spec):
+                return run(calls, rows)
+            kind, evidence = self._of(calls[0], key)
+            if evidence.alone is None and self._is_trusted(kind, evidence, calls, rows):
+                return run(calls, rows)
+            return self._prove(kind, evidence, calls, rows, run, fused)
+
+        return proven
+
+    def report(self) -> list[dict[str, Any]]:
+        """How each method fuses: by table, proven, on probation or alone, and why."""
+        lines = [
+            {"call": f"{component}.{method}", "fuses": how, "why": ""}
+            for (component, method), how in sorted(self._seen.items())
+        ]
+        for (_, kind), one in sorted(self._evidence.items()):
+            how = "alone" if one.alone else "proven" if one.agreed >= NEEDED else "on probation"
+            why = one.alone or f"{one.agreed} of {NEEDED} forwards agreed"
+            lines.append({"call": kind.split("(")[0], "kind": kind, "fuses": how, "why": why})
+        return lines
+
+    def statistics(self) -> dict[str, Any]:
+        """Forwards on probation by what came of them, and kinds by how they fuse."""
+        fuses = [line["fuses"] for line in self.report()]
+        states = ("table", "proven", "on probation", "alone")
+        return {"forwards": dict(self.forwards), "kinds": {s: fuses.count(s) for s in states}}
+
+    def keep(self) -> None:
+        """Write the evidence down, if there is any news."""
+        self._verdicts.keep(
+            {key: one.to_json() for key, one in self._evidence.items() if not one.unsettled}
+        )
+
+    def _is_tried(self, spec: Spec | None) -> bool:
+        return spec is not None and (spec.is_inferred or self._fuser.is_exact)
+
+    def _of(self, call: Call, key: Any) -> tuple[_Kind, Evidence]:
+        module = call.target.module
+        found = self._kinds.get((key, bool(call.lora), module.training))
+        if found is not None and found[0].module == id(module):
+            return found
+        if len(self._kinds) >= MAX_KNOWN:
+            self._kinds.clear()
+        kind = _kind(call, is_exact=self._fuser.is_exact)
+        place = (self._verdicts.identity(module), kind.text)
+        if place not in self._evidence:
+            known = self._verdicts.read(*place)
+            evidence = Evidence() if known is None else Evidence.from_json(known)
+            self._evidence[place] = evidence
+            if evidence.shared:
+                self._guess_again(call, kind, evidence.shared)
+        self._kinds[key, bool(call.lora), module.training] = kind, self._evidence[place]
+        return kind, self._evidence[place]
+
+    def _guess_again(self, call: Call, kind: _Kind, shared: Collection[str]) -> None:
+        second = self._second.setdefault((id(call.target.module), call.target.method), {})
+        second[kind.text] = frozenset(shared)
+
+    def _is_trusted(
+        self, kind: _Kind, evidence: Evidence, calls: Sequence[Call], rows: Sequence[int]
+    ) -> bool:
+        if evidence.agreed < NEEDED or kind.sizes not in evidence.sizes:
+            return False
+        if _width(calls, rows) not in evidence.widths:
+            return False
+        open_ = [name for name in kind.stacked if name not in evidence.varied]
+        return not self._varying(calls, open_)
+
+    def _varying(self, calls: Sequence[Call], names: Sequence[str]) -> set[str]:
+        """Those of the arguments whose content is not the same in all calls."""
+        everyone = [call.arguments() for call in calls]
+        return {
+            name
+            for name in names
+            if len({self._fuser.content(one.get(name)) for one in everyone}) > 1
+        }
+
+    def _prove(
+        self,
+        kind: _Kind,
+        evidence: Evidence,
+        calls: Sequence[Call],
+        rows: Sequence[int],
+        run: Run,
+        fused: Fused,
+    ) -> list[Any]:
+        """Run calls apart, which answers them, and together, which is evidence."""
+        target = calls[0].target
+        before = Snapshot.of(target.module)
+        inputs = [versions(call.arguments()) for call in calls]
+        owned = storages(module_tensors(target.module))
+        answers: list[Any] = []
+        why: str | None = None
+        for call, n in zip(calls, rows, strict=True):
+            try:
+                answer = run([call], [n])[0]
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                answers.append(Failure(error))
+                continue
+            if storages(answer) & owned:
+                why = "gives tensors of its own, which its next call overwrites"
+                answer = _copied(answer)
+            elif shares_memory(answer, call.arguments()):
+                why = "gives views of its inputs"
+            answers.append(answer)
+        if evidence.alone is not None or any(isinstance(one, Failure) for one in answers):
+            return answers
+        changed = Snapshot.of(target.module).differs(before)
+        if why is None and [versions(call.arguments()) for call in calls] != inputs:
+            why = "changes its inputs"
+        if why is None and changed == "random":
+            why = "draws random numbers"
+        if why is None and not is_followed(target.module):
+            why = "is compiled, so that its bits cannot be made exact"
+        if why is not None:
+            self._give_up(kind, evidence, calls[0], why, is_final=True)
+        elif changed is not None:
+            self._not_settled(kind, evidence, calls[0], changed)
+        else:
+            try:
+                self._compare(kind, evidence, calls, rows, fused, answers)
+            except Exception as error:  # a defect of ours: the answers are as right as before
+                log.exception("%s could not be compared", kind.text)
+                evidence.alone = f"could not be compared: {type(error).__name__}: {error}"
+        return answers
+
+    def _compare(
+        self,
+        kind: _Kind,
+        evidence: Evidence,
+        calls: Sequence[Call],
+        rows: Sequence[int],
+        fused: Fused,
+        answers: Sequence[Any],
+    ) -> None:
+        target = calls[0].target
+        varying = self._varying(calls, kind.stacked)
+        before = Snapshot.of(target.module)
+        inputs = [versions(call.arguments()) for call in calls]
+        mode = Exact(rows)
+        try:
+            together = fused(calls, rows, mode)
+        except torch.OutOfMemoryError:
+            return  # no evidence of anything
+        except Exception as error:
+            before.restore_random()
+            what = f"fails together, not alone: {type(error).__name__}: {str(error)[:200]}"
+            self._give_up(kind, evidence, calls[0], what, varying=varying)
+            return
+        changed = Snapshot.of(target.module).differs(before)
+        before.restore_random()
+        found = difference(together, answers)
+        if found is not None:
+            self._give_up(kind, evidence, calls[0], found, varying=varying)
+        elif target.spec is not None and target.spec.is_inferred and mode.suspicion is not None:
+            self._give_up(kind, evidence, calls[0], mode.suspicion, varying=varying)
+        elif [versions(call.arguments()) for call in calls] != inputs:
+            self._give_up(kind, evidence, calls[0], "changes its inputs", is_final=True)
+        elif changed == "random":
+            self._give_up(kind, evidence, calls[0], "draws random numbers", is_final=True)
+        elif changed is not None:
+            self._not_settled(kind, evidence, calls[0], changed)
+        else:
+            evidence.agreed += 1
+            evidence.unsettled = 0
+            evidence.sizes.add(kind.sizes)
+            evidence.widths.add(_width(calls, rows))
+            evidence.varied |= varying
+            self.forwards["agreed"] += 1
+            if evidence.agreed == NEEDED:
+                log.info("%s fuses: %d forwards gave the same bits as alone", kind.text, NEEDED)
+
+    def _not_settled(self, kind: _Kind, evidence: Evidence, call: Call, changed: str) -> None:
+        self.forwards["unsettled"] += 1
+        evidence.unsettled += 1
+        if evidence.unsettled >= MAX_UNSETTLED:
+            self._give_up(kind, evidence, call, f"keeps state: {changed}", is_final=True)
+
+    def _give_up(
+        self,
+        kind: _Kind,
+        evidence: Evidence,
+        call: Call,
+        why: str,
+        *,
+        varying: set[str] = frozenset(),  # type: ignore[assignment]
+        is_final: bool = False,
+    ) -> None:
+        """A guess was wrong: try the next one, or run alone for good."""
+        self.forwards["differed"] += 1
+        spec = call.target.spec
+        if not is_final and spec is not None and spec.is_inferred:
+            suspects = frozenset(
+                name
+                for name in varying - evidence.varied
+                if name not in (spec.rows, *NEVER_SHARED)
+                and (spec.rules[name] is SCALAR or name not in TIMES)
+            )
+            first = _guessed(call, ())
+            is_first = first is not None and first.target.spec == spec
+            if suspects and is_first and not evidence.shared:
+                evidence.shared, evidence.agreed = set(suspects), 0
+                self._guess_again(call, kind, suspects)
+                log.info("%s: %s; %s may be shared instead", kind.text, why, ", ".join(suspects))
+                return
+        evidence.alone = why
+        log.warning("%s runs alone from now on: %s", kind.text, why)
+
+
+def _guessed(call: Call, shared: Collection[str]) -> Call | None:
+    spec = infer(call.arguments(), shared)
+    return None if spec is None else replace(call, target=replace(call.target, spec=spec))
+
+
+def _kind(call: Call, *, is_exact: bool) -> _Kind:
+    target, arguments = call.target, call.arguments()
+    spec = target.spec
+    assert spec is not None
+    parts, sizes, stacked = [], [], []
+    for name, value in sorted(arguments.items()):
+        rule = spec.rules.get(name)
+        if value is None:
+            continue
+        text, size = _described(rule, value)
+        parts.append(f"{name}={text}")
+        if size:
+            sizes.append(f"{name}:{size}")
+        if rule in (STACK, STACKS, CONCAT, SCALAR) or isinstance(rule, (Pad, Mapping)):
+            stacked.append(name)
+    extra = [
+        *(["lora"] if call.lora else []),
+        *(["exact"] if is_exact else []),
+        *(["training"] if target.module.training else []),
+    ]
+    name = f"{type(target.module).__name__}.{target.method}"
+    return _Kind(
+        f"{name}({', '.join([*parts, *extra])})",
+        " ".join(sizes),
+        id(target.module),
+        tuple(stacked) if spec.is_inferred else (),
+    )
+
+
+def _described(rule: Rule | None, value: Any) -> tuple[str, str]:
+    """The type of an argument, and its size, as text."""
+    if isinstance(value, Tensor):
+        word = rule.value if rule in (STACK, STACKS, CONCAT, SCALAR, SHARE) else "tensor"  # type: ignore[union-attr]
+        shape = value.shape if rule is SHARE else value.shape[1:]
+        if not value.ndim:
+            shape = value.shape
+        kind = str(value.dtype).removeprefix("torch.")
+        return f"{word} {kind} {value.ndim}d", "x".join(map(str, shape))
+    if isinstance(value, Mapping):
+        rules = rule if isinstance(rule, Mapping) else {}
+        all_ = {str(n): _described(rules.get(n), v) for n, v in sorted(value.items())}
+        texts = ", ".join(f"{n}={text}" for n, (text, _) in all_.items())
+        return f"{{{texts}}}", " ".join(f"{n}:{size}" for n, (_, size) in all_.items() if size)
+    if isinstance(value, (list, tuple)) and any(isinstance(one, Tensor) for one in value):
+        described = [_described(rule, one) for one in value]
+        return f"{len(value)} of {described[0][0]}", " ".join(size for _, size in described)
+    return repr(value)[:200], ""
+
+
+def _width(calls: Sequence[Call], rows: Sequence[int]) -> str:
+    return "+".join(map(str, sorted(rows)))
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, Mapping):
+        return type(value)(**{name: _copied(entry) for name, entry in value.items()})
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(entry) for entry in value)
+    return value

@@ -1,0 +1,116 @@
+"""What was proven of how calls fuse, kept between runs in a file beside the learned costs.
+
+Evidence counts for the code that it was found with: it is kept under a digest of the source of the
+module's classes, its config and the versions of the libraries, and anything else begins anew.
+"""
+
+import hashlib
+import inspect
+import json
+import logging
+import os
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from carpool import jsonfile
+
+log = logging.getLogger("carpool")
+
+MAX_ENTRIES = 10_000
+
+
+class Verdicts:
+    """The file of one model on one device.
+
+    Args:
+        path: of the file; None: nothing is kept.
+        versions: of the libraries that answers depend on.
+    """
+
+    def __init__(self, path: Path | None, versions: Mapping[str, str] | None = None) -> None:
+        self.path, self._versions = path, dict(versions or {})
+        self._identities: weakref.WeakKeyDictionary[nn.Module, tuple[Any, str]]
+        self._identities = weakref.WeakKeyDictionary()
+        self._sources: dict[type, str] = {}
+        self._known = self._read()
+
+    def identity(self, module: nn.Module) -> str:
+        """A digest of all that a module's answers depend on, beside its weights and inputs."""
+        classes = [type(part) for part in module.modules()]
+        processors = [
+            type(part.processor) for part in module.modules() if hasattr(part, "processor")
+        ]
+        state = (tuple(classes), tuple(processors), module.training)
+        known = self._identities.get(module)
+        if known is not None and known[0] == state:
+            return known[1]
+        digest = hashlib.blake2b(digest_size=12)
+        for one in dict.fromkeys((*classes, *processors)):
+            digest.update(self._source(one).encode())
+        config = getattr(module, "config", None)
+        config = config.to_dict() if hasattr(config, "to_dict") else config
+        weights = {str(one.dtype) for one in module.parameters()}
+        threads, device = torch.get_num_threads(), {str(one.device) for one in module.parameters()}
+        said = (config, self._versions, sorted(weights), threads, sorted(device), module.training)
+        digest.update(json.dumps(said, sort_keys=True, default=str).encode())
+        name = digest.hexdigest()
+        self._identities[module] = (state, name)
+        return name
+
+    def _source(self, cls: type) -> str:
+        if cls not in self._sources:
+            try:
+                text = inspect.getsource(inspect.getmodule(cls) or cls)
+            except (OSError, TypeError):
+                text = ""  # made at run time
+            self._sources[cls] = f"{cls.__module__}.{cls.__qualname__}:" + (
+                hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+            )
+        return self._sources[cls]
+
+    def read(self, identity: str, kind: str) -> Mapping[str, Any] | None:
+        """What was found of a kind of call before."""
+        return self._known.get(f"{identity} {kind}")
+
+    def keep(self, evidence: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+        """Write the file anew if anything has changed, so that it is the old one or the new one."""
+        if self.path is None:
+            return
+        fresh = self._known | {f"{one} {kind}": data for (one, kind), data in evidence.items()}
+        if fresh == self._known:
+            return
+        kept = dict(list(fresh.items())[-MAX_ENTRIES:])
+        draft = self.path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps({"fusing": kept}, indent=1) + "\n")
+            os.replace(draft, self.path)
+        except OSError as error:
+            log.warning("what was proven is not kept: %s", error)
+        self._known = kept
+
+    def _read(self) -> dict[str, Any]:
+        if self.path is None:
+            return {}
+        try:
+            known = jsonfile.loads(jsonfile.read(self.path))["fusing"]
+            return {str(n): v for n, v in known.items() if _is_evidence(v)}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s holds no verdicts, and begins anew: %s", self.path, error)
+            return {}
+
+
+def _is_evidence(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    if isinstance(value.get("alone"), str):
+        return True
+    lists = [value.get(name) for name in ("sizes", "widths", "varied", "shared")]
+    return isinstance(value.get("agreed"), int) and all(isinstance(one, list) for one in lists)

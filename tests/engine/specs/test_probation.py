@@ -1,0 +1,389 @@
+"""A guessed table fuses exactly, or is never trusted, whatever a toy module tries."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fake_models import call_on, randn
+from torch import Tensor, nn
+
+from carpool.engine.fuse import Fuser
+from carpool.engine.specs.probation import NEEDED, Probation
+from carpool.engine.specs.verdicts import Verdicts
+
+WIDTH, TOKENS = 6, 5
+
+
+class Toy(nn.Module):
+    """Two layers over tokens, told apart by time; `quirk` may do anything to what it gives."""
+
+    def __init__(self, quirk: Callable[..., Tensor] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.text = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.quirk = quirk
+        self.calls = 0
+        self.last: Any = None
+        self.register_buffer("place", torch.zeros(8, TOKENS, WIDTH))
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (rows, TOKENS, WIDTH)
+        timestep: Tensor,  # (rows,) or 0-d
+        encoder_hidden_states: Tensor | None = None,  # (rows, any, WIDTH)
+        ids: Tensor | None = None,  # (TOKENS,), shared
+        flag: Any = None,
+        return_dict: bool = False,
+    ) -> tuple[Tensor]:
+        time = timestep.expand(hidden_states.shape[0]).reshape(-1, 1, 1)
+        x = torch.nn.functional.silu(self.inner(hidden_states)) * (1 + time)
+        if encoder_hidden_states is not None:
+            x = x + self.text(encoder_hidden_states).mean(dim=1, keepdim=True)
+        if ids is not None:
+            x = x + ids.reshape(1, -1, 1)
+        if self.quirk is not None:
+            x = self.quirk(self, x, timestep=timestep, flag=flag, given=hidden_states)
+        return (x,)
+
+
+class Trial:
+    """Runs calls through a probation as the engine does, and knows what each gets alone."""
+
+    def __init__(self, module: nn.Module, verdicts: Verdicts | None = None) -> None:
+        self.module, self.fuser = module.eval(), Fuser()
+        self.probation = Probation(self.fuser, infers=True, verdicts=verdicts)
+        self.fused = 0  # forwards of several calls that answered somebody
+
+    def run(self, calls: Sequence[dict[str, Any]]) -> list[Any]:
+        """Answers; calls that fuse share a forward, in the order given."""
+        made = [self.probation.with_table(call_on(self.module, **one)) for one in calls]
+        described = []
+        for call in made:
+            key, rows = self.fuser.describe(call)
+            if self.probation.runs_alone(call, key):
+                key = self.fuser.alone(call)
+            described.append((call, key, rows))
+        answers: dict[int, Any] = {}
+        keys: dict[Any, list[int]] = {}
+        for i, (_, key, _) in enumerate(described):
+            keys.setdefault(key, []).append(i)
+        run = self.probation.around(self._forward, self.fuser.fused)
+        for key, places in keys.items():
+            chosen = [described[i] for i in places]
+            got = run(key, [c for c, _, _ in chosen], [n for _, _, n in chosen])
+            answers |= dict(zip(places, got, strict=True))
+        return [answers[i] for i in range(len(calls))]
+
+    def _forward(self, calls: Sequence[Any], rows: Sequence[int]) -> list[Any]:
+        self.fused += len(calls) > 1
+        return self.fuser.run(calls, rows)
+
+
+def request(seed: int, rows: int = 1, time: float | None = None, **others: Any) -> dict[str, Any]:
+    moment = 0.05 + 0.01 * (seed % 90) if time is None else time
+    return {
+        "hidden_states": randn(rows, TOKENS, WIDTH, seed=seed),
+        "timestep": torch.full((rows,), moment),
+        "encoder_hidden_states": randn(rows, 3, WIDTH, seed=seed + 1000),
+        **others,
+    }
+
+
+def many(count: int, width: int = 3, **others: Any) -> list[list[dict[str, Any]]]:
+    return [[request(10 * i + j, **others) for j in range(width)] for i in range(count)]
+
+
+@pytest.fixture(autouse=True)
+def no_grad() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def check(trial: Trial, rounds: Sequence[Sequence[dict[str, Any]]]) -> float:
+    """Run rounds of calls; the most that any answer is off what it is alone."""
+    worst = 0.0
+    for calls in rounds:
+        alone = Toy(trial.module.quirk)  # of its own state
+        alone.load_state_dict(trial.module.state_dict())
+        alone.train(trial.module.training)
+        expected = [alone(**one)[0].clone() for one in calls]
+        for ours, theirs in zip(trial.run(calls), expected, strict=True):
+            assert ours[0].shape == theirs.shape
+            worst = max(worst, float((ours[0] - theirs).abs().max()))
+    return worst
+
+
+def why_alone(trial: Trial) -> str:
+    return " ".join(line["why"] for line in trial.probation.report() if line["fuses"] == "alone")
+
+
+def test_a_plain_module_is_trusted_after_a_few_forwards_and_then_fuses() -> None:
+    trial = Trial(Toy())
+
+    worst = check(trial, many(NEEDED))
+    assert trial.fused == 0  # what was answered so far was run apart
+
+    assert max(worst, check(trial, many(4))) < 1e-5
+    assert trial.fused == 4
+    assert trial.probation.forwards == {"agreed": NEEDED, "differed": 0, "unsettled": 0}
+
+
+def mixes(module: Any, x: Tensor, **_: Any) -> Tensor:
+    return x + 1e-6 * x.mean(dim=0, keepdim=True)
+
+
+def mixes_above_two(module: Any, x: Tensor, **_: Any) -> Tensor:
+    return x + 0.1 * x.sum(dim=0) if x.shape[0] > 2 else x
+
+
+def mixes_under_a_flag(module: Any, x: Tensor, *, flag: Any, **_: Any) -> Tensor:
+    return x + 0.1 * x.flip(0) if flag else x
+
+
+def reads_row_0_of_time(module: Any, x: Tensor, *, timestep: Tensor, **_: Any) -> Tensor:
+    return x + timestep.reshape(-1)[0]
+
+
+def decides_by_the_first_time(module: Any, x: Tensor, *, timestep: Tensor, **_: Any) -> Tensor:
+    return x * 2 if float(timestep.reshape(-1)[0]) > 0.5 else x
+
+
+def decides_by_all_times(module: Any, x: Tensor, *, timestep: Tensor, **_: Any) -> Tensor:
+    return x * 2 if bool((timestep > 0.5).any()) else x
+
+
+def decides_in_tensors(module: Any, x: Tensor, *, timestep: Tensor, **_: Any) -> Tensor:
+    return torch.where(timestep.reshape(-1).max() > 0.5, x * 2, x)
+
+
+def counts(module: Any, x: Tensor, **_: Any) -> Tensor:
+    module.calls += 1
+    return x
+
+
+def remembers(module: Any, x: Tensor, **_: Any) -> Tensor:
+    before, module.last = module.last, x
+    return x if before is None or before.shape != x.shape else x + 0.5 * before
+
+
+def draws(module: Any, x: Tensor, **_: Any) -> Tensor:
+    return x + torch.randn_like(x)
+
+
+def writes_into_its_input(module: Any, x: Tensor, *, given: Tensor, **_: Any) -> Tensor:
+    given.mul_(0.5)
+    return x
+
+
+def gives_its_input(module: Any, x: Tensor, *, given: Tensor, **_: Any) -> Tensor:
+    return given[:, :]
+
+
+def gives_a_buffer(module: Any, x: Tensor, **_: Any) -> Tensor:
+    place: Tensor = module.place[: x.shape[0]]
+    place.copy_(x)
+    return place
+
+
+def fails_together(module: Any, x: Tensor, **_: Any) -> Tensor:
+    if x.shape[0] > 2:
+        raise ValueError("one at a time")
+    return x
+
+
+HOSTILE = [
+    mixes,
+    mixes_above_two,
+    reads_row_0_of_time,
+    decides_by_the_first_time,
+    decides_by_all_times,
+    decides_in_tensors,
+    writes_into_its_input,
+    gives_its_input,
+    fails_together,
+]
+
+
+@pytest.mark.parametrize("quirk", HOSTILE, ids=lambda one: one.__name__)
+def test_a_module_that_must_not_fuse_never_answers_from_a_forward_of_several(quirk: Any) -> None:
+    trial = Trial(Toy(quirk))
+    lockstep = [[request(10 * i + j, time=0.2) for j in range(3)] for i in range(6)]
+    early = [[request(10 * i + j, time=0.01 * j) for j in range(3)] for i in range(6)]
+
+    if quirk is writes_into_its_input:
+        for calls in many(6):
+            trial.run(calls)
+    else:
+        assert check(trial, [*lockstep, *early, *many(6), *many(6, width=4)]) < 1e-5
+    assert why_alone(trial)
+
+
+def test_a_module_that_mixes_above_two_rows_may_fuse_two() -> None:
+    trial = Trial(Toy(mixes_above_two))
+
+    assert check(trial, many(NEEDED + 1, width=2)) < 1e-5
+    assert trial.fused == 1
+    assert check(trial, [*many(2, width=3), *many(2, width=2)]) < 1e-5
+    assert trial.fused == 1  # three showed it: not even two fuse any more
+
+
+def test_a_flag_that_turns_mixing_on_is_caught_when_it_comes() -> None:
+    trial = Trial(Toy(mixes_under_a_flag))
+
+    assert check(trial, many(NEEDED + 2, flag=False)) < 1e-5
+    assert trial.fused == 2
+    assert check(trial, many(5, flag=True)) < 1e-5
+    assert trial.fused == 2
+    assert check(trial, many(2, flag=False)) < 1e-5
+    assert trial.fused == 4  # without the flag it still does
+
+
+def test_reading_one_row_is_caught_even_where_all_rows_are_alike_at_first() -> None:
+    trial = Trial(Toy(lambda module, x, timestep, **_: x + timestep.reshape(-1, 1, 1)[:1]))
+
+    lockstep = [[request(10 * i + j, time=0.2) for j in range(3)] for i in range(6)]
+
+    assert check(trial, [*lockstep, *many(5)]) < 1e-5
+    assert "reads some rows" in why_alone(trial)
+
+
+@pytest.mark.parametrize("quirk", [counts, remembers], ids=lambda one: one.__name__)
+def test_a_module_that_keeps_state_is_given_up(quirk: Any) -> None:
+    trial = Trial(Toy(quirk))
+
+    for calls in many(6):
+        trial.run(calls)
+
+    assert trial.fused == 0
+    assert "keeps state" in why_alone(trial)
+
+
+def test_a_cache_that_fills_once_does_no_harm() -> None:
+    def fills(module: Any, x: Tensor, **_: Any) -> Tensor:
+        if module.last is None:
+            module.last = torch.arange(WIDTH) * 1.0
+        return x + module.last  # type: ignore[no-any-return]
+
+    trial = Trial(Toy(fills))
+
+    assert check(trial, many(NEEDED + 3)) < 1e-5
+    assert trial.fused == 2
+
+
+def test_random_numbers_are_noticed_and_the_generator_goes_on_as_it_would() -> None:
+    trial, calls = Trial(Toy(draws)), many(1)[0]
+    torch.manual_seed(3)
+    expected = [Toy.forward(trial.module, **one)[0] for one in calls]
+    torch.manual_seed(3)
+
+    got = trial.run(calls)
+
+    assert all(torch.equal(a[0], b) for a, b in zip(got, expected, strict=True))
+    assert why_alone(trial) == "draws random numbers"
+
+
+def test_dropout_in_training_mode_is_noticed() -> None:
+    module = Toy(lambda module, x, **_: nn.functional.dropout(x, 0.5, module.training))
+    trial = Trial(module)
+    assert check(trial, many(NEEDED + 1)) < 1e-5
+    assert trial.fused == 1
+
+    module.train()
+    trial.run(many(1)[0])
+
+    assert trial.fused == 1
+    assert "draws random numbers" in why_alone(trial)
+
+
+def test_a_buffer_that_is_given_again_and_again_answers_each_call_with_its_own() -> None:
+    trial = Trial(Toy(gives_a_buffer))
+    calls = many(1)[0]
+    expected = [Toy()(**one)[0] for one in calls]
+
+    got = trial.run(calls)
+
+    assert all(torch.equal(a[0], b) for a, b in zip(got, expected, strict=True))
+    assert "overwrites" in why_alone(trial)
+
+
+class Placed(Toy):
+    """Takes ids with a row axis, and reads row 0 of them: as FLUX.2 does."""
+
+    def forward(self, hidden_states: Tensor, timestep: Tensor, ids: Tensor) -> tuple[Tensor]:  # type: ignore[override]
+        return (super().forward(hidden_states, timestep)[0] + ids[0],)
+
+
+def test_what_looks_stacked_and_is_shared_is_found_by_the_second_guess() -> None:
+    trial = Trial(Placed())
+    one, other = (randn(1, TOKENS, WIDTH, seed=seed) for seed in (5, 6))
+
+    def calls(i: int, *ids: Tensor) -> list[dict[str, Any]]:
+        given = [request(10 * i + j) for j in range(len(ids))]
+        return [
+            {"hidden_states": g["hidden_states"], "timestep": g["timestep"], "ids": v}
+            for g, v in zip(given, ids, strict=True)
+        ]
+
+    rounds = [calls(i, one, other, one, other) for i in range(8)]
+    alone = Placed()
+    for some in rounds:
+        for got, expected in zip(trial.run(some), [alone(**one)[0] for one in some], strict=True):
+            assert torch.allclose(got[0], expected, atol=1e-5)
+
+    assert trial.fused > 0
+
+
+def test_verdicts_are_remembered_for_the_same_code_and_config(tmp_path: Path) -> None:
+    file, versions = tmp_path / "costs.fusing.json", {"torch": "1"}
+    first = Trial(Toy(), Verdicts(file, versions))
+    check(first, many(NEEDED))
+    spoiled = Trial(Toy(mixes), Verdicts(file, {"torch": "2"}))
+    check(spoiled, many(1))
+    first.probation.keep()
+
+    again = Trial(Toy(), Verdicts(file, versions))
+    check(again, many(2))
+    updated = Trial(Toy(), Verdicts(file, {"torch": "3"}))
+    check(updated, many(2))
+
+    assert (again.fused, updated.fused) == (2, 0)
+
+
+def test_a_file_of_verdicts_that_is_none_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "costs.fusing.json"
+    file.write_text('{"fusing": [1, 2')
+
+    trial = Trial(Toy(), Verdicts(file))
+    check(trial, many(NEEDED))
+    trial.probation.keep()
+
+    assert "begins anew" in caplog.text
+    assert Verdicts(file).read("no such", "kind") is None
+
+
+QUIRKS: list[Any] = [None, *HOSTILE[:6], mixes_under_a_flag, gives_its_input, fails_together]
+calls = st.lists(
+    st.tuples(st.integers(1, 2), st.sampled_from([0.1, 0.3, 0.7, None]), st.booleans()),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(QUIRKS), st.lists(calls, min_size=4, max_size=9))
+def test_a_guess_fuses_exactly_or_is_never_trusted(quirk: Any, rounds: list[Any]) -> None:
+    trial = Trial(Toy(quirk))
+    made = [
+        [request(20 * i + j, rows, time, flag=flag) for j, (rows, time, flag) in enumerate(some)]
+        for i, some in enumerate(rounds)
+    ]
+
+    assert check(trial, made) < 1e-5
+    if quirk not in (None, mixes_under_a_flag, mixes_above_two):
+        assert trial.fused == 0
