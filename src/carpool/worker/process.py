@@ -55,21 +55,21 @@ class Worker:
             os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read as it is imported
         # Torch and diffusers take seconds to import; the front sees the process start meanwhile.
         from carpool.engine.cost_store import Table
-        from carpool.engine.loop import Engine
+        from carpool.engine.loop import EngineCore
         from carpool.engine.model import pipeline
-        from carpool.engine.observe.co_riders import Company
+        from carpool.engine.observe.co_riders import CoRiders
 
         began_s = time.monotonic()
         logs.set_up(first.log_level, first.log_format, prompts=first.log_prompts)
         pipeline.log_as_others(bars=first.log_format == "text")
-        company = Company()
-        on_ride = company.rode if first.otel else None
+        co_riders = CoRiders()
+        observers = [co_riders.forward] if first.otel else []
         try:
             if first.otel:
                 self._tracing = tracing.start("worker")
             loaded = pipeline.load(first.model, first.settings)
             table = Table(loaded, first.settings)
-            engine = Engine(loaded, first.settings, table=table, on_ride=on_ride)
+            engine = EngineCore(loaded, first.settings, table=table, observers=observers)
         except CarpoolError as error:
             self.say(protocol.CannotLoad(str(error)))
             self._next()  # the front hangs up once it has read this
@@ -93,8 +93,8 @@ class Worker:
                     try:
                         follower = _Follower(self, job, meter.usage(job), wrap, follow)
                         if self._tracing.is_on:
-                            follower.at_start = partial(company.came, job.request_id, trace)
-                            follower.at_end = partial(self._trace, engine, company, trace, job)
+                            follower.at_start = partial(co_riders.start, job.request_id, trace)
+                            follower.at_end = partial(self._trace, engine, co_riders, trace, job)
                         engine.submit(job, follower)
                     except Exception as error:  # a tokenizer's, say: others ride on
                         self.say(_failed(job.request_id, error))
@@ -105,19 +105,19 @@ class Worker:
                 case protocol.AskStatistics():
                     self.say(protocol.Statistics(engine.statistics()))
                 case protocol.AskLives(request_ids):
-                    lives = [engine.life(request_id) for request_id in request_ids]
+                    lives = [engine.timeline(request_id) for request_id in request_ids]
                     self.say(protocol.Lives([life for life in lives if life is not None]))
         engine.close()
 
     def _beat(self, engine: Any) -> None:
         while True:
-            stalled_s, expected_s = engine.pulse.read()
+            stalled_s, expected_s = engine.heartbeat.read()
             self.say(protocol.Beat(stalled_s, expected_s, engine.place_s))
             time.sleep(EVERY_S)
 
-    def _trace(self, engine: Any, company: Any, trace: str, job: CheckedRequest) -> None:
-        with_whom = company.left(job.request_id)
-        if (life := engine.life(job.request_id)) is not None:
+    def _trace(self, engine: Any, co_riders: Any, trace: str, job: CheckedRequest) -> None:
+        with_whom = co_riders.end(job.request_id)
+        if (life := engine.timeline(job.request_id)) is not None:
             self._tracing.life(trace, job, life, with_whom)
 
     def _reload(self, engine: Any) -> None:

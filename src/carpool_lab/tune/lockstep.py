@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from carpool.engine.model.device import Device
+from carpool.engine.request import Forward
 from carpool.schedule.batch_modes import together
 from carpool.schedule.cost import Costs
 from carpool.types import (
@@ -16,7 +17,6 @@ from carpool.types import (
     Admission,
     CallKind,
     Choice,
-    Forward,
     ParkedCall,
     Phase,
     QueuedRequest,
@@ -65,7 +65,7 @@ class Lockstep:
         return choice
 
     def ran(self, forward: Forward) -> None:
-        """Hear of a forward, as `Engine.on_forward` tells it."""
+        """An observer of forwards."""
         seen = self.seen[self._kind]
         seen.done.add(forward.rows)
         if self._device.is_cuda:
