@@ -10,7 +10,7 @@ from typing import Any
 from carpool.config import EngineSettings
 from carpool.engine.queue import RequestQueue
 from carpool.errors import Overloaded
-from carpool.schedule.overload import Pressure, Speed, again_s, bounded, refuses, stage
+from carpool.schedule.overload import ENTER, Pressure, Speed, again_s, bounded, refuses, stage
 
 
 class AdmissionControl:
@@ -79,5 +79,7 @@ class AdmissionControl:
     def _update_stage(self) -> tuple[float, float]:
         wait_s, places = self._wait_s(), self._max_queue + self._max_running - len(self._lefts_s)
         fill = len(self._queue) / places if places > 0 else 0.0
-        self.stage = stage(self.stage, Pressure(wait_s / self._most_s, fill))
+        pressure = Pressure(wait_s / self._most_s, fill)
+        if self.stage or pressure.wait >= ENTER[0] or fill >= ENTER[0]:  # else it stays 0
+            self.stage = stage(self.stage, pressure)
         return wait_s, fill

@@ -107,12 +107,12 @@ class _Unknown(Exception):
     """Whether such an argument has changed cannot be told cheaply."""
 
 
-def _test(rule: Rule | None, value: Any) -> Callable[[Any], bool]:
+def _test(rule: Any, value: Any) -> Callable[[Any], bool]:
     """Whether another value gives the same part of a fuse key as this one, by its rule."""
     if rule is UNUSED:
         return _anything
     if isinstance(value, _PLAIN):
-        cls = type(value)
+        cls: type = type(value)
         return lambda other: type(other) is cls and bool(other == value)
     if isinstance(value, Tensor):
         if rule is SHARE:
@@ -120,10 +120,10 @@ def _test(rule: Rule | None, value: Any) -> Callable[[Any], bool]:
         if rule in (STACK, SCALAR, CONCAT) or isinstance(rule, Pad):
             return _same_form(value)
     elif rule is STACKS and isinstance(value, (list, tuple)):
-        cls, tests = type(value), [_same_form(one) for one in value if isinstance(one, Tensor)]
+        kind, tests = type(value), [_same_form(one) for one in value if isinstance(one, Tensor)]
         if len(tests) == len(value):
             return lambda other: (
-                type(other) is cls
+                type(other) is kind
                 and len(other) == len(tests)
                 and all(test(one) for test, one in zip(tests, other, strict=True))
             )
@@ -156,4 +156,4 @@ def _same_tensor(value: Tensor) -> Callable[[Any], bool]:
     if value.is_inference():
         raise _Unknown  # does not count its versions: a change would go unseen
     mine, version = weakref.ref(value), value._version
-    return lambda other: other is mine() and other._version == version
+    return lambda other: isinstance(other, Tensor) and other is mine() and other._version == version

@@ -109,7 +109,10 @@ class Predictor:
         return call is not None and bool(self._costs.curve(call[0]).measured)
 
     def _note_step(self, state: RequestState, kind: CallKind, rows: int) -> None:
-        self._last_step_call = self._step_calls[_size(state.request)] = kind, rows
+        self._last_step_call = kind, rows
+        before = state.parked
+        if before is None or before.kind is not kind or before.rows != rows:
+            self._step_calls[_size(state.request)] = kind, rows
         if state.step > state.counted_step:  # the first call of this step
             calls = (state.denoiser_calls - 1) / state.step
             self._calls_a_step += 0.5 * (calls - self._calls_a_step)

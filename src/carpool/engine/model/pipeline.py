@@ -143,7 +143,8 @@ def view(loaded: Loaded, task: str) -> Any:
     mine.__class__ = view_class
     for name, component in vars(original).items():
         if isinstance(component, SchedulerMixin):
-            setattr(mine, name, copy.deepcopy(component))
+            config = component.config  # frozen: shared
+            setattr(mine, name, copy.deepcopy(component, {id(config): config}))
     mine.maybe_free_model_hooks = lambda: None
     return mine
 
