@@ -64,8 +64,8 @@ class Timed:
         scheduler.select = self.chosen  # type: ignore[method-assign]
         drive.engine._fuser.run = self.run  # type: ignore[method-assign]
 
-    def chosen(self, riders: Any) -> list[RequestState]:
-        chosen = self.choose(riders)
+    def chosen(self, states: Any) -> list[RequestState]:
+        chosen = self.choose(states)
         if chosen:
             name = self.drive.engine._scheduler._kind.name
             self.batches.append((name, tuple(sorted(rider.number for rider in chosen))))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Target
-from carpool.engine.specs import CONCAT, SCALAR, SHARE, STACK, STACKS, UNUSED, Pad, Rule
+from carpool.engine.specs import CONCAT, SCALAR, SHARE, STACK, STACKS, UNUSED, Pad
 from carpool.types import CheckedRequest
 
 log = logging.getLogger("carpool")

@@ -211,19 +211,14 @@ class EngineCore:
             for state in states:
                 self._running.start(state)
         if selected := self._scheduler.select(self._running.parked):
-            answers = self._forward(selected)
+            forward_at_s = self._clock()
+            free = self.loaded.device.free
+            answers = execute(selected, self._run_forward, self._scheduler.widths, free)
+            self._forward_s += self._clock() - forward_at_s
             self._running.end_cancelled()
             self._running.resume(zip(selected, answers, strict=True))
         self._turn_s += self._clock() - began_s
         return bool(selected or results or self._queue.has_host_results)
-
-    def _forward(self, states: Sequence[RequestState]) -> list[Any]:
-        """Run the calls, of one key, that requests are parked on; gives answers or `Failure`s."""
-        began_s = self._clock()
-        free = self.loaded.device.free
-        answers = execute(states, self._run_forward, self._scheduler.widths, free)
-        self._forward_s += self._clock() - began_s
-        return answers
 
     def _run(self, states: Sequence[RequestState]) -> list[Any]:
         """Run these calls as one forward, and tell the observers of it."""
