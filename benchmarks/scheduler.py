@@ -10,19 +10,21 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from carpool.config import EngineSettings
-from carpool.engine.loop import Engine
+from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load
-from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram, Tally
-from carpool.engine.observe.timeline import Lives
-from carpool.engine.observe.width_reason import not_wider
+from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram, Stats
+from carpool.engine.observe.timeline import Timelines
+from carpool.engine.observe.width_reason import width_reason
+from carpool.engine.request import Forward
 from carpool.request.parameters import check
 from carpool.schedule.batch_modes import together
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
-from carpool.types import Admission, CallKind, Choice, Forward, ParkedCall, QueuedRequest, Request
+from carpool.types import Admission, CallKind, Choice, ParkedCall, QueuedRequest, Request
 
 KINDS = [CallKind("transformer.forward", size) for size in (256, 1024, 4096)]
 KEYS = {kind: ("transformer", "forward", (("hidden_states", (kind.size, 64)),)) for kind in KINDS}
@@ -70,25 +72,31 @@ class Nobody:
 
 def explaining_us(turns: Sequence[tuple[Choice, Sequence[ParkedCall]]]) -> float:
     """Microseconds that explaining takes in a turn, on average."""
-    lives, tally = Lives(), Tally(time.monotonic)
+    timelines, stats = Timelines(), Stats(time.monotonic)
     histogram = Histogram(FORWARD_BUCKETS_S)
     known = {
-        call.request: lives.begin(str(call.request), 0.0) for _, all_ in turns for call in all_
+        call.request: timelines.begin(str(call.request), 0.0) for _, all_ in turns for call in all_
     }
     for _, all_ in turns:
         for call in all_:
             known[call.request].start(0.0)
-            lives.parked(known[call.request], call.kind.name, call.key, 0.0)
-    forward = Forward("transformer", "forward", "denoise", 1, 1, 0.01)
+            timelines.parked(known[call.request], call.kind.name, call.key, 0.0)
+    states: dict[int, Any] = {
+        number: SimpleNamespace(timeline=timeline) for number, timeline in known.items()
+    }
     began_s = time.perf_counter()
     for number, (choice, all_) in enumerate(turns):
-        not_wider(choice, all_)
-        lives.rode([known[call.request] for call in choice.calls], number, number + 0.5)
-        tally.forward(forward)
+        width_reason(choice, all_)
+        calls = choice.calls
+        shared = tuple([states[call.request] for call in calls])
+        rows = tuple([call.rows for call in calls])
+        forward = Forward("transformer", "forward", "denoise", shared, rows, number, 0.5)
+        timelines.forward(forward)
+        stats.forward(forward)
         histogram.add(forward.duration_s)
         for call in choice.calls:
-            tally.step(number)
-            lives.parked(known[call.request], call.kind.name, call.key, number + 0.5)
+            stats.step(number)
+            timelines.parked(known[call.request], call.kind.name, call.key, number + 0.5)
     return (time.perf_counter() - began_s) / len(turns) * 1e6
 
 
@@ -96,11 +104,11 @@ def explained(requests: int) -> str:
     """A line: what explaining costs with so many requests of two sizes."""
     settings, policy = EngineSettings(device="cpu", max_running=requests), Recorded()
     seconds: list[float] = []
-    engine = Engine(
+    engine = EngineCore(
         load("shapes", settings),
         settings,
-        finish=lambda work: work(),
-        on_forward=lambda forward: seconds.append(forward.duration_s),
+        off_loop=lambda work: work(),
+        observers=[lambda forward: seconds.append(forward.duration_s)],
         policy=policy,
     )
     for number in range(requests):

@@ -285,10 +285,10 @@ def test_a_pipelines_exception_is_told_without_the_paths_that_it_names(
     error: Exception, has_parked: bool
 ) -> None:
     from carpool.engine.pipeline_errors import (
-        explained,  # brings torch, which no other test here needs
+        to_api_error,  # brings torch, which no other test here needs
     )
 
-    told = explained(error, has_parked=has_parked)
+    told = to_api_error(error, has_parked=has_parked)
 
     assert "secret" not in str(told)
     assert str(told).startswith("the pipeline ")

@@ -177,19 +177,6 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
-    """One run of a module for one or several requests at once."""
-
-    component: str  # the pipeline's name for the module, such as "transformer"
-    method: str
-    phase: Phase
-    rows: int
-    requests: int
-    duration_s: float  # on CUDA: until the kernels were launched, not until they ended
-    adapters: int = 0  # different ones that its requests ride with
-
-
-@dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened to one request."""
 

@@ -15,8 +15,8 @@ from diffusers import DiffusionPipeline, StableDiffusionImg2ImgPipeline
 from PIL import Image
 
 import carpool
+from carpool.engine.request import Forward
 from carpool.errors import Cancelled, PipelineFailed
-from carpool.types import Forward
 from support.engine_driver import CLOSE, Drive, Recorder, driving, gap, mean, plain, served, solo
 from support.tiny import ARGUMENTS, checkpoint
 from support.tiny.stable import FAMILIES

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,28 +10,23 @@ import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from carpool.engine.faults import Faults
-from carpool.engine.intercept import Call
 from carpool.errors import InvalidValue
 
-CALLS: Any = [object(), object()]  # looked at by their ids alone
+STATES: Any = [SimpleNamespace(request=SimpleNamespace(seed=13))] * 2
 
 
 def answered(answer: Any, fault: str = "forward:noise:1", calls: int = 2) -> Any:
     """What a call gets under a fault for this answer of its forward."""
 
-    def run(calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
-        return [answer] * len(calls)
+    def run(states: Sequence[Any]) -> list[Any]:
+        return [answer] * len(states)
 
-    seeds = {id(call): 13 for call in CALLS}
-    return Faults([fault]).around(run, seeds)(CALLS[:calls], [1] * calls)[0]
+    return Faults([fault]).around(run)(STATES[:calls])[0]
 
 
 @pytest.mark.parametrize("environ", [{}, {"CARPOOL_FAULT": ""}, {"CARPOOL_FAULT": ","}])
 def test_nothing_strikes_that_was_not_switched_on(environ: dict[str, str]) -> None:
-    def run(calls: object, rows: object) -> list[object]:
-        return []
-
-    assert Faults.from_environment(environ).around(run, {}) is run
+    assert Faults.from_environment(environ) is None
 
 
 def test_a_fault_of_a_seed_strikes_where_that_request_is_aboard() -> None:

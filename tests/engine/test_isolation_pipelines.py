@@ -66,7 +66,9 @@ def test_what_runs_alone_is_told_and_the_rest_still_fuses() -> None:
         perturbed = drive.submit(**ARGUMENTS["pag_sd3"], pag_scale=3.0)
         plain = [drive.submit(**ARGUMENTS["pag_sd3"], pag_scale=0.0, seed=s) for s in (1, 2)]
         drive.finish()
-        lives = [drive.engine.life(one.outcome.job.request_id) or {} for one in (perturbed, *plain)]
+        lives = [
+            drive.engine.timeline(one.outcome.job.request_id) or {} for one in (perturbed, *plain)
+        ]
 
     assert [life["exclusive"] for life in lives] == [["transformer"], [], []]
     assert drive.widest("transformer") == 2

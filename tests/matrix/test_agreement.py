@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from carpool.config import BatchingMode
-from carpool.engine.request import Rider
+from carpool.engine.request import RequestState
 from carpool.schedule.cost import Costs, Curve
 from carpool.types import CallKind, QueuedRequest
 from carpool_lab.simulate.scenario import MODES
@@ -58,16 +58,16 @@ class Timed:
         self.drive, self.clock, self.coming, self.base = drive, clock, deque(coming), base
         self.heard: list[Recorder] = []
         self.batches: list[Batch] = []
-        desk, self.fuse = drive.engine._desk, drive.engine._fuser.run
-        desk.costs = desk._forecast._costs = Told()
-        self.choose = desk.chosen
-        desk.chosen = self.chosen  # type: ignore[method-assign]
+        scheduler, self.fuse = drive.engine._scheduler, drive.engine._fuser.run
+        scheduler.costs = scheduler._predictor._costs = Told()
+        self.choose = scheduler.select
+        scheduler.select = self.chosen  # type: ignore[method-assign]
         drive.engine._fuser.run = self.run  # type: ignore[method-assign]
 
-    def chosen(self, riders: Any) -> list[Rider]:
-        chosen = self.choose(riders)
+    def chosen(self, states: Any) -> list[RequestState]:
+        chosen = self.choose(states)
         if chosen:
-            name = self.drive.engine._desk._kind.name
+            name = self.drive.engine._scheduler._kind.name
             self.batches.append((name, tuple(sorted(rider.number for rider in chosen))))
         return chosen
 
@@ -86,7 +86,7 @@ class Timed:
         while self.coming or any(not one.is_done for one in self.heard):
             if not self.drive.engine.step():
                 next_s = self.coming[0][0] if self.coming else float("inf")
-                self.pass_until(min(next_s, self.drive.engine._desk.wake_s))
+                self.pass_until(min(next_s, self.drive.engine._scheduler.wake_s))
 
 
 def simulated(coming: list[Arrival], mode: BatchingMode) -> list[Batch]:
@@ -141,7 +141,7 @@ def test_the_simulator_forms_the_batches_of_the_engine(mode: BatchingMode) -> No
         request_batch_max_wait_ms=20.0,
     ) as drive:
         engine = Timed(drive, clock, coming, ARGUMENTS["flux"])
-        drive.engine._desk._policy = MODES[mode](Told())
+        drive.engine._scheduler._policy = MODES[mode](Told())
         engine.play()
 
     phases = [(_phase(name), riders) for name, riders in engine.batches]

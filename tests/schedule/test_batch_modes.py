@@ -85,7 +85,7 @@ def test_a_dynamic_batch_waits_for_others_and_says_so(caplog: pytest.LogCaptureF
     ):
         drive.submit(**BASE)
         assert not drive.engine.step()  # its delay runs
-        assert drive.engine._desk.wake_s == pytest.approx(0.005)
+        assert drive.engine._scheduler.wake_s == pytest.approx(0.005)
         clock.pass_by(0.004)
         drive.submit(**BASE, seed=1)
         assert not drive.engine.step()

@@ -16,12 +16,12 @@ from diffusers import DiffusionPipeline
 from torch import nn
 
 from carpool.config import BatchingMode, EngineSettings
-from carpool.engine.loop import Engine
+from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load
-from carpool.engine.request import Outcome
+from carpool.engine.request import Forward, Outcome
 from carpool.request.parameters import check
 from carpool.schedule.batch_modes import together
-from carpool.types import Admission, Choice, Event, Forward, ParkedCall, QueuedRequest, Request
+from carpool.types import Admission, Choice, Event, ParkedCall, QueuedRequest, Request
 from support.tiny import ARGUMENTS, checkpoint
 
 CLOSE = 2e-5  # the most that riding together may change a pixel, values 0-1, float32
@@ -103,7 +103,7 @@ class InLine:
 class Drive:
     """An engine on the test's own thread."""
 
-    def __init__(self, engine: Engine, forwards: list[Forward]) -> None:
+    def __init__(self, engine: EngineCore, forwards: list[Forward]) -> None:
         self.engine, self.forwards = engine, forwards
 
     def submit(self, prompt: Any = "a photo of a cat", **parameters: Any) -> Recorder:
@@ -158,12 +158,12 @@ def driving(
     modes = {} if mode is None else {"batching_mode": mode}
     chosen = EngineSettings(**{"device": "cpu", **modes, **settings})
     forwards: list[Forward] = []
-    engine = Engine(
+    engine = EngineCore(
         load(pipe, chosen),
         chosen,
         clock=clock or VirtualClock(),
-        finish=lambda work: work(),
-        on_forward=forwards.append,
+        off_loop=lambda work: work(),
+        observers=[forwards.append],
         policy=InLine(chosen.max_running) if mode is None else None,
     )
     grads = torch.is_grad_enabled()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from carpool.config import EngineSettings
-from carpool.engine.loop import Engine
+from carpool.engine.loop import EngineCore
 from carpool.engine.model.usage import Meter
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
@@ -124,12 +124,12 @@ def test_a_batching_config_that_nests_without_end_is_told_at_the_start_and_at_a_
 def test_a_reload_that_fails_as_nobody_foresaw_is_told_and_requests_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(engine: Engine) -> list[str]:
+    def fail(engine: EngineCore) -> list[str]:
         raise RecursionError("too deep")
 
     with working() as front:
         front.receive()
-        monkeypatch.setattr(Engine, "reload", fail)
+        monkeypatch.setattr(EngineCore, "reload", fail)
         front.send(protocol.Reload())
         reloaded = front.receive()
         assert isinstance(submit(front, "one"), protocol.Done)
@@ -170,10 +170,10 @@ def test_an_output_without_pictures_is_a_failure(monkeypatch: pytest.MonkeyPatch
 def test_a_worker_whose_engine_ended_hangs_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_: Engine) -> bool:
+    def fail(_: EngineCore) -> bool:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(Engine, "step", fail)
+    monkeypatch.setattr(EngineCore, "step", fail)
     with working() as front:
         received = [front.receive() for _ in range(2)]
 

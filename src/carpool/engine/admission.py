@@ -1,29 +1,28 @@
-"""Lets requests into the line while the work that waits is bearable, and says how bearable it is.
+"""Admission control: reject new requests when the predicted queue wait exceeds `max_wait`.
 
-The engine's thread tells at every turn what waits and who is aboard, and what forwards take;
-`check` and the rest may be asked from any thread: they read single numbers.
+The engine's thread reports at every turn what is queued, what runs and what forwards take; `check`
+and the rest may be called from any thread: they read single numbers.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 from carpool.config import EngineSettings
-from carpool.engine.queue import Line
+from carpool.engine.queue import RequestQueue
 from carpool.errors import Overloaded
-from carpool.schedule.overload import Pressure, Speed, again_s, bounded, refuses, stage
+from carpool.schedule.overload import ENTER, Pressure, Speed, again_s, bounded, refuses, stage
 
 
-class Gate:
+class AdmissionControl:
     """The overload stage of one engine: see `carpool.schedule.overload`."""
 
-    def __init__(self, line: Line, settings: EngineSettings) -> None:
-        self._line, self._most_s = line, settings.max_wait
+    def __init__(self, queue: RequestQueue, settings: EngineSettings) -> None:
+        self._queue, self._most_s = queue, settings.max_wait
         self._max_queue, self._max_running = settings.max_queue, settings.max_running
         self._speed: Speed | None = None  # until predictions are proven
-        self._seen, self._waiting_s = 0, 0.0  # of the line
-        self._newest_s = 0.0  # work of the youngest request: a guess for those not looked at yet
-        self._aboard = 0
-        self._place_s: float | None = None
+        self._seen, self._waiting_s = 0, 0.0  # queued requests and their predicted work
+        self._newest_s = 0.0  # work of the newest request: a guess for those not seen yet
+        self._lefts_s: Sequence[float] = ()  # predicted work left of running requests
         self.stage = 0
 
     @property
@@ -32,19 +31,17 @@ class Gate:
         return self._speed is not None
 
     def learn(self, alone_s: float, calls: int, together_s: float) -> None:
-        """A forward of several calls took so long, and one after another they would `alone_s`."""
+        """A forward of several calls took so long; one after another they would take `alone_s`."""
         self._speed = self._speed or Speed()
         self._speed.learn(alone_s, calls, together_s)
 
-    def look(self, waiting: int, waiting_s: float, lefts_s: Sequence[float]) -> None:
-        """How many wait, with how much predicted work, and how much those aboard have left."""
-        self._seen, self._waiting_s = waiting, waiting_s
-        self._aboard = len(lefts_s)
-        self._place_s = self._speed.place_s(list(lefts_s)) if self._speed else None
-        self._turn()
+    def update(self, waiting: int, waiting_s: float, lefts_s: Sequence[float]) -> None:
+        """How many are queued, their predicted work, and what running ones have left of theirs."""
+        self._seen, self._waiting_s, self._lefts_s = waiting, waiting_s, lefts_s
+        self._update_stage()
 
     def check(self, priority: int, whole_s: float) -> None:
-        """Refuse a new request if its priority is too low for what is going on.
+        """Refuse a new request if its priority is too low for the overload stage.
 
         Args:
             whole_s: its predicted work, seconds alone on the device.
@@ -53,19 +50,21 @@ class Gate:
             Overloaded: with when the wait will be short enough.
         """
         self._newest_s = whole_s
-        wait_s, fill = self._turn()
-        if refuses(self.stage, priority) and fill < 1:  # the line speaks for itself when it is full
+        wait_s, fill = self._update_stage()
+        if refuses(self.stage, priority) and fill < 1:  # a full queue has an error of its own
             which = "no new one" if self.stage == 3 else "none of priority below 0"
             raise Overloaded(
-                f"the server is overloaded: {len(self._line)} requests wait, with work for some "
+                f"the server is overloaded: {len(self._queue)} requests wait, with work for some "
                 f"{wait_s:.3g} s (the most is {self._most_s:g} s, --max-wait): {which} is taken",
                 retry_after_s=max(again_s(self.stage, wait_s, self._most_s), self.place_s or 0.0),
             )
 
     @property
     def place_s(self) -> float | None:
-        """When the next place is likely to be free; None while nothing is known of that."""
-        return None if self._place_s is None else bounded(self._place_s)
+        """Predicted seconds until the next place is free; None while nothing is known."""
+        speed, lefts_s = self._speed, list(self._lefts_s)
+        seconds = None if speed is None else speed.place_s(lefts_s)
+        return None if seconds is None else bounded(seconds)
 
     def to_json(self) -> dict[str, Any]:
         """For `statistics`."""
@@ -74,11 +73,13 @@ class Gate:
     def _wait_s(self) -> float:
         if self._speed is None:
             return 0.0
-        unseen = max(0, len(self._line) - self._seen)
+        unseen = max(0, len(self._queue) - self._seen)
         return self._speed.wait_s(self._waiting_s + unseen * self._newest_s)
 
-    def _turn(self) -> tuple[float, float]:
-        wait_s, places = self._wait_s(), self._max_queue + self._max_running - self._aboard
-        fill = len(self._line) / places if places > 0 else 0.0
-        self.stage = stage(self.stage, Pressure(wait_s / self._most_s, fill))
+    def _update_stage(self) -> tuple[float, float]:
+        wait_s, places = self._wait_s(), self._max_queue + self._max_running - len(self._lefts_s)
+        fill = len(self._queue) / places if places > 0 else 0.0
+        pressure = Pressure(wait_s / self._most_s, fill)
+        if self.stage or pressure.wait >= ENTER[0] or fill >= ENTER[0]:  # else it stays 0
+            self.stage = stage(self.stage, pressure)
         return wait_s, fill

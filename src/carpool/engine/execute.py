@@ -1,4 +1,4 @@
-"""Run calls together; when that goes wrong, find the guilty ones and save the others.
+"""Run calls together; when that fails, find the calls at fault and run the others.
 
 A forward that raises is cut in two and each half runs again, until the calls that raise alone are
 found: their inputs are still there, so nothing is lost but time. Running out of memory is cut the
@@ -7,7 +7,7 @@ same way, and the width that did fit is remembered for that key.
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -15,13 +15,17 @@ from carpool.engine.intercept import Call
 from carpool.errors import OutOfMemory
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A described call: what `Fuser.describe` said of it."""
+class Ready(Protocol):
+    """Has a described call: `RequestState`, while it is parked."""
 
-    call: Call
-    key: Hashable
-    rows: int
+    @property
+    def call(self) -> Call: ...
+
+    @property
+    def key(self) -> Hashable: ...
+
+    @property
+    def rows(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,11 @@ class Widths:
     def __init__(self) -> None:
         self._too_wide: dict[Hashable, int] = {}  # rows that did not fit
         self._fitted: dict[Hashable, int] = {}  # rows that did, of keys that ran out once
+
+    @property
+    def are_limited(self) -> bool:
+        """Whether any key has run out of memory."""
+        return bool(self._too_wide)
 
     def cap(self, key: Hashable, default: int) -> int:
         """Rows that a forward of this key may have: what fitted, or half of what did not."""
@@ -54,12 +63,12 @@ class Widths:
             self._fitted[key] = max(rows, self._fitted.get(key, 0))
 
 
-Run = Callable[[Sequence[Call], Sequence[int]], list[Any]]
+T = TypeVar("T", bound=Ready)
 
 
 def execute(
-    ready: Sequence[Ready],
-    run: Run,
+    ready: Sequence[T],
+    run: Callable[[Sequence[T]], list[Any]],
     widths: Widths,
     free: Callable[[], None],
     *,
@@ -69,15 +78,16 @@ def execute(
 
     Args:
         ready: one or more calls with equal keys.
-        run: makes one forward of them, `Fuser.run`.
+        run: makes one forward of them.
         widths: learns from forwards that ran out of memory.
         free: gives cached device memory back before another try.
         is_second_try: a single call, that ran out of memory before what was cached was freed.
     """
-    rows = [one.rows for one in ready]
+    rows = sum([one.rows for one in ready])
     try:
-        answers = run([one.call for one in ready], rows)
-        widths.fitted(ready[0].key, sum(rows))
+        answers = run(ready)
+        if widths.are_limited:
+            widths.fitted(ready[0].key, rows)
         return answers
     except torch.OutOfMemoryError as error:
         failure, is_memory = str(error), True
@@ -92,7 +102,7 @@ def execute(
             if is_second_try:
                 return [Failure(_does_not_fit(ready[0], failure))]
             return execute(ready, run, widths, free, is_second_try=True)
-        widths.too_wide(ready[0].key, sum(rows))
+        widths.too_wide(ready[0].key, rows)
     half = len(ready) // 2
     return [
         *execute(ready[:half], run, widths, free),

@@ -1,9 +1,9 @@
 """Fault injection, for tests: switched on by the environment variable `CARPOOL_FAULT`.
 
-A fault is `POINT:WHAT:WHEN`; several are separated by commas. The points are in the loop's code, so
-that a fault comes from where a real one would: `forward` is between the start of a forward's clock
-and the modules. `noise` changes the last bits of what a forward of several calls gives, as most
-devices do: a test that passes under `forward:noise:1` does not depend on its processor.
+A fault is `POINT:WHAT:WHEN`; several are separated by commas. The only point, `forward`, is where
+the main loop runs a forward, so that `execute` sees an injected fault as it would see a real one.
+`noise` changes the last bits of the output of a forward of several calls, as most devices do: a
+test that passes under `forward:noise:1` does not depend on its processor.
 """
 
 import os
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from carpool.config import FAULT_VARIABLE
-from carpool.engine.execute import Run
-from carpool.engine.intercept import Call
+from carpool.engine.request import RequestState
 from carpool.errors import InvalidValue
 
 POINTS = ("forward",)
@@ -44,13 +43,16 @@ WHATS = (*_STRIKES, "noise")
 _NOISE = 2**-19
 
 
+Run = Callable[[Sequence[RequestState]], list[Any]]
+
+
 class Faults:
-    """Those that are switched on.
+    """The faults that are switched on.
 
     Args:
         wanted: `POINT:WHAT:WHEN` each. WHEN is the probability at each passing of the point, or
-            `seed=N` for those at which a request with this seed is aboard.
-        seed: of the dice.
+            `seed=N` for forwards that a request with this seed takes part in.
+        seed: of the random numbers.
 
     Raises:
         InvalidValue: a fault that does not exist.
@@ -62,34 +64,32 @@ class Faults:
         self._all = [_parsed(text) for text in wanted]
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> Self:
-        """Those that `CARPOOL_FAULT` names."""
-        return cls([one for one in environ.get(FAULT_VARIABLE, "").split(",") if one])
+    def from_environment(cls, environ: Mapping[str, str]) -> Self | None:
+        """The faults that `CARPOOL_FAULT` names; None if it names none."""
+        wanted = [one for one in environ.get(FAULT_VARIABLE, "").split(",") if one]
+        return cls(wanted) if wanted else None
 
-    def around(self, run: Run, seeds: Mapping[int, int], *, is_exact: bool = False) -> Run:
-        """The same forward, which may fail.
+    def around(self, run: Run, *, is_exact: bool = False) -> Run:
+        """The same function, with these faults.
 
         Args:
-            seeds: of the requests, by the `id` of their calls.
             is_exact: of numerics, in which a fused forward has no noise.
         """
-        if not self._all:
-            return run
 
-        def struck(calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
-            due = self.due("forward", {seeds[id(call)] for call in calls})
+        def faulty(states: Sequence[RequestState]) -> list[Any]:
+            due = self.due("forward", {state.request.seed for state in states})
             for what in due:
                 if what in _STRIKES:
                     _STRIKES[what]()
-            answers = run(calls, rows)
-            if "noise" in due and len(calls) > 1 and not is_exact:
+            answers = run(states)
+            if "noise" in due and len(states) > 1 and not is_exact:
                 return [self._noisy(answer) for answer in answers]
             return answers
 
-        return struck
+        return faulty
 
     def due(self, point: str, seeds: set[int]) -> list[str]:
-        """The faults that strike at this passing of a point."""
+        """The faults that are due at this passing of a point."""
         return [
             what
             for where, what, probability, seed in self._all

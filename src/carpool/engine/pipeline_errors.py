@@ -1,4 +1,4 @@
-"""Exceptions that left a pipeline: what callers are told, and what tracebacks must not keep."""
+"""Map pipeline exceptions to API errors; clear tracebacks that hold tensors."""
 
 import traceback
 
@@ -7,33 +7,34 @@ import torch
 from carpool.errors import CarpoolError, InvalidValue, OutOfMemory, PipelineFailed, reason
 
 
-def explained(error: BaseException, *, has_parked: bool) -> Exception:
-    """What the caller is told of an exception that left the pipeline.
+def to_api_error(error: BaseException, *, has_parked: bool) -> Exception:
+    """The error that the client gets for an exception that left the pipeline.
 
     Args:
-        has_parked: the pipeline has called a module; before, it checks what it was given.
+        has_parked: the pipeline has called a module; before that it checks its arguments, so
+            that a ValueError or TypeError is the request's fault.
     """
-    _empty_frames(error)
+    _clear_frames(error)
     if isinstance(error, CarpoolError):
         return error
     if isinstance(error, torch.OutOfMemoryError):
         said = f"the pipeline's own code ran out of memory: {reason(error)}"
-        told: CarpoolError = OutOfMemory(said)
+        mapped: CarpoolError = OutOfMemory(said)
     elif not has_parked and isinstance(error, (ValueError, TypeError)):
-        told = InvalidValue(f"the pipeline refuses the request: {reason(error)}")
+        mapped = InvalidValue(f"the pipeline refuses the request: {reason(error)}")
     else:
-        told = PipelineFailed(f"the pipeline failed: {type(error).__name__}: {reason(error)}")
-    told.__cause__ = error
-    return told
+        mapped = PipelineFailed(f"the pipeline failed: {type(error).__name__}: {reason(error)}")
+    mapped.__cause__ = error
+    return mapped
 
 
-def _empty_frames(error: BaseException) -> None:
-    """Let go of the tensors in the frames that an error, and those behind it, came through."""
+def _clear_frames(error: BaseException) -> None:
+    """Clear the local variables, and so the tensors, of the frames of an error and its causes."""
     errors, seen = [error], set[int]()
     while errors:
         one = errors.pop()
         seen.add(id(one))
         traceback.clear_frames(one.__traceback__)
         for frame, _ in traceback.walk_tb(one.__traceback__):
-            _ = frame.f_locals  # brings what `locals()` gave out before up to date: empty
+            _ = frame.f_locals  # empties the dict that an earlier `locals()` returned
         errors += [e for e in (one.__cause__, one.__context__) if e and id(e) not in seen]

@@ -1,12 +1,11 @@
-"""What requests are likely to cost, from what their forwards took: what policies see of them."""
+"""Predicts the work of requests from learned costs, and makes the views that policies see."""
 
 from collections.abc import Hashable
-from math import inf
 
 from torch import Tensor
 
-from carpool.engine.execute import Ready
-from carpool.engine.request import Rider
+from carpool.engine.intercept import Call
+from carpool.engine.request import RequestState
 from carpool.request.parameters import Card
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.compatibility import cost, request_key, resolution, signature
@@ -16,11 +15,11 @@ MAX_KINDS = 4096  # remembered by fuse key
 SIZES = ("width", "height", "num_frames")
 
 
-class Forecast:
+class Predictor:
     """Predicts the work of requests, in seconds alone on the device. The engine's thread only.
 
     The work of a request is its denoising steps times what a step of its size takes. Before any
-    forward was run that is a guess: one second a step, for everybody alike.
+    forward has run that is a guess: one second a step for all.
     """
 
     def __init__(self, card: Card, costs: Costs, vae_scale_px: int) -> None:
@@ -31,65 +30,66 @@ class Forecast:
         self._last_step_call: tuple[CallKind, int] | None = None
         self._calls_a_step = 1.0
 
-    def kind(self, ready: Ready) -> CallKind:
-        """What kind of forward a call needs, as far as its costs go."""
-        known = self._kinds.get(ready.key)
+    def kind(self, state: RequestState) -> CallKind:
+        """What kind of forward the call needs that a request is parked on, as to its costs."""
+        before = state.parked
+        if before is not None and before.key is state.key:
+            return before.kind
+        known = self._kinds.get(state.key)
         if known is None:
             if len(self._kinds) >= MAX_KINDS:
                 self._kinds.clear()
-            known = self._kinds[ready.key] = _kind(ready)
+            known = self._kinds[state.key] = _kind(state.call, state.rows)
         return known
 
-    def parked(self, rider: Rider, ready: Ready, max_rows: int) -> ParkedCall:
-        """The call that a rider is parked on, as a policy sees it."""
-        kind, phase = self.kind(ready), ready.call.target.phase
-        waiting = rider.waiting
-        assert waiting is not None, "made when it came aboard"
-        whole_s = waiting.whole_s
+    def parked_call(self, state: RequestState, max_rows: int) -> ParkedCall:
+        """The call that a request is parked on, as a policy sees it."""
+        kind, phase = self.kind(state), state.call.target.phase
+        queued = state.queued or self.queued_request(state)
+        left_s = whole_s = queued.whole_s
         if phase == "denoise":
-            self._note_step(rider, kind, ready.rows)
-            step_s = self._costs.seconds(kind, ready.rows) * self._calls_a_step
-            left_s, whole_s = (rider.steps - rider.step) * step_s, rider.steps * step_s
+            self._note_step(state, kind, state.rows)
+            step_s = self._costs.seconds(kind, state.rows) * self._calls_a_step
+            left_s, whole_s = (state.steps - state.step) * step_s, state.steps * step_s
         elif phase == "decode":
-            left_s = self._costs.seconds(kind, ready.rows)
-        else:
-            left_s = whole_s
+            left_s = self._costs.seconds(kind, state.rows)
         return ParkedCall(
-            order=rider.order,
-            request=rider.number,
-            key=ready.key,
-            rows=ready.rows,
+            order=state.order,
+            request=state.number,
+            key=state.key,
+            rows=state.rows,
             max_rows=max_rows,
             phase=phase,
             kind=kind,
-            arrived_s=rider.submitted_s,
+            arrived_s=queued.arrived_s,
             left_s=left_s,
             whole_s=whole_s,
-            deadline_s=waiting.deadline_s,
-            priority=waiting.priority,
-            tenant=waiting.tenant,
-            user=waiting.user,
+            deadline_s=queued.deadline_s,
+            priority=queued.priority,
+            tenant=queued.tenant,
+            user=queued.user,
         )
 
-    def waiting(self, rider: Rider) -> QueuedRequest:
-        """A request in the line, as a policy sees it."""
-        job = rider.job
-        size = resolution(job.arguments, self._card.default_size_px)
-        frames = int(job.arguments.get("num_frames") or 1)
-        whole_s = self.whole_s(job)
-        return QueuedRequest(
-            request=rider.number,
-            arrived_s=rider.submitted_s,
+    def queued_request(self, state: RequestState) -> QueuedRequest:
+        """A queued request, as a policy sees it; kept with it."""
+        request = state.request
+        size = resolution(request.arguments, self._card.default_size_px)
+        frames = int(request.arguments.get("num_frames") or 1)
+        whole_s = self.whole_s(request)
+        state.queued = QueuedRequest(
+            request=state.number,
+            arrived_s=state.submitted_s,
             left_s=whole_s,
             whole_s=whole_s,
-            deadline_s=inf if job.deadline_s is None else rider.submitted_s + job.deadline_s,
-            priority=job.priority,
-            tenant=job.tenant,
-            user=job.user,
+            deadline_s=state.deadline_at_s,
+            priority=request.priority,
+            tenant=request.tenant,
+            user=request.user,
             cost=cost(size, frames=frames, vae_scale_px=self._vae_scale_px),
-            signature=signature(job, self._defaults),
-            wave=request_key(job, self._defaults),
+            signature=signature(request, self._defaults),
+            wave=request_key(request, self._defaults),
         )
+        return state.queued
 
     def whole_s(self, job: CheckedRequest) -> float:
         """The predicted work of a request, from its beginning."""
@@ -104,16 +104,19 @@ class Forecast:
 
     @property
     def is_proven(self) -> bool:
-        """Whether they stand on several forwards: the first ones may take far longer."""
+        """Whether predictions come from several forwards: the first ones may take far longer."""
         call = self._last_step_call
         return call is not None and self._costs.curve(call[0]).is_proven
 
-    def _note_step(self, rider: Rider, kind: CallKind, rows: int) -> None:
-        self._last_step_call = self._step_calls[_size(rider.job)] = kind, rows
-        if rider.step > rider.counted_step:  # it parked for the first time in this step
-            calls = (rider.denoiser_calls - 1) / rider.step
+    def _note_step(self, state: RequestState, kind: CallKind, rows: int) -> None:
+        self._last_step_call = kind, rows
+        before = state.parked
+        if before is None or before.kind is not kind or before.rows != rows:
+            self._step_calls[_size(state.request)] = kind, rows
+        if state.step > state.counted_step:  # the first call of this step
+            calls = (state.denoiser_calls - 1) / state.step
             self._calls_a_step += 0.5 * (calls - self._calls_a_step)
-            rider.counted_step = rider.step
+            state.counted_step = state.step
 
 
 def _size(job: CheckedRequest) -> Hashable:
@@ -121,14 +124,14 @@ def _size(job: CheckedRequest) -> Hashable:
 
 
 def _defaults(card: Card) -> dict[str, object]:
-    """What the pipeline takes for what a request leaves out."""
+    """Values of the parameters that a request leaves out."""
     own = {p.name: p.default for p in card.parameters if not p.required}
     width, height = card.default_size_px or (None, None)
     return {**own, "width": width, "height": height, **card.defaults}
 
 
-def _kind(ready: Ready) -> CallKind:
-    target, arguments = ready.call.target, ready.call.arguments()
+def _kind(call: Call, rows: int) -> CallKind:
+    target, arguments = call.target, call.arguments()
     tensors: list[Tensor] = []
     for value in arguments.values():
         several = value if isinstance(value, (list, tuple)) else [value]
@@ -137,6 +140,6 @@ def _kind(ready: Ready) -> CallKind:
     shape = leading.shape[1:] if isinstance(leading, Tensor) else ()
     return CallKind(
         name=f"{target.component}.{target.method}",
-        size=sum(one.numel() for one in tensors) // ready.rows,
+        size=sum(one.numel() for one in tensors) // rows,
         detail="x".join(map(str, shape)),
     )

@@ -1,7 +1,7 @@
-"""The bounded line in which requests wait to be admitted, and where any thread may reach the loop.
+"""The bounded request queue, and the only way for other threads to reach the engine's.
 
-Everything here may be called from any thread. The engine's own thread takes requests out, asks
-which of those it has it should give up, and sleeps here while there is nothing to do.
+Everything here may be called from any thread. The engine's thread takes requests and results out,
+asks which requests are to be ended, and sleeps here while there is nothing to do.
 """
 
 import threading
@@ -10,24 +10,24 @@ from collections.abc import Collection, Iterable
 from math import inf
 from typing import Any
 
-from carpool.engine.observe.timeline import Lives
-from carpool.engine.request import Listener, Rider
+from carpool.engine.observe.timeline import Timelines
+from carpool.engine.request import Listener, RequestState
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Draining, Overloaded
 from carpool.types import CheckedRequest, Clock, Event
 
 
-class Line:
-    """Requests that wait, and those that somebody gave up."""
+class RequestQueue:
+    """Queued requests; cancellations and results of host calls for running ones."""
 
-    def __init__(self, max_waiting: int, clock: Clock, lives: Lives) -> None:
-        self._max_waiting, self._clock, self._lives = max_waiting, clock, lives
+    def __init__(self, max_waiting: int, clock: Clock, timelines: Timelines) -> None:
+        self._max_waiting, self._clock, self._timelines = max_waiting, clock, timelines
         self._changed = threading.Condition()
-        self._waiting: deque[Rider] = deque()
+        self._waiting: deque[RequestState] = deque()
         self._cancelled: dict[str, CarpoolError] = {}
-        self._answers: list[tuple[Rider, Any]] = []  # of calls that needed no forward
-        self._next_due_s = inf  # no deadline, waiting or running, is earlier
-        self._pace = _Pace()
-        self.admitted = 0  # requests ever put into the line
+        self._host_results: list[tuple[RequestState, Any]] = []
+        self._next_timeout_s = inf  # no timeout, of queued or running requests, is earlier
+        self._completions = _CompletionRate()
+        self.submitted = 0  # requests ever put into the queue
         self.is_closed = False
         self._version = 0
 
@@ -36,23 +36,23 @@ class Line:
 
     def put(
         self,
-        job: CheckedRequest,
+        request: CheckedRequest,
         listener: Listener,
         *,
         free_places: int,
         place_s: float | None = None,
     ) -> None:
-        """Let a request wait.
+        """Queue a request.
 
         Args:
-            job: checked.
-            listener: hears of everything that happens to it, `queued` first.
-            free_places: requests that could be admitted at once, so that they do not count.
-            place_s: when a place is likely to be free, by what forwards take; None: not known.
+            request: checked.
+            listener: receives every event of it, `queued` first.
+            free_places: requests that could run at once, which do not count towards the limit.
+            place_s: predicted seconds until the next place is free; None: not known.
 
         Raises:
-            Overloaded: too many wait; `retry_after_s` says when a place is likely to be free.
-            Draining: the line is closed.
+            Overloaded: the queue is full; `retry_after_s` says when a place is likely to be free.
+            Draining: the queue is closed.
         """
         now_s = self._clock()
         with self._changed:
@@ -62,101 +62,108 @@ class Line:
                 raise Overloaded(
                     f"the queue is full: {len(self._waiting)} requests wait, the most is "
                     f"{self._max_waiting}",
-                    retry_after_s=self._pace.next_s(now_s) if place_s is None else place_s,
+                    retry_after_s=self._completions.next_s(now_s) if place_s is None else place_s,
                 )
-            self.admitted += 1
-            life = self._lives.begin(job.request_id, now_s)
-            rider = Rider(job, listener, self.admitted, life)
-            listener.event(Event("queued", job.request_id, now_s))
-            self._waiting.append(rider)
+            self.submitted += 1
+            timeline = self._timelines.begin(request.request_id, now_s)
+            state = RequestState(request, listener, self.submitted, timeline)
+            listener.event(Event("queued", request.request_id, now_s))
+            self._waiting.append(state)
             self._version += 1
-            self._next_due_s = min(self._next_due_s, rider.due_s)
+            self._next_timeout_s = min(self._next_timeout_s, state.timeout_at_s)
             self._changed.notify()
 
-    def waiting(self, since: int) -> tuple[int, list[Rider] | None]:
-        """The line, those who wait longest first, and its version; None if it is that of `since`.
+    def snapshot(self, since: int) -> tuple[int, list[RequestState] | None]:
+        """The queue's version, and its requests, oldest first; None if it is that of `since`.
 
-        Versions count up with every change.
+        Every change counts the version up.
         """
+        if since == self._version:
+            return since, None  # the usual case
         with self._changed:
-            return self._version, None if since == self._version else list(self._waiting)
+            return self._version, list(self._waiting)
 
-    def take(self, numbers: Collection[int]) -> list[Rider]:
-        """Take requests out, in the order of the line."""
+    def take(self, numbers: Collection[int]) -> list[RequestState]:
+        """Take requests out, in the order of the queue."""
         with self._changed:
-            taken = [rider for rider in self._waiting if rider.number in numbers]
-            self._waiting = deque(r for r in self._waiting if r.number not in numbers)
+            taken = [state for state in self._waiting if state.number in numbers]
+            self._waiting = deque(s for s in self._waiting if s.number not in numbers)
             self._version += 1
         return taken
 
-    def take_all(self) -> list[Rider]:
-        """Take out whoever is left."""
+    def take_all(self) -> list[RequestState]:
+        """Take all requests out."""
         with self._changed:
             taken, self._waiting = list(self._waiting), deque()
             self._version += 1
         return taken
 
     def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
-        """Give a request up, waiting or running. Ids that are not known do nothing."""
+        """Have a request ended, queued or running. Unknown ids do nothing."""
         with self._changed:
             self._cancelled[request_id] = error or Cancelled("the request was cancelled")
             self._changed.notify()
 
-    def unwanted(self, running: Iterable[Rider]) -> list[tuple[Rider, CarpoolError]]:
-        """Requests that were cancelled or whose time is up; the waiting ones leave the line."""
+    def take_ended(
+        self, running: Iterable[RequestState]
+    ) -> list[tuple[RequestState, CarpoolError]]:
+        """Requests that were cancelled or have timed out; the queued ones leave the queue."""
         now_s = self._clock()
-        if not self._cancelled and now_s < self._next_due_s:
+        if not self._cancelled and now_s < self._next_timeout_s:
             return []  # the usual case, asked twice a turn
         with self._changed:
             cancelled, self._cancelled = self._cancelled, {}
-            unwanted, wanted = [], []
-            for rider in [*self._waiting, *running]:
-                error = cancelled.get(rider.job.request_id)
-                if error is None and rider.due_s <= now_s:
-                    late = f"timeout_s={rider.job.timeout_s} ran out after {rider.step} steps"
+            ended, kept = [], []
+            for state in [*self._waiting, *running]:
+                error = cancelled.get(state.request_id)
+                if error is None and state.timeout_at_s <= now_s:
+                    late = f"timeout_s={state.request.timeout_s} ran out after {state.step} steps"
                     error = DeadlineExceeded(late)
                 if error is None:
-                    wanted.append(rider)
+                    kept.append(state)
                 else:
-                    unwanted.append((rider, error))
-            self._waiting = deque(rider for rider in wanted if rider.fiber is None)
+                    ended.append((state, error))
+            self._waiting = deque(state for state in kept if state.status == "queued")
             self._version += 1
-            self._next_due_s = min((rider.due_s for rider in wanted), default=inf)
-        return unwanted
+            self._next_timeout_s = min((state.timeout_at_s for state in kept), default=inf)
+        return ended
 
-    def answer(self, rider: Rider, answer: Any) -> None:
-        """Hand over what a request that runs got from another thread."""
+    def put_host_result(self, state: RequestState, result: Any) -> None:
+        """Hand over what a running request's call on another thread gave."""
         with self._changed:
-            self._answers.append((rider, answer))
+            self._host_results.append((state, result))
             self._changed.notify()
 
     @property
-    def has_answers(self) -> bool:
-        return bool(self._answers)
+    def has_host_results(self) -> bool:
+        return bool(self._host_results)
 
-    def answered(self) -> list[tuple[Rider, Any]]:
-        """Take what was handed over since the last time."""
-        if not self._answers:
+    def take_host_results(self) -> list[tuple[RequestState, Any]]:
+        """What was handed over since the last time."""
+        if not self._host_results:
             return []  # the usual case
         with self._changed:
-            answers, self._answers = self._answers, []
-        return answers
+            results, self._host_results = self._host_results, []
+        return results
 
-    def ended(self) -> None:
-        """Note that a request ended, for the next retry hint."""
-        self._pace.ended(self._clock())
+    def note_completion(self) -> None:
+        """A request ended: for the next `retry_after_s`."""
+        self._completions.note(self._clock())
 
     def wait(self, since: int, wake_s: float) -> None:
-        """Sleep until the line is no longer that of version `since`, or a moment has come.
+        """Sleep until the queue is no longer that of version `since`, or a moment has come.
 
         Args:
-            wake_s: on the line's clock; a deadline in the line wakes, too.
+            wake_s: on the queue's clock; a request's timeout wakes, too.
         """
         with self._changed:
-            left_s = min(wake_s, self._next_due_s) - self._clock()
+            left_s = min(wake_s, self._next_timeout_s) - self._clock()
             self._changed.wait_for(
                 lambda: (
-                    self._version != since or self._cancelled or self._answers or self.is_closed
+                    self._version != since
+                    or self._cancelled
+                    or self._host_results
+                    or self.is_closed
                 ),
                 None if left_s == inf else max(0.0, left_s),
             )
@@ -167,14 +174,14 @@ class Line:
             self._changed.notify()
 
 
-class _Pace:
-    """How fast requests end: the honest answer to "when may I come again?"."""
+class _CompletionRate:
+    """How fast requests complete: `retry_after_s` while nothing better is known."""
 
     def __init__(self) -> None:
         self._last_s: float | None = None
         self._gap_s = 1.0  # moving mean
 
-    def ended(self, now_s: float) -> None:
+    def note(self, now_s: float) -> None:
         if self._last_s is not None:
             self._gap_s += 0.2 * (now_s - self._last_s - self._gap_s)
         self._last_s = now_s

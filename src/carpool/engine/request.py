@@ -1,16 +1,25 @@
-"""A request aboard: its fiber, the call it is parked on, its progress and its times."""
+"""The state of one request in the engine, and the record of one forward.
+
+A `RequestState` is `queued`, then `running` in a fiber, then `finished`; it is created by the
+queue and changed by the engine's thread only. While it runs, its fiber is either parked on a call
+(`is_parked`), or waits for work on another thread. Policies see frozen views of it
+(`carpool.types`: `QueuedRequest`, `ParkedCall`); what it did when is in its `timeline`, which
+outlives it.
+"""
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from carpool.engine.execute import Ready
-from carpool.engine.fiber import Fiber
+from carpool.engine.describe import Descriptions
+from carpool.engine.fiber import Fiber, Raised, Returned
+from carpool.engine.intercept import Call
 from carpool.engine.isolation import RequestContext
-from carpool.engine.model.preview import Watch
-from carpool.engine.observe.timeline import Life
+from carpool.engine.model.preview import SchedulerHook
+from carpool.engine.observe.timeline import Timeline
+from carpool.engine.tokenizers import HostCall
 from carpool.types import CheckedRequest, Event, ParkedCall, Phase, QueuedRequest, Timings
 
 log = logging.getLogger("carpool")
@@ -27,7 +36,7 @@ class Outcome:
 
 
 class Listener(Protocol):
-    """Whoever submitted a request. Called on the engine's threads: must not block."""
+    """Receives what happens to one request. Called on the engine's threads: must not block."""
 
     def event(self, event: Event) -> None: ...
 
@@ -36,86 +45,172 @@ class Listener(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Rider:
-    """A request from its submission to its end. Only the engine's thread changes it."""
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One request, from its submission to its end."""
 
-    job: CheckedRequest
+    request: CheckedRequest
     listener: Listener
-    number: int  # place in the line of requests
-    life: Life
-    view: Any = None  # its private copy of the pipeline, once admitted
-    watch: Watch | None = None  # of its scheduler, if it wants previews
+    number: int  # requests are numbered in the order of their submission
+    timeline: Timeline
+    status: Literal["queued", "running", "finished"] = "queued"
+    queued: QueuedRequest | None = None  # what a policy sees while it is queued
+    parked: ParkedCall | None = None  # what a policy saw of the last call
     fiber: Fiber | None = None
-    context: RequestContext | None = None  # what it has for itself while its fiber runs
-    waiting: QueuedRequest | None = None  # as a policy saw it in the line
-    ready: Ready | None = None  # the call it is parked on
-    parked: ParkedCall | None = None  # the same, as a policy sees it
-    order: int = 0  # that call's place in the line of calls
-    step: int = 0
-    steps: int = 0
+    view: Any = None  # its private copy of the pipeline
+    context: RequestContext | None = None  # what is private to it while its fiber runs
+    preview_hook: SchedulerHook | None = None
+    descriptions: Descriptions = field(default_factory=dict)
+    is_parked: bool = False
+    call: Call = field(init=False)  # the call it is parked on; unset while it is not
+    key: Hashable = None  # the fuse key of that call
+    rows: int = 0  # batch rows of that call
+    order: int = 0  # calls are numbered in the order in which they parked; 0: none has
     denoiser_calls: int = 0
-    counted_step: int = 0  # the last of which it was counted how many calls it took
+    counted_step: int = 0  # the last step whose denoiser calls the predictor has counted
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
 
     @property
     def submitted_s(self) -> float:
-        return self.life.submitted_s
+        return self.timeline.submitted_s
 
     @property
-    def due_s(self) -> float:
-        timeout_s = self.job.timeout_s
+    def step(self) -> int:
+        return self.timeline.step
+
+    @property
+    def steps(self) -> int:
+        return self.timeline.steps
+
+    @property
+    def timeout_at_s(self) -> float:
+        """When the request is ended if it is not done; engine clock."""
+        timeout_s = self.request.timeout_s
         return inf if timeout_s is None else self.submitted_s + timeout_s
 
     @property
-    def wanted_s(self) -> float:
-        """When it was wished to be done."""
-        deadline_s = self.job.deadline_s
+    def deadline_at_s(self) -> float:
+        """When the client wants it done; engine clock."""
+        deadline_s = self.request.deadline_s
         return inf if deadline_s is None else self.submitted_s + deadline_s
 
-    def start(self, view: Any, body: Callable[[], Any], now_s: float) -> Any:
-        """Get aboard; gives the first call it parks on, or its end."""
-        self.view, self.fiber = view, Fiber(body, self.context)
-        self.life.start(now_s)
-        return self.fiber.start()
+    def start(
+        self, view: Any, context: RequestContext, body: Callable[[], Any], now_s: float
+    ) -> None:
+        """From queued to running. The fiber is to be started next, with `resume`."""
+        self.status, self.view, self.context = "running", view, context
+        self.fiber = Fiber(body, context)
+        self.timeline.start(now_s)
 
-    def park(self, ready: Ready, order: int, now_s: float) -> bool:
-        """Wait for this call. Says whether a denoising step was completed by it."""
-        self.ready, self.order = ready, order
-        phase = ready.call.target.phase
-        if self.watch is not None and phase == "denoise":
-            self.watch.saw(ready.call.arguments())
-        if phase != self.life.phase:
-            self.life.turn_to(phase, now_s)
-        done = self.steps if phase == "decode" else self._steps_done(phase)
-        ticked = done > self.step
-        self.step = max(done, self.step)
-        return ticked
+    def resume(self, answer: Any = None, error: Exception | None = None) -> Any:
+        """Run the pipeline's code until its next call or its end.
 
-    def arrive(self) -> bool:
-        """The pipeline has returned. Says whether a last step was completed by it."""
-        ticked, self.step = self.step < self.steps, self.steps
-        return ticked
+        Args:
+            answer: of the call it waited for; ignored at the start.
+            error: raised in the pipeline instead.
+
+        Returns:
+            A `Call`, a `HostCall`, or what `Fiber` gives at the end: `Returned` or `Raised`.
+        """
+        fiber = self.fiber
+        assert fiber is not None, "only running requests are resumed"
+        if self.is_parked:
+            self.is_parked = False
+            del self.call  # its tensors are free as soon as the pipeline lets them go
+        elif not fiber.is_alive:
+            return fiber.start()
+        return fiber.resume(answer) if error is None else fiber.fail(error)
+
+    def park(self, call: Call, key: Hashable, rows: int, order: int, now_s: float) -> bool:
+        """Wait for a forward of this call. Returns whether it completed a denoising step."""
+        self.call, self.key, self.rows, self.order, self.is_parked = call, key, rows, order, True
+        phase, timeline = call.target.phase, self.timeline
+        if self.preview_hook is not None and phase == "denoise":
+            self.preview_hook.note_layout(call.arguments())
+        if phase != timeline.phase:
+            timeline.enter(phase, now_s)
+        return timeline.reached(timeline.steps if phase == "decode" else self._steps_done(phase))
 
     def _steps_done(self, phase: Phase) -> int:
-        """Steps behind us, by the request's own scheduler; by calls where it does not count."""
+        """Steps done, by the request's own scheduler; by denoiser calls where it does not count."""
         if phase != "denoise":
             return self.step
         scheduler: Any = getattr(self.view, "scheduler", None)
         timesteps = getattr(scheduler, "timesteps", None)
-        self.steps = len(timesteps) if timesteps is not None else 0
+        steps = self.timeline.steps = len(timesteps) if timesteps is not None else 0
         calls, self.denoiser_calls = self.denoiser_calls, self.denoiser_calls + 1
-        if hasattr(scheduler, "step_index"):
-            return int(scheduler.step_index or 0)  # None before its first step
-        return min(calls, self.steps)
-
-    def leave(self) -> None:
-        """Unwind the fiber and let go of all it held."""
-        if self.fiber is None:
-            return
         try:
-            self.fiber.close()
-        except RuntimeError:  # its own fault and loss, but nobody else's
-            log.exception("request %s could not be unwound", self.job.request_id)
+            return int(scheduler.step_index or 0)  # None before its first step
+        except AttributeError:
+            return min(calls, steps)
+
+    def finish(self) -> None:
+        """From queued or running to finished: unwind the fiber and drop what it held."""
+        self.status = "finished"
+        if self.fiber is not None:
+            try:
+                self.fiber.close()
+            except RuntimeError:  # concerns this request only
+                log.exception("request %s could not be unwound", self.request_id)
+        if self.is_parked:
+            self.is_parked = False
+            del self.call
         if self.context is not None:
             self.context.free()
-        self.ready = self.parked = self.view = self.fiber = self.watch = self.context = None
+        self.view = self.fiber = self.preview_hook = self.parked = self.context = None
+        self.descriptions.clear()
+
+
+FiberState = Call | HostCall | Returned | Raised
+"""What `RequestState.resume` returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One run of a module for one or several requests: what observers get.
+
+    Runs that raised are not recorded.
+    """
+
+    component: str  # the pipeline's name for the module, such as "transformer"
+    method: str
+    phase: Phase
+    states: tuple[RequestState, ...]  # the requests that shared it
+    row_counts: tuple[int, ...]  # batch rows of each
+    began_s: float  # engine clock
+    duration_s: float  # on CUDA: until the kernels were launched, not until they ended
+    adapters: int = 0  # different ones that its requests use
+
+    @property
+    def requests(self) -> int:
+        return len(self.states)
+
+    @property
+    def rows(self) -> int:
+        return sum(self.row_counts)
+
+
+def forward_of(states: Sequence[RequestState], began_s: float, ended_s: float) -> Forward:
+    """The record of a forward of the calls that these requests are parked on."""
+    target = states[0].call.target
+    loras = [state.call.lora for state in states]
+    return Forward(
+        target.component,
+        target.method,
+        target.phase,
+        tuple(states),
+        tuple([state.rows for state in states]),
+        began_s,
+        ended_s - began_s,
+        len({name for lora in loras for name, _ in lora}) if any(loras) else 0,
+    )
+
+
+Observer = Callable[[Forward], None]
+"""Is called after every forward, on the engine's thread, before its requests go on.
+
+Must be quick and must not raise.
+"""

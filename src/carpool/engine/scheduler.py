@@ -1,27 +1,27 @@
-"""Where the loop asks who comes aboard and who rides in the next forward.
+"""The scheduler: asks the policy which requests to start and which calls share the next forward.
 
-Here the policy gets what it may see, and here is learned what forwards take.
+It gives the policy its views of requests, and learns what forwards take.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import Any
 
 from carpool.config import EngineSettings
-from carpool.engine.admission import Gate
+from carpool.engine.admission import AdmissionControl
 from carpool.engine.cost_store import Table
 from carpool.engine.execute import Widths
 from carpool.engine.fuse import decode_bytes
 from carpool.engine.model.device import Stopwatch
 from carpool.engine.model.load import Loaded
 from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram
-from carpool.engine.observe.width_reason import not_wider
-from carpool.engine.prediction import Forecast
-from carpool.engine.queue import Line
-from carpool.engine.request import Rider
+from carpool.engine.observe.width_reason import width_reason
+from carpool.engine.prediction import Predictor
+from carpool.engine.queue import RequestQueue
+from carpool.engine.request import Forward, RequestState
 from carpool.errors import TooLate
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
@@ -33,87 +33,98 @@ log = logging.getLogger("carpool")
 KEEP_EVERY_S = 30.0
 
 
-class Desk:
-    """The engine's scheduling. Only its thread asks; what refuses may be called from any."""
+class Scheduler:
+    """The engine's scheduling: for its thread only, but for the checks of new requests."""
 
     def __init__(
         self,
         loaded: Loaded,
         settings: EngineSettings,
-        line: Line,
+        queue: RequestQueue,
         clock: Clock,
         table: Table | None,
         policy: Policy | None,
     ) -> None:
-        self._settings, self._line, self._clock = settings, line, clock
+        self._settings, self._queue, self._clock = settings, queue, clock
         self._table, self._kept_s = table, clock()
         self.costs = table.costs if table else Costs()
         self.widths = Widths()
-        self._forecast = Forecast(loaded.card, self.costs, loaded.vae_scale_px)
+        self._predictor = Predictor(loaded.card, self.costs, loaded.vae_scale_px)
         self._dispatches = Dispatches()
         say = partial(log.info, "%s") if settings.enable_batching_metrics else _ignore
         self._server, self._is_cuda = loaded.server, loaded.device.is_cuda
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
         self._watch, self._kind = Stopwatch(loaded.device), NO_KIND
-        self.gate = Gate(line, settings)
-        self._waiting: list[QueuedRequest] = []  # of the line, as of its `_version`
+        self.admission = AdmissionControl(queue, settings)
+        self._waiting: list[QueuedRequest] = []  # of the queue, at its `_version`
         self._version, self._waiting_s = -1, 0.0
         self.wake_s = inf  # when to ask again, if nothing happens before
-        self._why: Counter[tuple[str, str]] = Counter()  # forwards were not wider
+        self._width_reasons: Counter[tuple[str, str]] = Counter()
         self._seconds: dict[str, Histogram] = {}  # of forwards, by their method
 
-    def admitted(self, aboard: int) -> list[Rider]:
-        """Take those who come aboard now out of the line; none when all are that may."""
-        self._version, line = self._line.waiting(since=self._version)
-        if line is not None:
-            for rider in line:
-                rider.waiting = rider.waiting or self._forecast.waiting(rider)
-            self._waiting = [rider.waiting for rider in line if rider.waiting is not None]
-            self._waiting_s = sum(one.left_s for one in self._waiting)
-        admission = self._policy.admit(self._waiting, aboard, self._clock())
-        self.wake_s = admission.wake_s
-        return self._line.take(set(admission.requests)) if admission.requests else []
+    def admit(self, running: int) -> list[RequestState]:
+        """Take the requests that start now out of the queue.
 
-    def chosen(self, riders: Collection[Rider]) -> list[Rider]:
-        """Those whose calls make the next forward, in the order in which they are stacked."""
-        parked = [self._parked(rider) for rider in riders]
-        self.gate.look(len(self._waiting), self._waiting_s, [one.left_s for one in parked])
+        Args:
+            running: how many run already.
+        """
+        self._version, queued = self._queue.snapshot(since=self._version)
+        if queued is not None:
+            self._waiting = [
+                state.queued or self._predictor.queued_request(state) for state in queued
+            ]
+            self._waiting_s = sum(one.left_s for one in self._waiting)
+        elif not self._waiting:
+            return []
+        admission = self._policy.admit(self._waiting, running, self._clock())
+        self.wake_s = admission.wake_s
+        return self._queue.take(set(admission.requests)) if admission.requests else []
+
+    def select(self, states: Sequence[RequestState]) -> list[RequestState]:
+        """Those of the parked requests that share the next forward, in their order in it."""
+        parked = [self._parked_call(state) for state in states]
+        self.admission.update(len(self._waiting), self._waiting_s, [call.left_s for call in parked])
         choice = self._policy.choose(parked, self._waiting_s, self._clock())
         if not choice.calls:
             return []
         self._kind = choice.calls[0].kind
-        self._why[self._kind.name, not_wider(choice, parked)] += 1
+        self._width_reasons[self._kind.name, width_reason(choice, parked)] += 1
         numbers = {call.request for call in choice.calls}
-        # who rides with the same adapter, side by side; else a stable order: stacks are reused
-        return sorted(
-            (rider for rider in riders if rider.number in numbers),
-            key=lambda rider: (rider.job.lora, rider.number),
-        )
+        selected = [state for state in states if state.number in numbers]
+        # the same adapters side by side; else a stable order, so that stacks are used again
+        selected.sort(key=lambda state: (state.request.lora, state.number))
+        return selected
 
-    def _parked(self, rider: Rider) -> ParkedCall:
-        ready = rider.ready
-        assert ready is not None, "a rider in flight is always parked between turns"
-        settings, phase = self._settings, ready.call.target.phase
+    def _parked_call(self, state: RequestState) -> ParkedCall:
+        """What the policy sees: made once a call, and again if its memory limit has changed."""
+        known = state.parked
+        if known is not None and known.order == state.order and not self.widths.are_limited:
+            return known
+        settings, phase = self._settings, state.call.target.phase
         most = settings.max_decode_size if phase == "decode" else settings.max_batch_size
-        if row_bytes := decode_bytes(ready.call):
+        if phase == "decode" and (row_bytes := decode_bytes(state.call)):
             most = max(1, min(most, int(settings.max_decode_gib * 2**30 // row_bytes)))
-        cap = self.widths.cap(ready.key, most)
-        if rider.parked is None or rider.parked.max_rows != cap:
-            rider.parked = self._forecast.parked(rider, ready, cap)
-        return rider.parked
+        cap = self.widths.cap(state.key, most)
+        if known is None or known.order != state.order or known.max_rows != cap:
+            known = state.parked = self._predictor.parked_call(state, cap)
+        return known
 
     def expected_s(self, rows: Sequence[int]) -> float | None:
-        """What a forward of those chosen is likely to take; None if nothing like it ever ran."""
+        """Predicted seconds of a forward of the selected; None if nothing like it has ever run."""
         if self.costs.curve(self._kind).is_empty:
             return None
         return self.costs.seconds(self._kind, sum(rows))
 
     def began(self) -> None:
-        """A forward of those chosen begins."""
+        """A forward of the selected begins."""
         self._watch.start()
 
+    def forward(self, forward: Forward) -> None:
+        """An observer of forwards: learns from them."""
+        self.ended(forward.row_counts, forward.duration_s)
+
     def ended(self, rows: Sequence[int], duration_s: float) -> None:
-        """Learn what it took; on CUDA, what those took that are over by now."""
+        """Learn what a forward took; on CUDA, what those took that are over by now."""
         self._watch.stop((self._kind, sum(rows)), duration_s)
         for (kind, width), seconds in self._watch.read():
             if kind.name not in self._seconds:
@@ -121,10 +132,10 @@ class Desk:
             self._seconds[kind.name].add(seconds)
             if seconds > 0:
                 self.costs.learn(kind, width, seconds)
-        if self.gate.is_informed or self._forecast.is_proven:
+        if self.admission.is_informed or self._predictor.is_proven:
             curve = self.costs.curve(self._kind)
             alone_s = sum(curve.seconds(width) for width in rows)
-            self.gate.learn(alone_s, len(rows), curve.seconds(sum(rows)))
+            self.admission.learn(alone_s, len(rows), curve.seconds(sum(rows)))
 
     def turned(self, calls: int, loop_s: float, fiber_s: float) -> None:
         """Learn what a turn took beside its forward; on CUDA that runs beside it, and is free.
@@ -136,24 +147,24 @@ class Desk:
         if not self._is_cuda:
             self.costs.learn_turn(self._kind, calls, max(0.0, loop_s), fiber_s)
 
-    def refuse_overload(self, job: CheckedRequest) -> None:
-        """Refuse a request that would wait too long; see `Gate.check` for what it raises."""
-        self.gate.check(job.priority, self._forecast.whole_s(job))
+    def check_overload(self, job: CheckedRequest) -> None:
+        """Refuse a request that would wait too long; see `AdmissionControl.check`."""
+        self.admission.check(job.priority, self._predictor.whole_s(job))
 
-    def refuse_late(self, job: CheckedRequest, aboard: Iterable[Rider]) -> None:
-        """Refuse a request that cannot be done in time, by what forwards have taken so far.
+    def check_deadline(self, job: CheckedRequest, running: Iterable[RequestState]) -> None:
+        """Refuse a request whose deadline cannot be met, by what forwards have taken so far.
 
-        That is what it takes alone, after those aboard whose deadlines are earlier.
+        It is predicted to run alone, after the running ones whose deadlines are earlier.
 
         Raises:
             TooLate: says what it would take. With `admit_late` that is a line in the log.
         """
-        if job.deadline_s is None or not self._forecast.is_informed:
+        if job.deadline_s is None or not self._predictor.is_informed:
             return
         due_s = self._clock() + job.deadline_s
-        before = [rider.parked for rider in aboard]
+        before = [state.parked for state in running]
         ahead_s = sum(one.left_s for one in before if one and one.deadline_s <= due_s)
-        needed_s = self._forecast.whole_s(job) + ahead_s
+        needed_s = self._predictor.whole_s(job) + ahead_s
         if needed_s <= job.deadline_s:
             return
         late = f"deadline_s={job.deadline_s:g} cannot be met: it would take {needed_s:.3g} s"
@@ -162,28 +173,28 @@ class Desk:
         log.warning("request %s: %s", job.request_id, late)
 
     def wait(self) -> None:
-        """Sleep until the line changes or a batch that waits is due."""
+        """Sleep until the queue changes or a waiting batch is due."""
         self.keep(at_most_every_s=KEEP_EVERY_S)
-        self._line.wait(self._version, self.wake_s)
+        self._queue.wait(self._version, self.wake_s)
 
     def reload(self) -> None:
         """Read the batching config again, from any thread; see `schedule.policy.reload`."""
         reload(self._policy, self._settings, self._server)
 
     def keep(self, at_most_every_s: float = 0.0) -> None:
-        """Write down what was learned."""
+        """Write the learned costs to their file."""
         if self._table is not None and self._clock() - self._kept_s >= at_most_every_s:
             self._table.keep()
             self._kept_s = self._clock()
 
     def statistics(self) -> dict[str, Any]:
-        """Why forwards were not wider, what they took and take, and batches of `dynamic`."""
+        """Reasons for widths, seconds of forwards, costs, overload, batches of `dynamic`."""
         return {
             "waiting_work_s": self._waiting_s,
-            "overload": self.gate.to_json(),
+            "overload": self.admission.to_json(),
             "not_wider": [
                 {"component": component, "why": why, "count": count}
-                for (component, why), count in sorted(self._why.copy().items())
+                for (component, why), count in sorted(self._width_reasons.copy().items())
             ],
             "seconds": [
                 {"component": component, "histogram": one.to_json()}
@@ -197,4 +208,4 @@ class Desk:
 
 
 def _ignore(line: str) -> None:
-    """For lines that nobody asked for."""
+    """For log lines that are switched off."""

@@ -1,11 +1,11 @@
-"""Long texts are tokenized on a thread of their own, while the requests of others go on.
+"""Tokenize long texts on a thread of their own, so that other requests do not wait for it.
 
 A tokenizer takes up to 140 ms for the 32,000 characters that a request may have, and pipelines
-call theirs several times. So a fiber that calls one with a long text parks with a `HostCall`, which
-the engine has done on another thread. Short texts are tokenized where they are, in less time than a
-turn of the loop takes.
+call theirs several times. So a fiber that calls one with a long text parks on a `HostCall`, which
+the engine runs on another thread. Short texts are tokenized in place, in less time than a turn of
+the main loop takes.
 
-A fast tokenizer fails when two threads use it at once, so the other thread has a copy of each.
+A fast tokenizer fails when two threads use it at once, so the other thread uses copies.
 """
 
 import copy
@@ -25,7 +25,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostCall:
-    """Work that a fiber is parked on, and which needs no forward and no device."""
+    """Work that a fiber is parked on and that needs no device."""
 
     run: Callable[[], Any]  # on any one thread; may raise
 
@@ -56,10 +56,10 @@ def _tokenizers_in(components: Iterable[Any]) -> Iterable[PreTrainedTokenizerBas
 
 
 def _parking(cls: type, twin: PreTrainedTokenizerBase) -> type:
-    """The class of a tokenizer, but fibers park where it gets a long text.
+    """A subclass of a tokenizer's class whose methods park the fiber when the text is long.
 
     Args:
-        twin: a copy of that tokenizer, for the other thread.
+        twin: a copy of the tokenizer, for the other thread.
     """
 
     def parking(name: str) -> Callable[..., Any]:
@@ -86,7 +86,7 @@ def _parking(cls: type, twin: PreTrainedTokenizerBase) -> type:
 
 
 def characters(value: Any) -> int:
-    """How many characters of text are in a value, in lists and dicts inside of it, too."""
+    """The number of characters in a text, or in all texts of nested lists and dicts."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):

@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 
 from carpool.config import ServeSettings, load_settings
 from carpool.engine.cost_store import Table
-from carpool.engine.loop import Engine as Loop
+from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load as load_pipeline
 from carpool.errors import CarpoolError, Draining, InvalidValue, Overloaded
 from carpool.python.handle import Handle, Output
@@ -39,7 +39,7 @@ class Engine:
     """A loaded model that runs many requests at once, on a thread of its own."""
 
     def __init__(
-        self, loop: Loop, settings: ServeSettings, store: "JobStore | None" = None
+        self, loop: EngineCore, settings: ServeSettings, store: "JobStore | None" = None
     ) -> None:
         self._loop, self._settings = loop, settings
         self._jobs: Jobs | None = None
@@ -214,7 +214,7 @@ class Engine:
         its module that it could not share; `other_modules`, all others. None if it is unknown,
         or ended before the last thousand.
         """
-        return self._loop.life(request_id)
+        return self._loop.timeline(request_id)
 
     def close(self) -> None:
         """Cancel what still runs and give the model's modules back as they were.
@@ -270,7 +270,7 @@ def load(
             store = undo.enter_context(contextlib.closing(open_store(chosen)))
         own = chosen.engine()
         loaded = load_pipeline(model, own)
-        engine = Engine(Loop(loaded, own, table=Table(loaded, own)), chosen, store)
+        engine = Engine(EngineCore(loaded, own, table=Table(loaded, own)), chosen, store)
         undo.pop_all()
     return engine
 

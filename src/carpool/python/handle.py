@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from carpool.engine.loop import Engine as Loop
+from carpool.engine.loop import EngineCore
 from carpool.engine.request import Outcome
 from carpool.errors import CarpoolError
 from carpool.types import CheckedRequest, Event, Timings
@@ -36,7 +36,7 @@ class Handle:
     """A request that was submitted: wait for it, `await` it, follow it, cancel it."""
 
     def __init__(
-        self, job: CheckedRequest, loop: Loop, follow: Callable[[Event], object] | None = None
+        self, job: CheckedRequest, loop: EngineCore, follow: Callable[[Event], object] | None = None
     ) -> None:
         self._job, self._loop, self._follow = job, loop, follow
         self._future: Future[Output] = Future()

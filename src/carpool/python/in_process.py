@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from carpool.config import ServeSettings
-from carpool.engine.loop import Engine as Loop
+from carpool.engine.loop import EngineCore
 from carpool.errors import InvalidValue, LibraryMissing, UnsupportedParameter
 from carpool.jobs.database import Record
 from carpool.jobs.runner import OnProgress
@@ -108,7 +108,7 @@ def _rate(fps: Any, values: Mapping[str, Any]) -> float:
 class InProcess:
     """Runs the parts of jobs in the engine of this process."""
 
-    def __init__(self, loop: Loop, is_alive: Callable[[], bool]) -> None:
+    def __init__(self, loop: EngineCore, is_alive: Callable[[], bool]) -> None:
         self._loop, self._is_alive = loop, is_alive
 
     async def wait_open(self) -> None:
@@ -134,7 +134,7 @@ def write_pictures(record: Record, done: Sequence[Output], folder: Path) -> None
     outputs.write_pictures([one.images[0] for one in done], form["told"], folder, form["format"])
 
 
-def write_videos(loop: Loop, record: Record, done: Sequence[Output], folder: Path) -> None:
+def write_videos(loop: EngineCore, record: Record, done: Sequence[Output], folder: Path) -> None:
     """The files of a job of videos: `0.mp4`, `1.mp4`, ..., with sound where the model makes it."""
     form = record.work["output"]
     for i, (output, said) in enumerate(zip(done, form["told"], strict=True)):

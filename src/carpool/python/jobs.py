@@ -17,7 +17,7 @@ from threading import Event, Lock, Thread
 from typing import Any, TypeVar
 
 from carpool.config import ServeSettings
-from carpool.engine.loop import Engine as Loop
+from carpool.engine.loop import EngineCore
 from carpool.errors import Draining
 from carpool.jobs.database import Record, State
 from carpool.jobs.runner import Runner
@@ -69,7 +69,11 @@ class Jobs:
     """The jobs of one engine. From any thread."""
 
     def __init__(
-        self, loop: Loop, is_alive: Callable[[], bool], settings: ServeSettings, store: JobStore
+        self,
+        loop: EngineCore,
+        is_alive: Callable[[], bool],
+        settings: ServeSettings,
+        store: JobStore,
     ) -> None:
         """Go on with the jobs that the store holds, if there are any. It is closed with them."""
         self._loop, self._settings, self._store = loop, settings, store

@@ -54,22 +54,22 @@ class WorkerProcess:
             os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read as it is imported
         # these import torch and diffusers, which takes seconds
         from carpool.engine.cost_store import Table
-        from carpool.engine.loop import Engine
+        from carpool.engine.loop import EngineCore
         from carpool.engine.model.load import load, log_as_others, versions
         from carpool.engine.model.usage import Meter
-        from carpool.engine.observe.co_riders import Company
+        from carpool.engine.observe.co_riders import CoRiders
 
         began_s = time.monotonic()
         logs.set_up(first.log_level, first.log_format, prompts=first.log_prompts)
         log_as_others(bars=first.log_format == "text")
-        company = Company()
-        on_ride = company.rode if first.otel else None
+        co_riders = CoRiders()
+        observers = [co_riders.forward] if first.otel else []
         try:
             if first.otel:
                 self._tracing = tracing.start("worker")
             loaded = load(first.model, first.settings)
             table = Table(loaded, first.settings)
-            engine = Engine(loaded, first.settings, table=table, on_ride=on_ride)
+            engine = EngineCore(loaded, first.settings, table=table, observers=observers)
         except CarpoolError as error:
             self.send(protocol.LoadFailure(str(error)))
             self._next()  # the front closes the socket once it has read this
@@ -93,8 +93,8 @@ class WorkerProcess:
                     try:
                         listener = _RequestListener(self, job, meter.usage(job), convert, follow)
                         if self._tracing.is_on:
-                            listener.at_start = partial(company.came, job.request_id, trace)
-                            listener.at_end = partial(self._trace, engine, company, trace, job)
+                            listener.at_start = partial(co_riders.start, job.request_id, trace)
+                            listener.at_end = partial(self._trace, engine, co_riders, trace, job)
                         engine.submit(job, listener)
                     except Exception as error:  # such as a tokenizer's: the other requests go on
                         self.send(_failed(job.request_id, error))
@@ -105,20 +105,20 @@ class WorkerProcess:
                 case protocol.GetStatistics():
                     self.send(protocol.Statistics(engine.statistics()))
                 case protocol.GetTimelines(request_ids):
-                    known = [engine.life(request_id) for request_id in request_ids]
+                    known = [engine.timeline(request_id) for request_id in request_ids]
                     self.send(protocol.Timelines([one for one in known if one is not None]))
         engine.close()
 
     def _send_heartbeats(self, engine: Any) -> None:
         while True:
-            stalled_s, expected_s = engine.pulse.read()
+            stalled_s, expected_s = engine.heartbeat.read()
             self.send(protocol.Heartbeat(stalled_s, expected_s, engine.place_s))
             time.sleep(INTERVAL_S)
 
-    def _trace(self, engine: Any, company: Any, trace: str, job: CheckedRequest) -> None:
-        co_riders = company.left(job.request_id)
-        if (life := engine.life(job.request_id)) is not None:
-            self._tracing.life(trace, job, life, co_riders)
+    def _trace(self, engine: Any, co_riders: Any, trace: str, job: CheckedRequest) -> None:
+        shared_with = co_riders.end(job.request_id)
+        if (timeline := engine.timeline(job.request_id)) is not None:
+            self._tracing.life(trace, job, timeline, shared_with)
 
     def _reload(self, engine: Any) -> None:
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from carpool.engine.model.device import Device
+from carpool.engine.request import Forward
 from carpool.schedule.batch_modes import together
 from carpool.schedule.cost import Costs, Curve
 from carpool.types import (
@@ -16,7 +17,6 @@ from carpool.types import (
     Admission,
     CallKind,
     Choice,
-    Forward,
     ParkedCall,
     Phase,
     QueuedRequest,

@@ -15,7 +15,7 @@ import torch
 import carpool
 from carpool.config import EngineSettings
 from carpool.engine.cost_store import Table
-from carpool.engine.loop import Engine
+from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import Loaded, versions
 from carpool.engine.request import Outcome
 from carpool.errors import OutOfMemory
@@ -69,12 +69,12 @@ def tune(
     jobs = [_job(loaded, size, wanted) for size in sizes]  # refused at once
     table.costs = notes
     lockstep = Lockstep(device)
-    engine = Engine(
+    engine = EngineCore(
         loaded,
         replace(settings, max_batch_size=wanted.max_rows, max_decode_size=wanted.max_rows),
         clock=clock,
-        finish=lambda work: work(),
-        on_forward=lockstep.ran,
+        off_loop=lambda work: work(),
+        observers=[lockstep.ran],
         table=table,
         policy=lockstep,
     )
@@ -118,7 +118,7 @@ class _Listener:
 
 
 def _measure(
-    engine: Engine,
+    engine: EngineCore,
     lockstep: Lockstep,
     job: CheckedRequest,
     wanted: TuneSettings,
@@ -162,7 +162,7 @@ def _denoisers(seen: Mapping[CallKind, CallStats]) -> list[CallStats]:
     return [one for one in seen.values() if one.phase == "denoise"]
 
 
-def _run(engine: Engine, job: CheckedRequest, width: int) -> None:
+def _run(engine: EngineCore, job: CheckedRequest, width: int) -> None:
     """Run `width` equal requests in lockstep, each with its own seed."""
     listeners = [_Listener() for _ in range(width)]
     for seed, listener in enumerate(listeners):

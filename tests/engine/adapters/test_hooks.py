@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,11 @@ from torch import Tensor, nn
 import carpool
 from carpool.engine.adapters.hooks import Adapters, NotByRow, is_even, plan
 from carpool.engine.adapters.reader import Part
-from carpool.engine.execute import Ready, Widths, execute
+from carpool.engine.execute import Widths, execute
 from carpool.engine.fuse import Fuser
+from carpool.engine.request import Forward
 from carpool.engine.specs import SPECS, STACK, Spec
 from carpool.request.lora import Riding
-from carpool.types import Forward
 from support.engine_driver import CLOSE, Recorder, driving, fresh, gap, served
 from support.fake_models import call_on
 from support.lora_files import adapter, kohya, weights, write
@@ -322,12 +323,15 @@ def test_calls_that_cannot_be_told_apart_run_apart_and_right(
     riding: list[Riding] = [(), (), (("a", 1.0),), (("a", 2.0),)]
     calls = [replace(call_on(model, torch.zeros(1, 3)), lora=lora) for lora in riding]
 
-    def run(some: Sequence[Any], rows: Sequence[int]) -> list[Any]:
+    def run(ready: Sequence[Any]) -> list[Any]:
+        some, rows = [one.call for one in ready], [one.rows for one in ready]
         with adapters.riding(some, rows):
             return fuser.run(some, rows)
 
     with torch.no_grad():
-        answers = execute([Ready(c, "key", 1) for c in calls], run, Widths(), lambda: None)
+        answers = execute(
+            [SimpleNamespace(call=c, key="key", rows=1) for c in calls], run, Widths(), lambda: None
+        )
         base = model.layer(torch.ones(1, 3))
         delta = mine.up(mine.down(torch.ones(1, 3))) * mine.scaling
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from carpool.engine.model.preview import Glimpse, Previews, colours, moments
+from carpool.engine.model.latent_colours import colours
+from carpool.engine.model.preview import Estimate, Previews, moments
 from carpool.models import embedded
 from carpool.request.parameters import check
 from carpool.types import Event, Request
@@ -115,11 +116,11 @@ def test_a_watched_request_leaves_nothing_behind() -> None:
     with driving("flux") as drive:
         submit(drive, 1, "a cat", **ARGUMENTS["flux"])
         drive.turn(4)
-        [rider] = drive.engine._riders.values()
-        scheduler, watch = weakref.ref(rider.view.scheduler), rider.watch
-        assert watch is not None
+        [state] = drive.engine._running.states
+        scheduler, hook = weakref.ref(state.view.scheduler), state.preview_hook
+        assert hook is not None
         drive.finish()
-        del rider, watch
+        del state, hook
 
     assert scheduler() is None
 
@@ -173,7 +174,7 @@ def test_latents_of_an_unknown_layout_give_no_picture(shape: tuple[int, ...], pl
     previews = Previews(served("flux"))
     assert previews.fit()
 
-    assert previews.picture(Glimpse(torch.zeros(shape), places, 1, 2), lambda it: it) is None
+    assert previews.picture(Estimate(torch.zeros(shape), places, 1, 2), lambda it: it) is None
 
 
 @given(st.integers(1, 3), st.integers(1, 200))

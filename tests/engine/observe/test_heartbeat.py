@@ -1,19 +1,19 @@
-"""The loop's pulse: how long it has been busy, and with how long a thing."""
+"""The heartbeat says how long the main loop has been busy, and how long it expected to be."""
 
-from carpool.engine.observe.heartbeat import Pulse
+from carpool.engine.observe.heartbeat import Heartbeat
 from support.engine_driver import VirtualClock
 
 
-def test_it_says_how_long_ago_the_last_thing_began_and_what_it_was_to_take() -> None:
+def test_it_tells_when_the_last_thing_began_and_the_seconds_expected_for_it() -> None:
     clock = VirtualClock()
-    pulse = Pulse(clock)
+    heartbeat = Heartbeat(clock)
 
-    assert pulse.read() == (0.0, 0.0)
-    pulse.beat(2.5)
+    assert heartbeat.read() == (0.0, 0.0)
+    heartbeat.beat(2.5)
     clock.pass_by(4.0)
-    assert pulse.read() == (4.0, 2.5)
-    pulse.beat(None)
-    assert pulse.read() == (0.0, None)
-    pulse.rest()
+    assert heartbeat.read() == (4.0, 2.5)
+    heartbeat.beat(None)
+    assert heartbeat.read() == (0.0, None)
+    heartbeat.idle()
     clock.pass_by(4.0)
-    assert pulse.read() == (0.0, 0.0)
+    assert heartbeat.read() == (0.0, 0.0)

@@ -1,15 +1,17 @@
 """A request's life: where its time went, with how many it rode, and what it waited for."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import carpool
-from carpool.engine.loop import Engine
-from carpool.engine.observe.timeline import Lives
-from carpool.engine.observe.width_reason import differences, nearest, not_wider
+from carpool.engine.loop import EngineCore
+from carpool.engine.observe.timeline import Timeline, Timelines
+from carpool.engine.observe.width_reason import differences, nearest, width_reason
+from carpool.engine.request import Forward
 from carpool.errors import Cancelled, PipelineFailed
 from carpool.types import CallKind, Choice, ParkedCall
 from support.engine_driver import Drive, Recorder, VirtualClock, driving, served
@@ -19,8 +21,8 @@ FLUX: dict[str, Any] = ARGUMENTS["flux"] | {"width": 32, "height": 32}
 STEP_S = 2.0  # what every forward takes
 
 
-def life(engine: Engine, request_id: str) -> dict[str, Any]:
-    told = engine.life(request_id)
+def life(engine: EngineCore, request_id: str) -> dict[str, Any]:
+    told = engine.timeline(request_id)
     assert told is not None
     return told
 
@@ -77,10 +79,10 @@ def test_durations_are_spent_in_forwards_and_waits_and_nowhere_else() -> None:
         heard = [submit(drive, str(n), num_inference_steps=2 + n) for n in range(3)]
         large = submit(drive, "large", width=64)
         drive.finish()
-        lives = [life(drive.engine, name) for name in ("0", "1", "2", "large")]
+        timelines = [life(drive.engine, name) for name in ("0", "1", "2", "large")]
 
     assert all(one.error is None for one in [*heard, large])
-    for one in (chapter for told in lives for chapter in told["phases"]):
+    for one in (chapter for told in timelines for chapter in told["phases"]):
         assert one["duration_s"] == pytest.approx(one["forward_s"] + one["waited_s"])
         assert one["waited_s"] == pytest.approx(sum(one["waited_for_s"].values()))
 
@@ -154,26 +156,31 @@ def test_the_python_api_explains_a_request_and_says_none_of_unknown_ones() -> No
 # Alone
 
 
+def forward(one: Timeline, began_s: float, ended_s: float) -> Forward:
+    state: Any = SimpleNamespace(timeline=one)
+    return Forward("", "forward", "denoise", (state,), (1,), began_s, ended_s - began_s)
+
+
 def test_the_oldest_that_ended_are_forgotten_and_the_living_never() -> None:
-    lives = Lives(kept=2)
-    living = lives.begin("living", 0.0)
+    timelines = Timelines(kept=2)
+    living = timelines.begin("living", 0.0)
     for name in ("a", "b", "c"):
-        one = lives.begin(name, 0.0)
-        lives.end(one, None, 1.0)
+        one = timelines.begin(name, 0.0)
+        timelines.end(one, None, 1.0)
         del one
 
-    assert lives.to_json("a", 2.0) is None
-    assert [lives.to_json(name, 2.0) is not None for name in ("b", "c", "living")] == [True] * 3
+    assert timelines.to_json("a", 2.0) is None
+    assert [timelines.to_json(name, 2.0) is not None for name in ("b", "c", "living")] == [True] * 3
     assert living.status == "queued"
 
 
 def test_an_id_that_comes_again_means_the_youngest() -> None:
-    lives = Lives()
-    old = lives.begin("same", 0.0)
-    lives.end(old, Cancelled("no"), 1.0)
-    young = lives.begin("same", 5.0)
+    timelines = Timelines()
+    old = timelines.begin("same", 0.0)
+    timelines.end(old, Cancelled("no"), 1.0)
+    young = timelines.begin("same", 5.0)
 
-    told = lives.to_json("same", 6.0)
+    told = timelines.to_json("same", 6.0)
 
     assert told is not None
     assert (told["status"], told["total_s"]) == ("queued", 1.0)
@@ -181,26 +188,26 @@ def test_an_id_that_comes_again_means_the_youngest() -> None:
 
 
 def test_what_ended_keeps_the_code_of_its_error_only() -> None:
-    lives = Lives()
-    one = lives.begin("one", 0.0)
+    timelines = Timelines()
+    one = timelines.begin("one", 0.0)
 
-    lives.end(one, PipelineFailed("with a secret prompt"), 1.0)
+    timelines.end(one, PipelineFailed("with a secret prompt"), 1.0)
 
     assert (one.status, one.error) == ("failed", "internal_error")
-    assert "secret" not in str(lives.to_json("one", 2.0))
+    assert "secret" not in str(timelines.to_json("one", 2.0))
 
 
 def test_a_wait_is_told_apart_by_the_forwards_that_ran_meanwhile() -> None:
-    lives = Lives()
-    mine, same, other, decode = (lives.begin(name, 0.0) for name in "abcd")
+    timelines = Timelines()
+    mine, same, other, decode = (timelines.begin(name, 0.0) for name in "abcd")
     for one, key in [(mine, "small"), (same, "small"), (other, "large"), (decode, "decode")]:
         one.start(0.0)
-        lives.parked(one, "vae" if one is decode else "transformer", key, 1.0)
+        timelines.parked(one, "vae" if one is decode else "transformer", key, 1.0)
 
-    lives.rode([same], 1.0, 2.0)
-    lives.rode([other], 2.0, 4.0)
-    lives.rode([decode], 4.5, 8.5)
-    lives.rode([mine], 8.5, 9.0)
+    timelines.forward(forward(same, 1.0, 2.0))
+    timelines.forward(forward(other, 2.0, 4.0))
+    timelines.forward(forward(decode, 4.5, 8.5))
+    timelines.forward(forward(mine, 8.5, 9.0))
 
     waited = mine.to_json(9.0)["phases"][0]["waited_for_s"]
     assert waited == {
@@ -257,11 +264,11 @@ def test_a_forward_that_nobody_fits_into_says_why_of_the_nearest() -> None:
     decode, same = parked(3, ("vae", "decode", ()), "vae.decode"), parked(4, key())
     alone = Choice((leader,), "nobody")
 
-    assert not_wider(alone, [leader]) == "nobody"
-    assert not_wider(alone, [leader, decode]) == "differs:component"
-    assert not_wider(alone, [leader, decode, large]) == "differs:size"
-    assert not_wider(alone, [leader, decode, large, same]) == "group"
-    assert not_wider(Choice((leader,), "knee"), [leader, same]) == "knee"
+    assert width_reason(alone, [leader]) == "nobody"
+    assert width_reason(alone, [leader, decode]) == "differs:component"
+    assert width_reason(alone, [leader, decode, large]) == "differs:size"
+    assert width_reason(alone, [leader, decode, large, same]) == "group"
+    assert width_reason(Choice((leader,), "knee"), [leader, same]) == "knee"
 
 
 def test_statistics_count_the_words() -> None:

@@ -2,20 +2,26 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fake_models import call_on, randn
 from torch import Tensor, nn
 
 from carpool.engine.fuse import Fuser
 from carpool.engine.specs.probation import NEEDED, Probation
 from carpool.engine.specs.verdicts import Verdicts
+from support.fake_models import call_on, randn
 
 WIDTH, TOKENS = 6, 5
+
+
+class Described(NamedTuple):
+    call: Any
+    key: Any
+    rows: int
 
 
 class Toy(nn.Module):
@@ -72,15 +78,14 @@ class Trial:
         for i, (_, key, _) in enumerate(described):
             keys.setdefault(key, []).append(i)
         run = self.probation.around(self._forward, self.fuser.fused)
-        for key, places in keys.items():
-            chosen = [described[i] for i in places]
-            got = run(key, [c for c, _, _ in chosen], [n for _, _, n in chosen])
+        for places in keys.values():
+            got = run([Described(*described[i]) for i in places])
             answers |= dict(zip(places, got, strict=True))
         return [answers[i] for i in range(len(calls))]
 
-    def _forward(self, calls: Sequence[Any], rows: Sequence[int]) -> list[Any]:
-        self.fused += len(calls) > 1
-        return self.fuser.run(calls, rows)
+    def _forward(self, ready: Sequence[Described]) -> list[Any]:
+        self.fused += len(ready) > 1
+        return self.fuser.run([one.call for one in ready], [one.rows for one in ready])
 
 
 def request(seed: int, rows: int = 1, time: float | None = None, **others: Any) -> dict[str, Any]:

@@ -1,12 +1,8 @@
-"""Pictures of what a request is going to be, made while it is still being denoised.
+"""Previews: pictures of a request's estimated result, while it is still being denoised.
 
-A request's scheduler is its own, and is given what guidance made of the denoiser's answers. So
-its steps are watched: each says what the latents would be if all noise went now. Those become
-colours by one small matrix, which is fitted to the model's own autoencoder when a preview is
-first asked for. No module runs for a preview, and pictures are made off the loop.
-
-Source: the linear map, "Decoding latents to RGB without upscaling", Hugging Face forum, 2022,
-discuss.huggingface.co/t/decoding-latents-to-rgb-without-upscaling/23204. The fit is ours.
+Each step of a request's own scheduler gives an estimate of the latents without noise. A small
+matrix, fitted to the model's autoencoder when a preview is first asked for (`latent_colours.py`),
+turns these into colours. No module runs for a preview, and pictures are made off the main loop.
 """
 
 import functools
@@ -21,34 +17,40 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import avg_pool2d, interpolate
+from torch.nn.functional import interpolate
+
+from carpool.engine.model.device import Device
+from carpool.engine.model.latent_colours import colours
+from carpool.types import CheckedRequest, Clock, Event
 
 log = logging.getLogger("carpool")
 
-CELLS = 16  # places a side of the pictures that the colours are fitted to
-MOST_SCALE = 64  # pixels a side that a place may stand for
-
 
 @dataclass(frozen=True, slots=True)
-class Glimpse:
-    """What a request's latents would be without noise, as its scheduler holds them."""
+class Estimate:
+    """A request's latents without noise, as its scheduler estimates them after a step."""
 
-    latents: Tensor  # (1, places, channels) or (1, channels, height, width)
-    places: Any  # where packed ones lie: see `Watch.saw`
+    latents: Tensor  # (1, positions, channels) or (1, channels, height, width)
+    layout: Any  # rows and columns of packed ones: see `SchedulerHook.note_layout`
     step: int  # denoising steps done
     steps: int
 
 
-class Watch:
-    """Looks over the shoulder of one request's scheduler."""
+class SchedulerHook:
+    """Takes estimates from the steps of one request's scheduler.
 
-    def __init__(self, wanted: int, tell: Callable[[Glimpse], None]) -> None:
-        self._wanted, self._tell = wanted, tell
+    Args:
+        wanted: estimates to take, at most.
+        show: called with each, on the engine's thread.
+    """
+
+    def __init__(self, wanted: int, show: Callable[[Estimate], None]) -> None:
+        self._wanted, self._show = wanted, show
         self._done = 0
-        self._places: Any = None
+        self._layout: Any = None
 
-    def over(self, scheduler: Any) -> None:
-        """Watch every step from now on. The scheduler must be the request's own."""
+    def install(self, scheduler: Any) -> None:
+        """Hook every step from now on. The scheduler must be the request's own."""
         plain, owner = type(scheduler).step, weakref.ref(scheduler)  # no cycle: it holds tensors
 
         @functools.wraps(plain)  # pipelines ask whether it takes `eta` or a generator
@@ -60,15 +62,15 @@ class Watch:
 
         scheduler.step = step
 
-    def saw(self, arguments: Any) -> None:
-        """Note where the latents of a denoiser's call lie, if it says so.
+    def note_layout(self, arguments: Any) -> None:
+        """Note the layout of packed latents, if the arguments of a denoiser's call have it.
 
-        `img_ids` are (places, 3) or (1, places, 4): layer, row, column; `img_shapes` are
-        [[(layers, rows, columns), ...]]. References follow after the picture itself.
+        `img_ids` are (positions, 3) or (1, positions, 4): layer, row, column; `img_shapes` are
+        [[(layers, rows, columns), ...]]. Reference images follow after the picture itself.
         """
         shapes, ids = arguments.get("img_shapes"), arguments.get("img_ids")
         if shapes is not None or isinstance(ids, Tensor):
-            self._places = shapes if ids is None else ids
+            self._layout = shapes if ids is None else ids
 
     def _stepped(self, scheduler: Any, plain: Any, args: Any, kwargs: Any, result: Any) -> None:
         self._done += 1
@@ -77,34 +79,34 @@ class Watch:
         if self._done in moments(self._wanted, steps - begin):
             given = inspect.signature(plain).bind(scheduler, *args, **kwargs).arguments
             clean = _clean(scheduler, given["model_output"], given["sample"], result)
-            self._tell(Glimpse(clean, self._places, begin + self._done, steps))
+            self._show(Estimate(clean, self._layout, begin + self._done, steps))
 
 
 def moments(wanted: int, steps: int) -> set[int]:
-    """After which steps to look: evenly spaced, and never after the last."""
+    """After which steps to take estimates: evenly spaced, and never after the last."""
     return {round(i * steps / (wanted + 1)) for i in range(1, wanted + 1)} - {0, steps}
 
 
 def _clean(scheduler: Any, answer: Tensor, sample: Tensor, result: Any) -> Tensor:
-    """What is left if all noise went now, as far as the scheduler lets one know."""
+    """The latents without noise, as far as the scheduler tells."""
     if type(scheduler).__name__ == "FlowMatchEulerDiscreteScheduler":  # x = (1 - s) x0 + s noise
-        flown: Tensor = sample - scheduler.sigmas[scheduler.step_index - 1] * answer
-        return flown  # the answer is noise - x0
+        estimate: Tensor = sample - scheduler.sigmas[scheduler.step_index - 1] * answer
+        return estimate  # the answer is noise - x0
     if isinstance(result, tuple):
-        before, *told = result
+        before, *given = result
     else:
         before = result.prev_sample
-        told = [getattr(result, "pred_original_sample", None)]
+        given = [getattr(result, "pred_original_sample", None)]
     config = scheduler.config
     kept = [one for one in getattr(scheduler, "model_outputs", ()) if one is not None]
     if kept and ("++" in config.get("algorithm_type", "") or config.get("predict_x0")):
-        told = kept[-1:]  # multistep solvers keep their estimates of it
-    clean: Tensor = before if not told or told[0] is None else told[0]
+        given = kept[-1:]  # multistep solvers keep their estimates
+    clean: Tensor = before if not given or given[0] is None else given[0]
     return clean
 
 
 class Previews:
-    """Turns glimpses of one model into pictures."""
+    """Turns estimates of one model's latents into pictures."""
 
     def __init__(self, pipe: Any) -> None:
         self._vae = getattr(pipe, "vae", None)
@@ -115,7 +117,7 @@ class Previews:
         self._was_fitted = False
 
     def fit(self) -> bool:
-        """Be ready; says whether this model's requests can have previews.
+        """Get ready. Returns whether this model's requests can have previews.
 
         On the thread that runs the model: the first time, it encodes a few small pictures.
         """
@@ -128,14 +130,14 @@ class Previews:
         return self._factors is not None
 
     def picture(
-        self, glimpse: Glimpse, to_host: Callable[[Tensor], Tensor]
+        self, estimate: Estimate, to_host: Callable[[Tensor], Tensor]
     ) -> NDArray[np.uint8] | None:
-        """Draw a glimpse: (height, width, 3), as large as the picture is going to be.
+        """Draw an estimate: (height, width, 3), as large as the picture is going to be.
 
         None for latents of a layout that is not known.
         """
         assert self._factors is not None
-        maps = _maps(to_host(glimpse.latents).float(), glimpse.places, to_host)
+        maps = _maps(to_host(estimate.latents).float(), estimate.layout, to_host)
         if maps is not None:
             maps = self._as_encoded(maps, len(self._factors) - 1)
         if maps is None:
@@ -148,7 +150,7 @@ class Previews:
         return pixels
 
     def _as_encoded(self, maps: Tensor, channels: int) -> Tensor | None:
-        """Undo what the pipeline does to what the autoencoder gives: patches of 2x2, then scale."""
+        """Undo what the pipeline does to the autoencoder's latents: patches of 2x2, then scale."""
         vae: Any = self._vae
         norm, config = getattr(vae, "bn", None), vae.config
         if norm is not None and len(maps) == len(norm.running_mean):
@@ -177,7 +179,7 @@ def _affine(maps: Tensor, spread: Tensor, mean: Tensor) -> Tensor:
     return maps * spread.view(-1, 1, 1) + mean.view(-1, 1, 1)
 
 
-def _maps(latents: Tensor, places: Any, to_host: Callable[[Tensor], Tensor]) -> Tensor | None:
+def _maps(latents: Tensor, layout: Any, to_host: Callable[[Tensor], Tensor]) -> Tensor | None:
     """Latents as (channels, rows, columns)."""
     if latents.ndim == 5 and latents.shape[2] == 1:  # a video of one frame
         latents = latents[:, :, 0]
@@ -185,52 +187,63 @@ def _maps(latents: Tensor, places: Any, to_host: Callable[[Tensor], Tensor]) -> 
         return None
     if latents.ndim == 4:
         return latents[0]
-    if latents.ndim != 3 or places is None:
+    if latents.ndim != 3 or layout is None:
         return None
-    if isinstance(places, Tensor):
-        ids = to_host(places).reshape(-1, places.shape[-1])[: latents.shape[1], 1:3]
+    if isinstance(layout, Tensor):
+        ids = to_host(layout).reshape(-1, layout.shape[-1])[: latents.shape[1], 1:3]
         height, width = (int(most) + 1 for most in ids.amax(dim=0))
     else:
-        _, height, width = places[0][0]
+        _, height, width = layout[0][0]
     if height * width != latents.shape[1]:
         return None
     return latents[0].T.reshape(-1, height, width)
 
 
-def colours(vae: Any) -> tuple[Tensor, int]:
-    """Fit a linear map from an autoencoder's latents to the colours that they stand for.
+class PreviewSender:
+    """Sends `preview` events to the requests that asked for them.
 
-    Returns:
-        It, as (channels + 1, 3), the last row being what is added; and the pixels along a side
-        that one place stands for.
-
-    Raises:
-        AttributeError, TypeError, RuntimeError: it encodes no pictures, or in another way.
+    Args:
+        off_loop: runs work on another thread.
+        is_overloaded: whether there is more important work than previews.
     """
-    weight = next(vae.parameters())
-    probe_px = 2 * MOST_SCALE
-    scale = probe_px // _encoded(vae, torch.zeros(1, 3, probe_px, probe_px).to(weight)).shape[-1]
-    pictures = _patterns(CELLS * scale)
-    latents = _encoded(vae, pictures.to(weight)).float().cpu()
-    known = latents.movedim(1, -1).flatten(0, 2)
-    known = torch.cat([known, torch.ones(len(known), 1)], dim=1)
-    wanted = (avg_pool2d(pictures, scale) + 1) / 2
-    answer = torch.linalg.lstsq(known, wanted.movedim(1, -1).flatten(0, 2), driver="gelsd")
-    factors: Tensor = answer.solution
-    return factors, scale
 
+    def __init__(
+        self,
+        pipe: Any,
+        device: Device,
+        clock: Clock,
+        off_loop: Callable[[Callable[[], None]], object],
+        is_overloaded: Callable[[], bool],
+    ) -> None:
+        self._previews, self._device, self._clock = Previews(pipe), device, clock
+        self._off_loop, self._is_overloaded = off_loop, is_overloaded
 
-def _encoded(vae: Any, pictures: Tensor) -> Tensor:
-    """Latents (pictures, channels, rows, columns), without noise."""
-    is_of_videos = any(weight.ndim == 5 for weight in vae.parameters())
-    answer = vae.encode(pictures.unsqueeze(2) if is_of_videos else pictures)
-    latents = answer.latent_dist.mode() if hasattr(answer, "latent_dist") else answer.latent
-    found: Tensor = latents[:, :, 0] if is_of_videos else latents
-    return found
+    def hook(
+        self, view: Any, request: CheckedRequest, send: Callable[[Event], None]
+    ) -> SchedulerHook | None:
+        """Hook the scheduler of a request that wants previews, where its model can have them."""
+        if not (request.previews and hasattr(view, "scheduler") and self._previews.fit()):
+            return None
+        hook = SchedulerHook(
+            request.previews, functools.partial(self._show, request.request_id, send)
+        )
+        hook.install(view.scheduler)
+        return hook
 
+    def _show(self, request_id: str, send: Callable[[Event], None], estimate: Estimate) -> None:
+        if self._is_overloaded():
+            return
+        now_s, mark = self._clock(), self._device.mark()
 
-def _patterns(side_px: int) -> Tensor:
-    """Pictures (4, 3, side, side), -1 to 1, of nine large squares each: flat, with hard edges."""
-    seeded = torch.Generator().manual_seed(0)
-    small = torch.rand(4, 3, 3, 3, generator=seeded) * 2 - 1
-    return interpolate(small, size=(side_px, side_px), mode="nearest")
+        def draw() -> None:
+            try:
+                to_host = functools.partial(self._device.to_host, mark=mark)
+                picture = self._previews.picture(estimate, to_host)
+            except Exception:  # the request itself is not affected
+                log.exception("request %s: no preview", request_id)
+                return
+            if picture is not None:
+                done, steps = estimate.step, estimate.steps
+                send(Event("preview", request_id, now_s, done, steps, picture=picture))
+
+        self._off_loop(draw)

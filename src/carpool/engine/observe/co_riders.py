@@ -1,16 +1,15 @@
-"""With whom requests rode: noted for traces, and not at all where nobody wants those.
+"""Records which requests shared denoising forwards, for OpenTelemetry span links.
 
-Of each request aboard are kept the first `MOST_OTHERS` other ones that it shared a denoising
-forward with, and of these forwards the first and the last `MOST_FORWARDS // 2`: a bound on memory
-and on what is sent, however long it rides. Nothing here knows what a trace is.
+Used only where traces are. Of each running request are kept the first `MOST_OTHERS` others that
+it shared a forward with, and of these forwards the first and the last `MOST_FORWARDS // 2`: a
+bound on memory and on what is sent, however long it runs.
 """
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from carpool.types import Phase
+from carpool.engine.request import Forward
 
 MOST_OTHERS = 32
 MOST_FORWARDS = 64
@@ -30,46 +29,43 @@ class _Seen:
             self.others[trace] = None
 
 
-class Company:
-    """Who rode with whom. The engine's thread notes, any thread may take a request out."""
+class CoRiders:
+    """Which requests ran together. `forward` is for the engine's thread, the rest for any."""
 
     def __init__(self) -> None:
-        self._aboard: dict[str, _Seen] = {}
+        self._running: dict[str, _Seen] = {}
 
-    def came(self, request_id: str, trace: str) -> None:
-        """A request came aboard.
-
-        Args:
-            trace: how the others are to name it; nothing: they do not.
-        """
-        self._aboard[request_id] = _Seen(trace)
-
-    def rode(self, phase: Phase, rows: int, riders: Mapping[str, float]) -> None:
-        """A forward ran.
+    def start(self, request_id: str, trace: str) -> None:
+        """A request starts to run.
 
         Args:
-            rows: of its batch.
-            riders: ids, with the seconds from each one's submission to the forward's beginning.
+            trace: how others are to refer to it; empty: they do not.
         """
-        if phase != "denoise" or len(riders) < 2:
+        self._running[request_id] = _Seen(trace)
+
+    def forward(self, forward: Forward) -> None:
+        """An observer of forwards."""
+        if forward.phase != "denoise" or forward.requests < 2:
             return
-        seen = {request_id: self._aboard.get(request_id) for request_id in riders}
-        traces = {one.trace: None for one in seen.values() if one is not None}
-        for request_id, one in seen.items():
+        rows, requests = forward.rows, forward.requests
+        seen = [(state, self._running.get(state.request_id)) for state in forward.states]
+        traces = {one.trace: None for _, one in seen if one is not None}
+        for state, one in seen:
             if one is None:
                 continue
             for trace in traces if len(one.others) < MOST_OTHERS else ():
                 one.meet(trace)
             kept = one.first if len(one.first) < MOST_FORWARDS // 2 else one.last
-            kept.append({"at_s": riders[request_id], "rows": rows, "requests": len(riders)})
+            at_s = forward.began_s - state.submitted_s
+            kept.append({"at_s": at_s, "rows": rows, "requests": requests})
 
-    def left(self, request_id: str) -> dict[str, Any]:
-        """A request has ended: gives what was noted of it, and forgets it.
+    def end(self, request_id: str) -> dict[str, Any]:
+        """A request has ended: returns what was recorded of it, and forgets it.
 
         Returns:
             `others`: their traces. `forwards`: `at_s` since submission, `rows`, `requests`.
         """
-        one = self._aboard.pop(request_id, None)
+        one = self._running.pop(request_id, None)
         if one is None:
             return {"others": [], "forwards": []}
         return {"others": list(one.others), "forwards": [*one.first, *one.last]}

@@ -1,6 +1,6 @@
-"""What an engine counts: its forwards, their seconds, waits in the line, and the pace of steps.
+"""Counters of one engine: forwards, waits in the queue, steps per second, missed deadlines.
 
-The counts only grow, so that whoever asks twice can tell what happened in between.
+The counters only grow, so that two readings tell what happened in between.
 """
 
 from bisect import bisect_left
@@ -13,15 +13,16 @@ import torch
 from torch import nn
 
 from carpool.engine.model.load import Loaded
-from carpool.types import BUCKETS_S, Clock, Forward
+from carpool.engine.request import Forward
+from carpool.types import BUCKETS_S, Clock
 
 FORWARD_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, *BUCKETS_S)
-PACE_S = 20  # the pace of steps is that of the last so many seconds
+PACE_S = 20  # steps per second are those of the last so many seconds
 KEPT_WAITS = 1000  # the newest, for median and percentile
 
 
 class Histogram:
-    """How many values lie up to each bound: what Prometheus asks for."""
+    """Counts values by upper bounds, as Prometheus histograms do."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds, self._sum = bounds, 0.0
@@ -32,12 +33,12 @@ class Histogram:
         self._sum += value
 
     def to_json(self) -> dict[str, Any]:
-        """Each bound with the number of values up to it and above the one before."""
+        """The bounds, and for each the number of values above the bound before it and up to it."""
         return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}
 
 
-class Tally:
-    """The counts of one engine. Its thread counts; `statistics` may be asked from any."""
+class Stats:
+    """The counters of one engine. Its thread counts; `statistics` may be asked from any."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._began_s = clock, clock()
@@ -47,11 +48,13 @@ class Tally:
         self._steps = self._late = 0
         self._paces: deque[tuple[int, int]] = deque(maxlen=PACE_S + 1)  # second, steps before it
 
-    def forward(self, one: Forward) -> None:
-        self._forwards[one.component, one.method, one.requests, one.rows] += 1
+    def forward(self, forward: Forward) -> None:
+        """An observer of forwards."""
+        key = (forward.component, forward.method, len(forward.states), forward.rows)
+        self._forwards[key] += 1
 
-    def aboard(self, queued_s: float) -> None:
-        """A request came aboard after so long in the line."""
+    def start(self, queued_s: float) -> None:
+        """A request started to run after so long in the queue."""
         self._waits.append(queued_s)
         self._queued.add(queued_s)
 
@@ -94,7 +97,7 @@ class Tally:
 
 
 def memory(loaded: Loaded) -> dict[str, Any]:
-    """The device; bytes of the weights, the most in use at once, and on CUDA torch's own."""
+    """The device; bytes of the weights and of peak use, and on CUDA what torch has reserved."""
     device, modules = loaded.device, loaded.pipe.components.values()
     weights = [p for m in modules if isinstance(m, nn.Module) for p in m.parameters()]
     sizes: dict[str, Any] = {

@@ -1,23 +1,26 @@
-"""The lives of requests: what each did when, with how many it rode, and what it waited for.
+"""Timelines of requests: what each did when, with how many it shared forwards, what it waited for.
 
-A `Life` belongs to a rider; `Lives` finds it by id, until so many others have ended after it.
-What a parked call waits for is told by differences: `Lives` sums up the seconds of all forwards,
-those of each module, and those of each fuse key, and a call notes where these stood as it parked.
-So nothing is done for those who wait, however many they are. All but `to_json` is
-for the engine's thread.
+A `Timeline` belongs to one request; `Timelines` finds it by id, until a thousand others have ended
+after it. What a parked call waits for is told by differences: `Timelines` sums up the seconds of
+all forwards, of those of each module and of each fuse key, and a call notes these sums as it parks.
+So waiting requests cost nothing, however many they are. All but `to_json` is for the engine's
+thread.
 """
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from carpool.errors import Cancelled, CarpoolError
 from carpool.types import Phase, Timings
 
-KEPT = 1000  # requests that have ended
+if TYPE_CHECKING:
+    from carpool.engine.request import Forward
+
+KEPT = 1000  # timelines of requests that have ended
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -29,27 +32,29 @@ class Sum:
 
 @dataclass(slots=True)
 class Mark:
-    """Where the sums stood when a call parked."""
+    """The sums at the moment at which a call parked."""
 
+    key: Hashable
     at_s: float
-    module: Sum
-    key: Sum
+    of_module: Sum
+    of_key: Sum
     all_s: float
     module_s: float
     key_s: float
+    is_waiting: bool = True  # until its forward has begun
 
 
 @dataclass(slots=True)
-class Chapter:
+class PhaseTimes:
     """What a request did in one phase. Seconds."""
 
     start_s: float  # engine clock
     duration_s: float = 0.0
     forwards: int = 0
     forward_s: float = 0.0  # on CUDA until they were launched, as `Forward.duration_s`
-    others: int = 0  # that rode with it, summed over its forwards
+    others: int = 0  # requests that shared its forwards, summed over these
     others_most: int = 0
-    place_s: float = 0.0  # parked while forwards ran that it could have ridden in
+    place_s: float = 0.0  # parked while forwards of its own key ran
     incompatible_s: float = 0.0  # ... of its module, with other keys
     modules_s: float = 0.0  # ... of other modules
     engine_s: float = 0.0  # parked while none ran: the pipelines' own code, and the engine's
@@ -74,50 +79,59 @@ class Chapter:
         }
 
 
-@dataclass(slots=True, weakref_slot=True)
-class Life:
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Timeline:
     """One request, from its submission on. Times are of the engine's clock."""
 
     request_id: str
     submitted_s: float
     started_s: float = inf
     ended_s: float = inf
-    step: int = 0
-    steps: int = 0
-    error: str | None = None  # code of what it failed with
+    step: int = 0  # denoising steps done
+    steps: int = 0  # denoising steps in all
+    error: str | None = None  # code of the error that it ended with
     is_cancelled: bool = False
     phase: Phase = "encode"
-    mark: Mark | None = None  # of the call it is parked on
+    mark: Mark | None = None  # of the last call that it parked on
     exclusive: list[str] = field(default_factory=list)  # components that it changed for itself
     _since_s: float = inf  # in this phase
-    _chapters: dict[Phase, Chapter] = field(default_factory=dict)
+    _phases: dict[Phase, PhaseTimes] = field(default_factory=dict)
 
     def start(self, now_s: float) -> None:
-        """Get aboard."""
+        """The request starts to run."""
         self.started_s = self._since_s = now_s
-        self._chapters["encode"] = Chapter(now_s)
+        self._phases["encode"] = PhaseTimes(now_s)
 
-    def turn_to(self, phase: Phase, now_s: float) -> None:
+    def enter(self, phase: Phase, now_s: float) -> None:
         """Enter a phase, which may be one that it was in before."""
-        self._chapters[self.phase].duration_s += now_s - self._since_s
+        self._phases[self.phase].duration_s += now_s - self._since_s
         self.phase, self._since_s = phase, now_s
-        self._chapters.setdefault(phase, Chapter(now_s))
+        self._phases.setdefault(phase, PhaseTimes(now_s))
 
-    def wait(self, all_s: float, now_s: float) -> Chapter:
-        """Tell apart what was waited for since the mark; `all_s` is the sum of all forwards."""
-        chapter, mark, self.mark = self._chapters[self.phase], self.mark, None
-        if mark is not None:
-            key_s, module_s = mark.key.seconds - mark.key_s, mark.module.seconds - mark.module_s
-            chapter.place_s += key_s
-            chapter.incompatible_s += module_s - key_s
-            chapter.modules_s += all_s - mark.all_s - module_s
-            chapter.engine_s += now_s - mark.at_s - (all_s - mark.all_s)
-        return chapter
+    def reached(self, step: int) -> bool:
+        """So many denoising steps are done. Returns whether that is more than before."""
+        if step <= self.step:
+            return False
+        self.step = step
+        return True
+
+    def stop_waiting(self, all_s: float, now_s: float) -> PhaseTimes:
+        """Account for the wait since the mark; `all_s` is the sum of all forwards."""
+        times, mark = self._phases[self.phase], self.mark
+        if mark is not None and mark.is_waiting:
+            mark.is_waiting = False
+            key_s, module_s = mark.of_key.seconds - mark.key_s, mark.of_module.seconds
+            module_s -= mark.module_s
+            times.place_s += key_s
+            times.incompatible_s += module_s - key_s
+            times.modules_s += all_s - mark.all_s - module_s
+            times.engine_s += now_s - mark.at_s - (all_s - mark.all_s)
+        return times
 
     def timings(self) -> Timings:
         """Where the time went, once it has ended."""
         queue_s, total_s = min(self.started_s, self.ended_s), self.ended_s - self.submitted_s
-        spent = {f"{phase}_s": one.duration_s for phase, one in self._chapters.items()}
+        spent = {f"{phase}_s": one.duration_s for phase, one in self._phases.items()}
         return Timings(queue_s=queue_s - self.submitted_s, total_s=total_s, **spent)
 
     def fail(self, error: Exception | None) -> None:
@@ -136,11 +150,11 @@ class Life:
     def to_json(self, now_s: float) -> dict[str, Any]:
         """All of it. Moments are seconds since submission; the call it is parked on is not in."""
         until_s = min(self.ended_s, now_s)
-        chapters = []
-        for phase, one in self._chapters.copy().items():
-            chapters.append(one.to_json(phase, self.submitted_s))
+        phases = []
+        for phase, one in self._phases.copy().items():
+            phases.append(one.to_json(phase, self.submitted_s))
             if self.ended_s == inf and phase == self.phase:
-                chapters[-1]["duration_s"] += until_s - self._since_s
+                phases[-1]["duration_s"] += until_s - self._since_s
         return {
             "id": self.request_id,
             "status": self.status,
@@ -150,57 +164,66 @@ class Life:
             "exclusive": self.exclusive,
             "queued_s": min(self.started_s, until_s) - self.submitted_s,
             "total_s": until_s - self.submitted_s,
-            "phases": chapters,
+            "phases": phases,
         }
 
 
-class Lives:
-    """All requests that wait or run, and the last that ended; with the sums of their forwards."""
+class Timelines:
+    """All requests that are queued or run, and the last that ended; sums of their forwards."""
 
     def __init__(self, kept: int = KEPT) -> None:
-        self._known: WeakValueDictionary[str, Life] = WeakValueDictionary()
-        self._ended: deque[Life] = deque(maxlen=kept)
+        self._known: WeakValueDictionary[str, Timeline] = WeakValueDictionary()
+        self._ended: deque[Timeline] = deque(maxlen=kept)
         self._all_s = 0.0
         self._modules: dict[Hashable, Sum] = {}
         self._keys: WeakValueDictionary[Hashable, Sum] = WeakValueDictionary()  # of parked calls
 
-    def begin(self, request_id: str, now_s: float) -> Life:
-        """Begin a life. Whoever holds it decides how long it can be found."""
-        life = self._known[request_id] = Life(request_id, now_s)
-        return life
+    def begin(self, request_id: str, now_s: float) -> Timeline:
+        """A new timeline. It can be found for as long as the caller holds it, and longer."""
+        timeline = self._known[request_id] = Timeline(request_id, now_s)
+        return timeline
 
     def to_json(self, request_id: str, now_s: float) -> dict[str, Any] | None:
-        """The youngest life with this id; None if there is none any more. From any thread."""
-        life = self._known.get(request_id)
-        return None if life is None else life.to_json(now_s)
+        """The newest timeline with this id; None if there is none any more. From any thread."""
+        timeline = self._known.get(request_id)
+        return None if timeline is None else timeline.to_json(now_s)
 
-    def parked(self, life: Life, module: Hashable, key: Hashable, now_s: float) -> None:
+    def parked(self, timeline: Timeline, module: Hashable, key: Hashable, now_s: float) -> None:
         """The request waits with a call of this key."""
-        of_module = self._modules.setdefault(module, Sum())
-        of_key = self._keys.get(key)
-        if of_key is None:
-            of_key = self._keys[key] = Sum()
-        life.mark = Mark(now_s, of_module, of_key, self._all_s, of_module.seconds, of_key.seconds)
+        before = timeline.mark
+        if before is not None:
+            timeline.stop_waiting(self._all_s, now_s)  # if its forward failed
+        if before is not None and before.key is key:
+            of_module, of_key = before.of_module, before.of_key
+        else:
+            of_module = self._modules.setdefault(module, Sum())
+            known = self._keys.get(key)
+            of_key = self._keys.setdefault(key, Sum()) if known is None else known
+        timeline.mark = Mark(
+            key, now_s, of_module, of_key, self._all_s, of_module.seconds, of_key.seconds
+        )
 
-    def rode(self, together: Sequence[Life], began_s: float, ended_s: float) -> None:
-        """Calls of one key have ridden together; one that was split on the way counts as one."""
-        mark, seconds = together[0].mark, ended_s - began_s
-        for life in together:
-            chapter = life.wait(self._all_s, began_s)
-            chapter.forwards += 1
-            chapter.forward_s += seconds
-            chapter.others += len(together) - 1
-            chapter.others_most = max(chapter.others_most, len(together) - 1)
+    def forward(self, forward: "Forward") -> None:
+        """Calls of one key have shared a forward."""
+        timelines = [state.timeline for state in forward.states]
+        seconds, others = forward.duration_s, len(timelines) - 1
+        for timeline in timelines:
+            times = timeline.stop_waiting(self._all_s, forward.began_s)
+            times.forwards += 1
+            times.forward_s += seconds
+            times.others += others
+            times.others_most = max(times.others_most, others)
         self._all_s += seconds
-        if mark is not None:
-            mark.module.seconds += seconds
-            mark.key.seconds += seconds
+        if (mark := timelines[0].mark) is not None:
+            mark.of_module.seconds += seconds
+            mark.of_key.seconds += seconds
 
-    def end(self, life: Life, error: Exception | None, now_s: float) -> None:
-        """The request is over, or was given up where it waited."""
-        if life.started_s < inf:
-            life.wait(self._all_s, now_s)
-            life.turn_to(life.phase, now_s)
-        life.ended_s = now_s
-        life.fail(error)
-        self._ended.append(life)
+    def end(self, timeline: Timeline, error: Exception | None, now_s: float) -> None:
+        """The request is over, whether it ran or not."""
+        if timeline.started_s < inf:
+            timeline.stop_waiting(self._all_s, now_s)
+            timeline.enter(timeline.phase, now_s)
+        timeline.mark = None
+        timeline.ended_s = now_s
+        timeline.fail(error)
+        self._ended.append(timeline)

@@ -1,4 +1,4 @@
-"""Why calls of one method do not share a forward, in words: what their fuse keys differ in."""
+"""Why a forward is not wider, in words: the policy's reason, or what the fuse keys differ in."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -8,7 +8,7 @@ import torch
 
 from carpool.types import Choice, ParkedCall
 
-LOOKED_AT = 8  # other calls, to find the nearest
+LOOKED_AT = 8  # other calls, to find the most similar
 
 WORDS: Mapping[str, str] = {  # the most telling first
     "size": "hidden_states sample x z pixel_values img_ids image_grid_thw target_size "
@@ -27,12 +27,12 @@ _ORDER = {word: place for place, word in enumerate(["dtype", *WORDS])}
 _ABSENT = object()
 
 
-def not_wider(choice: Choice, parked: Sequence[ParkedCall]) -> str:
-    """Why a forward is not wider: the policy's own word, unless that was that nobody fits.
+def width_reason(choice: Choice, parked: Sequence[ParkedCall]) -> str:
+    """Why a forward is not wider: the policy's reason, unless that was that no other call fits.
 
-    Then `nobody`: no other call waits. `group`: others fit, but would slow down those who began
-    together. `differs:WHAT`: what the nearest other call of the method differs in, such as
-    `size`, or `component` where all others wait for other methods.
+    Then `nobody`: no other call is parked. `group`: others fit, but would slow down the requests
+    that began together. `differs:WHAT`: what the most similar call of the method differs in, such
+    as `size`, or `component` where all others are parked on other methods.
     """
     if choice.why != "nobody" and not choice.why.startswith("differs:"):
         return choice.why
@@ -48,13 +48,13 @@ def not_wider(choice: Choice, parked: Sequence[ParkedCall]) -> str:
 
 
 def nearest(key: Hashable, others: Iterable[Hashable]) -> str:
-    """What a key differs in from that of the others which differs in least; the telling first."""
+    """In what a key differs from the most similar of the others; the most telling word."""
     words = min((differences(key, other) for other in others), key=len)
     return min(words, key=lambda word: (_ORDER.get(word, len(_ORDER)), word), default="arguments")
 
 
 def differences(one: Hashable, other: Hashable) -> set[str]:
-    """What two fuse keys of one method differ in, by `Fuser.describe`: words, or arguments.
+    """In what two fuse keys of one method, made by `Fuser.describe`, differ: words, or arguments.
 
     `alone` is a call that fuses with none.
     """

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carpool.engine.execute import Failure, Run
+from carpool.engine.execute import Failure, Ready
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call
 from carpool.engine.numerics import Exact, is_followed
@@ -81,6 +81,7 @@ class _Kind:
     stacked: tuple[str, ...]  # arguments whose entries may differ from call to call
 
 
+Run = Callable[[Sequence[Any]], list[Any]]  # of what is `Ready`
 Fused = Callable[[Sequence[Call], Sequence[int], Exact], list[Any]]
 
 
@@ -126,7 +127,7 @@ class Probation:
             return False
         return self._of(call, key)[1].alone is not None
 
-    def around(self, run: Run, fused: Fused) -> Callable[[Any, Sequence[Call], Sequence[int]], Any]:
+    def around(self, run: Run, fused: Fused) -> Run:
         """The same forward, which proves itself first.
 
         Args:
@@ -134,13 +135,14 @@ class Probation:
             fused: makes another one in the given mode, to compare with.
         """
 
-        def proven(key: Any, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
-            if len(calls) == 1 or not self._is_tried(calls[0].target.spec):
-                return run(calls, rows)
-            kind, evidence = self._of(calls[0], key)
+        def proven(ready: Sequence[Ready]) -> list[Any]:
+            if len(ready) == 1 or not self._is_tried(ready[0].call.target.spec):
+                return run(ready)
+            calls, rows = [one.call for one in ready], [one.rows for one in ready]
+            kind, evidence = self._of(calls[0], ready[0].key)
             if evidence.alone is None and self._is_trusted(kind, evidence, calls, rows):
-                return run(calls, rows)
-            return self._prove(kind, evidence, calls, rows, run, fused)
+                return run(ready)
+            return self._prove(kind, evidence, ready, run, fused)
 
         return proven
 
@@ -216,21 +218,21 @@ class Probation:
         self,
         kind: _Kind,
         evidence: Evidence,
-        calls: Sequence[Call],
-        rows: Sequence[int],
+        ready: Sequence[Ready],
         run: Run,
         fused: Fused,
     ) -> list[Any]:
         """Run calls apart, which answers them, and together, which is evidence."""
+        calls, rows = [one.call for one in ready], [one.rows for one in ready]
         target = calls[0].target
         before = Snapshot.of(target.module)
         inputs = [versions(call.arguments()) for call in calls]
         owned = storages(module_tensors(target.module))
         answers: list[Any] = []
         why: str | None = None
-        for call, n in zip(calls, rows, strict=True):
+        for one, call in zip(ready, calls, strict=True):
             try:
-                answer = run([call], [n])[0]
+                answer = run([one])[0]
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:

@@ -1,0 +1,164 @@
+"""Describe the calls of running requests: fuse key, rows, adapters.
+
+A request makes nearly the same call at every step: other latents, everything else as before. So
+the description of its last call of each method is kept with what the fuse key was made from, and
+given again while that has not changed. The comparison costs a tenth of `Fuser.describe`.
+"""
+
+import logging
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from carpool.engine.fuse import Fuser
+from carpool.engine.intercept import Call, Target
+from carpool.engine.specs import CONCAT, SCALAR, SHARE, STACK, STACKS, UNUSED, Pad
+from carpool.engine.specs.probation import Probation
+from carpool.types import CheckedRequest
+
+log = logging.getLogger("carpool")
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What was said of a call, and what its arguments have to be like for it to hold again."""
+
+    positional: int  # arguments without a name
+    names: tuple[str, ...]  # of the others, in their order
+    tests: tuple[Callable[[Any], bool], ...]  # one for each argument
+    key: Hashable
+    rows: int
+
+    def holds_for(self, call: Call) -> bool:
+        kwargs, args = call.kwargs, call.args
+        if len(args) != self.positional or tuple(kwargs) != self.names:
+            return False
+        values = (*args, *kwargs.values()) if args else kwargs.values()
+        for test, value in zip(self.tests, values, strict=True):  # noqa: SIM110  half the time
+            if not test(value):
+                return False
+        return True
+
+
+Descriptions = dict[int, Description]
+"""Of the last call of each method, by the `id` of its target: one for each request."""
+
+
+class Describer:
+    """Gives calls the key by which they are fused."""
+
+    def __init__(self, fuser: Fuser, probation: Probation, *, is_grouped_by_lora: bool) -> None:
+        self._fuser, self._probation = fuser, probation
+        self._is_grouped = is_grouped_by_lora
+        self._logged: set[str] = set()  # classes that are not fused
+
+    def describe(
+        self, call: Call, request: CheckedRequest, known: Descriptions
+    ) -> tuple[Call, Hashable, int]:
+        """The call as it is to be run, its fuse key and its rows.
+
+        Args:
+            known: of the same request; what is found out is added.
+        """
+        target = call.target
+        if request.lora:
+            call = replace(call, lora=request.lora)
+        # others are made anew for each call: their `id` says nothing
+        is_lasting = target.spec is not None and not target.is_exclusive
+        before = known.get(id(target)) if is_lasting else None
+        if before is not None and before.holds_for(call):
+            key, rows = before.key, before.rows
+        else:
+            call = self._probation.with_table(call)
+            if call.target.spec is None and target.method != "generate":
+                self._log_once(target)
+            key, rows = self._fuser.describe(call)
+            if is_lasting and (tests := _tests(target, call)) is not None:
+                names = tuple(call.kwargs)
+                known[id(target)] = Description(len(call.args), names, tests, key, rows)
+            else:
+                known.pop(id(target), None)
+        if self._probation.runs_alone(call, key):
+            key = self._fuser.alone(call)
+        return call, (key, request.lora) if self._is_grouped else key, rows
+
+    def _log_once(self, target: Target) -> None:
+        name = type(target.module).__name__
+        if name not in self._logged:
+            self._logged.add(name)
+            log.warning("%s (%s) has no fusing spec: its calls run alone", name, target.component)
+
+
+def _tests(target: Target, call: Call) -> tuple[Callable[[Any], bool], ...] | None:
+    """A test for each argument; None where the description must not be used again."""
+    spec = target.spec
+    if spec is None or any(call.arguments().get(name) is None for name in spec.needs):
+        return None  # it runs alone: its key is equal to no other
+    if not isinstance(call.arguments().get(spec.rows), Tensor):
+        return None
+    named = [*zip(target.positional, call.args, strict=False), *call.kwargs.items()]
+    try:
+        return tuple([_test(spec.rules.get(name), value) for name, value in named])
+    except _Unknown:
+        return None
+
+
+class _Unknown(Exception):
+    """Whether such an argument has changed cannot be told cheaply."""
+
+
+def _test(rule: Any, value: Any) -> Callable[[Any], bool]:
+    """Whether another value gives the same part of a fuse key as this one, by its rule."""
+    if rule is UNUSED:
+        return _anything
+    if isinstance(value, _PLAIN):
+        cls: type = type(value)
+        return lambda other: type(other) is cls and bool(other == value)
+    if isinstance(value, Tensor):
+        if rule is SHARE:
+            return _same_tensor(value)
+        if rule in (STACK, SCALAR, CONCAT) or isinstance(rule, Pad):
+            return _same_form(value)
+    elif rule is STACKS and isinstance(value, (list, tuple)):
+        kind, tests = type(value), [_same_form(one) for one in value if isinstance(one, Tensor)]
+        if len(tests) == len(value):
+            return lambda other: (
+                type(other) is kind
+                and len(other) == len(tests)
+                and all(test(one) for test, one in zip(tests, other, strict=True))
+            )
+    elif isinstance(value, dict) and (not value or isinstance(rule, Mapping)):
+        rules = rule if isinstance(rule, Mapping) else {}
+        entries = {name: _test(rules.get(name), entry) for name, entry in value.items()}
+        return lambda other: (
+            type(other) is dict
+            and other.keys() == entries.keys()
+            and all(test(other[name]) for name, test in entries.items())
+        )
+    raise _Unknown
+
+
+def _anything(other: Any) -> bool:
+    return True
+
+
+def _same_form(value: Tensor) -> Callable[[Any], bool]:
+    shape, dtype, device = value.shape, value.dtype, value.device
+    return lambda other: (
+        isinstance(other, Tensor)
+        and other.shape == shape
+        and other.dtype is dtype
+        and other.device == device
+    )
+
+
+def _same_tensor(value: Tensor) -> Callable[[Any], bool]:
+    if value.is_inference():
+        raise _Unknown  # does not count its versions: a change would go unseen
+    mine, version = weakref.ref(value), value._version
+    return lambda other: isinstance(other, Tensor) and other is mine() and other._version == version

@@ -1,0 +1,53 @@
+"""Fit a linear map from a model's latents to the colours that they stand for.
+
+Source: the linear map, "Decoding latents to RGB without upscaling", Hugging Face forum, 2022,
+discuss.huggingface.co/t/decoding-latents-to-rgb-without-upscaling/23204. The fit is ours.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, interpolate
+
+CELLS = 16  # latent positions a side of the pictures that the map is fitted to
+MOST_SCALE = 64  # pixels a side that a latent position may stand for
+
+
+def colours(vae: Any) -> tuple[Tensor, int]:
+    """Fit the map to an autoencoder.
+
+    Returns:
+        The map, (channels + 1, 3), of which the last row is added; and the pixels along a side
+        that one latent position stands for.
+
+    Raises:
+        AttributeError, TypeError, RuntimeError: it encodes no pictures, or in another way.
+    """
+    weight = next(vae.parameters())
+    probe_px = 2 * MOST_SCALE
+    scale = probe_px // _encoded(vae, torch.zeros(1, 3, probe_px, probe_px).to(weight)).shape[-1]
+    pictures = _patterns(CELLS * scale)
+    latents = _encoded(vae, pictures.to(weight)).float().cpu()
+    known = latents.movedim(1, -1).flatten(0, 2)
+    known = torch.cat([known, torch.ones(len(known), 1)], dim=1)
+    wanted = (avg_pool2d(pictures, scale) + 1) / 2
+    answer = torch.linalg.lstsq(known, wanted.movedim(1, -1).flatten(0, 2), driver="gelsd")
+    factors: Tensor = answer.solution
+    return factors, scale
+
+
+def _encoded(vae: Any, pictures: Tensor) -> Tensor:
+    """Latents (pictures, channels, rows, columns), without noise."""
+    is_of_videos = any(weight.ndim == 5 for weight in vae.parameters())
+    answer = vae.encode(pictures.unsqueeze(2) if is_of_videos else pictures)
+    latents = answer.latent_dist.mode() if hasattr(answer, "latent_dist") else answer.latent
+    found: Tensor = latents[:, :, 0] if is_of_videos else latents
+    return found
+
+
+def _patterns(side_px: int) -> Tensor:
+    """Pictures (4, 3, side, side), -1 to 1, of nine large squares each: flat, with hard edges."""
+    seeded = torch.Generator().manual_seed(0)
+    small = torch.rand(4, 3, 3, 3, generator=seeded) * 2 - 1
+    return interpolate(small, size=(side_px, side_px), mode="nearest")

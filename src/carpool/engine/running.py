@@ -1,0 +1,148 @@
+"""Running requests: start them, resume their fibers, park their calls, end them.
+
+Whatever a pipeline raises ends its own request only. For the engine's thread.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from carpool.engine.delivery import OffLoop, deliver
+from carpool.engine.describe import Describer
+from carpool.engine.execute import Failure
+from carpool.engine.fiber import Raised, Returned
+from carpool.engine.intercept import Call
+from carpool.engine.isolation import Isolation
+from carpool.engine.model.load import Loaded
+from carpool.engine.model.preview import PreviewSender
+from carpool.engine.model.view import call, view
+from carpool.engine.observe.heartbeat import Heartbeat
+from carpool.engine.observe.stats import Stats
+from carpool.engine.observe.timeline import Timelines
+from carpool.engine.pipeline_errors import to_api_error
+from carpool.engine.queue import RequestQueue
+from carpool.engine.request import FiberState, RequestState
+from carpool.engine.tokenizers import HostCall
+from carpool.errors import CarpoolError
+from carpool.types import Clock, Event
+
+
+class RunningRequests:
+    """The requests between their start and their end."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        clock: Clock,
+        queue: RequestQueue,
+        isolation: Isolation,
+        describer: Describer,
+        previews: PreviewSender,
+        off_loop: OffLoop,
+        heartbeat: Heartbeat,
+        stats: Stats,
+        timelines: Timelines,
+    ) -> None:
+        self._loaded, self._clock, self._queue = loaded, clock, queue
+        self._isolation = isolation
+        self._describer, self._previews, self._off_loop = describer, previews, off_loop
+        self._heartbeat, self._stats, self._timelines = heartbeat, stats, timelines
+        self._states: dict[int, RequestState] = {}  # by number
+        self._calls = 0  # that ever parked
+        self.fiber_s = 0.0  # spent in the pipelines' own code
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @property
+    def states(self) -> list[RequestState]:
+        """All of them. From any thread."""
+        return list(self._states.values())
+
+    @property
+    def parked(self) -> list[RequestState]:
+        """Those that wait for a forward."""
+        return [state for state in self._states.values() if state.is_parked]
+
+    def start(self, state: RequestState) -> None:
+        """Start the pipeline of a request that was queued."""
+        now_s, request = self._clock(), state.request
+        self._states[state.number] = state
+        self._stats.start(now_s - state.submitted_s)
+        state.listener.event(Event("started", request.request_id, now_s))
+        mine = view(self._loaded, request.task)
+        state.preview_hook = self._previews.hook(mine, request, state.listener.event)
+        context = self._isolation.context(request.seed)
+        state.start(mine, context, partial(call, mine, request, self._loaded.card), now_s)
+        self._resume(state)
+
+    def resume(self, answered: Iterable[tuple[RequestState, Any]]) -> None:
+        """Give requests the answers, or `Failure`s, that they wait for; ended ones get none."""
+        for state, answer in answered:
+            if state.status == "running":
+                self._resume(state, answer)
+
+    def end_cancelled(self) -> None:
+        """End the requests, running or queued, that were cancelled or have timed out."""
+        for state, error in self._queue.take_ended(self._states.values()):
+            self._end(state, None, error)
+
+    def end_all(self, error: CarpoolError) -> None:
+        """End all requests, running or queued."""
+        for state in [*self._queue.take_all(), *self.states]:
+            self._end(state, None, error)
+
+    def _resume(self, state: RequestState, answer: Any = None) -> None:
+        """Run a request's pipeline until its next call or its end, and act on that."""
+        began_s = self._clock()
+        self._heartbeat.beat()
+        if isinstance(answer, Failure):
+            came: FiberState = state.resume(error=answer.error)
+        else:
+            came = state.resume(answer)
+        now_s = self._clock()
+        self.fiber_s += now_s - began_s
+        if state.context is not None and state.context.overlay.changed:
+            state.timeline.exclusive = self._isolation.exclusive(state.context)
+        if isinstance(came, Call):
+            self._park(state, came, now_s)
+        elif isinstance(came, HostCall):
+            self._off_loop.host(partial(self._run_on_host, state, came))
+        elif isinstance(came, Returned):
+            if state.timeline.reached(state.steps):
+                self._tell_step(state, now_s)
+            self._end(state, came.value, None)
+        else:
+            assert isinstance(came, Raised)
+            self._end(state, None, to_api_error(came.error, has_parked=state.order > 0))
+
+    def _park(self, state: RequestState, parked: Call, now_s: float) -> None:
+        self._calls += 1
+        parked, key, rows = self._describer.describe(parked, state.request, state.descriptions)
+        if state.park(parked, key, rows, self._calls, now_s):
+            self._tell_step(state, now_s)
+        module = parked.target.component, parked.target.method
+        self._timelines.parked(state.timeline, module, key, now_s)
+
+    def _run_on_host(self, state: RequestState, work: HostCall) -> None:
+        try:
+            result = work.run()
+        except Exception as error:
+            result = Failure(error)
+        self._queue.put_host_result(state, result)
+
+    def _tell_step(self, state: RequestState, now_s: float) -> None:
+        self._stats.step(now_s)
+        event = Event("step", state.request_id, now_s, state.step, state.steps)
+        state.listener.event(event)
+
+    def _end(self, state: RequestState, output: Any, error: Exception | None) -> None:
+        """Finish a request, keep nothing of it, and deliver its outcome."""
+        now_s = self._clock()
+        self._states.pop(state.number, None)
+        self._queue.note_completion()
+        state.finish()
+        self._timelines.end(state.timeline, error, now_s)
+        if now_s > state.deadline_at_s:
+            self._stats.late()
+        deliver(state, output, error, now_s, self._loaded.device, self._off_loop.finish)
