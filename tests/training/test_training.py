@@ -1,5 +1,6 @@
 """Every stage of training runs, goes on where it was stopped, and exports what diffusers loads."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 
-from carpool.models.embedded import MODEL_DIR
+from carpool.models.embedded import MODEL_DIR, VIDEO_MODEL_DIR
 from training.shapes import run, train, train_lora
 from training.shapes.draw import prompts
 from training.shapes.flow_matching import TrainingSchedule
@@ -93,6 +94,20 @@ def test_the_adapter_is_trained_and_its_file_fits_the_model(
     pipe.load_lora_weights(tmp_path, weight_name="outlined.safetensors")
     assert "adapter step 4: " in (tmp_path / "lora.log").read_text()
     assert pipe.get_list_adapters() == {"transformer": ["default_0"]}
+
+
+@pytest.mark.parametrize(
+    ("folder", "serving"),
+    [(MODEL_DIR, train.SERVING), (VIDEO_MODEL_DIR, train_video.SERVING)],
+    ids=["shapes", "shapes-video"],
+)
+def test_the_packaged_model_is_served_as_its_training_says_with_adapters_that_exist(
+    folder: Path, serving: dict[str, Any]
+) -> None:
+    written = json.loads((folder / "carpool.json").read_text())
+
+    assert written == serving
+    assert all((folder / path).exists() for path in written.get("lora", {}).values())
 
 
 def test_the_learning_rate_rises_stays_and_falls_to_its_floor() -> None:
