@@ -8,6 +8,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -72,6 +73,7 @@ def test_another_tenant_is_served_and_the_front_stays_small(
     server: Server, attack: Callable[[], tuple[bytes, str]]
 ) -> None:
     content, kind = attack()
+    calm_picture_s, calm_look_s = calm(server)
     before_mib = resident_mib(server)
     most_mib, pictures_s, alive_s = before_mib, list[float](), list[float]()
 
@@ -106,9 +108,25 @@ def test_another_tenant_is_served_and_the_front_stays_small(
 
     asyncio.run(scene())
 
-    assert max(pictures_s) < MOST_S
-    assert max(alive_s) < MOST_S / 2
+    assert max(pictures_s) < MOST_S + 20 * calm_picture_s
+    assert max(alive_s) < MOST_S / 2 + 20 * calm_look_s
     assert most_mib - before_mib < MOST_MIB
+
+
+def calm(server: Server) -> tuple[float, float]:
+    """The longest waits of the same tenant when nobody attacks: other processes may run, too."""
+    pictures_s, looks_s = list[float](), list[float]()
+    headers = {"authorization": "Bearer o"}
+    with server.client(headers=headers) as client:
+        for waits_s, ask in (
+            (pictures_s, partial(client.post, ENDPOINT, json=body(num_inference_steps=1))),
+            (looks_s, partial(client.get, "/livez")),
+        ):
+            for _ in range(5):
+                began_s = time.monotonic()
+                assert ask().status_code == 200
+                waits_s.append(time.monotonic() - began_s)
+    return max(pictures_s[1:]), max(looks_s[1:])  # the first picture is of a model never used yet
 
 
 def resident_mib(server: Server) -> float:

@@ -168,15 +168,15 @@ def test_aliases_and_merges_as_people_write_them_are_read(tmp_path: Path) -> Non
 
 
 def refused(folder: Path, text: str) -> tuple[str, float]:
-    """Why a deploy file is refused, and after how many seconds."""
+    """Why a deploy file is refused, and after how many seconds of work."""
     file = folder / "deploy.yaml"
     file.write_text(text)
-    began_s = time.monotonic()
+    began_s = time.process_time()
     with pytest.raises(SettingRejected) as told:
         load_deploy(file)
     assert str(told.value).startswith(f"deploy config {file} cannot be read: ")
     assert len(str(told.value)) < 500
-    return str(told.value), time.monotonic() - began_s
+    return str(told.value), time.process_time() - began_s
 
 
 # Mixes, traces, tables
