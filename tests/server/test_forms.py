@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from carpool.server.routes.edits import UPLOADS
+from carpool.server.app import UPLOADS
 from server.test_edits import BOTH, EDITS, PICTURE, SEVERAL, VARIATIONS, mask, png, send, worker_of
 from support.hostile import ask, plain, refusal
 

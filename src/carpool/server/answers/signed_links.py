@@ -1,7 +1,7 @@
-"""Pictures behind links: kept on the disk for an hour, for whoever has the link.
+"""Pictures behind signed links, on the disk for an hour.
 
-A link is signed, so that it needs no API key, ends when it says, and never names a file that was
-not put here. The secret lies beside the files: links outlive a restart wherever these do.
+A signed link needs no API key, ends when it says, and never names a file that was not put here. The
+secret lies beside the files: links outlive a restart wherever these do.
 """
 
 import hashlib
@@ -15,13 +15,9 @@ import threading
 import weakref
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
-
-from fastapi import APIRouter
 
 from carpool.errors import FileNotFound, StoreFailed, reason
 from carpool.jobs.clock import StoreClock
-from carpool.server.answers.downloads import PARTS, Download
 from carpool.types import Clock
 
 TTL_S = 3600
@@ -32,8 +28,8 @@ _NAME = re.compile(r"file-[0-9a-f]{24}\.(png|jpeg|webp)")
 _PART = re.compile(rf"({_NAME.pattern}|secret)\.part")
 
 
-class Files:
-    """Keeps files for a while. From any thread: it may wait for the disk."""
+class SignedFiles:
+    """Files with signed links. From any thread: it may wait for the disk."""
 
     def __init__(
         self,
@@ -42,10 +38,10 @@ class Files:
         clock: Clock | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Open a folder, which belongs to these files alone.
+        """Open a folder, which has no other files.
 
         Args:
-            folder: made if it is missing; None: one that ends with this object.
+            folder: made if it is missing; None: a temporary one.
             clock: Unix seconds that do not jump, as those of `StoreClock`.
 
         Raises:
@@ -94,10 +90,10 @@ class Files:
         return f"/v1/files/{name}?expires={expires_s}&signature={self._signature(name, expires_s)}"
 
     def get(self, name: str, expires: str, signature: str) -> Path:
-        """Where the file behind a link lies.
+        """The path of the file behind a link.
 
         Raises:
-            FileNotFound: the link is not one of ours, or has expired, or the file had to go.
+            FileNotFound: the link is not one of ours, or has expired, or the file was removed.
         """
         if re.fullmatch(r"[0-9]{1,12}", expires) and int(expires) > self._clock():
             right, path = self._signature(name, int(expires)), self._folder / name
@@ -134,17 +130,3 @@ def _secret(path: Path) -> bytes:
             file.write(secrets.token_bytes(32))
         part.rename(path)
     return path.read_bytes()
-
-
-def routes(files: Files, errors: Any) -> APIRouter:
-    """Where links lead. No API key is asked for: browsers that show a picture have none."""
-    api = APIRouter(responses=errors)
-
-    @api.get("/v1/files/{file_id}", response_class=Download, responses=PARTS)
-    def get_file(file_id: str, expires: str = "", signature: str = "") -> Download:
-        """A picture that was asked for with `response_format` "url"."""
-        path = files.get(file_id, expires, signature)
-        headers = {"cache-control": f"private, max-age={TTL_S}"}
-        return Download(path, media_type=TYPES[path.suffix[1:]], headers=headers)
-
-    return api

@@ -134,7 +134,8 @@ async def read_body(request: Request, card: Card, *names: str) -> Form:
         body += chunk
     if not body:
         raise InvalidJSON("the body is empty: send a form, or a JSON object")
-    values, pictures = await request.app.state.parse(request, partial(_parsed, body), len(body))
+    parse = request.app.state.server.parse_json
+    values, pictures = await parse(request, partial(_parsed, body), len(body))
     if not isinstance(values, dict):
         raise InvalidJSON("the body is not a JSON object")
     form = Form(values, name=names[0])
