@@ -15,7 +15,7 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from carpool.server.transport.http_protocol import MOST_HEAD_BYTES, Wire
+from carpool.server.transport.http_protocol import MOST_HEAD_BYTES, StrictHTTPProtocol
 from support.hostile import ENDPOINT, Grey, app_of
 
 BODY = json.dumps({"prompt": "a red circle"}).encode()
@@ -30,12 +30,12 @@ FORM = (
 )
 
 
-class Hasty(Wire):
+class Hasty(StrictHTTPProtocol):
     head_timeout_s = body_timeout_s = 0.15
 
 
-class Watchful(Wire):
-    look_s = 0.01
+class Watchful(StrictHTTPProtocol):
+    disconnect_poll_s = 0.01
 
 
 class Client:
@@ -83,7 +83,7 @@ class Wired:
 
 @asynccontextmanager
 async def wired(
-    wire: type[Wire] = Wire, *, is_slow: bool = False, **settings: Any
+    wire: type[StrictHTTPProtocol] = StrictHTTPProtocol, *, is_slow: bool = False, **settings: Any
 ) -> AsyncIterator[Wired]:
     worker, state = Grey(is_slow=is_slow), ServerState()
     config = Config(app_of(worker, **settings), ws="none", lifespan="off", log_config=None)

@@ -255,6 +255,34 @@ def test_keys_that_are_read_again_while_a_request_is_made_mix_nobody_up(file: Pa
     asyncio.run(scene())
 
 
+def test_the_keys_are_compared_once_a_request(file: Path) -> None:
+    async def scene() -> None:
+        async with house(file, "a=one\nb=two\n") as at:
+            client_of, compared = at.keys.client_of, list[bytes]()
+
+            def counted(token: bytes) -> Any:
+                compared.append(token)
+                return client_of(token)
+
+            at.keys.client_of = counted  # type: ignore[method-assign]
+            for path, body in (
+                (ENDPOINT, WORK),
+                (ENDPOINT, {**WORK, "background_job": True}),
+                ("/v1/images/edits", WORK),
+                ("/v1/videos", WORK),
+                *((path, None) for path in ("/v1/models", "/v1/jobs", "/v1/videos/v", "/stats")),
+            ):
+                compared.clear()
+                if body is None:
+                    answer = await at.ask("two", path, "GET")
+                else:
+                    answer = await at.ask("two", path, json=body)
+                assert answer.status_code != 401
+                assert compared == [b"two"], path
+
+    asyncio.run(scene())
+
+
 # Whose share a request uses
 
 

@@ -13,7 +13,7 @@ from carpool.server.access.keys import Keyring
 from carpool.server.answers.error_responses import on_error
 from carpool.server.routes import images, jobs, observe, videos
 from carpool.server.routes.docs_page import add_docs
-from carpool.server.state import ServerState
+from carpool.server.state import AppState
 from carpool.server.transport.middleware import BodySizeLimit, HeadRequests, RequestContext
 from carpool.telemetry.tracing import Tracing
 from carpool.worker.supervisor import Supervisor
@@ -49,7 +49,7 @@ def create_app(
     )
     # as an argument it is deprecated; uvicorn's would want a proxy that cuts it off
     app.root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
-    state = app.state.server = ServerState(supervisor, settings, runner, keys, traces)
+    state = app.state.server = AppState(supervisor, settings, runner, keys, traces)
     routers = [images.router, images.links, jobs.router, videos.router, observe.router]
     for router in [*routers, observe.public]:
         if runner is not None or router not in (jobs.router, videos.router):

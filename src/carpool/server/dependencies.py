@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from carpool.server.access.keys import APIClient
 from carpool.server.bodies import schema
 from carpool.server.bodies.json_bodies import check_is_json, read
-from carpool.server.state import ServerState, bearer
+from carpool.server.state import AppState, bearer
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schema.Error}
@@ -21,7 +21,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 """For the OpenAPI document: how any path under `/v1` may answer."""
 
 
-async def server_state(request: Request) -> ServerState:
+async def server_state(request: Request) -> AppState:
     return request.app.state.server  # type: ignore[no-any-return]
 
 
@@ -32,7 +32,7 @@ async def authenticated_client(
     return request.state.client  # type: ignore[no-any-return]
 
 
-State = Annotated[ServerState, Depends(server_state)]
+State = Annotated[AppState, Depends(server_state)]
 Client = Annotated[APIClient, Depends(authenticated_client)]
 """The client of a route of class `AuthenticatedRoute`."""
 
@@ -78,8 +78,5 @@ class _StrictRequest(Request):
         return await super().body()
 
     async def json(self) -> Any:
-        if not hasattr(self, "_json"):
-            body = await self.body()
-            parse = partial(read, body)
-            self._json = await self.app.state.server.parse_json(self, parse, len(body))
-        return self._json
+        body = await self.body()
+        return await self.app.state.server.parse_json(self, partial(read, body), len(body))

@@ -57,7 +57,7 @@ class ServedModel:
         return told(settings, metadata=self.metadata, metadata_prompt=self.metadata_prompt)
 
 
-class ServerState:
+class AppState:
     """`app.state.server`. The caller starts and stops the supervisor and the runner."""
 
     def __init__(

@@ -14,13 +14,13 @@ from carpool.server.access.keys import APIClient
 from carpool.server.answers.generation import ImageGeneration, generate
 from carpool.server.answers.stream import EventStream, events, is_final
 from carpool.server.bodies import schema
-from carpool.server.state import Replay, ServerState
+from carpool.server.state import AppState, Replay
 
 T = TypeVar("T")
 
 
 async def respond(
-    state: ServerState,
+    state: AppState,
     request: Request,
     client: APIClient,
     sent: Callable[[], Any],

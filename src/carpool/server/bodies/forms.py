@@ -1,7 +1,7 @@
 """Bodies with pictures: forms, and JSON that names its pictures by URL.
 
-A form's texts become what they stand for; those that cannot are left for the checks to refuse.
-Pictures stay as they were sent: nothing is decoded or fetched here.
+A form's texts become numbers, booleans and lists where the field is one; others are left for the
+checks to refuse. Pictures stay as they were sent: nothing is decoded or fetched here.
 """
 
 import json
@@ -43,21 +43,15 @@ _INT = re.compile(r"-?[0-9]+")
 _FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
-def number(text: str) -> float:
+def number(text: str, pattern: re.Pattern[str] = _FLOAT) -> float:
     """A number as JSON writes it; Python reads more, such as "1_0" and digits of any script.
 
     Raises:
         ValueError: it is none.
     """
-    if not _FLOAT.fullmatch(text):
+    if not pattern.fullmatch(text):
         raise ValueError(f"{text[:40]!r} is no number")
-    return float(text)
-
-
-def _whole(text: str) -> int:
-    if not _INT.fullmatch(text):
-        raise ValueError(f"{text[:40]!r} is no whole number")
-    return int(text)
+    return float(text) if pattern is _FLOAT else int(text)
 
 
 def _loads(text: str) -> Any:
@@ -65,11 +59,10 @@ def _loads(text: str) -> Any:
     return json.loads(text)
 
 
-_BOOLEANS = {"true": True, "false": False}
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "int": _whole,
+_PARSERS: dict[str, Callable[[str], Any]] = {  # raise ValueError or KeyError
+    "int": lambda text: number(text, _INT),
     "float": number,
-    "bool": lambda text: _BOOLEANS[text.lower()],
+    "bool": lambda text: {"true": True, "false": False}[text.lower()],
     "numbers": _loads,
 }
 _KINDS = {
@@ -92,7 +85,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 @dataclass(slots=True)
 class Form:
-    """What a body with pictures said."""
+    """The values and pictures of a body."""
 
     values: dict[str, Any] = field(default_factory=dict)
     images: list[Sent] = field(default_factory=list)
@@ -153,7 +146,7 @@ async def read_body(request: Request, card: Card, *names: str) -> Form:
 
 
 def _parsed(body: bytearray) -> tuple[Any, dict[str, memoryview]]:
-    """JSON, and the pictures that names stand for in it."""
+    """JSON, and the pictures by the names that stand for them in it."""
     text, pictures = cut(body)
     return parse(text, has_places=not pictures), pictures
 
@@ -246,7 +239,7 @@ def _url(value: Any, name: str) -> str:
 
 
 def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
-    """Texts as what they stand for; those that cannot be stay texts."""
+    """Texts as values of their fields' kinds; those that cannot be stay texts."""
     kinds: dict[str, str] = {p.name: p.kind for task in card.tasks for p in task.parameters}
     kinds |= _KINDS
     values: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from carpool.server.bodies.input_images import edit_images, edit_task
 from carpool.server.bodies.requests import image_requests
 from carpool.server.dependencies import ERRORS, Client, State, WorkRoute, traced
 from carpool.server.routes.jobs import ACCEPTED, status_of, submit_images
-from carpool.server.state import ServedModel, ServerState
+from carpool.server.state import AppState, ServedModel
 
 _NAMES = "image", "images"  # in a form, in JSON
 _SEVERAL = {"type": "array", "maxItems": MOST_IMAGES}
@@ -68,7 +68,7 @@ async def create_variation(request: Request, state: State, client: Client) -> An
     return await _edit(state, request, client, "image_generation")
 
 
-async def _edit(state: ServerState, request: Request, client: APIClient, kind: Kind) -> Any:
+async def _edit(state: AppState, request: Request, client: APIClient, kind: Kind) -> Any:
     model = state.model("restarting" if state.has_jobs else "ready")
     is_variation = kind == "image_generation"
     form = await read_body(request, model.card, *_NAMES, "mask")
@@ -86,7 +86,7 @@ async def _edit(state: ServerState, request: Request, client: APIClient, kind: K
 
 
 async def _answer(
-    state: ServerState,
+    state: AppState,
     request: Request,
     client: APIClient,
     model: ServedModel,
@@ -127,7 +127,7 @@ async def get_model(model: str, state: State, _: Client) -> schema.ModelEntry:
     return entry
 
 
-def _model_entry(state: ServerState) -> schema.ModelEntry:
+def _model_entry(state: AppState) -> schema.ModelEntry:
     """The served model; the worker may be away."""
     model = state.model("loaded")
     card, size = model.card, model.card.usual_size_px

@@ -23,7 +23,7 @@ from carpool.server.answers.respond import unless_disconnected
 from carpool.server.bodies import schema
 from carpool.server.bodies.schema_jobs import JobDeleted, JobFile, JobStatus, Page
 from carpool.server.dependencies import ERRORS, AuthenticatedRoute, Client, State
-from carpool.server.state import ServedModel, ServerState
+from carpool.server.state import AppState, ServedModel
 from carpool.telemetry import tracing
 from carpool.types import CheckedRequest
 from carpool.worker.protocol import Done
@@ -42,7 +42,7 @@ router = APIRouter(prefix="/v1", route_class=AuthenticatedRoute, responses=ERROR
 
 
 async def submit(
-    state: ServerState,
+    state: AppState,
     request: Request,
     client: APIClient,
     kind: str,
@@ -81,7 +81,7 @@ async def submit(
 
 
 async def submit_images(
-    state: ServerState,
+    state: AppState,
     request: Request,
     client: APIClient,
     model: ServedModel,
@@ -123,7 +123,7 @@ def write_images(record: Record, done: Sequence[Done], folder: Path) -> None:
     write_pictures(pictures, form["told"], folder, form["format"], form["compression"])
 
 
-async def common_fields(state: ServerState, record: Record) -> dict[str, Any]:
+async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
     """What every job shows of its record."""
     store, clock = state.runner.store, state.runner.store.clock
     position = eta_s = error = None
@@ -148,7 +148,7 @@ async def common_fields(state: ServerState, record: Record) -> dict[str, Any]:
     }
 
 
-async def status_of(state: ServerState, record: Record, request: Request) -> JobStatus:
+async def status_of(state: AppState, record: Record, request: Request) -> JobStatus:
     """A job as `/v1/jobs` shows it, with paths as this client has to write them."""
     url = f"{request.scope.get('root_path', '')}/v1/jobs/{record.id}/files"
     return JobStatus(
@@ -168,7 +168,7 @@ def _moment(seconds: float | None) -> int | None:
     return None if seconds is None else int(seconds)
 
 
-async def file_of(state: ServerState, record: Record, name: str) -> Download:
+async def file_of(state: AppState, record: Record, name: str) -> Download:
     """A file of a job; parts of it where the client asks for a range.
 
     Raises:

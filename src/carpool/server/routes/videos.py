@@ -34,7 +34,7 @@ from carpool.server.bodies.schema import RemixRequest, VideoRequest
 from carpool.server.bodies.schema_jobs import Page, Video, VideoDeleted
 from carpool.server.dependencies import ERRORS, Client, State, WorkRoute, traced
 from carpool.server.routes.jobs import Limit, Order, common_fields, file_of, submit
-from carpool.server.state import ServerState
+from carpool.server.state import AppState
 from carpool.worker.protocol import Done
 
 FILES = {"video": "video.mp4", "thumbnail": "thumbnail.webp", "spritesheet": "spritesheet.jpg"}
@@ -65,7 +65,7 @@ def write_video(record: Record, done: Sequence[Done], folder: Path) -> None:
     (folder / FILES["spritesheet"]).write_bytes(spritesheet(path))
 
 
-async def _video(state: ServerState, record: Record) -> Video:
+async def _video(state: AppState, record: Record) -> Video:
     """A job in OpenAI's words."""
     asked = record.asked
     body, fps, length = asked.get("body", {}), asked.get("fps", FPS), asked.get("num_frames", 0)
@@ -96,7 +96,7 @@ def _video_errors() -> Iterator[None]:
         raise VideoNotFound(error.message.replace("job", "video", 1)) from error
 
 
-async def _get(state: ServerState, video_id: str, owner: str) -> Record:
+async def _get(state: AppState, video_id: str, owner: str) -> Record:
     with _video_errors():
         record = await state.runner.get(video_id, owner)
     if record.kind != "video":
@@ -105,7 +105,7 @@ async def _get(state: ServerState, video_id: str, owner: str) -> Record:
 
 
 async def _submit(
-    state: ServerState,
+    state: AppState,
     request: Request,
     client: APIClient,
     form: forms.Form,

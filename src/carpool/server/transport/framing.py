@@ -1,7 +1,7 @@
 """Checks that a request is unambiguous HTTP/1.1, and finds the end of its body.
 
 Stricter than RFC 9112 where it leaves a choice: whatever another server might read in another way
-raises `InvalidHTTP`. Nothing here knows about connections.
+raises `InvalidHTTP`.
 """
 
 import re
@@ -19,11 +19,11 @@ _HOST = re.compile(rb"([A-Za-z0-9._~-]*|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._~-]+)?\])(
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)/.*", re.IGNORECASE)
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[^\r\n]*)?\r\n")
-_CHUNK_LINE_BYTES = 16  # that each chunk may have for nothing
+_CHUNK_LINE_BYTES = 16  # of each chunk that do not count
 
 
-class Sized:
-    """A body of so many bytes. `Chunked` has the same methods."""
+class ContentLengthBody:
+    """A body of so many bytes. `ChunkedBody` has the same methods."""
 
     def __init__(self, length: int) -> None:
         self._left = length
@@ -33,13 +33,13 @@ class Sized:
         return not self._left
 
     def scan(self, received: bytearray) -> int:
-        """How many of these bytes belong to the body; they are not to be scanned again."""
+        """The number of these bytes that belong to the body; they are not to be scanned again."""
         step = min(self._left, len(received))
         self._left -= step
         return step
 
 
-class Chunked:
+class ChunkedBody:
     """A body in chunks. The parser checks what is in their lines, this where the last one ends."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Chunked:
         self.is_whole = False
 
     def scan(self, received: bytearray) -> int:
-        """As `Sized.scan`. Lines count once they are complete.
+        """As `ContentLengthBody.scan`. Lines count once they are complete.
 
         Raises:
             InvalidHTTP: a chunk has no size, or there is too much beside the content.
@@ -102,7 +102,7 @@ def _check_excess(excess: int) -> None:
         raise InvalidHTTP(f"the body has {said}")
 
 
-Body = Sized | Chunked
+Body = ContentLengthBody | ChunkedBody
 
 
 def check_start(received: bytes | bytearray) -> None:
@@ -166,7 +166,7 @@ def body_of(version: str, target: bytes, headers: Sequence[tuple[bytes, bytes]])
         if version == "1.0" or lengths or [one.lower() for one in codings] != [b"chunked"]:
             rule = "must be 'chunked', once, without Content-Length"
             raise InvalidHTTP(f"Transfer-Encoding {rule}")
-        return Chunked()
+        return ChunkedBody()
     if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):
         raise InvalidHTTP("Content-Length must be one whole number")
-    return Sized(int(lengths[0]) if lengths else 0)
+    return ContentLengthBody(int(lengths[0]) if lengths else 0)
