@@ -270,7 +270,10 @@ def test_the_keys_are_compared_once_a_request(file: Path) -> None:
                 (ENDPOINT, {**WORK, "background_job": True}),
                 ("/v1/images/edits", WORK),
                 ("/v1/videos", WORK),
-                *((path, None) for path in ("/v1/models", "/v1/jobs", "/v1/videos/v", "/stats")),
+                *(
+                    (path, None)
+                    for path in ("/v1/models", "/v1/jobs", "/v1/videos/v", "/v1/requests/r")
+                ),
             ):
                 compared.clear()
                 if body is None:

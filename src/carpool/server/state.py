@@ -94,11 +94,7 @@ class AppState:
 
     @property
     def runner(self) -> Runner:
-        """The runner of jobs.
-
-        Raises:
-            UnsupportedParameter: this server runs none.
-        """
+        """The runner of jobs, or UnsupportedParameter if there is none."""
         if self._runner is None:
             raise UnsupportedParameter("there are no jobs here", param="background_job")
         return self._runner

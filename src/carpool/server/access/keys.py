@@ -46,11 +46,7 @@ class Keyring:
         self.read()
 
     def read(self) -> int:
-        """Read the file again and return the number of keys. On an error the old ones stay.
-
-        Raises:
-            SettingRejected: as the constructor.
-        """
+        """Read the file again, and return the number of keys. On an error the old ones stay."""
         given = [(f"api_key, entry {n}", one) for n, one in enumerate(self._entries, start=1)]
         self._keys = parse([_checked(*one) for one in [*given, *_lines(self._file)]])
         return len(self._keys)
@@ -79,12 +75,8 @@ class Keyring:
 
 
 def parse(entries: Iterable[str]) -> dict[str, bytes]:
-    """Keys by their names. The same entry twice is one key.
-
-    Raises:
-        SettingRejected: two keys have the same name, or one has two names: it would be unclear
-            whose limits and share count.
-    """
+    """Keys by their names. The same entry twice is one key; else neither name nor key may come
+    twice, or it would be unclear whose limits and share count: SettingRejected."""
     keys: dict[str, bytes] = {}
     names: dict[bytes, str] = {}
     for entry in entries:

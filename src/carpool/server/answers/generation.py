@@ -3,10 +3,10 @@
 import asyncio
 import base64
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from carpool import media
 from carpool.request.images import NAMES as PICTURES
@@ -17,6 +17,7 @@ from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.supervisor import Supervisor
 
+T = TypeVar("T")
 Kind = Literal["image_generation", "image_edit"]
 RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -84,6 +85,19 @@ class ImageGeneration:
             protocol.pack(picture)
 
 
+async def gather(submit: Callable[[int], Coroutine[Any, Any, T]], count: int) -> list[T]:
+    """Run requests side by side. If one fails, the others are cancelled, and it is raised."""
+    tasks = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(count):
+                tasks.append(group.create_task(submit(number)))
+                await asyncio.sleep(0)  # input pictures take milliseconds to send
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
 async def generate(
     supervisor: Supervisor,
     generation: ImageGeneration,
@@ -91,21 +105,14 @@ async def generate(
     link: Callable[[bytes], str],
     run: RunInThread,
 ) -> schema.ImagesResponse:
-    """Run all requests side by side. If one fails, the others are cancelled.
+    """Run all requests, and answer when all are done.
 
     Args:
-        link: stores a file and gives its URL; for `response_format` "url". On a thread.
+        link: stores a file and returns its URL; for `response_format` "url". On a thread.
         run: runs the encoding, a picture at a time.
     """
-    tasks = []
-    try:
-        async with asyncio.TaskGroup() as group:
-            for request in generation.requests:
-                tasks.append(group.create_task(supervisor.submit(request)))
-                await asyncio.sleep(0)  # input pictures take milliseconds to send
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    done = [task.result() for task in tasks]
+    requests = generation.requests
+    done = await gather(lambda number: supervisor.submit(requests[number]), len(requests))
     pictures = [one.pictures[0] for one in done]
 
     def answered(number: int) -> schema.Image:

@@ -104,11 +104,7 @@ async def _live(
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Do the work, unless the client disconnects first.
-
-    Raises:
-        Cancelled: it did.
-    """
+    """Do the work, or raise Cancelled as soon as the client disconnects."""
 
     async def disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -1,7 +1,7 @@
 """Pictures behind signed links, on the disk for an hour.
 
 A signed link needs no API key, ends when it says, and never names a file that was not put here. The
-secret lies beside the files: links outlive a restart wherever these do.
+secret is kept beside the files: links outlive a restart if these do.
 """
 
 import hashlib
@@ -38,10 +38,9 @@ class SignedFiles:
         clock: Clock | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Open a folder, which has no other files.
+        """Open a folder, which has no other files; None: a temporary one.
 
         Args:
-            folder: made if it is missing; None: a temporary one.
             clock: Unix seconds that do not jump, as those of `StoreClock`.
 
         Raises:
@@ -55,32 +54,32 @@ class SignedFiles:
         self._sizes: OrderedDict[str, int] = OrderedDict()  # by name, the oldest first
         self._changing = threading.Lock()
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            for path in self._folder.iterdir():  # of a server that was killed
+            folder.mkdir(mode=0o700, exist_ok=True)
+            for path in folder.iterdir():  # of a server that was killed
                 if _PART.fullmatch(path.name):
                     path.unlink()
-            self._secret = _secret(self._folder / "secret")
-            found = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
+            self._secret = _secret(folder / "secret")
             now_s = self._clock()
+            found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
             for path in sorted(found, key=lambda path: path.stat().st_mtime):
                 self._sizes[path.name] = path.stat().st_size
                 if path.stat().st_mtime > now_s:  # of another wall clock: it is new from now on
                     os.utime(path, (now_s, now_s))
         except OSError as error:
-            raise StoreFailed(f"{self._folder} cannot hold pictures: {error}") from error
+            raise StoreFailed(f"{folder} cannot hold pictures: {error}") from error
 
     def keep(self, content: bytes, kind: str) -> str:
-        """Keep a file, one of `TYPES`; gives the path of its link.
+        """Keep a file, one of `TYPES`; returns the path of its link.
 
         Raises:
             StoreFailed: the disk refuses it.
         """
         name, expires_s = f"file-{secrets.token_hex(12)}.{kind}", int(self._clock()) + TTL_S
-        path, part = self._folder / name, self._folder / f"{name}.part"
+        part = self._folder / f"{name}.part"
         try:
             part.write_bytes(content)
             os.utime(part, (expires_s - TTL_S,) * 2)  # by which `_tidy` knows its age
-            part.rename(path)
+            part.rename(self._folder / name)
         except OSError as error:
             part.unlink(missing_ok=True)
             raise StoreFailed(f"the picture could not be stored: {reason(error)}") from error
@@ -109,8 +108,7 @@ class SignedFiles:
         held = sum(self._sizes.values())
         for name, size in list(self._sizes.items()):
             path = self._folder / name
-            is_old = path.is_file() and self._is_old(path)
-            if held <= self._most_bytes and not is_old:
+            if held <= self._most_bytes and not (path.is_file() and self._is_old(path)):
                 return
             path.unlink(missing_ok=True)
             held -= self._sizes.pop(name, size)
@@ -119,12 +117,11 @@ class SignedFiles:
         return path.stat().st_mtime + TTL_S <= self._clock()
 
     def _signature(self, name: str, expires_s: int) -> str:
-        said = f"{name} {expires_s}".encode()
-        return hmac.new(self._secret, said, hashlib.sha256).hexdigest()
+        return hmac.new(self._secret, f"{name} {expires_s}".encode(), hashlib.sha256).hexdigest()
 
 
 def _secret(path: Path) -> bytes:
-    if not path.is_file() or len(path.read_bytes()) != 32:
+    if not path.is_file() or path.stat().st_size != 32:
         part = path.with_suffix(".part")
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_bytes(32))

@@ -7,10 +7,12 @@ every other one ends with `[DONE]`.
 
 import asyncio
 import base64
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -18,7 +20,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
 from carpool.errors import CarpoolError
-from carpool.server.answers.generation import ImageGeneration, RunInThread
+from carpool.server.answers.generation import ImageGeneration, RunInThread, gather
 from carpool.server.bodies import schema
 from carpool.worker import protocol
 from carpool.worker.supervisor import Supervisor
@@ -146,7 +148,7 @@ async def events(
 async def _run(
     supervisor: Supervisor, generation: ImageGeneration, updates: "asyncio.Queue[Update]"
 ) -> None:
-    """Run all requests side by side. If one fails, the others are cancelled."""
+    """Run all requests, and put what becomes of them into the queue."""
 
     async def one(number: int) -> None:
         done = await supervisor.submit(
@@ -159,24 +161,31 @@ async def _run(
         updates.put_nowait((number, done))
 
     try:
-        async with asyncio.TaskGroup() as group:
-            for number in range(len(generation.requests)):
-                group.create_task(one(number))
-                await asyncio.sleep(0)  # input pictures take milliseconds to send
-    except ExceptionGroup as failures:
-        error = failures.exceptions[0]
-        if not isinstance(error, CarpoolError):
-            log.error("a stream failed unexpectedly", exc_info=error)
-            error = CarpoolError("the server failed; its log says more")
+        await gather(one, len(generation.requests))
+    except CarpoolError as error:
         updates.put_nowait(error)
+    except Exception as error:
+        log.error("a stream failed unexpectedly", exc_info=error)
+        updates.put_nowait(CarpoolError("the server failed; its log says more"))
 
 
 def _event(generation: ImageGeneration, number: int, shown: Shown, index: int) -> bytes:
-    """A picture as an event. Encodes it: not on the event loop."""
-    is_done = isinstance(shown, protocol.Done)
-    picture = shown.pictures[0] if isinstance(shown, protocol.Done) else shown.picture
-    content = generation.file(number, picture, is_final=is_done)
-    common: dict[str, Any] = {
+    """A preview or a picture as an event, as OpenAI names them. Encodes: not on the event loop."""
+    event: dict[str, Any]
+    if isinstance(shown, protocol.Done):
+        picture, kind = shown.pictures[0], f"{generation.kind}.completed"
+        event = {
+            "usage": generation.usage([shown.usage]).model_dump(),
+            "timings": asdict(shown.timings),
+        }
+        if generation.user is not None:
+            event["safety_identifier"] = generation.user
+    else:
+        picture, kind = shown.picture, f"{generation.kind}.partial_image"
+        event = {"partial_image_index": index, "step": shown.step, "steps": shown.steps}
+    content = generation.file(number, picture, is_final=isinstance(shown, protocol.Done))
+    event |= {
+        "type": kind,
         "b64_json": base64.b64encode(content).decode(),
         "created_at": int(time.time()),
         "size": f"{picture.width}x{picture.height}",
@@ -184,23 +193,6 @@ def _event(generation: ImageGeneration, number: int, shown: Shown, index: int) -
         "background": "opaque",
         "output_format": generation.format,
         "seed": generation.requests[number].seed,
-        "image_index": number,
+        "image_index": number,  # which of the n images
     }
-    event: schema.PartialImage | schema.CompletedImage
-    if isinstance(shown, protocol.Done):
-        event = schema.CompletedImage(
-            type=f"{generation.kind}.completed",
-            usage=generation.usage([shown.usage]),
-            safety_identifier=generation.user,
-            timings=shown.timings,
-            **common,
-        )
-    else:
-        event = schema.PartialImage(
-            type=f"{generation.kind}.partial_image",
-            partial_image_index=index,
-            step=shown.step,
-            steps=shown.steps,
-            **common,
-        )
-    return format_sse_event(data_str=event.model_dump_json(exclude_none=True), event=event.type)
+    return format_sse_event(data_str=json.dumps(event), event=kind)

@@ -44,11 +44,7 @@ _FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
 def number(text: str, pattern: re.Pattern[str] = _FLOAT) -> float:
-    """A number as JSON writes it; Python reads more, such as "1_0" and digits of any script.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """A number as JSON writes it, or ValueError; Python reads more: "1_0", digits of any script."""
     if not pattern.fullmatch(text):
         raise ValueError(f"{text[:40]!r} is no number")
     return float(text) if pattern is _FLOAT else int(text)
@@ -93,7 +89,7 @@ class Form:
     name: str = "image"  # of the pictures, for messages
 
     def digests(self) -> list[str]:
-        """Of the pictures, as they were sent. Takes its time: not on the event loop."""
+        """Of the pictures, as they were sent. Blocks: not on the event loop."""
         sent = [*self.images, self.mask or ""] if self.images or self.mask else []
         return [digest_of(one) for one in sent]
 
@@ -110,8 +106,7 @@ async def read_body(request: Request, card: Card, *names: str) -> Form:
     """Read a form, or JSON.
 
     Args:
-        card: says what the model's own parameters are.
-        names: under which pictures may come, the usual one first.
+        names: of fields that may hold pictures, the usual one first.
 
     Raises:
         InvalidJSON, InvalidValue, UnsupportedParameter, BodyTooLarge: it cannot be read.
@@ -268,11 +263,7 @@ def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
 
 
 def validated(model: type[Body], values: Any) -> Body:
-    """The values as a body.
-
-    Raises:
-        RequestValidationError: says what is wrong, as for other bodies.
-    """
+    """The values as a body, or a RequestValidationError, as for other bodies."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -286,13 +277,11 @@ def document(
     in_form: dict[str, Any],
     in_json: dict[str, Any],
 ) -> dict[str, Any]:
-    """Both kinds of body for the OpenAPI document.
+    """A form and JSON for the OpenAPI document, each with its own schema of the pictures.
 
     Args:
-        model: of all but the pictures.
-        required: fields that must be there, where a kind of body has them.
-        in_form: the pictures of a form.
-        in_json: those of JSON.
+        model: all fields but the pictures.
+        required: names of required fields; a kind of body need not have all of them.
     """
     schema = model.model_json_schema()
     if not schema["properties"].keys() >= set(required):

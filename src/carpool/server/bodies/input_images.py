@@ -100,11 +100,7 @@ async def edit_images(
 async def reference_images(
     card: Card, form: Form, body: GenerationRequest, intake: Intake
 ) -> dict[str, Any]:
-    """What a video is to begin with, as arguments of the pipeline; as `edit_images`.
-
-    Raises:
-        CarpoolError: the model begins with none, needs one, or it breaks a rule.
-    """
+    """The picture that a video begins with, if any; as `edit_images`."""
     if (task := card.task_for(["image"])).makes != "videos":
         return {}  # `video_request` refuses
     if not form.images:

@@ -38,11 +38,7 @@ _PIECE = 1 << 16  # bytes that are scanned at once: between them other threads m
 
 
 def check_is_json(headers: Headers) -> None:
-    """Refuse a body that is not called JSON: web pages may send other kinds without CORS.
-
-    Raises:
-        HTTPException: 415; says what may be sent.
-    """
+    """Refuse (415) a body that is not called JSON: web pages may send other kinds without CORS."""
     kind = headers.get("content-type", "").strip()
     is_there = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
     if is_there and not _KIND.fullmatch(kind):
@@ -56,11 +52,7 @@ def check_is_json(headers: Headers) -> None:
 
 
 def read(body: bytes | bytearray) -> Any:
-    """Parse a body without pictures.
-
-    Raises:
-        HTTPException: 400 or 413; says what is wrong with it.
-    """
+    """Parse a body without pictures; as `parse`, and 413 if it is too large."""
     if len(body) > MOST_BYTES:
         raise HTTPException(413, f"the body has {len(body)} bytes: the most is {MOST_BYTES}")
     return parse(bytes(body))
@@ -69,11 +61,8 @@ def read(body: bytes | bytearray) -> Any:
 def parse(text: bytes, *, has_places: bool = True) -> Any:
     """Parse JSON, once it has been checked.
 
-    Args:
-        has_places: may an error say where it is?
-
     Raises:
-        HTTPException: 400; says what is wrong with it.
+        HTTPException: 400; says what is wrong, with `has_places` also where.
     """
     check(text)
     try:
@@ -93,14 +82,10 @@ def parse(text: bytes, *, has_places: bool = True) -> Any:
 
 
 def check(text: bytes) -> None:
-    """Refuse JSON with too many values, without parsing it.
-
-    Raises:
-        HTTPException: 400; it is beyond the limit.
-    """
+    """Refuse (400) JSON with too many values or levels, without parsing it."""
     most = 2 * MOST_VALUES  # a list in a list counts twice, and so does a key
     if _values(text.translate(None, _NO_MARK)) <= most and text.count(b'"') <= 2 * most:
-        return  # even if all of them are structure, and none stands in a string
+        return  # even if none of these characters is part of a string
     marks, strings = bytearray(), 0
     for start, end in _outside(text):
         marks += text[start:end].translate(None, _NO_MARK)

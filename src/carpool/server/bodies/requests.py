@@ -200,7 +200,7 @@ def _refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
 
 
 def _steps(card: Card, quality: str | None, parameters: Mapping[str, Any]) -> dict[str, int]:
-    """The steps that a quality stands for, from those that the model takes by default.
+    """The steps of a quality, from those that the model takes by default.
 
     Nothing where the request says steps itself, and for models distilled to a few steps: they
     were trained for just these.

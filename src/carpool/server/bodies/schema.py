@@ -160,36 +160,6 @@ class ImagesResponse(BaseModel):
     usage: TokenUsage
 
 
-class StreamedImage(BaseModel):
-    """The fields that both events of a stream have."""
-
-    type: str
-    b64_json: str
-    created_at: int = Field(description="Unix time, seconds")
-    size: str
-    quality: str
-    background: str
-    output_format: str
-    seed: int
-    image_index: int = Field(description="which of the n images")
-
-
-class PartialImage(StreamedImage):
-    """`image_generation.partial_image`, `image_edit.partial_image`: a preview."""
-
-    partial_image_index: int
-    step: int = Field(description="denoising steps done")
-    steps: int
-
-
-class CompletedImage(StreamedImage):
-    """`image_generation.completed`, `image_edit.completed`."""
-
-    usage: TokenUsage
-    timings: Timings
-    safety_identifier: str | None = None
-
-
 class ModelParameter(BaseModel):
     """One parameter of the model, as a request writes it."""
 

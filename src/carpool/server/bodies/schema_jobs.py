@@ -73,6 +73,14 @@ class Page(BaseModel, Generic[Item]):
         return cls(data=data, first_id=first, last_id=last, has_more=has_more)
 
 
+class VideoList(Page[Video]):
+    pass
+
+
+class JobList(Page[JobStatus]):
+    pass
+
+
 class VideoDeleted(BaseModel):
     id: str
     object: Literal["video.deleted"] = "video.deleted"

@@ -21,7 +21,7 @@ from carpool.server.access.keys import APIClient
 from carpool.server.answers.downloads import PARTS, Download
 from carpool.server.answers.respond import unless_disconnected
 from carpool.server.bodies import schema
-from carpool.server.bodies.schema_jobs import JobDeleted, JobFile, JobStatus, Page
+from carpool.server.bodies.schema_jobs import JobDeleted, JobFile, JobList, JobStatus
 from carpool.server.dependencies import ERRORS, AuthenticatedRoute, Client, State
 from carpool.server.state import AppState, ServedModel
 from carpool.telemetry import tracing
@@ -60,8 +60,7 @@ async def submit(
         inputs: the files that its `inputs` name.
 
     Raises:
-        IdempotencyMismatch, Overloaded, StoreFailed: see `JobStore.submit`.
-        RateLimited: its key has too much open already.
+        IdempotencyMismatch, Overloaded, StoreFailed, RateLimited: see `JobStore.submit`.
     """
     digest = digest_of(kind, request.url.path, body)
     request.state.slot.release()  # a job counts as one in the store
@@ -90,15 +89,7 @@ async def submit_images(
     sent: Callable[[], dict[str, Any]],
     pictures: Mapping[str, Any] | None,
 ) -> Record:
-    """Accept a request for pictures with `background_job`.
-
-    Args:
-        make, sent: as for `respond`.
-        pictures: that came with it, as the pipeline's arguments.
-
-    Raises:
-        CarpoolError: whatever is wrong with it; nothing was accepted.
-    """
+    """Accept a request for pictures with `background_job`; the arguments are as for `respond`."""
     if body.stream:
         raise UnsupportedParameter("stream: a job is polled: leave it out", param="stream")
     made = make()
@@ -169,11 +160,7 @@ def _moment(seconds: float | None) -> int | None:
 
 
 async def file_of(state: AppState, record: Record, name: str) -> Download:
-    """A file of a job; parts of it where the client asks for a range.
-
-    Raises:
-        FileNotReady: there is none, or not yet.
-    """
+    """A file of a job, or FileNotReady."""
     path = await asyncio.to_thread(state.runner.store.file, record, name)
     if path is None:
         raise FileNotReady(
@@ -197,12 +184,12 @@ async def list_jobs(
     after: str | None = None,
     limit: Limit = 20,
     order: Order = "desc",
-) -> Page[JobStatus]:
+) -> JobList:
     """Jobs of this client, the newest first."""
     records, has_more = await state.runner.page(
         client.owner, after=after, limit=limit, is_newest_first=order == "desc"
     )
-    return Page[JobStatus].of([await status_of(state, one, request) for one in records], has_more)
+    return JobList.of([await status_of(state, one, request) for one in records], has_more)
 
 
 @router.get("/jobs/{job_id}")

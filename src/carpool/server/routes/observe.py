@@ -58,6 +58,6 @@ async def metrics(state: State) -> Response:
 async def report(request_id: str, state: State, client: Client) -> schema.RequestReport:
     """What a request did when, with how many it shared forwards, and what it waited for.
 
-    A job's id stands for its last run; as long as it waits for that, it has no outputs.
+    A job's id means its last run; while the job is queued it has no outputs.
     """
     return await state.observer.report(client.owner, request_id)

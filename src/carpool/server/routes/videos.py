@@ -31,7 +31,7 @@ from carpool.server.bodies import forms
 from carpool.server.bodies.input_images import REFERENCE, reference_images
 from carpool.server.bodies.requests import video_request
 from carpool.server.bodies.schema import RemixRequest, VideoRequest
-from carpool.server.bodies.schema_jobs import Page, Video, VideoDeleted
+from carpool.server.bodies.schema_jobs import Video, VideoDeleted, VideoList
 from carpool.server.dependencies import ERRORS, Client, State, WorkRoute, traced
 from carpool.server.routes.jobs import Limit, Order, common_fields, file_of, submit
 from carpool.server.state import AppState
@@ -148,13 +148,13 @@ async def list_videos(
     after: str | None = None,
     limit: Limit = 20,
     order: Order = "desc",
-) -> Page[Video]:
+) -> VideoList:
     """Videos of this client, the newest first."""
     with _video_errors():
         records, has_more = await state.runner.page(
             client.owner, kind="video", after=after, limit=limit, is_newest_first=order == "desc"
         )
-    return Page[Video].of([await _video(state, record) for record in records], has_more)
+    return VideoList.of([await _video(state, record) for record in records], has_more)
 
 
 @router.get("/videos/{video_id}")

@@ -23,7 +23,7 @@ _CHUNK_LINE_BYTES = 16  # of each chunk that do not count
 
 
 class ContentLengthBody:
-    """A body of so many bytes. `ChunkedBody` has the same methods."""
+    """A body of known length."""
 
     def __init__(self, length: int) -> None:
         self._left = length
@@ -40,7 +40,7 @@ class ContentLengthBody:
 
 
 class ChunkedBody:
-    """A body in chunks. The parser checks what is in their lines, this where the last one ends."""
+    """A body in chunks. Finds where it ends; the parser checks what is in its lines."""
 
     def __init__(self) -> None:
         self._left = 0  # bytes of the current chunk that are to come, CR LF included
@@ -49,7 +49,7 @@ class ChunkedBody:
         self.is_whole = False
 
     def scan(self, received: bytearray) -> int:
-        """As `ContentLengthBody.scan`. Lines count once they are complete.
+        """As `ContentLengthBody.scan`; an incomplete line is scanned again.
 
         Raises:
             InvalidHTTP: a chunk has no size, or there is too much beside the content.
@@ -65,7 +65,7 @@ class ChunkedBody:
         return at
 
     def _scan_chunks(self, received: bytearray, at: int) -> int:
-        end, excess = len(received), self._excess  # a quick loop: chunks may be tiny
+        end, excess = len(received), self._excess  # local, for speed: chunks may be tiny
         while at < end:
             line = _CHUNK.match(received, at)
             if line is None:
@@ -106,22 +106,14 @@ Body = ContentLengthBody | ChunkedBody
 
 
 def check_start(received: bytes | bytearray) -> None:
-    """Check the first bytes of a head, as far as they are there.
-
-    Raises:
-        InvalidHTTP: they are not those of an HTTP/1.x request.
-    """
+    """Check that the bytes received so far may begin an HTTP/1.x request, or raise InvalidHTTP."""
     is_partial = b"\n" not in received and (not received or received[:1].isupper())
     if not is_partial and not _REQUEST_LINE.match(received):
         raise InvalidHTTP("the request does not begin with METHOD TARGET HTTP/1.1")
 
 
 def check_lines(head: bytes) -> None:
-    """Check the lines of a whole head.
-
-    Raises:
-        InvalidHTTP: they are not those of a request, or some parsers see other lines.
-    """
+    """Check that all parsers see the same lines in a whole head, or raise InvalidHTTP."""
     check_start(head)
     if _LINE_ENDS.search(head):
         raise InvalidHTTP("a line of the head does not end with CR LF, or is folded")
