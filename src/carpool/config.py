@@ -197,6 +197,11 @@ class ServeSettings(EngineSettings):
         False, "send traces by OpenTelemetry; so does any OTEL_EXPORTER_OTLP_*ENDPOINT variable"
     )
 
+    @property
+    def has_keys(self) -> bool:
+        """Do clients need an API key?"""
+        return bool(self.api_key) or self.api_key_file is not None
+
     def engine(self) -> EngineSettings:
         """The part that the worker needs."""
         names = [field.name for field in dataclasses.fields(EngineSettings)]

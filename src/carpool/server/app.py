@@ -8,13 +8,13 @@ import carpool
 from carpool.config import ServeSettings
 from carpool.errors import CarpoolError
 from carpool.jobs.runner import Runner
-from carpool.server.access.cross_origin import AllowedHosts, CrossOriginProtection, is_keyless
+from carpool.server.access.cross_origin import AllowedHosts, CrossOriginProtection
 from carpool.server.access.keys import Keyring
 from carpool.server.answers.error_responses import on_error
 from carpool.server.routes import images, jobs, observe, videos
 from carpool.server.routes.docs_page import add_docs
 from carpool.server.state import AppState
-from carpool.server.transport.middleware import BodySizeLimit, HeadRequests, RequestContext
+from carpool.server.transport.middleware import BodySizeLimit, HeadRequests, RequestLogging
 from carpool.telemetry.tracing import Tracing
 from carpool.worker.supervisor import Supervisor
 
@@ -65,9 +65,9 @@ def create_app(
     app.add_middleware(
         CrossOriginProtection,
         hosts=AllowedHosts.of(settings),
-        is_keyless=is_keyless(settings),
+        is_keyless=not settings.has_keys,
     )
-    app.add_middleware(RequestContext, count=state.observer.answered)
+    app.add_middleware(RequestLogging, count=state.observer.answered)
     for error in (CarpoolError, RequestValidationError, HTTPException):
         app.add_exception_handler(error, on_error)
     return app

@@ -9,10 +9,9 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials
 from starlette.types import Receive, Scope, Send
 
-from carpool.server.access.keys import APIClient
 from carpool.server.bodies import schema
 from carpool.server.bodies.json_bodies import check_is_json, read
-from carpool.server.state import AppState, bearer
+from carpool.server.state import AppState, RequestContext, bearer
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schema.Error}
@@ -25,24 +24,25 @@ async def server_state(request: Request) -> AppState:
     return request.app.state.server  # type: ignore[no-any-return]
 
 
-async def authenticated_client(
+async def request_context(
     request: Request,
     _: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],  # for the document
-) -> APIClient:
-    return request.state.client  # type: ignore[no-any-return]
+) -> RequestContext:
+    return RequestContext(request.app.state.server, request, request.state.client)
 
 
 State = Annotated[AppState, Depends(server_state)]
-Client = Annotated[APIClient, Depends(authenticated_client)]
-"""The client of a route of class `AuthenticatedRoute`."""
+Context = Annotated[RequestContext, Depends(request_context)]
+"""What a route of class `AuthenticatedRoute` is given."""
 
 
-async def traced(request: Request, state: State, _: Client) -> AsyncIterator[None]:
+async def traced(context: Context) -> AsyncIterator[None]:
     """Write a span for every request for work."""
+    request = context.request
     if request.method != "POST":
         yield
         return
-    with state.tracing.request(request.headers, request.scope["request_id"]):
+    with context.state.tracing.request(request.headers, request.scope["request_id"]):
         yield
 
 

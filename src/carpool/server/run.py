@@ -197,7 +197,7 @@ class _DrainingServer(uvicorn.Server):
                 uds=settings.uds,
                 forwarded_allow_ips="*" if settings.uds else None,  # a proxy connects
                 backlog=_ACCEPTED,
-                access_log=False,  # `RequestContext` logs more
+                access_log=False,  # `RequestLogging` logs more
                 log_level=settings.log_level,
                 log_config=None,
                 timeout_graceful_shutdown=5,
@@ -257,7 +257,7 @@ async def _greet(supervisor: Supervisor, server: _DrainingServer, settings: Serv
     url = f"http://{host}:{server.port()}" if settings.uds is None else "http://localhost"
     where = url if settings.uds is None else f"unix:{settings.uds}"
     uds = "" if settings.uds is None else f"--unix-socket {settings.uds} "
-    key = " -H 'authorization: Bearer KEY'" if settings.api_key or settings.api_key_file else ""
+    key = " -H 'authorization: Bearer KEY'" if settings.has_keys else ""
     name = settings.served_model_name or ready.card.id
     serving = f"Serving {name} ({ready.card.pipeline}, loaded in {ready.load_s:.1f} s) at {where}"
     if settings.log_format == "json":

@@ -15,7 +15,7 @@ from carpool.config import ServeSettings
 from carpool.errors import UnsupportedParameter
 from carpool.jobs.runner import Runner
 from carpool.media.executors import FairExecutor
-from carpool.media.metadata import told
+from carpool.media.metadata import made_with, told
 from carpool.media.reader import Intake, PictureReader
 from carpool.request.parameters import Card
 from carpool.server.access.idempotency import IdempotencyCache
@@ -50,10 +50,7 @@ class ServedModel:
 
     def file_metadata(self, made: CheckedRequest | None, **more: Any) -> dict[str, Any] | None:
         """The settings that a file may carry; {} without a request, None where files carry none."""
-        settings: dict[str, Any] = {}
-        if made is not None:
-            settings = {"model": self.id, "seed": made.seed, **made.arguments}
-            settings |= ({"lora": made.lora} if made.lora else {}) | more
+        settings = {} if made is None else made_with(self.id, made, **more)
         return told(settings, metadata=self.metadata, metadata_prompt=self.metadata_prompt)
 
 
@@ -68,7 +65,6 @@ class AppState:
         keys: Keyring | None,
         tracing: Tracing | None,
     ) -> None:
-        has_keys = bool(settings.api_key or settings.api_key_file)
         threads = max(2, os.cpu_count() or 2)
         store = runner.store if runner else None
         self.supervisor, self.settings, self._runner = supervisor, settings, runner
@@ -80,7 +76,9 @@ class AppState:
             store.folder / "links" if store else None, clock=store.clock if store else None
         )
         self.reader = PictureReader(allow_remote=settings.allow_remote_media)
-        self.encoder = FairExecutor("carpool-encode", threads, per_tenant=threads - has_keys)
+        self.encoder = FairExecutor(
+            "carpool-encode", threads, per_tenant=threads - settings.has_keys
+        )
         self.started_s = int(time.time())
         self._json = FairExecutor("carpool-json", 4, per_tenant=1, rests=True)
         self._memory = MemoryBudget(settings.max_in_flight_bytes, settings.max_upload_bytes)
@@ -148,22 +146,32 @@ class AppState:
             request.state.memory = stack.enter_context(self._memory.open(client.key))
             yield request.state.memory.metered(receive)
 
-    async def check_room(self, request: Request, client: APIClient) -> None:
-        """Refuse work that the worker would refuse, or that is too much beside a client's jobs."""
-        self.supervisor.check_room()
-        slot: Slot = request.state.slot
-        if self._runner is not None and slot.most is not None:
-            slot.check(sum((await self._runner.count_open(client.owner)).values()))
-
     async def parse_json(self, request: Request, parse: Callable[[], Any], size: int) -> Any:
         """Parse a body; a large one on a thread."""
         if size <= PARSED_INLINE_BYTES:
             return parse()
         return await self._json.run(request.state.client.owner, parse)
 
-    def intake(self, request: Request, n: int = 1) -> Intake:
-        """The reader of the pictures of a request for `n` outputs."""
-        return Intake(self.reader, request.state.client.owner, request.state.memory, n)
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """One authenticated request, with the state of its server."""
+
+    state: AppState
+    request: Request
+    client: APIClient
+
+    def intake(self, n: int = 1) -> Intake:
+        """The reader of its pictures, if it is for `n` outputs."""
+        return Intake(self.state.reader, self.client.owner, self.request.state.memory, n)
+
+    async def check_room(self) -> None:
+        """Refuse work that the worker would refuse, or that is too much beside a client's jobs."""
+        self.state.supervisor.check_room()
+        slot: Slot = self.request.state.slot
+        if self.state.has_jobs and slot.most is not None:
+            open_jobs = await self.state.runner.count_open(self.client.owner)
+            slot.check(sum(open_jobs.values()))
 
 
 def _size_of(answer: Replay) -> int:

@@ -32,10 +32,6 @@ _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
-def is_keyless(settings: ServeSettings) -> bool:
-    return not settings.api_key and settings.api_key_file is None
-
-
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
     """The names that a server answers to, beside addresses and localhost."""
@@ -55,7 +51,7 @@ class AllowedHosts:
             if name != "*" and not _NAME.fullmatch(name):
                 rule = "must be a name without scheme, port and path, or * for any"
                 raise SettingRejected(f"allowed_host={host!r}: {rule}")
-        is_guarded = not is_keyless(settings) or settings.uds is not None
+        is_guarded = settings.has_keys or settings.uds is not None
         is_any = "*" in names or (is_guarded and not names)
         return cls(frozenset({*names, settings.host.lower()} - {""}), is_any)
 

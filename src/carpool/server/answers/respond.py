@@ -10,19 +10,16 @@ from fastapi import Request
 
 from carpool.errors import Cancelled
 from carpool.server.access.idempotency import digest_of, key_of
-from carpool.server.access.keys import APIClient
 from carpool.server.answers.generation import ImageGeneration, generate
 from carpool.server.answers.stream import EventStream, events, is_final
 from carpool.server.bodies import schema
-from carpool.server.state import AppState, Replay
+from carpool.server.state import Replay, RequestContext
 
 T = TypeVar("T")
 
 
 async def respond(
-    state: AppState,
-    request: Request,
-    client: APIClient,
+    context: RequestContext,
     sent: Callable[[], Any],
     make: Callable[[], ImageGeneration],
     *,
@@ -38,15 +35,16 @@ async def respond(
     Raises:
         CarpoolError: whatever is wrong with the request, or became of it.
     """
-    base, run = str(request.base_url).rstrip("/"), partial(state.encoder.run, client.owner)
+    state, request, owner = context.state, context.request, context.client.owner
+    base, run = str(request.base_url).rstrip("/"), partial(state.encoder.run, owner)
     live: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def checked() -> ImageGeneration:
-        await state.check_room(request, client)
+        await context.check_room()
         generation = make()
         if generation.inputs:
             await run(generation.pack)
-        state.observer.began(request, client.owner, generation.requests)
+        state.observer.began(request, owner, generation.requests)
         return generation
 
     async def work() -> Replay:
@@ -74,7 +72,7 @@ async def respond(
 
     key = key_of(request)
     digest = "" if key is None else digest_of(request.url.path, sent())
-    once = partial(state.idempotency.once, client.owner, key, digest, work)
+    once = partial(state.idempotency.once, owner, key, digest, work)
     if is_streamed:
         streamed = _live(once, live)
         return EventStream(await unless_disconnected(request, anext(streamed)), streamed)

@@ -3,12 +3,11 @@
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
 from carpool.errors import ModelNotFound
 from carpool.request.parameters import Card, check_n
-from carpool.server.access.keys import APIClient
 from carpool.server.answers.downloads import PARTS, Download
 from carpool.server.answers.generation import ImageGeneration, Kind
 from carpool.server.answers.respond import respond, unless_disconnected
@@ -18,9 +17,9 @@ from carpool.server.bodies import schema
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, read_body, validated
 from carpool.server.bodies.input_images import edit_images, edit_task
 from carpool.server.bodies.requests import image_requests
-from carpool.server.dependencies import ERRORS, Client, State, WorkRoute, traced
+from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, traced
 from carpool.server.routes.jobs import ACCEPTED, status_of, submit_images
-from carpool.server.state import AppState, ServedModel
+from carpool.server.state import AppState, RequestContext, ServedModel
 
 _NAMES = "image", "images"  # in a form, in JSON
 _SEVERAL = {"type": "array", "maxItems": MOST_IMAGES}
@@ -41,11 +40,9 @@ links = APIRouter(responses=ERRORS)  # without keys: browsers that show a pictur
 
 
 @router.post("/images/generations", **_ANSWERS)
-async def create_images(
-    body: schema.ImageRequest, request: Request, state: State, client: Client
-) -> Any:
-    model = state.model("restarting" if body.background_job else "ready")
-    return await _answer(state, request, client, model, body, "image_generation")
+async def create_images(body: schema.ImageRequest, context: Context) -> Any:
+    model = context.state.model("restarting" if body.background_job else "ready")
+    return await _answer(context, model, body, "image_generation")
 
 
 @router.post(
@@ -53,9 +50,9 @@ async def create_images(
     **_ANSWERS,
     openapi_extra=document(schema.ImageRequest, ["prompt", *_NAMES], _IN_FORM, _IN_JSON),
 )
-async def create_edit(request: Request, state: State, client: Client) -> Any:
+async def create_edit(context: Context) -> Any:
     """Draw a picture anew: as a prompt says, where a mask says, from one or several."""
-    return await _edit(state, request, client, "image_edit")
+    return await _edit(context, "image_edit")
 
 
 @router.post(
@@ -63,12 +60,13 @@ async def create_edit(request: Request, state: State, client: Client) -> Any:
     **_ANSWERS,
     openapi_extra=document(schema.ImageRequest, _NAMES, _IN_FORM, _IN_JSON),
 )
-async def create_variation(request: Request, state: State, client: Client) -> Any:
+async def create_variation(context: Context) -> Any:
     """Draw something like a picture, without a prompt."""
-    return await _edit(state, request, client, "image_generation")
+    return await _edit(context, "image_generation")
 
 
-async def _edit(state: AppState, request: Request, client: APIClient, kind: Kind) -> Any:
+async def _edit(context: RequestContext, kind: Kind) -> Any:
+    state, request = context.state, context.request
     model = state.model("restarting" if state.has_jobs else "ready")
     is_variation = kind == "image_generation"
     form = await read_body(request, model.card, *_NAMES, "mask")
@@ -78,17 +76,15 @@ async def _edit(state: AppState, request: Request, client: APIClient, kind: Kind
     if not body.background_job:
         model = state.model()
     task = edit_task(model.card, form, is_variation=is_variation)
-    intake = state.intake(request, check_n(1 if body.n is None else body.n, model.max_n))
+    intake = context.intake(check_n(1 if body.n is None else body.n, model.max_n))
     digests = await unless_disconnected(request, intake.run(form.digests))
     reading = edit_images(model.card, task, form, body, intake)
     pictures = await unless_disconnected(request, reading)
-    return await _answer(state, request, client, model, body, kind, pictures, digests)
+    return await _answer(context, model, body, kind, pictures, digests)
 
 
 async def _answer(
-    state: AppState,
-    request: Request,
-    client: APIClient,
+    context: RequestContext,
     model: ServedModel,
     body: schema.ImageRequest,
     kind: Kind,
@@ -100,28 +96,25 @@ async def _answer(
     def sent() -> dict[str, Any]:
         return body.model_dump(exclude_unset=True) | ({"pictures": digests} if digests else {})
 
-    make = partial(image_requests, model, body, key=client.key, pictures=pictures)
+    make = partial(image_requests, model, body, key=context.client.key, pictures=pictures)
     if body.background_job:
-        record = await submit_images(state, request, client, model, body, make, sent, pictures)
-        return JSONResponse((await status_of(state, record, request)).model_dump(), 202)
-    return await respond(
-        state,
-        request,
-        client,
-        sent,
-        lambda: ImageGeneration(model, body, make(), kind),
-        is_streamed=body.stream,
-    )
+        record = await submit_images(context, model, body, make, sent, pictures)
+        return JSONResponse((await status_of(context, record)).model_dump(), 202)
+
+    def generation() -> ImageGeneration:
+        return ImageGeneration(model, body, make(), kind)
+
+    return await respond(context, sent, generation, is_streamed=body.stream)
 
 
 @router.get("/models")
-async def list_models(state: State, _: Client) -> schema.ModelList:
-    return schema.ModelList(data=[_model_entry(state)])
+async def list_models(context: Context) -> schema.ModelList:
+    return schema.ModelList(data=[_model_entry(context.state)])
 
 
 @router.get("/models/{model:path}")
-async def get_model(model: str, state: State, _: Client) -> schema.ModelEntry:
-    entry = _model_entry(state)
+async def get_model(model: str, context: Context) -> schema.ModelEntry:
+    entry = _model_entry(context.state)
     if model != entry.id:
         raise ModelNotFound(f"model {model[:60]!r} is not served here, {entry.id!r} is")
     return entry

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 
 from carpool.errors import FileNotReady, UnsupportedParameter, without_paths
 from carpool.jobs.database import Record
@@ -17,13 +17,12 @@ from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.media.outputs import write_pictures
 from carpool.server.access.idempotency import digest_of, key_of
-from carpool.server.access.keys import APIClient
 from carpool.server.answers.downloads import PARTS, Download
 from carpool.server.answers.respond import unless_disconnected
 from carpool.server.bodies import schema
 from carpool.server.bodies.schema_jobs import JobDeleted, JobFile, JobList, JobStatus
-from carpool.server.dependencies import ERRORS, AuthenticatedRoute, Client, State
-from carpool.server.state import AppState, ServedModel
+from carpool.server.dependencies import ERRORS, AuthenticatedRoute, Context
+from carpool.server.state import AppState, RequestContext, ServedModel
 from carpool.telemetry import tracing
 from carpool.types import CheckedRequest
 from carpool.worker.protocol import Done
@@ -42,9 +41,7 @@ router = APIRouter(prefix="/v1", route_class=AuthenticatedRoute, responses=ERROR
 
 
 async def submit(
-    state: AppState,
-    request: Request,
-    client: APIClient,
+    context: RequestContext,
     kind: str,
     body: dict[str, Any],
     asked: dict[str, Any],
@@ -62,13 +59,14 @@ async def submit(
     Raises:
         IdempotencyMismatch, Overloaded, StoreFailed, RateLimited: see `JobStore.submit`.
     """
+    request = context.request
     digest = digest_of(kind, request.url.path, body)
     request.state.slot.release()  # a job counts as one in the store
-    record, _ = await state.runner.submit(
+    record, _ = await context.state.runner.submit(
         kind,
         asked,
         work | {"trace": tracing.carried()},
-        owner=client.owner,
+        owner=context.client.owner,
         key=key_of(request),
         digest=digest,
         room=request.state.slot.check,
@@ -80,9 +78,7 @@ async def submit(
 
 
 async def submit_images(
-    state: AppState,
-    request: Request,
-    client: APIClient,
+    context: RequestContext,
     model: ServedModel,
     body: schema.ImageRequest,
     make: Callable[[], Sequence[CheckedRequest]],
@@ -93,8 +89,8 @@ async def submit_images(
     if body.stream:
         raise UnsupportedParameter("stream: a job is polled: leave it out", param="stream")
     made = make()
-    packing = state.intake(request).run(partial(packed, pictures or {}))
-    names, inputs = await unless_disconnected(request, packing)
+    packing = context.intake().run(partial(packed, pictures or {}))
+    names, inputs = await unless_disconnected(context.request, packing)
     work = work_of(
         model.id,
         made,
@@ -104,7 +100,7 @@ async def submit_images(
         told=[model.file_metadata(one) for one in made],
     )
     asked = {"model": model.id, "seeds": [one.seed for one in made]}
-    return await submit(state, request, client, "image", sent(), asked, work, inputs)
+    return await submit(context, "image", sent(), asked, work, inputs)
 
 
 def write_images(record: Record, done: Sequence[Done], folder: Path) -> None:
@@ -139,9 +135,9 @@ async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
     }
 
 
-async def status_of(state: AppState, record: Record, request: Request) -> JobStatus:
+async def status_of(context: RequestContext, record: Record) -> JobStatus:
     """A job as `/v1/jobs` shows it, with paths as this client has to write them."""
-    url = f"{request.scope.get('root_path', '')}/v1/jobs/{record.id}/files"
+    url = f"{context.request.scope.get('root_path', '')}/v1/jobs/{record.id}/files"
     return JobStatus(
         kind="video" if record.kind == "video" else "image",
         status=record.state,
@@ -151,7 +147,7 @@ async def status_of(state: AppState, record: Record, request: Request) -> JobSta
             JobFile(name=name, bytes=size, url=f"{url}/{name}")
             for name, size in record.files.items()
         ],
-        **await common_fields(state, record),
+        **await common_fields(context.state, record),
     )
 
 
@@ -178,38 +174,38 @@ async def file_of(state: AppState, record: Record, name: str) -> Download:
 
 @router.get("/jobs")
 async def list_jobs(
-    request: Request,
-    state: State,
-    client: Client,
-    after: str | None = None,
-    limit: Limit = 20,
-    order: Order = "desc",
+    context: Context, after: str | None = None, limit: Limit = 20, order: Order = "desc"
 ) -> JobList:
     """Jobs of this client, the newest first."""
-    records, has_more = await state.runner.page(
-        client.owner, after=after, limit=limit, is_newest_first=order == "desc"
+    records, has_more = await context.state.runner.page(
+        context.client.owner, after=after, limit=limit, is_newest_first=order == "desc"
     )
-    return JobList.of([await status_of(state, one, request) for one in records], has_more)
+    return JobList.of([await status_of(context, record) for record in records], has_more)
 
 
 @router.get("/jobs/{job_id}")
-async def get_job(job_id: str, request: Request, state: State, client: Client) -> JobStatus:
-    return await status_of(state, await state.runner.get(job_id, client.owner), request)
+async def get_job(job_id: str, context: Context) -> JobStatus:
+    return await status_of(context, await _get(job_id, context))
 
 
 @router.post("/jobs/{job_id}/cancel")
-async def cancel_job(job_id: str, request: Request, state: State, client: Client) -> JobStatus:
+async def cancel_job(job_id: str, context: Context) -> JobStatus:
     """End a job before its next step; one that has ended stays as it is."""
-    return await status_of(state, await state.runner.cancel(job_id, client.owner), request)
+    record = await context.state.runner.cancel(job_id, context.client.owner)
+    return await status_of(context, record)
 
 
 @router.delete("/jobs/{job_id}")
-async def delete_job(job_id: str, state: State, client: Client) -> JobDeleted:
+async def delete_job(job_id: str, context: Context) -> JobDeleted:
     """Forget a job and its files; one that runs ends before its next step."""
-    await state.runner.remove(job_id, client.owner)
+    await context.state.runner.remove(job_id, context.client.owner)
     return JobDeleted(id=job_id)
 
 
 @router.get("/jobs/{job_id}/files/{name}", response_class=Download, responses=PARTS)
-async def get_file(job_id: str, name: str, state: State, client: Client) -> Download:
-    return await file_of(state, await state.runner.get(job_id, client.owner), name)
+async def get_file(job_id: str, name: str, context: Context) -> Download:
+    return await file_of(context.state, await _get(job_id, context), name)
+
+
+async def _get(job_id: str, context: RequestContext) -> Record:
+    return await context.state.runner.get(job_id, context.client.owner)

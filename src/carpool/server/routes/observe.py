@@ -9,9 +9,9 @@ from carpool.server.bodies import schema
 from carpool.server.dependencies import (
     ERRORS,
     AuthenticatedRoute,
-    Client,
+    Context,
     State,
-    authenticated_client,
+    request_context,
 )
 from carpool.telemetry.metrics import CONTENT_TYPE
 
@@ -19,7 +19,7 @@ _FORBIDDEN: dict[int | str, dict[str, Any]] = {403: ERRORS[403]}  # by Host or O
 
 public = APIRouter(responses=_FORBIDDEN)
 router = APIRouter(
-    route_class=AuthenticatedRoute, responses=ERRORS, dependencies=[Depends(authenticated_client)]
+    route_class=AuthenticatedRoute, responses=ERRORS, dependencies=[Depends(request_context)]
 )
 
 
@@ -55,9 +55,9 @@ async def metrics(state: State) -> Response:
 
 
 @router.get("/v1/requests/{request_id}")
-async def report(request_id: str, state: State, client: Client) -> schema.RequestReport:
+async def report(request_id: str, context: Context) -> schema.RequestReport:
     """What a request did when, with how many it shared forwards, and what it waited for.
 
     A job's id means its last run; while the job is queued it has no outputs.
     """
-    return await state.observer.report(client.owner, request_id)
+    return await context.state.observer.report(context.client.owner, request_id)

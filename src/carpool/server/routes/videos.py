@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
 
 from carpool.errors import (
     FileNotReady,
@@ -24,7 +24,6 @@ from carpool.jobs.database import Record
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.media.outputs import FPS, encode_video, spritesheet, thumbnail
-from carpool.server.access.keys import APIClient
 from carpool.server.answers.downloads import PARTS, Download
 from carpool.server.answers.respond import unless_disconnected
 from carpool.server.bodies import forms
@@ -32,9 +31,9 @@ from carpool.server.bodies.input_images import REFERENCE, reference_images
 from carpool.server.bodies.requests import video_request
 from carpool.server.bodies.schema import RemixRequest, VideoRequest
 from carpool.server.bodies.schema_jobs import Video, VideoDeleted, VideoList
-from carpool.server.dependencies import ERRORS, Client, State, WorkRoute, traced
+from carpool.server.dependencies import ERRORS, Context, WorkRoute, traced
 from carpool.server.routes.jobs import Limit, Order, common_fields, file_of, submit
-from carpool.server.state import AppState
+from carpool.server.state import AppState, RequestContext
 from carpool.worker.protocol import Done
 
 FILES = {"video": "video.mp4", "thumbnail": "thumbnail.webp", "spritesheet": "spritesheet.jpg"}
@@ -96,35 +95,30 @@ def _video_errors() -> Iterator[None]:
         raise VideoNotFound(error.message.replace("job", "video", 1)) from error
 
 
-async def _get(state: AppState, video_id: str, owner: str) -> Record:
+async def _get(video_id: str, context: RequestContext) -> Record:
     with _video_errors():
-        record = await state.runner.get(video_id, owner)
+        record = await context.state.runner.get(video_id, context.client.owner)
     if record.kind != "video":
         raise VideoNotFound(f"job {video_id} makes pictures: ask /v1/jobs/{video_id}")
     return record
 
 
 async def _submit(
-    state: AppState,
-    request: Request,
-    client: APIClient,
-    form: forms.Form,
-    sent: dict[str, Any],
-    **more: Any,
+    context: RequestContext, form: forms.Form, sent: dict[str, Any], **more: Any
 ) -> Video:
+    state, request, intake = context.state, context.request, context.intake()
     body, model = forms.validated(VideoRequest, form.values), state.model("restarting")
     if importlib.util.find_spec("av") is None:
         raise LibraryMissing("videos need PyAV: pip install 'carpool[video]'")
-    intake = state.intake(request)
     reading = reference_images(model.card, form, body, intake)
     pictures = await unless_disconnected(request, reading)
-    max_frames = state.settings.max_frames
-    checked, asked = video_request(model, body, max_frames, key=client.key, pictures=pictures)
+    key, max_frames = context.client.key, state.settings.max_frames
+    checked, asked = video_request(model, body, max_frames, key=key, pictures=pictures)
     names, inputs = await unless_disconnected(request, intake.run(partial(packed, pictures)))
     told = model.file_metadata(checked)
     work = work_of(model.id, [checked], names, fps=asked["fps"], told=told)
     work |= {"keep": list(inputs)} if inputs else {}  # for `remix_video`
-    record = await submit(state, request, client, "video", sent, asked | more, work, inputs)
+    record = await submit(context, "video", sent, asked | more, work, inputs)
     return await _video(state, record)
 
 
@@ -134,32 +128,30 @@ async def _submit(
         VideoRequest, ["prompt"], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE}
     ),
 )
-async def create_video(request: Request, state: State, client: Client) -> Video:
-    form = await forms.read_body(request, state.model("restarting").card, REFERENCE)
-    digests = await unless_disconnected(request, state.intake(request).run(form.digests))
+async def create_video(context: Context) -> Video:
+    card, request = context.state.model("restarting").card, context.request
+    form = await forms.read_body(request, card, REFERENCE)
+    digests = await unless_disconnected(request, context.intake().run(form.digests))
     sent = form.values | ({"pictures": digests} if digests else {})
-    return await _submit(state, request, client, form, sent)
+    return await _submit(context, form, sent)
 
 
 @router.get("/videos")
 async def list_videos(
-    state: State,
-    client: Client,
-    after: str | None = None,
-    limit: Limit = 20,
-    order: Order = "desc",
+    context: Context, after: str | None = None, limit: Limit = 20, order: Order = "desc"
 ) -> VideoList:
     """Videos of this client, the newest first."""
+    owner, is_newest_first = context.client.owner, order == "desc"
     with _video_errors():
-        records, has_more = await state.runner.page(
-            client.owner, kind="video", after=after, limit=limit, is_newest_first=order == "desc"
+        records, has_more = await context.state.runner.page(
+            owner, kind="video", after=after, limit=limit, is_newest_first=is_newest_first
         )
-    return VideoList.of([await _video(state, record) for record in records], has_more)
+    return VideoList.of([await _video(context.state, record) for record in records], has_more)
 
 
 @router.get("/videos/{video_id}")
-async def get_video(video_id: str, response: Response, state: State, client: Client) -> Video:
-    video = await _video(state, await _get(state, video_id, client.owner))
+async def get_video(video_id: str, response: Response, context: Context) -> Video:
+    video = await _video(context.state, await _get(video_id, context))
     least, most = POLL_MS
     wait_ms = 2 * least if video.eta_s is None else 1000 * video.eta_s / 20
     response.headers["openai-poll-after-ms"] = str(round(min(max(wait_ms, least), most)))
@@ -167,46 +159,42 @@ async def get_video(video_id: str, response: Response, state: State, client: Cli
 
 
 @router.delete("/videos/{video_id}")
-async def delete_video(video_id: str, state: State, client: Client) -> VideoDeleted:
+async def delete_video(video_id: str, context: Context) -> VideoDeleted:
     """Forget a video and its files; one that is being made ends before its next step."""
-    await _get(state, video_id, client.owner)
+    await _get(video_id, context)
     with _video_errors():
-        await state.runner.remove(video_id, client.owner)
+        await context.state.runner.remove(video_id, context.client.owner)
     return VideoDeleted(id=video_id)
 
 
 @router.get("/videos/{video_id}/content", response_class=Download, responses=PARTS)
 async def get_content(
     video_id: str,
-    state: State,
-    client: Client,
+    context: Context,
     variant: Literal["video", "thumbnail", "spritesheet"] = "video",
 ) -> Download:
-    record = await _get(state, video_id, client.owner)
+    record = await _get(video_id, context)
     with _video_errors():
-        return await file_of(state, record, FILES[variant])
+        return await file_of(context.state, record, FILES[variant])
 
 
 @router.post("/videos/{video_id}/remix")
-async def remix_video(
-    video_id: str, body: RemixRequest, request: Request, state: State, client: Client
-) -> Video:
+async def remix_video(video_id: str, body: RemixRequest, context: Context) -> Video:
     """The same video with another prompt, from the same seed."""
-    source = await _get(state, video_id, client.owner)
+    source, store = await _get(video_id, context), context.state.runner.store
     form = forms.Form(source.asked["body"] | {"prompt": body.prompt}, name=REFERENCE)
     for name, _ in source.work.get("inputs", {}).get("image", []):
-        picture = await asyncio.to_thread(state.runner.store.input, video_id, name)
+        picture = await asyncio.to_thread(store.input, video_id, name)
         if picture is None:
             raise FileNotReady(f"the picture that {video_id} began with is not kept any more")
         form.images.append(picture)
-    sent = body.model_dump()
-    return await _submit(state, request, client, form, sent, remixed_from=video_id)
+    return await _submit(context, form, body.model_dump(), remixed_from=video_id)
 
 
-async def _refuse(request: Request, _: Client) -> None:
+async def _refuse(context: Context) -> None:
     rule = "POST /v1/videos/{id}/remix makes a video anew with another prompt, and POST "
     rule += f"/v1/videos one that begins with a picture, its {REFERENCE}"
-    raise UnsupportedEndpoint(f"{request.url.path} is not supported: {rule}")
+    raise UnsupportedEndpoint(f"{context.request.url.path} is not supported: {rule}")
 
 
 for _path, _method in UNSUPPORTED.items():

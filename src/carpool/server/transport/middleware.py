@@ -32,7 +32,7 @@ class HTTPMiddleware:
         raise NotImplementedError
 
 
-class RequestContext(HTTPMiddleware):
+class RequestLogging(HTTPMiddleware):
     """Gives every answer `x-request-id` (the client's own, if it is sane) and its duration.
 
     It writes the access log, and counts the answers to requests for work.
