@@ -14,7 +14,7 @@ from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import InvalidAPIKey, RateLimited, SettingRejected
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
-from carpool.server.access.keys import Keyring, parse
+from carpool.server.access.keys import Keyring, parse_keys
 from carpool.server.access.limits import RateLimiter
 from carpool.server.app import create_app
 from carpool.worker.supervisor import Supervisor
@@ -303,12 +303,12 @@ def test_no_answer_allows_other_origins() -> None:
     ],
 )
 def test_a_key_may_have_a_name(entry: str, name: str, key: bytes) -> None:
-    assert parse([entry]) == {name: key}
+    assert parse_keys([entry]) == {name: key}
 
 
 def test_two_keys_of_one_name_are_refused() -> None:
     with pytest.raises(SettingRejected, match="two keys are called 'a'"):
-        parse(["a=1", "a=2"])
+        parse_keys(["a=1", "a=2"])
 
 
 def test_a_file_of_keys_is_read_again_and_a_broken_one_changes_nothing(tmp_path: Any) -> None:

@@ -76,7 +76,7 @@ class Observer:
         """The first preview of a request is sent."""
         self._metrics.previewed(self._model, after_s)
 
-    def drew(self, images: int, usage: schema.TokenUsage) -> None:
+    def drew(self, images: int, usage: schema.UsageBody) -> None:
         """An answer has so many pictures."""
         self._metrics.drew(self._model, images)
         tracing.used(usage.input_tokens, usage.output_tokens)

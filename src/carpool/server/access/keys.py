@@ -48,7 +48,7 @@ class Keyring:
     def read(self) -> int:
         """Read the file again, and return the number of keys. On an error the old ones stay."""
         given = [(f"api_key, entry {n}", one) for n, one in enumerate(self._entries, start=1)]
-        self._keys = parse([_checked(*one) for one in [*given, *_lines(self._file)]])
+        self._keys = parse_keys([_checked(*one) for one in [*given, *_lines(self._file)]])
         return len(self._keys)
 
     @property
@@ -74,7 +74,7 @@ class Keyring:
         return APIClient(known[0], hashlib.sha256(token).hexdigest()[:16])
 
 
-def parse(entries: Iterable[str]) -> dict[str, bytes]:
+def parse_keys(entries: Iterable[str]) -> dict[str, bytes]:
     """Keys by their names. The same entry twice is one key; else neither name nor key may come
     twice, or it would be unclear whose limits and share count: SettingRejected."""
     keys: dict[str, bytes] = {}

@@ -92,7 +92,7 @@ async def events(
     supervisor: Supervisor,
     generation: ImageGeneration,
     *,
-    drew: Callable[[int, schema.TokenUsage], None],
+    drew: Callable[[int, schema.UsageBody], None],
     previewed: Callable[[float], None],
     run: RunInThread,
     heartbeat_s: float = HEARTBEAT_S,

@@ -137,7 +137,7 @@ class TokenDetails(BaseModel):
     image_tokens: int
 
 
-class TokenUsage(BaseModel):
+class UsageBody(BaseModel):
     """In tokens of the model: of its tokenizer, and patches of the latent picture."""
 
     input_tokens: int
@@ -157,7 +157,7 @@ class ImagesResponse(BaseModel):
     quality: str = "auto"
     safety_identifier: str | None = None
     timings: Timings = Field(description="of the image that took longest; seconds")
-    usage: TokenUsage
+    usage: UsageBody
 
 
 class ModelParameter(BaseModel):
