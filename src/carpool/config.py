@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from carpool.errors import SettingRejected, nearest
+from carpool.validation import Text, fits, rule_of
 
 ENV_PREFIX = "CARPOOL_"
 FAULT_VARIABLE = "CARPOOL_FAULT"
@@ -207,6 +208,11 @@ class ServeSettings(EngineSettings):
         False, "send traces by OpenTelemetry; so does any OTEL_EXPORTER_OTLP_*ENDPOINT variable"
     )
 
+    @property
+    def has_keys(self) -> bool:
+        """Do clients need an API key?"""
+        return bool(self.api_key) or self.api_key_file is not None
+
     def engine(self) -> EngineSettings:
         """The part that the worker needs."""
         names = [field.name for field in dataclasses.fields(EngineSettings)]
@@ -264,20 +270,13 @@ def _parse(variable: str, text: str, hint: Any) -> Any:
 
 
 def _check(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> None:
-    if value is None and type(None) in get_args(hint):
-        return
-    if get_origin(hint) is Literal and value not in get_args(hint):
-        choices = ", ".join(get_args(hint))
-        raise SettingRejected(f"{name}={value!r}: must be one of {choices}")
     if get_origin(hint) is tuple:
-        if not isinstance(value, tuple) or not all(isinstance(one, str) and one for one in value):
+        if not isinstance(value, tuple) or not fits(value, tuple[Text, ...]):
             raise SettingRejected(f"{name}: must be a tuple of strings, none of them empty")
-        return
-    kind = base_type(hint)
-    fits = isinstance(value, (int, float) if kind is float else kind)
-    if not fits or isinstance(value, bool) is not (kind is bool):
-        raise SettingRejected(f"{name}={value!r}: must be {_KINDS[kind]}")
-    if rule["least"] is not None and not value >= rule["least"]:
+    elif not fits(value, hint):
+        wanted = rule_of(hint) if get_origin(hint) is Literal else _KINDS[base_type(hint)]
+        raise SettingRejected(f"{name}={value!r}: must be {wanted}")
+    elif value is not None and rule["least"] is not None and not value >= rule["least"]:
         raise SettingRejected(f"{name}={value!r}: must be at least {rule['least']}")
-    if rule["most"] is not None and not value <= rule["most"]:
+    elif value is not None and rule["most"] is not None and not value <= rule["most"]:
         raise SettingRejected(f"{name}={value!r}: must be at most {rule['most']}")

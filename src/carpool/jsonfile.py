@@ -36,8 +36,15 @@ def loads(text: str | bytes, **options: Any) -> Any:
         value = json.loads(text, **options)
     except RecursionError:
         raise too_deep() from None
+    if is_deeper(value, MOST_DEPTH):
+        raise too_deep()
+    return value
+
+
+def is_deeper(value: Any, most: int) -> bool:
+    """Does a value nest lists and objects more than so many deep?"""
     level: list[Any] = [[value]]
-    for _ in range(MOST_DEPTH + 1):
+    for _ in range(most + 1):
         level = [
             inner
             for outer in level
@@ -45,8 +52,8 @@ def loads(text: str | bytes, **options: Any) -> Any:
             if isinstance(inner, (dict, list))
         ]
         if not level:
-            return value
-    raise too_deep()
+            return False
+    return True
 
 
 def too_deep() -> ValueError:

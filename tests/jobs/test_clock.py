@@ -19,7 +19,7 @@ from carpool.jobs.database import _LATER_COLUMNS, _TABLES, VERSION
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import requests_of, work_of
-from carpool.server.answers.signed_links import TTL_S, Files
+from carpool.server.answers.signed_links import TTL_S, SignedFiles
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
 from support.app import CARD, Grey, parts
@@ -205,7 +205,7 @@ def test_the_moments_of_a_job_agree_with_when_it_goes(tmp_path: Path, jump_s: fl
 
 def test_a_link_lasts_an_hour_whatever_the_wall_clock_is_set_to() -> None:
     hand = Hand()
-    files = Files(clock=hand.run())
+    files = SignedFiles(clock=hand.run())
     link = files.keep(b"picture", "png")
 
     hand.now_s += 2 * DAY_S
@@ -222,10 +222,10 @@ def test_a_link_from_before_the_wall_clock_was_set_back_ends_after_an_hour_too(
 ) -> None:
     hand = Hand()
     hand.now_s = 500 * DAY_S
-    link = Files(tmp_path, clock=hand.run()).keep(b"picture", "png")
+    link = SignedFiles(tmp_path, clock=hand.run()).keep(b"picture", "png")
 
     hand.now_s -= 400 * DAY_S
-    files = Files(tmp_path, clock=hand.run())
+    files = SignedFiles(tmp_path, clock=hand.run())
 
     assert files.get(*parts(link)).read_bytes() == b"picture"
     hand.pass_by(TTL_S)

@@ -11,7 +11,7 @@ import pytest
 
 from carpool.config import EngineSettings, ServeSettings
 from carpool.server.app import create_app
-from carpool.server.routes.videos import ABSENT
+from carpool.server.routes.videos import UNSUPPORTED
 from carpool.worker.supervisor import Supervisor
 from support import app as in_process
 from support.app import open_app
@@ -96,7 +96,7 @@ def test_whatever_is_not_open_wants_a_key_under_the_root_path_and_without_it() -
         async with open_app(in_process.Grey(), runs=False, **keyed) as house:
             paths = (await house.http.get("/openapi.json")).json()["paths"]
             asked = {(path, method) for path, item in paths.items() for method in item}
-            asked |= {(f"/v1{path}", method.lower()) for path, method in ABSENT.items()}
+            asked |= {(f"/v1{path}", method.lower()) for path, method in UNSUPPORTED.items()}
             for path, method in asked | {("/docs", "get"), ("/openapi.json", "get")}:
                 for prefix in ("", "/draw"):
                     url = prefix + re.sub(r"{\w+}", "x", path)

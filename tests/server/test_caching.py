@@ -12,7 +12,7 @@ from carpool.config import ServeSettings
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
-from carpool.server.transport.middleware import Identified
+from carpool.server.transport.middleware import RequestLogging
 from support.app import CARD, Grey, shared_app
 from support.endpoints import ENDPOINT
 
@@ -145,7 +145,7 @@ def test_a_failure_that_nobody_foresaw_is_stored_by_nobody() -> None:
         raise ZeroDivisionError
 
     async def talk() -> httpx2.Response:
-        transport = httpx2.ASGITransport(Identified(app))
+        transport = httpx2.ASGITransport(RequestLogging(app))
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get("/")
 

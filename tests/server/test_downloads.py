@@ -1,4 +1,4 @@
-"""Files and other answers as players, browsers and `curl -I` ask for them."""
+"""SignedFiles and other answers as players, browsers and `curl -I` ask for them."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from carpool.config import ServeSettings
-from carpool.server.answers.signed_links import Files
+from carpool.server.answers.signed_links import SignedFiles
 from carpool.server.app import create_app
 from support.app import Grey, app_of, refusal, shared_app
 from support.endpoints import ENDPOINT
@@ -122,7 +122,7 @@ def test_what_the_client_has_is_not_sent_again(headers: dict[str, str], status: 
 
 
 def test_a_file_that_is_gone_is_not_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(Files, "get", lambda *_: tmp_path / "file-gone.png")
+    monkeypatch.setattr(SignedFiles, "get", lambda *_: tmp_path / "file-gone.png")
 
     async def talk() -> httpx2.Response:
         transport = httpx2.ASGITransport(create_app(Grey(), ServeSettings()))

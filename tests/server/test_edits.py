@@ -19,8 +19,9 @@ from carpool.media.reader import Intake, PictureReader
 from carpool.request.parameters import Card, within
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import Form
-from carpool.server.routes.edits import pictures_of, task_of
-from carpool.server.routes.images import Served, drawing_of
+from carpool.server.bodies.input_images import edit_images, edit_task
+from carpool.server.bodies.requests import image_requests
+from carpool.server.state import ServedModel
 from carpool.worker import protocol
 from support.app import CARD, app_of, ask, refusal
 from support.endpoints import EDITS, VARIATIONS
@@ -297,9 +298,9 @@ def test_several_references_give_what_plain_diffusers_gives() -> None:
     with driving("flux2") as drive:
         card = drive.engine.loaded.card
         intake = Intake(PictureReader())
-        work = pictures_of(card, task_of(card, form), form, intake, is_sized=False)
-        drawing = drawing_of(Served(card.id, card, 10), body, key="", pictures=asyncio.run(work))
-        [job] = drawing.jobs
+        work = edit_images(card, edit_task(card, form), form, body, intake)
+        model = ServedModel(card.id, card, 10)
+        [job] = image_requests(model, body, pictures=asyncio.run(work))
         recorder = Recorder()
         arguments = {**ARGUMENTS["flux2"], **job.arguments}
         drive.engine.submit(replace(job, arguments=arguments), recorder)

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from carpool.server.routes.edits import UPLOADS
+from carpool.server.app import UPLOADS
 from support.app import ask, refusal, shared_app
 from support.endpoints import EDITS, VARIATIONS
 from support.forms import BOTH, PICTURE, SEVERAL, send, worker_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from carpool.errors import IdempotencyMismatch, InvalidValue, PipelineFailed
-from carpool.server.access.idempotency import Answers, digest_of
+from carpool.server.access.idempotency import IdempotencyCache, digest_of
 
 
 class House:
@@ -17,7 +17,7 @@ class House:
         self.now_s, self.worked, self.given_up = 0.0, 0, 0
         self.go = asyncio.Event()
         self.error: Exception | None = None
-        self.answers: Answers[str] = Answers(len, lambda: self.now_s, **options)
+        self.answers: IdempotencyCache[str] = IdempotencyCache(len, lambda: self.now_s, **options)
 
     async def work(self) -> str:
         self.worked += 1

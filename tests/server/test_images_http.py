@@ -14,7 +14,7 @@ import pytest
 from carpool.config import ServeSettings
 from carpool.errors import FileNotFound, StoreFailed
 from carpool.request.parameters import Card, Parameter, Task
-from carpool.server.answers.signed_links import TTL_S, Files
+from carpool.server.answers.signed_links import TTL_S, SignedFiles
 from carpool.server.app import create_app
 from carpool.worker import protocol
 from support.app import CARD, Grey, ask, parts, refusal
@@ -237,7 +237,7 @@ def test_a_link_leads_to_the_picture_without_a_key() -> None:
 
 def test_links_end_after_an_hour() -> None:
     now_s = 1000.0
-    files = Files(clock=lambda: now_s)
+    files = SignedFiles(clock=lambda: now_s)
     link = files.keep(b"picture", "png")
 
     now_s += TTL_S - 1
@@ -251,7 +251,7 @@ def test_links_end_after_an_hour() -> None:
 
 
 def test_files_take_a_bounded_place_and_the_oldest_goes_first() -> None:
-    files = Files(clock=lambda: 0.0, most_bytes=10)
+    files = SignedFiles(clock=lambda: 0.0, most_bytes=10)
     links = [files.keep(bytes(4), "png") for _ in range(3)]
 
     with pytest.raises(FileNotFound):
@@ -264,10 +264,10 @@ def test_files_take_a_bounded_place_and_the_oldest_goes_first() -> None:
 
 
 def test_links_outlive_a_restart_where_their_folder_does(tmp_path: Path) -> None:
-    link = Files(tmp_path / "links").keep(b"picture", "webp")
+    link = SignedFiles(tmp_path / "links").keep(b"picture", "webp")
     (tmp_path / "links" / f"file-{'0' * 24}.png.part").write_bytes(b"half a pic")
 
-    again = Files(tmp_path / "links")
+    again = SignedFiles(tmp_path / "links")
 
     assert again.get(*parts(link)).read_bytes() == b"picture"
     assert len(again) == 1
@@ -278,7 +278,7 @@ def test_links_outlive_a_restart_where_their_folder_does(tmp_path: Path) -> None
 
 def test_no_link_leads_elsewhere_and_nobody_can_sign_one(tmp_path: Path) -> None:
     (tmp_path / "other.png").write_bytes(b"private")
-    files = Files(tmp_path / "links")
+    files = SignedFiles(tmp_path / "links")
     _, expires, signature = parts(files.keep(b"picture", "png"))
 
     for name in ("../other.png", "secret", "/etc/passwd", "file-\0.png", "", "."):
@@ -289,7 +289,7 @@ def test_no_link_leads_elsewhere_and_nobody_can_sign_one(tmp_path: Path) -> None
 def test_a_picture_that_cannot_be_stored_is_a_failure_that_may_be_tried_again(
     tmp_path: Path,
 ) -> None:
-    files = Files(tmp_path / "links")
+    files = SignedFiles(tmp_path / "links")
     shutil.rmtree(tmp_path / "links")
 
     with pytest.raises(StoreFailed, match="could not be stored"):
@@ -297,7 +297,7 @@ def test_a_picture_that_cannot_be_stored_is_a_failure_that_may_be_tried_again(
 
 
 def test_a_link_of_another_server_is_not_ours() -> None:
-    link = Files(clock=lambda: 0.0).keep(b"picture", "png")
+    link = SignedFiles(clock=lambda: 0.0).keep(b"picture", "png")
 
     with pytest.raises(FileNotFound):
-        Files(clock=lambda: 0.0).get(*parts(link))
+        SignedFiles(clock=lambda: 0.0).get(*parts(link))

@@ -18,7 +18,7 @@ from carpool.errors import SettingRejected
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.request.parameters import Task
-from carpool.server.access.keys import Keyring, parse
+from carpool.server.access.keys import Keyring, parse_keys
 from carpool.server.app import create_app
 from carpool.worker import protocol
 from support.app import CARD, Grey
@@ -46,8 +46,8 @@ def file(tmp_path: Path) -> Path:
 
 @given(st.permutations(["one", "two", "three", "a=four"]), st.integers(0, 3))
 def test_a_key_keeps_its_name_wherever_it_stands(entries: list[str], gone: int) -> None:
-    keys = parse(entries)
-    left = parse(entries[:gone] + entries[gone + 1 :])
+    keys = parse_keys(entries)
+    left = parse_keys(entries[:gone] + entries[gone + 1 :])
 
     assert keys == {named("one"): b"one", named("two"): b"two", named("three"): b"three",
                     "a": b"four"}  # fmt: skip
@@ -55,20 +55,20 @@ def test_a_key_keeps_its_name_wherever_it_stands(entries: list[str], gone: int) 
 
 
 def test_an_entry_that_stands_twice_is_one_key() -> None:
-    assert parse(["one", "a=two", "one", "a=two"]) == {named("one"): b"one", "a": b"two"}
+    assert parse_keys(["one", "a=two", "one", "a=two"]) == {named("one"): b"one", "a": b"two"}
 
 
 @pytest.mark.parametrize("entries", [["a=one", "b=one"], ["a=one", "one"], ["one", "a=one"]])
 def test_one_key_under_two_names_is_refused_without_showing_it(entries: list[str]) -> None:
     with pytest.raises(SettingRejected, match=r"one key is called '.*' and '.*'") as refused:
-        parse(entries)
+        parse_keys(entries)
 
     assert "one'" not in str(refused.value)
 
 
 def test_a_key_that_is_called_like_another_ones_digest_is_refused() -> None:
     with pytest.raises(SettingRejected, match=f"two keys are called '{named('one')}'"):
-        parse(["one", f"{named('one')}=two"])
+        parse_keys(["one", f"{named('one')}=two"])
 
 
 @pytest.mark.parametrize(
@@ -252,6 +252,37 @@ def test_keys_that_are_read_again_while_a_request_is_made_mix_nobody_up(file: Pa
                 for key in ("one", "two")
             ]
             assert (len(mine), len(yours), mine & yours) == (4, 4, set())
+
+    asyncio.run(scene())
+
+
+def test_the_keys_are_compared_once_a_request(file: Path) -> None:
+    async def scene() -> None:
+        async with house(file, "a=one\nb=two\n") as at:
+            client_of, compared = at.keys.client_of, list[bytes]()
+
+            def counted(token: bytes) -> Any:
+                compared.append(token)
+                return client_of(token)
+
+            at.keys.client_of = counted  # type: ignore[method-assign]
+            for path, body in (
+                (ENDPOINT, WORK),
+                (ENDPOINT, {**WORK, "background_job": True}),
+                ("/v1/images/edits", WORK),
+                ("/v1/videos", WORK),
+                *(
+                    (path, None)
+                    for path in ("/v1/models", "/v1/jobs", "/v1/videos/v", "/v1/requests/r")
+                ),
+            ):
+                compared.clear()
+                if body is None:
+                    answer = await at.ask("two", path, "GET")
+                else:
+                    answer = await at.ask("two", path, json=body)
+                assert answer.status_code != 401
+                assert compared == [b"two"], path
 
     asyncio.run(scene())
 

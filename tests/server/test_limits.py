@@ -14,8 +14,8 @@ from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import InvalidAPIKey, RateLimited, SettingRejected
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
-from carpool.server.access.keys import Keyring, parse
-from carpool.server.access.limits import Limits
+from carpool.server.access.keys import Keyring, parse_keys
+from carpool.server.access.limits import RateLimiter
 from carpool.server.app import create_app
 from carpool.worker.supervisor import Supervisor
 from support.app import CARD, Grey
@@ -27,7 +27,7 @@ class Clients:
 
     def __init__(self, requests_per_minute: int | None, max_in_flight: int | None) -> None:
         self.now_s = 0.0
-        self.limits = Limits(requests_per_minute, max_in_flight, lambda: self.now_s)
+        self.limits = RateLimiter(requests_per_minute, max_in_flight, lambda: self.now_s)
 
     def ask(self, key: str = "a", takes_s: float = 0.0) -> float | None:
         """Ask and be answered; gives when to come again if that is refused."""
@@ -84,7 +84,7 @@ def test_a_minute_never_sees_more_than_twice_the_limit_and_a_hint_is_kept(
 
 def test_requests_that_are_unanswered_keep_others_out_and_a_failed_one_does_not() -> None:
     async def go() -> None:
-        limits = Limits(None, 2, lambda: 0.0)
+        limits = RateLimiter(None, 2, lambda: 0.0)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(limits.hold("a"))
             with pytest.raises(ZeroDivisionError):
@@ -126,15 +126,15 @@ def test_a_refused_request_uses_nothing_up() -> None:
 
 def test_a_place_is_held_against_other_requests_and_jobs_until_it_is_left() -> None:
     async def go() -> None:
-        limits = Limits(None, 3, lambda: 0.0)
+        limits = RateLimiter(None, 3, lambda: 0.0)
         async with limits.hold("a") as mine, limits.hold("a") as other:
             mine.check(jobs=1)
             with pytest.raises(
                 RateLimited, match=r"1 other requests of API key 'a' are unan.* 2 jobs"
             ):
                 mine.check(jobs=2)
-            assert other.leave()
-            assert not other.leave()
+            assert other.release()
+            assert not other.release()
             mine.check(jobs=2)
             async with limits.hold("a"), limits.hold("a"):
                 with pytest.raises(RateLimited) as refused:
@@ -148,7 +148,7 @@ def test_a_place_is_held_against_other_requests_and_jobs_until_it_is_left() -> N
 
 def test_without_a_limit_a_place_is_held_against_nothing() -> None:
     async def go() -> None:
-        async with Limits(None, None, lambda: 0.0).hold("a") as place:
+        async with RateLimiter(None, None, lambda: 0.0).hold("a") as place:
             place.check(jobs=1000)
 
     asyncio.run(go())
@@ -304,12 +304,12 @@ def test_no_answer_allows_other_origins() -> None:
     ],
 )
 def test_a_key_may_have_a_name(entry: str, name: str, key: bytes) -> None:
-    assert parse([entry]) == {name: key}
+    assert parse_keys([entry]) == {name: key}
 
 
 def test_two_keys_of_one_name_are_refused() -> None:
     with pytest.raises(SettingRejected, match="two keys are called 'a'"):
-        parse(["a=1", "a=2"])
+        parse_keys(["a=1", "a=2"])
 
 
 def test_a_file_of_keys_is_read_again_and_a_broken_one_changes_nothing(tmp_path: Any) -> None:

@@ -21,7 +21,7 @@ from carpool.errors import BodyTooLarge, CarpoolError, Overloaded, RateLimited
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
-from carpool.server.bodies.memory import Held, MemoryBudget
+from carpool.server.bodies.memory import MemoryBudget, MemoryLease
 from support.app import CARD, Grey, app_of, ask
 from support.endpoints import EDITS, ENDPOINT, VARIATIONS
 from support.forms import BOTH, send, worker_of
@@ -33,7 +33,7 @@ WORK = (ENDPOINT, EDITS, VARIATIONS, "/v1/videos", "/v1/videos/video_1/remix")
 # The budget
 
 
-def hold(budget: MemoryBudget, key: str, *sizes: int) -> Held:
+def hold(budget: MemoryBudget, key: str, *sizes: int) -> MemoryLease:
     """A request that never ends."""
     held = budget.open(key).__enter__()
     for size in sizes:
@@ -92,7 +92,7 @@ def test_what_a_request_holds_is_free_when_it_ends_however_it_does() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_size=60))
 def test_no_order_of_requests_holds_more_than_the_budget(asked: list[tuple[str, int]]) -> None:
-    budget, held = MemoryBudget(100), list[tuple[str, Held]]()
+    budget, held = MemoryBudget(100), list[tuple[str, MemoryLease]]()
     for key, size in asked:
         held.append((key, hold(budget, key)))
         try:

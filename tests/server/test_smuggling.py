@@ -14,7 +14,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from carpool.server.transport.framing import MOST_EXCESS_BYTES
-from carpool.server.transport.http_protocol import Wire
+from carpool.server.transport.http_protocol import StrictHTTPProtocol
 
 HOST = b"host: localhost\r\n"
 POST = b"POST /draw HTTP/1.1\r\n" + HOST
@@ -51,15 +51,15 @@ class Exchange:
         await send({"type": "http.response.body", "body": body})
 
 
-class Patient(Wire):
+class Patient(StrictHTTPProtocol):
     head_timeout_s = body_timeout_s = 30.0
 
 
-class Hasty(Wire):
+class Hasty(StrictHTTPProtocol):
     head_timeout_s = body_timeout_s = 0.1
 
 
-def exchange(*pieces: bytes | None, wire: type[Wire] = Patient) -> Exchange:
+def exchange(*pieces: bytes | None, wire: type[StrictHTTPProtocol] = Patient) -> Exchange:
     """Send these one after another, and read until the server closes, of itself and soon.
 
     None stands for reading an answer without a body.

@@ -10,9 +10,11 @@ import pytest
 from fastapi.sse import KEEPALIVE_COMMENT
 
 from carpool.errors import Overloaded, WorkerLost
+from carpool.server.answers.generation import ImageGeneration
 from carpool.server.answers.stream import events
 from carpool.server.bodies import schema
-from carpool.server.routes.images import Served, drawing_of
+from carpool.server.bodies.requests import image_requests
+from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from support.app import CARD, Grey, app_of, ask, refusal
@@ -199,13 +201,12 @@ def test_one_failure_gives_up_the_other_pictures() -> None:
 
 
 async def _three_of(worker: Grey) -> list[bytes]:
-    served = Served(CARD.id, CARD, 10)
-    drawing = drawing_of(
-        served, schema.ImageRequest.model_validate({"prompt": "a", "n": 2}), key=""
-    )
+    model = ServedModel(CARD.id, CARD, 10)
+    body = schema.ImageRequest.model_validate({"prompt": "a", "n": 2})
+    generation = ImageGeneration(model, body, image_requests(model, body))
     stream = events(
         worker,
-        drawing,
+        generation,
         drew=lambda images, usage: None,
         previewed=lambda seconds: None,
         run=asyncio.to_thread,

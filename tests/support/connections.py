@@ -9,18 +9,18 @@ from typing import Any
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from carpool.server.transport.http_protocol import Wire
+from carpool.server.transport.http_protocol import StrictHTTPProtocol
 from support.app import Grey, app_of
 
 ALIVE = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
-class Hasty(Wire):
+class Hasty(StrictHTTPProtocol):
     head_timeout_s = body_timeout_s = 0.15
 
 
-class Watchful(Wire):
-    look_s = 0.01
+class Watchful(StrictHTTPProtocol):
+    disconnect_poll_s = 0.01
 
 
 class Client:
@@ -68,7 +68,7 @@ class Wired:
 
 @asynccontextmanager
 async def wired(
-    wire: type[Wire] = Wire, *, is_slow: bool = False, **settings: Any
+    wire: type[StrictHTTPProtocol] = StrictHTTPProtocol, *, is_slow: bool = False, **settings: Any
 ) -> AsyncIterator[Wired]:
     worker, state = Grey(is_slow=is_slow), ServerState()
     config = Config(app_of(worker, **settings), ws="none", lifespan="off", log_config=None)

@@ -12,6 +12,7 @@ from typing import Any
 from PIL import Image, PngImagePlugin
 
 from carpool.request.images import NAMES as PICTURES
+from carpool.types import CheckedRequest
 
 _EXIF_IFD, _USER_COMMENT = 0x8769, 0x9286
 _MOST_EXIF_BYTES = 65_533 - 6  # what a JPEG has room for
@@ -28,6 +29,12 @@ XMP = (
     '</rdf:RDF></x:xmpmeta><?xpacket end="r"?>'
 )
 """Source: IPTC Photo Metadata Standard 2023.1, Digital Source Type; XMP specification, part 1."""
+
+
+def made_with(model: str, request: CheckedRequest, **more: Any) -> dict[str, Any]:
+    """The settings of one output of a model, as files and jobs keep them."""
+    settings = {"model": model, "seed": request.seed, **request.arguments}
+    return settings | ({"lora": request.lora} if request.lora else {}) | more
 
 
 def told(

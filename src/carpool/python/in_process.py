@@ -16,7 +16,7 @@ from carpool.jobs.database import Record
 from carpool.jobs.runner import OnProgress
 from carpool.jobs.work import work_of
 from carpool.media import outputs
-from carpool.media.metadata import told
+from carpool.media.metadata import made_with, told
 from carpool.media.outputs import FPS, MOST_FPS, Audio, Format, encode_video
 from carpool.python.handle import Handle, Output
 from carpool.request.expand import MAX_N, merged, repeated
@@ -88,9 +88,8 @@ def work_and_kind(
 
 
 def _told(card: Card, job: CheckedRequest, settings: ServeSettings) -> dict[str, Any] | None:
-    made_with = {"model": card.id, "seed": job.seed, **job.arguments}
     return told(
-        made_with | ({"lora": job.lora} if job.lora else {}),
+        made_with(card.id, job),
         metadata=settings.metadata,
         metadata_prompt=settings.metadata_prompt,
     )

@@ -1,4 +1,4 @@
-"""`carpool serve`: the front and its worker, from start to drained end."""
+"""`carpool serve`: starts the front and its worker, and drains them when it is told to stop."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ from carpool.server.access.keys import Keyring
 from carpool.server.app import create_app
 from carpool.server.routes.jobs import write_images
 from carpool.server.routes.videos import write_video
-from carpool.server.transport.http_protocol import Wire
+from carpool.server.transport.http_protocol import StrictHTTPProtocol
 from carpool.server.transport.unix_socket import WAITING, UnixSocket
 from carpool.telemetry import logs, tracing
 from carpool.telemetry.tracing import Tracing
@@ -38,19 +38,19 @@ from carpool.worker.supervisor import Supervisor
 
 log = logging.getLogger("carpool")
 
-# Connections that one turn of the event loop accepts. Where descriptors run out, Python 3.11 tries
-# and complains as often, a thousand times a second with uvicorn's own number.
+# Connections accepted in one turn of the event loop. Where descriptors run out, Python 3.11 logs an
+# error for each: with uvicorn's number a thousand a second.
 _ACCEPTED = 1
 _SWITCH_S = 0.001  # the event loop's longest wait for another thread's Python; usually 5 ms
 _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20  # as malloc.h numbers it
 
 
 def serve(model: str, settings: ServeSettings) -> int:
-    """Serve until a signal says to stop; gives the exit status of the process."""
+    """Serve until a signal; returns the exit status of the process."""
     logs.set_up(settings.log_level, settings.log_format, prompts=settings.log_prompts)
-    os.umask(0o077)  # jobs and pictures are their clients' alone
-    _allow_descriptors()
-    _give_memory_back()
+    os.umask(0o077)  # jobs and pictures are private
+    _raise_descriptor_limit()
+    _return_freed_memory()
     sys.setswitchinterval(_SWITCH_S)
     keys = Keyring(settings.api_key, settings.api_key_file)
     unknown = set(weights(settings.fair_share) or ()) - {*keys.names, "*"}
@@ -59,50 +59,45 @@ def serve(model: str, settings: ServeSettings) -> int:
     otel = tracing.is_wanted(settings.otel, os.environ)
     traces = tracing.start("front") if otel else Tracing()
     try:
-        return asyncio.run(_serve(model, settings, keys, traces))
+        try:
+            store = JobStore(
+                state_folder(settings, os.environ),
+                ttl_s=settings.job_ttl,
+                max_bytes=settings.max_store_bytes,
+                max_waiting=settings.max_queue,
+            )
+        except StoreFailed as error:
+            _say(settings, str(error), is_error=True)
+            return 1
+        with contextlib.closing(store):
+            return asyncio.run(_serve(store, model, settings, keys, traces))
     finally:
         traces.stop()
 
 
-def _allow_descriptors() -> None:
-    """Take as many as the system gives: the usual 1,024 are fewer than requests may wait."""
+def _raise_descriptor_limit() -> None:
+    """The usual soft limit, 1,024, is less than the requests that may wait."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS says "infinite" and means fewer
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _give_memory_back() -> None:
-    """Have glibc map every large buffer alone, and unmap it when it is freed. By default it stops
-    that after the first ones: pictures of clients would stay in the front's memory."""
+def _return_freed_memory() -> None:
+    """Have glibc map every large buffer, and unmap it when it is freed. By default it stops that
+    after the first ones: clients' pictures would stay in the front's memory."""
     with contextlib.suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
 def _say(settings: ServeSettings, text: str, *, is_error: bool = False) -> None:
-    """Tell whoever started this: in the log where that is for machines."""
+    """Print a line for the person who started the server; log it where logs are JSON."""
     if settings.log_format == "json":
         log.log(logging.ERROR if is_error else logging.INFO, "%s", text)
     else:
         click.echo(f"carpool: {text}" if is_error else text, err=True)
 
 
-async def _serve(model: str, settings: ServeSettings, keys: Keyring, traces: Tracing) -> int:
-    folder = state_folder(settings, os.environ)
-    try:
-        store = JobStore(
-            folder,
-            ttl_s=settings.job_ttl,
-            max_bytes=settings.max_store_bytes,
-            max_waiting=settings.max_queue,
-        )
-    except StoreFailed as error:
-        _say(settings, str(error), is_error=True)
-        return 1
-    with contextlib.closing(store):
-        return await _serve_with(store, model, settings, keys, traces)
-
-
-async def _serve_with(
+async def _serve(
     store: JobStore, model: str, settings: ServeSettings, keys: Keyring, traces: Tracing
 ) -> int:
     supervisor = Supervisor(
@@ -122,7 +117,7 @@ async def _serve_with(
         max_running=settings.max_running,
         read=_read,
     )
-    server = _Server(supervisor, settings, runner, keys, traces)
+    server = _DrainingServer(supervisor, settings, runner, keys, traces)
     _say(settings, f"Loading {model} ...")
     worker = supervisor.start()
     http = asyncio.create_task(server.serve())
@@ -150,12 +145,12 @@ async def _serve_with(
 
 
 def _read(file: bytes, mode: Any) -> Any:
-    """A picture of a job, ready to be sent. On a thread."""
+    """A stored picture of a job, packed for the worker. Blocks: on a thread."""
     return protocol.pack(unpacked(file, mode))
 
 
 def _reload(supervisor: Supervisor, keys: Keyring) -> None:
-    """What SIGHUP does: keys are read again here, adapters and batching rules in the worker."""
+    """On SIGHUP: read keys again here, adapters and batching rules in the worker."""
     try:
         log.info("reloading; API keys: %d", keys.read())
     except SettingRejected as error:
@@ -168,20 +163,20 @@ def _served_id(supervisor: Supervisor) -> str:
 
 
 def state_folder(settings: ServeSettings, environ: Mapping[str, str]) -> Path | None:
-    """Where jobs are kept: by default a folder of the port's own, as the XDG base directory
-    specification has it; None for memory."""
+    """The folder of jobs, by default one for each port, by the XDG base directory specification;
+    None: they are kept in memory."""
     if settings.state_dir is not None:
         return None if settings.state_dir == "none" else Path(settings.state_dir).expanduser()
     state = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "carpool"
     if settings.uds is not None:
         return state / Path(settings.uds).absolute().as_posix().strip("/").replace("/", "-")
-    if settings.port == 0:  # another one at every start: nobody would find them again
+    if settings.port == 0:  # another port at every start: they would not be found again
         return None
     return state / str(settings.port)
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn, but a signal first drains: new requests are refused while running ones finish."""
+class _DrainingServer(uvicorn.Server):
+    """Uvicorn that drains on a signal: it refuses new requests while running ones finish."""
 
     def __init__(
         self,
@@ -195,14 +190,14 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Wire,
+                http=StrictHTTPProtocol,
                 ws="none",
                 host=settings.host,
                 port=settings.port,
                 uds=settings.uds,
-                forwarded_allow_ips="*" if settings.uds else None,  # whoever may connect: the proxy
+                forwarded_allow_ips="*" if settings.uds else None,  # a proxy connects
                 backlog=_ACCEPTED,
-                access_log=False,  # `Accessed` says more
+                access_log=False,  # `RequestLogging` logs more
                 log_level=settings.log_level,
                 log_config=None,
                 timeout_graceful_shutdown=5,
@@ -226,13 +221,13 @@ class _Server(uvicorn.Server):
                 with socket.socket(fileno=os.dup(listening.fileno())) as same:
                     same.listen(WAITING)  # uvicorn's only setting for both is `_ACCEPTED`
         except (SystemExit, OverflowError, OSError) as error:
-            if not isinstance(error, SystemExit):  # uvicorn's way to say: the port is taken
+            if not isinstance(error, SystemExit):  # by which uvicorn says: the port is taken
                 where = self.config.uds or f"{self.config.host}:{self.config.port}"
                 log.error("cannot listen on %s: %s", where, error)
             self.should_exit = True
             return
         gc.collect()
-        gc.freeze()  # what is there for good: to look through it again takes 70 ms
+        gc.freeze()  # permanent objects: to scan them again takes 70 ms
         self.is_up.set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -242,7 +237,7 @@ class _Server(uvicorn.Server):
     def _stop(self) -> None:
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
-        else:  # told twice: now
+        else:  # the second signal: at once
             self.should_exit = self.force_exit = True
 
     async def _drain(self) -> None:
@@ -250,19 +245,19 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     def port(self) -> int:
-        """The port that is really listened on."""
+        """The port in use, also where the setting is 0."""
         return int(self.servers[0].sockets[0].getsockname()[1])
 
 
-async def _greet(supervisor: Supervisor, server: _Server, settings: ServeSettings) -> None:
-    """Say where the model is served, with a line that works when pasted."""
+async def _greet(supervisor: Supervisor, server: _DrainingServer, settings: ServeSettings) -> None:
+    """Print the address of the model, with a command that works when pasted."""
     ready = await supervisor.wait_ready()
     await server.is_up.wait()
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{server.port()}" if settings.uds is None else "http://localhost"
     where = url if settings.uds is None else f"unix:{settings.uds}"
     uds = "" if settings.uds is None else f"--unix-socket {settings.uds} "
-    key = " -H 'authorization: Bearer KEY'" if settings.api_key or settings.api_key_file else ""
+    key = " -H 'authorization: Bearer KEY'" if settings.has_keys else ""
     name = settings.served_model_name or ready.card.id
     serving = f"Serving {name} ({ready.card.pipeline}, loaded in {ready.load_s:.1f} s) at {where}"
     if settings.log_format == "json":

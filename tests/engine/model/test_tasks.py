@@ -17,8 +17,9 @@ from carpool.engine.model.tasks import linked_pipelines
 from carpool.engine.model.view import Answer, finish
 from carpool.errors import Rejected, SizeRejected, UnsupportedParameter
 from carpool.request.parameters import Card, Parameter, Task, check
+from carpool.server.bodies.requests import image_requests
 from carpool.server.bodies.schema import ImageRequest
-from carpool.server.routes.images import Served, make_jobs
+from carpool.server.state import ServedModel
 from carpool.types import Request
 from support.engine_driver import CLOSE, driving, gap, plain, solo
 from support.tiny import ARGUMENTS, checkpoint
@@ -132,7 +133,9 @@ def test_the_image_endpoint_refuses_a_model_that_makes_videos() -> None:
     card = Card("wan", (task,), {}, 16, None, 1 << 20, 100)
 
     with pytest.raises(UnsupportedParameter, match="with pictures: POST /v1/videos makes them"):
-        make_jobs(Served("wan", card, 10), ImageRequest.model_validate({"prompt": "a cat"}))
+        image_requests(
+            ServedModel("wan", card, 10), ImageRequest.model_validate({"prompt": "a cat"})
+        )
 
 
 @pytest.mark.parametrize(

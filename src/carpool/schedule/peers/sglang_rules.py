@@ -10,27 +10,47 @@ The bare list of rules is read too, and the mapping `{"MODEL|WIDTHxHEIGHT": {...
 Source: SGLang-Diffusion 0.5.23, batching config of schema version 1.
 """
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from carpool import jsonfile
 from carpool.errors import SettingRejected, nearest
+from carpool.validation import Count, Switch, Text, fits, rule_of
 
 Resolution = tuple[int, int]
 """Width and height, pixels."""
 
-_LARGEST = 1e300  # of numbers; what JSON writes as Infinity is above it
+_Size = Annotated[
+    str,
+    Meta(
+        pattern=r"^([1-9][0-9]*x[1-9][0-9]*|\*)$",
+        description="WIDTHxHEIGHT, such as 1024x768, or *",
+    ),
+]
+_Cost = Annotated[float, Meta(gt=0, lt=1e300, description="a number above 0")]
+_GiB = Annotated[float, Meta(ge=0, lt=1e300, description="a number of GiB of at least 0")]
+_KINDS: dict[str, Any] = {
+    "model": Text,
+    "model_contains": Text,
+    "resolution": _Size,
+    "offload": Switch,
+    "max_batch_size": Count,
+    "max_cost": _Cost,
+    "device_memory_gb_min": _GiB,
+    "device_memory_gb_max": _GiB,
+}
 _SWITCHES = {
     **dict.fromkeys(("1", "true", "yes", "y", "on"), True),
     **dict.fromkeys(("0", "false", "no", "n", "off"), False),
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """One cap, and the servers and requests that it is for; None matches any."""
 
     max_batch_size: int  # outputs
@@ -158,7 +178,7 @@ def _keyed(data: dict[str, Any], source: str) -> list[tuple[str, Any]]:
 
 
 def _rule(given: Any, where: str) -> Rule:
-    known = [*(field.name for field in fields(Rule)), "calibration"]
+    known = [*_KINDS, "calibration"]
     if not isinstance(given, dict):
         raise SettingRejected(f"{where} is {_kind(given)}: must be an object")
     for key in given:
@@ -181,36 +201,13 @@ def _rule(given: Any, where: str) -> Rule:
 
 
 def _value(key: str, value: Any, where: str) -> Any:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    match key:
-        case "model" | "model_contains":
-            if isinstance(value, str) and value:
-                return value
-            rule = "text, not empty"
-        case "resolution":
-            if value == "*":
-                return None
-            if isinstance(value, str) and (size := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", value)):
-                return int(size[1]), int(size[2])
-            rule = "WIDTHxHEIGHT, such as 1024x768, or *"
-        case "offload":
-            switch = _SWITCHES.get(str(value).strip().lower())
-            if switch is not None:
-                return switch
-            rule = "true or false"
-        case "max_batch_size":
-            if is_number and isinstance(value, int) and value >= 1:
-                return value
-            rule = "a whole number of at least 1"
-        case "max_cost":
-            if is_number and 0 < value < _LARGEST:
-                return float(value)
-            rule = "a number above 0"
-        case _:
-            if is_number and 0 <= value < _LARGEST:
-                return float(value)
-            rule = "a number of GiB of at least 0"
-    raise _wrong(where, key, f"{value!r:.60}: must be {rule}")
+    if key == "offload":
+        value = _SWITCHES.get(str(value).strip().lower(), value)
+    if not fits(value, _KINDS[key]):
+        raise _wrong(where, key, f"{value!r:.60}: must be {rule_of(_KINDS[key])}")
+    if key == "resolution":
+        return None if value == "*" else tuple(map(int, value.split("x")))
+    return value
 
 
 def _wrong(where: str, key: str, what: str) -> SettingRejected:

@@ -18,16 +18,18 @@ module that imports yaml.
 Source: vLLM-Omni 0.30, deploy configuration.
 """
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
+from msgspec import Meta
 
 from carpool import jsonfile
 from carpool.errors import SettingRejected, nearest
+from carpool.validation import Count, Switch, Text, fits, rule_of
 
 FORMS = ("stages", "stage_args")
 DTYPES = {
@@ -37,14 +39,16 @@ DTYPES = {
 }
 MOST_BYTES = 1 << 20
 MOST_ENTRIES = 10_000  # of lists and mappings, keys included
-USED = (
-    "model",
-    "revision",
-    "dtype",
-    "max_num_seqs",
-    "request_batch_max_wait_ms",
-    "step_execution",
-)
+USED: dict[str, Any] = {
+    "model": Text,
+    "revision": Text,
+    "dtype": Literal[tuple(DTYPES)],
+    "max_num_seqs": Count,
+    "request_batch_max_wait_ms": Annotated[
+        float, Meta(ge=0, le=sys.float_info.max, description="a number of milliseconds, at least 0")
+    ],
+    "step_execution": Switch,
+}
 INSIDE = ("engine_args", "engine_extras")  # of a stage: more of its keys
 
 _PIPELINE_WIDE = """
@@ -205,20 +209,8 @@ def _flat(stage: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _checked(key: str, value: Any, source: str) -> Any:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    match key:
-        case "dtype":
-            fits, rule = isinstance(value, str) and value in DTYPES, f"one of {', '.join(DTYPES)}"
-        case "max_num_seqs":
-            fits = is_number and isinstance(value, int) and value >= 1
-            rule = "a whole number of at least 1"
-        case "request_batch_max_wait_ms":
-            fits, rule = is_number and 0 <= value < math.inf, "a number of milliseconds, at least 0"
-        case "step_execution":
-            fits, rule = isinstance(value, bool), "true or false"
-        case _:
-            fits, rule = isinstance(value, str) and value != "", "text, not empty"
-    if not fits:
+    if not fits(value, USED[key]):
+        rule = rule_of(USED[key])
         raise SettingRejected(f"{source}: {key} {value!r:.60}: must be {rule}", param=key)
     return DTYPES[value] if key == "dtype" else value
 

@@ -1,1 +1,1 @@
-"""Who may ask, how much, and what is written down of it."""
+"""Access control: API keys, limits, idempotency keys, web pages of other origins."""

@@ -1,10 +1,10 @@
-"""Protection from web pages: every page that a user opens can make the browser send requests here.
+"""Protection from web pages: any page that a user opens can make the browser send requests here.
 
-Two attacks, and what of a request tells them (no page can set these headers):
+Two attacks, recognised by headers that no page can set:
 
-* DNS rebinding: the page's own name is made to point to this machine, so it may read the answers.
-  `Host` has that name: a server without keys answers to addresses, which cannot be rebound, to
-  localhost, and to names that its settings say.
+* DNS rebinding: the page's own name points to this machine, so it may read the answers. `Host` has
+  that name: a server without keys answers to addresses, which cannot be rebound, to localhost, and
+  to names of its settings.
 * Cross-site requests: the page names this machine, and cannot read the answers, but starts work.
   `Origin` or `Sec-Fetch-Site` are foreign: a server without keys refuses them. With keys no page
   can do more than its user's key allows, as browsers add none by themselves.
@@ -12,7 +12,6 @@ Two attacks, and what of a request tells them (no page can set these headers):
 
 import ipaddress
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -20,9 +19,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from carpool.config import ServeSettings
 from carpool.errors import HostNotAllowed, OriginNotAllowed, SettingRejected, show
+from carpool.server.transport.middleware import HTTPMiddleware
 
 PAGES = ("/docs", "/openapi.json", "/health", "/livez", "/version")
-"""What links of other pages may lead to."""
+"""Other pages may link to these."""
 
 SIGNED = "/v1/files/"
 """Below it any page may show pictures: their links are secret."""
@@ -30,11 +30,6 @@ SIGNED = "/v1/files/"
 _HOST = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<name>[^\[\]:]*))(?::[0-9]*)?")
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
-
-
-def is_keyless(settings: ServeSettings) -> bool:
-    """Does the server trust whoever reaches it?"""
-    return not settings.api_key and settings.api_key_file is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +46,14 @@ class AllowedHosts:
         Raises:
             SettingRejected: an allowed host is not a name.
         """
-        names = frozenset(_checked(settings.allowed_host))
-        is_guarded = not is_keyless(settings) or settings.uds is not None
+        names = {host.lower().removesuffix("."): host for host in settings.allowed_host}
+        for name, host in names.items():
+            if name != "*" and not _NAME.fullmatch(name):
+                rule = "must be a name without scheme, port and path, or * for any"
+                raise SettingRejected(f"allowed_host={host!r}: {rule}")
+        is_guarded = settings.has_keys or settings.uds is not None
         is_any = "*" in names or (is_guarded and not names)
-        return cls((names | {settings.host.lower()}) - {""}, is_any)
+        return cls(frozenset({*names, settings.host.lower()} - {""}), is_any)
 
     def __contains__(self, host: str) -> bool:
         """Is `Host` one of ours? Its port does not matter."""
@@ -69,23 +68,14 @@ class AllowedHosts:
         return name == "localhost" or name.endswith(".localhost") or name in self.names
 
 
-class CrossOriginProtection:
+class CrossOriginProtection(HTTPMiddleware):
     """Middleware that refuses what foreign pages send, before anything else is looked at."""
 
-    def __init__(self, app: ASGIApp, hosts: AllowedHosts, *, allows_origins: bool) -> None:
-        """Wrap an application.
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts, *, is_keyless: bool) -> None:
+        super().__init__(app)
+        self._hosts, self._is_keyless = hosts, is_keyless
 
-        Args:
-            allows_origins: pages of other origins may send requests, which need a key.
-        """
-        self._app, self._hosts, self._allows_origins = app, hosts, allows_origins
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            self._check(scope)
-        await self._app(scope, receive, send)
-
-    def _check(self, scope: Scope) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         for host in headers.getlist("host"):  # none in HTTP/1.0, which browsers do not speak
             if host not in self._hosts:
@@ -93,23 +83,21 @@ class CrossOriginProtection:
                     f"this server does not go by the name of {show(host)}, only by its address, "
                     "localhost and --host: --allowed-host NAME adds a name"
                 )
-        if not self._allows_origins and _is_foreign(scope, headers):
+        if self._is_keyless and _is_foreign(scope, headers):
             raise OriginNotAllowed(
                 "pages of other origins may not use a server without API keys; set some with "
                 "--api-key, and send one"
             )
+        await self.app(scope, receive, send)
 
 
 def _is_foreign(scope: Scope, headers: Headers) -> bool:
-    """Does a page of another origin send this? But for links to open pages, and shown pictures."""
+    """Does a page of another origin send this, other than by a link, or to show a picture?"""
     origins, sites = headers.getlist("origin"), headers.getlist("sec-fetch-site")
     if scope["method"] in ("GET", "HEAD") and not origins:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        is_link = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == (
-            "navigate",
-            "document",
-        )
-        if (is_link and path in PAGES) or path.startswith(SIGNED):
+        purpose = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
+        if (purpose == ("navigate", "document") and path in PAGES) or path.startswith(SIGNED):
             return False
     if any(site not in ("same-origin", "none") for site in sites):
         return True
@@ -120,7 +108,7 @@ def _is_foreign(scope: Scope, headers: Headers) -> bool:
 
 
 def _origin(text: str) -> str:
-    """An origin without the port that its scheme has anyway."""
+    """An origin without its scheme's default port."""
     scheme, colon, rest = text.lower().partition("://")
     return scheme + colon + rest.removesuffix(_DEFAULT_PORTS.get(scheme, "/"))
 
@@ -131,12 +119,3 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _checked(hosts: Iterable[str]) -> Iterable[str]:
-    for host in hosts:
-        name = host.lower().removesuffix(".")
-        if name != "*" and not _NAME.fullmatch(name):
-            rule = "must be a name without scheme, port and path, or * for any"
-            raise SettingRejected(f"allowed_host={host!r}: {rule}")
-        yield name

@@ -1,9 +1,8 @@
-"""`Idempotency-Key` for requests that are answered at once: the same request again costs nothing.
+"""`Idempotency-Key` for requests that are answered at once: a retry gets the first one's answer.
 
-A client that lost its connection sends the request again with the key that it sent before. If the
-first is still being worked on, the second waits for the same answer; if it has ended, it gets that
-answer again. Answers are kept in memory, the youngest of them, and not those of failures: who
-tries again after a failure wants another try. Jobs have keys of their own, in their store.
+While the first request runs, a retry waits for the same answer; afterwards it gets that answer
+again. The newest answers are kept in memory, failures are not: a retry of a failure runs anew.
+Jobs have their keys in the job store.
 """
 
 import asyncio
@@ -20,12 +19,10 @@ from carpool.errors import IdempotencyMismatch, InvalidValue
 from carpool.types import Clock
 
 MOST_KEY = 255  # characters
-KEPT_S = 3600.0  # as long as links work, which answers may be
+KEPT_S = 3600.0  # as long as signed links work, which answers may contain
 MOST_BYTES = 256 << 20
 
 T = TypeVar("T")
-Asked = tuple[str, str]
-"""Whose key it is, and the key."""
 
 
 def key_of(request: Request) -> str | None:
@@ -42,7 +39,7 @@ def key_of(request: Request) -> str | None:
 
 
 def digest_of(*parts: Any) -> str:
-    """What tells one request from another: path, body, digests of files."""
+    """The identity of a request: of its path, body, and digests of files."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -55,8 +52,8 @@ class _Entry(Generic[T]):
     bytes: int = 0
 
 
-class Answers(Generic[T]):
-    """The youngest answers by key. On one event loop."""
+class IdempotencyCache(Generic[T]):
+    """The newest answers by owner and key. On one event loop."""
 
     def __init__(
         self,
@@ -66,29 +63,24 @@ class Answers(Generic[T]):
         most_bytes: int = MOST_BYTES,
         kept_s: float = KEPT_S,
     ) -> None:
-        """Nothing kept yet.
+        """An empty cache.
 
         Args:
             size: bytes of an answer.
             most_bytes: of all answers that are kept; the oldest go first.
             kept_s: how long one is kept.
         """
-        self._size, self._clock = size, clock
-        self._most_bytes, self._kept_s = most_bytes, kept_s
-        self._entries: OrderedDict[Asked, _Entry[T]] = OrderedDict()
+        self._size, self._clock, self._most_bytes, self._kept_s = size, clock, most_bytes, kept_s
+        self._entries: OrderedDict[tuple[str, str], _Entry[T]] = OrderedDict()  # oldest first
 
     async def once(
         self, owner: str, key: str | None, digest: str, work: Callable[[], Coroutine[Any, Any, T]]
     ) -> T:
-        """Give the answer to this key: an earlier one, or that of `work`.
-
-        Work goes on while anybody waits for it.
+        """An earlier answer to this key, or that of `work`, which runs while anybody waits.
 
         Args:
-            owner: whose key it is: others may have the same.
-            key: the client's; None: it has none, and is worked for.
-            digest: what it is for.
-            work: makes the answer.
+            key: the client's; None: `work` runs for this request alone.
+            digest: of the request.
 
         Raises:
             IdempotencyMismatch: the key came before with another digest.
@@ -96,50 +88,48 @@ class Answers(Generic[T]):
         """
         if key is None:
             return await work()
-        asked = owner, key
+        place = owner, key
         self._forget_old()
-        entry = self._entries.get(asked)
+        entry = self._entries.get(place)
         if entry is not None and entry.digest != digest:
             raise IdempotencyMismatch(
                 f"Idempotency-Key {key!r} came before with another body: send a new key with "
                 "a new request"
             )
         if entry is None:
-            entry = self._entries[asked] = _Entry(
-                digest, self._clock(), asyncio.create_task(work())
-            )
+            entry = _Entry(digest, self._clock(), asyncio.create_task(work()))
+            self._entries[place] = entry
         entry.waiters += 1
         try:
-            answer = await asyncio.shield(entry.task)
+            return await asyncio.shield(entry.task)
         finally:
             entry.waiters -= 1
-            self._settle(asked, entry)
-        return answer
+            self._settle(place, entry)
 
-    def _settle(self, asked: Asked, entry: "_Entry[T]") -> None:
-        """Keep what succeeded; give up what nobody waits for any more."""
+    def _settle(self, place: tuple[str, str], entry: "_Entry[T]") -> None:
+        """Keep what succeeded; cancel what nobody waits for any more."""
         task = entry.task
         if task.done() and not task.cancelled() and task.exception() is None:
             entry.bytes = self._size(task.result())
             self._make_room()
         elif task.done() or not entry.waiters:
             task.cancel()
-            if self._entries.get(asked) is entry:
-                del self._entries[asked]
+            if self._entries.get(place) is entry:
+                del self._entries[place]
 
     def _forget_old(self) -> None:
         old_s = self._clock() - self._kept_s
-        for asked, entry in list(self._entries.items()):
+        for place, entry in list(self._entries.items()):
             if entry.began_s > old_s:
-                break  # they lie in the order of their beginnings
+                break
             if entry.task.done():
-                del self._entries[asked]
+                del self._entries[place]
 
     def _make_room(self) -> None:
         held = sum(entry.bytes for entry in self._entries.values())
-        for asked, entry in list(self._entries.items()):
+        for place, entry in list(self._entries.items()):
             if held <= self._most_bytes:
                 break
             if entry.bytes:
                 held -= entry.bytes
-                del self._entries[asked]
+                del self._entries[place]

@@ -1,9 +1,8 @@
-"""API keys: who a client is by the token that it sends.
+"""API keys: which client a bearer token belongs to.
 
 A key is written `KEY` or `NAME=KEY`; one without a name is called `key-` and the first digits of
-its SHA-256, wherever it stands. Names stand in logs, limits and shares; the keys themselves never
-do. Jobs and answers belong to the key, not to its name: another key under an old name sees nothing
-of them.
+its SHA-256. Names stand in logs, limits and shares, keys never do. Jobs and answers belong to the
+key, not to its name: another key under an old name sees nothing of them.
 """
 
 import hashlib
@@ -17,12 +16,11 @@ from carpool.errors import InvalidAPIKey, SettingRejected
 
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9._-]{0,31})=(.*[^=].*)")  # no padding of base64
 _NAME_ALONE = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,31}=+")
-_DIGITS = 8  # of a key's SHA-256, in the name of one that has none
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
-    """Who asks."""
+class APIClient:
+    """The client of a request."""
 
     key: str  # the name of its API key; "" where there are none
     owner: str  # whose answers and jobs it may see: a digest of the key itself
@@ -36,8 +34,8 @@ class Keyring:
 
         Args:
             entries: keys, with their names or without.
-            file: of more of them, one a line, in UTF-8; empty lines and those that begin with # are
-                none.
+            file: of more of them, one a line, in UTF-8; empty lines and those that begin with #
+                are skipped.
 
         Raises:
             SettingRejected: the file cannot be read, a key cannot be sent, two keys have one name,
@@ -48,23 +46,19 @@ class Keyring:
         self.read()
 
     def read(self) -> int:
-        """Read the file again; gives how many keys there are. On an error the old ones stay.
-
-        Raises:
-            SettingRejected: as the constructor.
-        """
-        said = [(f"api_key, entry {n}", one) for n, one in enumerate(self._entries, start=1)]
-        self._keys = parse([_checked(*one) for one in [*said, *_lines(self._file)]])
+        """Read the file again, and return the number of keys. On an error the old ones stay."""
+        given = [(f"api_key, entry {n}", one) for n, one in enumerate(self._entries, start=1)]
+        self._keys = parse_keys([_checked(*one) for one in [*given, *_lines(self._file)]])
         return len(self._keys)
 
     @property
     def names(self) -> list[str]:
         return list(self._keys)
 
-    def client_of(self, token: bytes) -> Client:
-        """Whose key it is; nobody's in particular where none is needed.
+    def client_of(self, token: bytes) -> APIClient:
+        """The client of a token; the nameless one where no key is needed.
 
-        Name and owner are of one reading of the file. To look one up by the other later could
+        Name and owner are of one reading of the file: looking one up by the other later could
         give another client's, if the keys were read again meanwhile.
 
         Raises:
@@ -72,29 +66,23 @@ class Keyring:
         """
         keys = self._keys
         if not keys and self._file is None:
-            return Client("", "")
+            return APIClient("", "")
         # every key is compared, so that the time taken says nothing about them
         known = [name for name, key in keys.items() if hmac.compare_digest(token, key)]
         if not token or not known:
             raise InvalidAPIKey("the API key is missing or wrong: send 'authorization: Bearer KEY'")
-        return Client(known[0], hashlib.sha256(token).hexdigest()[:16])
+        return APIClient(known[0], hashlib.sha256(token).hexdigest()[:16])
 
 
-def parse(entries: Iterable[str]) -> dict[str, bytes]:
-    """Keys by their names.
-
-    The same entry twice is one key.
-
-    Raises:
-        SettingRejected: two have the same name, or one has two names: nobody could say whose
-            limits and share count.
-    """
+def parse_keys(entries: Iterable[str]) -> dict[str, bytes]:
+    """Keys by their names. The same entry twice is one key; else neither name nor key may come
+    twice, or it would be unclear whose limits and share count: SettingRejected."""
     keys: dict[str, bytes] = {}
     names: dict[bytes, str] = {}
     for entry in entries:
         match = _NAMED.fullmatch(entry)
         key = (match[2] if match else entry).encode()
-        name = match[1] if match else f"key-{hashlib.sha256(key).hexdigest()[:_DIGITS]}"
+        name = match[1] if match else f"key-{hashlib.sha256(key).hexdigest()[:8]}"
         if keys.setdefault(name, key) != key:
             raise SettingRejected(f"api_key: two keys are called {name!r}: give each its own name")
         if names.setdefault(key, name) != name:
@@ -104,7 +92,7 @@ def parse(entries: Iterable[str]) -> dict[str, bytes]:
 
 
 def _lines(file: str | None) -> list[tuple[str, str]]:
-    """The keys of a file, each with where it stands."""
+    """The keys of a file, each with its place."""
     if file is None:
         return []
     try:
@@ -119,7 +107,7 @@ def _lines(file: str | None) -> list[tuple[str, str]]:
 
 
 def _checked(where: str, entry: str) -> str:
-    """An entry, or what is wrong with it. Errors never show it: it is a secret."""
+    """A valid entry. Errors never show it: it is a secret."""
     entry = entry.strip()
     if " " in entry or not entry.isprintable():
         rule = "write KEY or NAME=KEY, one a line, and comments on lines of their own"

@@ -5,7 +5,7 @@ import os
 import re
 from typing import Any
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
@@ -35,31 +35,39 @@ class Download(FileResponse):
         except OSError as error:
             raise FileNotFound("the file has just been removed") from error
         self.set_stat_headers(self.stat_result)
-        if _files.is_not_modified(self.headers, Headers(scope=scope)):
+        sent = Headers(scope=scope)
+        if _files.is_not_modified(self.headers, sent):
             await NotModifiedResponse(self.headers)(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
+            return
+        headers = MutableHeaders(raw=list(sent.raw))
+        if "range" in headers:  # what Starlette would answer in plain text, or not at all
+            known = self.headers["last-modified"], self.headers["etag"]
+            is_current = headers.get("if-range", known[0]) in known
+            ranges = satisfiable(headers["range"], self.stat_result.st_size) if is_current else None
+            del headers["range"]
+            if ranges:
+                headers["range"] = ranges
+        await super().__call__({**scope, "headers": headers.raw}, receive, send)
 
-    @classmethod
-    def _parse_range_header(cls, http_range: str, file_size: int) -> list[tuple[int, int]]:
-        """The parts that are asked for: first bytes, and those behind the last; none for all of it.
 
-        Raises:
-            HTTPException: 416; no part has a byte in it.
-        """
-        if not _RANGES.fullmatch(http_range):
-            return []
-        asked = [one.strip() for one in http_range.partition("=")[2].split(",")]
-        parts = [one.split("-") for one in asked]
-        if any(first and last and int(first) > int(last) for first, last in parts):
-            return []
-        within = [
-            f"{first}-{last}"
-            for first, last in parts
-            if (int(first) < file_size if first else file_size and int(last))
-        ]
-        if not within:
-            seen = f"range={http_range[:60]!r} lies behind the end"
-            headers = {"content-range": f"bytes */{file_size}"}
-            raise HTTPException(416, f"{seen}: the file has {file_size} bytes", headers)
-        return super()._parse_range_header("bytes=" + ",".join(within), file_size)
+def satisfiable(ranges: str, size: int) -> str | None:
+    """The ranges of a `Range` header that a file has; None: the header is to be ignored.
+
+    Raises:
+        HTTPException: 416; no range has a byte of the file.
+    """
+    if not _RANGES.fullmatch(ranges):
+        return None
+    asked = [one.strip().split("-") for one in ranges.partition("=")[2].split(",")]
+    if any(first and last and int(first) > int(last) for first, last in asked):
+        return None
+    within = [
+        f"{first}-{last}"
+        for first, last in asked
+        if (int(first) < size if first else size and int(last))
+    ]
+    if not within:
+        seen = f"range={ranges[:60]!r} lies behind the end"
+        headers = {"content-range": f"bytes */{size}"}
+        raise HTTPException(416, f"{seen}: the file has {size} bytes", headers)
+    return "bytes=" + ",".join(within)

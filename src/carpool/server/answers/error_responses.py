@@ -11,34 +11,30 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from carpool.errors import (
-    BodyTooLarge,
-    Cancelled,
-    CarpoolError,
-    InvalidAPIKey,
-    InvalidJSON,
-    InvalidValue,
-    MethodNotAllowed,
-    MissingParameter,
-    NoSuchEndpoint,
-    RangeNotSatisfiable,
-    UnsupportedMediaType,
-    in_full,
-    show,
-)
+from carpool import errors
+from carpool.errors import CarpoolError, InvalidJSON, in_full, show
 
 log = logging.getLogger("carpool")
 
-METHODS = ("GET", "HEAD", "POST", "DELETE")  # that any path has
+METHODS = ("GET", "HEAD", "POST", "DELETE")  # of any path
+_NO_PATH = "no such path: see /openapi.json"
+_NO_METHOD = "this path has other methods, see `allow` and /openapi.json"
+_BY_STATUS: dict[int, tuple[type[CarpoolError], str]] = {  # a message, or the exception's own
+    404: (errors.NoSuchEndpoint, _NO_PATH),
+    405: (errors.MethodNotAllowed, _NO_METHOD),
+    413: (errors.BodyTooLarge, ""),
+    415: (errors.UnsupportedMediaType, ""),
+    416: (errors.RangeNotSatisfiable, ""),
+}
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
     """Any exception as an answer."""
-    told = _told(error)
+    told = _api_error(error)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    if isinstance(told, MethodNotAllowed):
+    if isinstance(told, errors.MethodNotAllowed):
         headers = {"allow": ", ".join(_allowed(request))}
-    elif isinstance(told, InvalidAPIKey):
+    elif isinstance(told, errors.InvalidAPIKey):
         headers = {"www-authenticate": "Bearer"}
     elif told.status >= 429:
         headers = {"x-should-retry": "true" if told.should_retry else "false"}
@@ -60,7 +56,7 @@ def _allowed(request: Request) -> list[str]:
     return [method for method in METHODS if has(method)]
 
 
-def _told(error: Exception) -> CarpoolError:
+def _api_error(error: Exception) -> CarpoolError:
     if isinstance(error, CarpoolError):
         return error
     if isinstance(error.__cause__, CarpoolError):  # as the framework read the body
@@ -68,33 +64,23 @@ def _told(error: Exception) -> CarpoolError:
     if isinstance(error, RequestValidationError):
         return _invalid(error.errors()[0])
     if isinstance(error, ClientDisconnect) or isinstance(error.__cause__, ClientDisconnect):
-        return Cancelled("the client closed the connection before its request was whole")
+        return errors.Cancelled("the client closed the connection before its request was whole")
     if isinstance(error, HTTPException):
-        if error.status_code == 413:
-            return BodyTooLarge(error.detail)
-        if error.status_code == 415:
-            return UnsupportedMediaType(error.detail)
-        if error.status_code == 416:
-            return RangeNotSatisfiable(error.detail)
-        if error.status_code == 404:
-            return NoSuchEndpoint("no such path: see /openapi.json")
-        if error.status_code == 405:
-            return MethodNotAllowed("this path has other methods, see `allow` and /openapi.json")
-        return InvalidJSON(str(error.detail))
+        kind, message = _BY_STATUS.get(error.status_code, (InvalidJSON, ""))
+        return kind(message or str(error.detail))
     log.error("a request failed unexpectedly", exc_info=error)
     return CarpoolError("the server failed; its log says more")
 
 
 def _invalid(problem: Any) -> CarpoolError:
-    """What pydantic found wrong, in our words."""
-    name = ".".join(str(part) for part in problem["loc"][1:])
-    if problem["type"] == "missing" and not name:
+    """A finding of pydantic's, in the words of our other errors."""
+    name, is_missing = ".".join(map(str, problem["loc"][1:])), problem["type"] == "missing"
+    if is_missing and not name:
         return InvalidJSON("the body is empty: send a JSON object")
     if problem["type"] == "json_invalid" or not name:
-        return InvalidJSON(
-            f"the body is not a JSON object sent as application/json: {problem['msg']}"
-        )
-    if problem["type"] == "missing":
-        return MissingParameter(f"{name} is missing: every request needs one", param=name)
+        seen = "the body is not a JSON object sent as application/json"
+        return InvalidJSON(f"{seen}: {problem['msg']}")
+    if is_missing:
+        return errors.MissingParameter(f"{name} is missing: every request needs one", param=name)
     rule = re.sub(r"^\w+ should ", "must ", problem["msg"])
-    return InvalidValue(f"{name}={show(problem['input'])}: {rule}", param=name)
+    return errors.InvalidValue(f"{name}={show(problem['input'])}: {rule}", param=name)

@@ -1,7 +1,7 @@
-"""Pictures behind links: kept on the disk for an hour, for whoever has the link.
+"""Pictures behind signed links, on the disk for an hour.
 
-A link is signed, so that it needs no API key, ends when it says, and never names a file that was
-not put here. The secret lies beside the files: links outlive a restart wherever these do.
+A signed link needs no API key, ends when it says, and never names a file that was not put here. The
+secret is kept beside the files: links outlive a restart if these do.
 """
 
 import hashlib
@@ -15,13 +15,9 @@ import threading
 import weakref
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
-
-from fastapi import APIRouter
 
 from carpool.errors import FileNotFound, StoreFailed, reason
 from carpool.jobs.clock import StoreClock
-from carpool.server.answers.downloads import PARTS, Download
 from carpool.types import Clock
 
 TTL_S = 3600
@@ -32,8 +28,8 @@ _NAME = re.compile(r"file-[0-9a-f]{24}\.(png|jpeg|webp)")
 _PART = re.compile(rf"({_NAME.pattern}|secret)\.part")
 
 
-class Files:
-    """Keeps files for a while. From any thread: it may wait for the disk."""
+class SignedFiles:
+    """Files with signed links. From any thread: it may wait for the disk."""
 
     def __init__(
         self,
@@ -42,10 +38,9 @@ class Files:
         clock: Clock | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Open a folder, which belongs to these files alone.
+        """Open a folder, which has no other files; None: a temporary one.
 
         Args:
-            folder: made if it is missing; None: one that ends with this object.
             clock: Unix seconds that do not jump, as those of `StoreClock`.
 
         Raises:
@@ -59,32 +54,32 @@ class Files:
         self._sizes: OrderedDict[str, int] = OrderedDict()  # by name, the oldest first
         self._changing = threading.Lock()
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            for path in self._folder.iterdir():  # of a server that was killed
+            folder.mkdir(mode=0o700, exist_ok=True)
+            for path in folder.iterdir():  # of a server that was killed
                 if _PART.fullmatch(path.name):
                     path.unlink()
-            self._secret = _secret(self._folder / "secret")
-            found = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
+            self._secret = _secret(folder / "secret")
             now_s = self._clock()
+            found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
             for path in sorted(found, key=lambda path: path.stat().st_mtime):
                 self._sizes[path.name] = path.stat().st_size
                 if path.stat().st_mtime > now_s:  # of another wall clock: it is new from now on
                     os.utime(path, (now_s, now_s))
         except OSError as error:
-            raise StoreFailed(f"{self._folder} cannot hold pictures: {error}") from error
+            raise StoreFailed(f"{folder} cannot hold pictures: {error}") from error
 
     def keep(self, content: bytes, kind: str) -> str:
-        """Keep a file, one of `TYPES`; gives the path of its link.
+        """Keep a file, one of `TYPES`; returns the path of its link.
 
         Raises:
             StoreFailed: the disk refuses it.
         """
         name, expires_s = f"file-{secrets.token_hex(12)}.{kind}", int(self._clock()) + TTL_S
-        path, part = self._folder / name, self._folder / f"{name}.part"
+        part = self._folder / f"{name}.part"
         try:
             part.write_bytes(content)
             os.utime(part, (expires_s - TTL_S,) * 2)  # by which `_tidy` knows its age
-            part.rename(path)
+            part.rename(self._folder / name)
         except OSError as error:
             part.unlink(missing_ok=True)
             raise StoreFailed(f"the picture could not be stored: {reason(error)}") from error
@@ -94,10 +89,10 @@ class Files:
         return f"/v1/files/{name}?expires={expires_s}&signature={self._signature(name, expires_s)}"
 
     def get(self, name: str, expires: str, signature: str) -> Path:
-        """Where the file behind a link lies.
+        """The path of the file behind a link.
 
         Raises:
-            FileNotFound: the link is not one of ours, or has expired, or the file had to go.
+            FileNotFound: the link is not one of ours, or has expired, or the file was removed.
         """
         if re.fullmatch(r"[0-9]{1,12}", expires) and int(expires) > self._clock():
             right, path = self._signature(name, int(expires)), self._folder / name
@@ -113,8 +108,7 @@ class Files:
         held = sum(self._sizes.values())
         for name, size in list(self._sizes.items()):
             path = self._folder / name
-            is_old = path.is_file() and self._is_old(path)
-            if held <= self._most_bytes and not is_old:
+            if held <= self._most_bytes and not (path.is_file() and self._is_old(path)):
                 return
             path.unlink(missing_ok=True)
             held -= self._sizes.pop(name, size)
@@ -123,28 +117,13 @@ class Files:
         return path.stat().st_mtime + TTL_S <= self._clock()
 
     def _signature(self, name: str, expires_s: int) -> str:
-        said = f"{name} {expires_s}".encode()
-        return hmac.new(self._secret, said, hashlib.sha256).hexdigest()
+        return hmac.new(self._secret, f"{name} {expires_s}".encode(), hashlib.sha256).hexdigest()
 
 
 def _secret(path: Path) -> bytes:
-    if not path.is_file() or len(path.read_bytes()) != 32:
+    if not path.is_file() or path.stat().st_size != 32:
         part = path.with_suffix(".part")
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_bytes(32))
         part.rename(path)
     return path.read_bytes()
-
-
-def routes(files: Files, errors: Any) -> APIRouter:
-    """Where links lead. No API key is asked for: browsers that show a picture have none."""
-    api = APIRouter(responses=errors)
-
-    @api.get("/v1/files/{file_id}", response_class=Download, responses=PARTS)
-    def get_file(file_id: str, expires: str = "", signature: str = "") -> Download:
-        """A picture that was asked for with `response_format` "url"."""
-        path = files.get(file_id, expires, signature)
-        headers = {"cache-control": f"private, max-age={TTL_S}"}
-        return Download(path, media_type=TYPES[path.suffix[1:]], headers=headers)
-
-    return api

@@ -1,16 +1,18 @@
 """Server-sent events of one HTTP request: its previews, its pictures, its failure.
 
-The answer's headers wait for the first news, so that what is refused at once, by a full queue
-say, still gets its status and retry hints. A stream that has begun and fails ends with an `error`
-event; every other one ends with `[DONE]`.
+The answer's headers wait for the first event, so that what is refused at once, by a full queue say,
+still gets its status and retry hints. A stream that has begun and fails ends with an `error` event;
+every other one ends with `[DONE]`.
 """
 
 import asyncio
 import base64
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -18,8 +20,8 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
 from carpool.errors import CarpoolError
+from carpool.server.answers.generation import ImageGeneration, RunInThread, gather
 from carpool.server.bodies import schema
-from carpool.server.routes.images import Drawing, Run
 from carpool.worker import protocol
 from carpool.worker.supervisor import Supervisor
 
@@ -39,29 +41,29 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 """For the OpenAPI document: a successful answer may be a stream, of events, as in OpenAPI 3.2."""
 
 DONE = format_sse_event(data_str="[DONE]")
-GONE = 499  # nobody's status: the client left
-AGAIN_COMMENT = b": the worker died; the request is run again\n\n"
-Seen = protocol.Preview | protocol.Done
-News = tuple[int, Seen] | CarpoolError | bytes
-"""Of one of the pictures, a failure of all, or a comment; only one about trouble is always told."""
+DISCONNECTED = 499  # a status for logs and metrics
+RESTARTED_COMMENT = b": the worker died; the request is run again\n\n"
+Shown = protocol.Preview | protocol.Done
+Update = tuple[int, Shown] | CarpoolError | bytes
+"""Of one of the pictures; a failure of all; or a comment: only the restart's is always sent."""
 
 
-class Stream(EventSourceResponse):
-    """An answer whose work is given up as soon as the client hangs up.
+class EventStream(EventSourceResponse):
+    """An answer of events. A client disconnect cancels its work.
 
-    How it ended stands in the scope as `ended_as`, a status: the answer's own was sent long before.
+    Its outcome is the scope's `ended_as`, a status: the answer's own was sent long before.
     """
 
     def __init__(self, first: bytes, others: AsyncIterator[bytes]) -> None:
-        """An answer of events, the first of which there is already.
+        """An answer whose first event is there already.
 
         Args:
             others: may raise `CarpoolError`, which becomes the last event.
         """
-        self._status, self._events = GONE, self._told(first, others)
+        self._status, self._events = DISCONNECTED, self._all(first, others)
         super().__init__(self._events, headers=HEADERS)
 
-    async def _told(self, first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _all(self, first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async with aclosing(others):  # type: ignore[type-var]
             yield first
             try:
@@ -69,7 +71,8 @@ class Stream(EventSourceResponse):
                     yield event
                 self._status = 200
             except CarpoolError as error:
-                yield _failure(error)
+                failure = schema.Error(error=schema.ErrorBody(**error.body)).model_dump_json()
+                yield format_sse_event(data_str=failure, event="error")
                 self._status = error.status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,63 +83,61 @@ class Stream(EventSourceResponse):
             scope["ended_as"] = self._status
 
 
-def is_lasting(event: bytes) -> bool:
-    """Whether an event is still worth telling when all is over."""
+def is_final(event: bytes) -> bool:
+    """Is an event still worth sending once all is over?"""
     return event == DONE or event.split(b"\n", 1)[0].endswith(b".completed")
 
 
 async def events(
     supervisor: Supervisor,
-    drawing: Drawing,
+    generation: ImageGeneration,
     *,
-    drew: Callable[[int, schema.Usage], None],
+    drew: Callable[[int, schema.UsageBody], None],
     previewed: Callable[[float], None],
-    run: Run,
+    run: RunInThread,
     heartbeat_s: float = HEARTBEAT_S,
 ) -> AsyncIterator[bytes]:
-    """Run the jobs of a request and tell of them, as the stream's bytes.
+    """Run the requests of a generation, as the stream's bytes.
 
     Args:
-        drew: hears of every picture and what it used.
-        previewed: hears after how many seconds the first preview is sent, if any is.
+        drew: is told of every picture and its usage.
+        previewed: is told the seconds until the first preview was ready, if there is one.
         run: runs the encoding.
         heartbeat_s: the longest silence.
 
     Raises:
         CarpoolError: one failed.
     """
-    news: asyncio.Queue[News] = asyncio.Queue()
-    work = asyncio.create_task(_run(supervisor, drawing, news))
-    left, is_begun, began_s = len(drawing.jobs), False, time.monotonic()
-    shown, last = [0] * left, [0] * left  # previews of each; the step of the last one
+    updates: asyncio.Queue[Update] = asyncio.Queue()
+    work = asyncio.create_task(_run(supervisor, generation, updates))
+    left, is_begun, began_s = len(generation.requests), False, time.monotonic()
+    previews, last_step = [0] * left, [0] * left  # of each picture
     try:
         while left:
             try:
                 async with asyncio.timeout(heartbeat_s):
-                    item = await news.get()
+                    update = await updates.get()
             except TimeoutError:
-                is_begun = True
-                yield KEEPALIVE_COMMENT
-                continue
-            if isinstance(item, CarpoolError):
-                raise item
-            if isinstance(item, bytes):
-                if not is_begun or item is AGAIN_COMMENT:
-                    yield item
+                update, is_begun = KEEPALIVE_COMMENT, False  # a comment that is sent always
+            if isinstance(update, CarpoolError):
+                raise update
+            if isinstance(update, bytes):
+                if not is_begun or update is RESTARTED_COMMENT:
+                    yield update
             else:
-                number, seen = item
-                if isinstance(seen, protocol.Preview):
-                    if seen.step <= last[number]:
-                        continue  # shown before the worker died
-                    is_first, last[number] = not any(last), seen.step
+                number, shown = update
+                is_first = isinstance(shown, protocol.Preview) and not any(last_step)
+                if isinstance(shown, protocol.Preview):
+                    if shown.step <= last_step[number]:
+                        continue  # sent before the worker died
+                    last_step[number] = shown.step
                 else:
-                    is_first = False
                     left -= 1
-                    drew(1, drawing.usage([seen.usage]))
-                event = await run(partial(_event, drawing, number, seen, shown[number]))
+                    drew(1, generation.usage([shown.usage]))
+                event = await run(partial(_event, generation, number, shown, previews[number]))
                 if is_first:
                     previewed(time.monotonic() - began_s)
-                shown[number] += 1
+                previews[number] += 1
                 yield event
             is_begun = True
         yield DONE
@@ -144,69 +145,54 @@ async def events(
         work.cancel()
 
 
-async def _run(supervisor: Supervisor, drawing: Drawing, news: "asyncio.Queue[News]") -> None:
-    """Run all jobs side by side. If one fails, the others are given up."""
-
-    def viewed(number: int, preview: protocol.Preview) -> None:
-        news.put_nowait((number, preview))
+async def _run(
+    supervisor: Supervisor, generation: ImageGeneration, updates: "asyncio.Queue[Update]"
+) -> None:
+    """Run all requests, and put what becomes of them into the queue."""
 
     async def one(number: int) -> None:
         done = await supervisor.submit(
-            drawing.jobs[number],
-            on_progress=lambda _, steps: news.put_nowait(
-                KEEPALIVE_COMMENT if steps else AGAIN_COMMENT
+            generation.requests[number],
+            on_progress=lambda _, steps: updates.put_nowait(
+                KEEPALIVE_COMMENT if steps else RESTARTED_COMMENT
             ),
-            on_preview=partial(viewed, number),
+            on_preview=lambda preview: updates.put_nowait((number, preview)),
         )
-        news.put_nowait((number, done))
+        updates.put_nowait((number, done))
 
     try:
-        async with asyncio.TaskGroup() as group:
-            for number in range(len(drawing.jobs)):
-                group.create_task(one(number))
-                await asyncio.sleep(0)  # pictures that it brings take milliseconds to send
-    except ExceptionGroup as failures:
-        error = failures.exceptions[0]
-        if not isinstance(error, CarpoolError):
-            log.error("a stream failed unexpectedly", exc_info=error)
-            error = CarpoolError("the server failed; its log says more")
-        news.put_nowait(error)
+        await gather(one, len(generation.requests))
+    except CarpoolError as error:
+        updates.put_nowait(error)
+    except Exception as error:
+        log.error("a stream failed unexpectedly", exc_info=error)
+        updates.put_nowait(CarpoolError("the server failed; its log says more"))
 
 
-def _event(drawing: Drawing, number: int, seen: Seen, index: int) -> bytes:
-    """A picture as an event; encodes it, so not on the event loop."""
-    picture = seen.pictures[0] if isinstance(seen, protocol.Done) else seen.picture
-    content = drawing.encoded(number, picture, is_final=isinstance(seen, protocol.Done))
-    common: dict[str, Any] = {
+def _event(generation: ImageGeneration, number: int, shown: Shown, index: int) -> bytes:
+    """A preview or a picture as an event, as OpenAI names them. Encodes: not on the event loop."""
+    event: dict[str, Any]
+    if isinstance(shown, protocol.Done):
+        picture, kind = shown.pictures[0], f"{generation.kind}.completed"
+        event = {
+            "usage": generation.usage([shown.usage]).model_dump(),
+            "timings": asdict(shown.timings),
+        }
+        if generation.user is not None:
+            event["safety_identifier"] = generation.user
+    else:
+        picture, kind = shown.picture, f"{generation.kind}.partial_image"
+        event = {"partial_image_index": index, "step": shown.step, "steps": shown.steps}
+    content = generation.file(number, picture, is_final=isinstance(shown, protocol.Done))
+    event |= {
+        "type": kind,
         "b64_json": base64.b64encode(content).decode(),
         "created_at": int(time.time()),
         "size": f"{picture.width}x{picture.height}",
-        "quality": drawing.quality,
+        "quality": generation.quality,
         "background": "opaque",
-        "output_format": drawing.format,
-        "seed": drawing.jobs[number].seed,
-        "image_index": number,
+        "output_format": generation.format,
+        "seed": generation.requests[number].seed,
+        "image_index": number,  # which of the n images
     }
-    event: schema.PartialImage | schema.CompletedImage
-    if isinstance(seen, protocol.Done):
-        event = schema.CompletedImage(
-            type=f"{drawing.kind}.completed",
-            usage=drawing.usage([seen.usage]),
-            safety_identifier=drawing.user,
-            timings=seen.timings,
-            **common,
-        )
-    else:
-        event = schema.PartialImage(
-            type=f"{drawing.kind}.partial_image",
-            partial_image_index=index,
-            step=seen.step,
-            steps=seen.steps,
-            **common,
-        )
-    return format_sse_event(data_str=event.model_dump_json(exclude_none=True), event=event.type)
-
-
-def _failure(error: CarpoolError) -> bytes:
-    told = schema.ErrorBody(**error.body)
-    return format_sse_event(data_str=schema.Error(error=told).model_dump_json(), event="error")
+    return format_sse_event(data_str=json.dumps(event), event=kind)

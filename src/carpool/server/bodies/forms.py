@@ -1,7 +1,7 @@
 """Bodies with pictures: forms, and JSON that names its pictures by URL.
 
-A form's texts become what they stand for; those that cannot are left for the checks to refuse.
-Pictures stay as they were sent: nothing is decoded or fetched here.
+A form's texts become numbers, booleans and lists where the field is one; others are left for the
+checks to refuse. Pictures stay as they were sent: nothing is decoded or fetched here.
 """
 
 import json
@@ -43,21 +43,11 @@ _INT = re.compile(r"-?[0-9]+")
 _FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
-def number(text: str) -> float:
-    """A number as JSON writes it; Python reads more, such as "1_0" and digits of any script.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if not _FLOAT.fullmatch(text):
+def number(text: str, pattern: re.Pattern[str] = _FLOAT) -> float:
+    """A number as JSON writes it, or ValueError; Python reads more: "1_0", digits of any script."""
+    if not pattern.fullmatch(text):
         raise ValueError(f"{text[:40]!r} is no number")
-    return float(text)
-
-
-def _whole(text: str) -> int:
-    if not _INT.fullmatch(text):
-        raise ValueError(f"{text[:40]!r} is no whole number")
-    return int(text)
+    return float(text) if pattern is _FLOAT else int(text)
 
 
 def _loads(text: str) -> Any:
@@ -65,11 +55,10 @@ def _loads(text: str) -> Any:
     return json.loads(text)
 
 
-_BOOLEANS = {"true": True, "false": False}
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "int": _whole,
+_PARSERS: dict[str, Callable[[str], Any]] = {  # raise ValueError or KeyError
+    "int": lambda text: number(text, _INT),
     "float": number,
-    "bool": lambda text: _BOOLEANS[text.lower()],
+    "bool": lambda text: {"true": True, "false": False}[text.lower()],
     "numbers": _loads,
 }
 _KINDS = {
@@ -92,7 +81,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 @dataclass(slots=True)
 class Form:
-    """What a body with pictures said."""
+    """The values and pictures of a body."""
 
     values: dict[str, Any] = field(default_factory=dict)
     images: list[Sent] = field(default_factory=list)
@@ -100,7 +89,7 @@ class Form:
     name: str = "image"  # of the pictures, for messages
 
     def digests(self) -> list[str]:
-        """Of the pictures, as they were sent. Takes its time: not on the event loop."""
+        """Of the pictures, as they were sent. Blocks: not on the event loop."""
         sent = [*self.images, self.mask or ""] if self.images or self.mask else []
         return [digest_of(one) for one in sent]
 
@@ -117,8 +106,7 @@ async def read_body(request: Request, card: Card, *names: str) -> Form:
     """Read a form, or JSON.
 
     Args:
-        card: says what the model's own parameters are.
-        names: under which pictures may come, the usual one first.
+        names: of fields that may hold pictures, the usual one first.
 
     Raises:
         InvalidJSON, InvalidValue, UnsupportedParameter, BodyTooLarge: it cannot be read.
@@ -134,7 +122,8 @@ async def read_body(request: Request, card: Card, *names: str) -> Form:
         body += chunk
     if not body:
         raise InvalidJSON("the body is empty: send a form, or a JSON object")
-    values, pictures = await request.app.state.parse(request, partial(_parsed, body), len(body))
+    parse = request.app.state.server.parse_json
+    values, pictures = await parse(request, partial(_parsed, body), len(body))
     if not isinstance(values, dict):
         raise InvalidJSON("the body is not a JSON object")
     form = Form(values, name=names[0])
@@ -152,7 +141,7 @@ async def read_body(request: Request, card: Card, *names: str) -> Form:
 
 
 def _parsed(body: bytearray) -> tuple[Any, dict[str, memoryview]]:
-    """JSON, and the pictures that names stand for in it."""
+    """JSON, and the pictures by the names that stand for them in it."""
     text, pictures = cut(body)
     return parse(text, has_places=not pictures), pictures
 
@@ -245,7 +234,7 @@ def _url(value: Any, name: str) -> str:
 
 
 def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
-    """Texts as what they stand for; those that cannot be stay texts."""
+    """Texts as values of their fields' kinds; those that cannot be stay texts."""
     kinds: dict[str, str] = {p.name: p.kind for task in card.tasks for p in task.parameters}
     kinds |= _KINDS
     values: dict[str, Any] = {}
@@ -274,11 +263,7 @@ def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
 
 
 def validated(model: type[Body], values: Any) -> Body:
-    """The values as a body.
-
-    Raises:
-        RequestValidationError: says what is wrong, as for other bodies.
-    """
+    """The values as a body, or a RequestValidationError, as for other bodies."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -292,13 +277,11 @@ def document(
     in_form: dict[str, Any],
     in_json: dict[str, Any],
 ) -> dict[str, Any]:
-    """Both kinds of body for the OpenAPI document.
+    """A form and JSON for the OpenAPI document, each with its own schema of the pictures.
 
     Args:
-        model: of all but the pictures.
-        required: fields that must be there, where a kind of body has them.
-        in_form: the pictures of a form.
-        in_json: those of JSON.
+        model: all fields but the pictures.
+        required: names of required fields; a kind of body need not have all of them.
     """
     schema = model.model_json_schema()
     if not schema["properties"].keys() >= set(required):

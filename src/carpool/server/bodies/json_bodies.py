@@ -1,12 +1,12 @@
-"""JSON that means one thing and costs little: no key twice, no great depth, not too many values.
+"""Strict, bounded JSON: no duplicate keys, limited depth, a limited number of values.
 
-RFC 8259 leaves open which of two equal keys counts, and parsers differ: what one of them checked
-another one runs. NaN and Infinity, which are no JSON, are let through to
-`carpool.request.parameters`: it refuses them by the name of the parameter.
+RFC 8259 leaves open which of two equal keys counts, and parsers differ: a value that one program
+checked is not the one that another runs. NaN and Infinity, which are no JSON, are left for
+`carpool.request.parameters` to refuse by the name of the parameter.
 
-A parser holds the interpreter's lock from the first byte to the last, and makes thirty bytes of
-two. So pictures (long `data:` URLs) are cut out of a body first, and the rest is parsed only if it
-has at most `MOST_BYTES` and `MOST_VALUES`.
+Python's parser holds the GIL from the first byte to the last, and makes thirty bytes of two. So
+pictures (long `data:` URLs) are cut out of a body first, and the rest is parsed only if it has at
+most `MOST_BYTES` and `MOST_VALUES`.
 """
 
 import json
@@ -21,6 +21,8 @@ import numpy as np
 from fastapi import HTTPException
 from starlette.datastructures import Headers
 
+from carpool.jsonfile import is_deeper
+
 MOST_DEPTH = 32  # of lists and objects inside each other
 MOST_KEY = 200  # characters: keys are repeated in errors
 MOST_VALUES = 10_000
@@ -32,15 +34,11 @@ _KIND = re.compile(r"application/([a-z0-9.!#$&^_-]+\+)?json\s*(;.*)?", re.IGNORE
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # up to its end
 _NO_MARK = bytes(set(range(256)) - set(b"[]{},"))
 _DEPTH = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1, ord(","): 0}
-_PIECE = 1 << 16  # bytes that are looked at in one go: then other threads may run
+_PIECE = 1 << 16  # bytes that are scanned at once: between them other threads may run
 
 
 def check_is_json(headers: Headers) -> None:
-    """Refuse a body that is not called JSON: other kinds a web page may send without asking.
-
-    Raises:
-        HTTPException: 415; says what may be sent.
-    """
+    """Refuse (415) a body that is not called JSON: web pages may send other kinds without CORS."""
     kind = headers.get("content-type", "").strip()
     is_there = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
     if is_there and not _KIND.fullmatch(kind):
@@ -54,11 +52,7 @@ def check_is_json(headers: Headers) -> None:
 
 
 def read(body: bytes | bytearray) -> Any:
-    """Parse a body without pictures.
-
-    Raises:
-        HTTPException: 400 or 413; says what is wrong with it.
-    """
+    """Parse a body without pictures; as `parse`, and 413 if it is too large."""
     if len(body) > MOST_BYTES:
         raise HTTPException(413, f"the body has {len(body)} bytes: the most is {MOST_BYTES}")
     return parse(bytes(body))
@@ -67,11 +61,8 @@ def read(body: bytes | bytearray) -> Any:
 def parse(text: bytes, *, has_places: bool = True) -> Any:
     """Parse JSON, once it has been checked.
 
-    Args:
-        has_places: may an error say where it is?
-
     Raises:
-        HTTPException: 400; says what is wrong with it.
+        HTTPException: 400; says what is wrong, with `has_places` also where.
     """
     check(text)
     try:
@@ -85,28 +76,16 @@ def parse(text: bytes, *, has_places: bool = True) -> Any:
         raise _deep() from None
     except ValueError as error:
         raise HTTPException(400, "the body has a number of too many digits") from error
-    level: list[Any] = [[value]]
-    for _ in range(MOST_DEPTH + 1):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, (dict, list))
-        ]
-        if not level:
-            return value
-    raise _deep()
+    if is_deeper(value, MOST_DEPTH):
+        raise _deep()
+    return value
 
 
 def check(text: bytes) -> None:
-    """Refuse JSON with too many values, without parsing it.
-
-    Raises:
-        HTTPException: 400; it is beyond the limit.
-    """
+    """Refuse (400) JSON with too many values or levels, without parsing it."""
     most = 2 * MOST_VALUES  # a list in a list counts twice, and so does a key
     if _values(text.translate(None, _NO_MARK)) <= most and text.count(b'"') <= 2 * most:
-        return  # whatever of that stands in texts
+        return  # even if none of these characters is part of a string
     marks, strings = bytearray(), 0
     for start, end in _outside(text):
         marks += text[start:end].translate(None, _NO_MARK)
@@ -120,12 +99,12 @@ def check(text: bytes) -> None:
 
 
 def _values(marks: bytes | bytearray) -> int:
-    """As many as there are commas, and lists and objects that begin."""
+    """An upper bound: commas, and lists and objects that begin."""
     return len(marks) - marks.count(b"]") - marks.count(b"}")
 
 
 def _outside(text: bytes) -> Iterator[tuple[int, int]]:
-    """What lies outside of strings, in pieces."""
+    """The ranges outside of strings."""
     at, is_inside = 0, False
     while at < len(text):
         until = min(at + _PIECE, len(text))
@@ -142,7 +121,7 @@ def _outside(text: bytes) -> Iterator[tuple[int, int]]:
 
 
 def cut(body: bytes | bytearray) -> tuple[bytes, dict[str, memoryview]]:
-    """Cut pictures out of a large body, until it is small. Copies none of them.
+    """Cut pictures out of a large body until it is small, without copying them.
 
     Returns:
         The rest of the body, and the URLs of the pictures by the texts that stand for them there.
@@ -151,8 +130,8 @@ def cut(body: bytes | bytearray) -> tuple[bytes, dict[str, memoryview]]:
         HTTPException: 413; there are not enough of them.
     """
     parts, pictures = list[bytes](), dict[str, memoryview]()
-    secret = secrets.token_hex(8)  # nobody can know what stands for a picture
-    at = seen = 0  # what is kept so far ends there; so far were pictures looked for
+    secret = secrets.token_hex(8)  # no client can guess the placeholder of a picture
+    at = seen = 0  # ends of what is kept, and of what was searched for pictures
     left = MOST_BYTES
     while len(body) - at > left:
         start = body.find(b'"data:', seen, at + left)
@@ -175,7 +154,7 @@ def cut(body: bytes | bytearray) -> tuple[bytes, dict[str, memoryview]]:
 
 
 def _picture(body: bytes | bytearray, start: int, end: int) -> memoryview | None:
-    """What lies between quotes, if it is long, plain ASCII, and escaped in `/` at most."""
+    """The text between quotes, if it is long, plain ASCII, and escaped in `/` at most."""
     if end - start < LEAST_PICTURE or body.startswith(b"\\", end - 1):
         return None
     letters = np.frombuffer(body, np.uint8, end - start, start)
@@ -195,7 +174,7 @@ def _picture(body: bytes | bytearray, start: int, end: int) -> memoryview | None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of its pairs; refuses a key that stands there twice, or is endless."""
+    """An object of its pairs, without duplicate or very long keys."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]

@@ -1,4 +1,4 @@
-"""How much memory the bodies and pictures of unanswered requests take, in all and for one API key.
+"""Memory that bodies and pictures of unanswered requests take, in all and for one API key.
 
 Bytes are counted as they arrive, so a request that announces much and sends nothing takes none.
 """
@@ -11,11 +11,12 @@ from starlette.types import Message, Receive
 
 from carpool.errors import BodyTooLarge, Overloaded, RateLimited
 
-AGAIN_S = 1.0  # the hint when to come again
+RETRY_S = 1.0
+_FLAG = "--max-in-flight-bytes"
 
 
-class Held:
-    """What one request holds."""
+class MemoryLease:
+    """The bytes that one request holds."""
 
     def __init__(self, budget: "MemoryBudget", key: str) -> None:
         self._budget, self._key, self.bytes = budget, key, 0
@@ -29,24 +30,17 @@ class Held:
             Overloaded: it is too much beside all other requests.
         """
         self._budget.check(self._key, self.bytes, size)
-        self._count(size)
+        self.give(-size)
 
     def give(self, size: int) -> None:
         """Count fewer bytes: they are not held any more."""
-        self._count(-size)
+        self.bytes -= size
+        self._budget.count(self._key, -size)
 
     def replace(self, old: int, new: int) -> None:
-        """Count `new` bytes in place of `old` ones.
-
-        Raises:
-            BodyTooLarge, RateLimited, Overloaded: as for `take`.
-        """
+        """Count `new` bytes in place of `old` ones; raises as `take`."""
         self.give(old)
         self.take(new)
-
-    def _count(self, size: int) -> None:
-        self.bytes += size
-        self._budget.count(self._key, size)
 
     def metered(self, receive: Receive) -> Receive:
         """Count what is received of a body."""
@@ -60,53 +54,51 @@ class Held:
 
 
 class MemoryBudget:
-    """What all requests hold. On one event loop."""
+    """The bytes that all requests hold. On one event loop."""
 
     def __init__(self, most: int, alone: int = 0) -> None:
         """Nothing is held.
 
         Args:
             most: bytes in all; one key may hold half of them.
-            alone: what a request may hold that is the only one of its key, or of all, if that
-                is more.
+            alone: what the only request of a key, or of all, may hold, if that is more.
         """
-        self._most, self._alone, self._total = most, alone, 0
-        self._of_keys: Counter[str] = Counter()
+        self._most, self._alone = most, alone
+        self._by_key: Counter[str] = Counter()
 
     @contextmanager
-    def open(self, key: str) -> Iterator[Held]:
+    def open(self, key: str) -> Iterator[MemoryLease]:
         """Count what a request of this key holds, until the end of the block."""
-        held = Held(self, key)
+        lease = MemoryLease(self, key)
         try:
-            yield held
+            yield lease
         finally:
-            held.give(held.bytes)
+            lease.give(lease.bytes)
 
     def count(self, key: str, size: int) -> None:
-        self._total += size
-        self._of_keys[key] += size
-        if not self._of_keys[key]:
-            del self._of_keys[key]
+        self._by_key[key] += size
+        if not self._by_key[key]:
+            del self._by_key[key]
 
     def check(self, key: str, own: int, more: int) -> None:
         """Refuse more bytes for a request that holds `own` ones."""
-        share, flag = self._most // 2 if key else self._most, "--max-in-flight-bytes"
+        share = self._most // 2 if key else self._most
         if own + more > max(share, self._alone):
             raise BodyTooLarge(
-                f"body and pictures of this request take more than {share} bytes ({flag}): send "
+                f"body and pictures of this request take more than {share} bytes ({_FLAG}): send "
                 "fewer or smaller pictures, or a smaller n"
             )
-        others = self._of_keys[key] - own
+        others = self._by_key[key] - own
         if key and others and others + own + more > share:
             raise RateLimited(
                 f"bodies and pictures of other requests of API key {key!r} hold {others} bytes: "
-                f"with this one it would be more than {share} ({flag})",
-                retry_after_s=AGAIN_S,
+                f"with this one it would be more than {share} ({_FLAG})",
+                retry_after_s=RETRY_S,
             )
-        others = self._total - own
+        others = self._by_key.total() - own
         if others and others + own + more > self._most:
             raise Overloaded(
                 f"bodies and pictures of other requests hold {others} bytes: with this one it "
-                f"would be more than {self._most} ({flag})",
-                retry_after_s=AGAIN_S,
+                f"would be more than {self._most} ({_FLAG})",
+                retry_after_s=RETRY_S,
             )

@@ -1,8 +1,8 @@
-"""What goes over HTTP, as pydantic models: they parse requests and make the OpenAPI document.
+"""Bodies of requests and answers as pydantic models, which also make the OpenAPI document.
 
 Field names are OpenAI's where OpenAI has one, diffusers' otherwise. Values of the pipeline's own
-parameters are checked in `carpool.request.parameters`, the same way as in Python; their types
-stand here for the document only.
+parameters are checked in `carpool.request.parameters`, as in Python; their types here are for the
+document only.
 """
 
 from typing import Annotated, Any, Literal
@@ -15,9 +15,13 @@ from carpool.types import Timings
 
 
 def ours(type_: str, description: str, default: Any = None) -> Any:
-    """Any value, documented as one of a type; `parameters.check` has the last word."""
+    """Any value, documented as one of a type; `parameters.check` decides."""
     schema: dict[str, Any] = {"anyOf": [{"type": type_}, {"type": "null"}]}
     return Field(default, description=description, json_schema_extra=schema)
+
+
+def _example(prompt: str, **fields: Any) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"examples": [{"prompt": prompt, **fields}]})
 
 
 def _single(prompt: Any) -> Any:
@@ -28,37 +32,39 @@ def _single(prompt: Any) -> Any:
 
 
 Prompt = Annotated[str, Field(max_length=MOST_TEXT), BeforeValidator(_single)]
-Name = Annotated[str | None, Field(max_length=256)]
-"""Of one of the client's own users."""
+Name = Annotated[str | None, Field(max_length=256)]  # of one of the client's own users
 
 
-class ImageRequest(BaseModel):
+class GenerationRequest(BaseModel):
+    """The fields of every body that asks for pictures or videos."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    prompt: Prompt
+    model: str | None = Field(None, description="the served model's id; default: that model")
+    size: str | None = Field(None, description="WIDTHxHEIGHT in pixels, or auto")
+    seed: Any = ours("integer", "0 to 2**63 - 1; drawn and reported when absent")
+    timeout_s: Any = ours("number", "give up when it is not done in so many seconds")
+    priority: Any = ours("integer", "-10 to 10; higher goes first")
+    num_inference_steps: Any = ours("integer", "denoising steps")
+    guidance_scale: Any = ours("number", "how closely to follow the prompt")
+    negative_prompt: Any = ours("string", "what not to show")
+    user: Name = None
+    safety_identifier: Name = None
+
+
+class ImageRequest(GenerationRequest):
     """`POST /v1/images/generations`.
 
     Any other parameter of the pipeline's `__call__` may be sent at top level too: `GET
     /v1/models` lists them.
     """
 
-    model_config = ConfigDict(
-        extra="allow",
-        strict=True,
-        json_schema_extra={
-            "examples": [{"prompt": "a red circle on a blue background", "size": "64x64"}]
-        },
-    )
+    model_config = _example("a red circle on a blue background", size="64x64")
 
-    prompt: Prompt
-    model: str | None = Field(None, description="the served model's id; default: that model")
     n: Any = ours("integer", "images of this prompt, with seeds s, s+1, ...", 1)
-    size: str | None = Field(None, description="WIDTHxHEIGHT in pixels, or auto")
-    seed: Any = ours("integer", "0 to 2**63 - 1; drawn and reported when absent")
-    timeout_s: Any = ours("number", "give up when it is not done in so many seconds")
     deadline_s: Any = ours("number", "wished for in so many seconds; refused if it cannot be")
-    priority: Any = ours("integer", "-10 to 10; higher goes first")
-    num_inference_steps: Any = ours("integer", "denoising steps")
-    guidance_scale: Any = ours("number", "how closely to follow the prompt")
     true_cfg_scale: Any = ours("number", "classifier-free guidance of distilled models")
-    negative_prompt: Any = ours("string", "what not to draw")
     lora: Any = ours("array", 'adapters of `GET /v1/models`: [{"id": NAME, "scale": 1.0}, ...]')
     response_format: Literal["b64_json", "url"] | None = Field(
         None, description="url: a link that needs no API key, for an hour"
@@ -79,34 +85,44 @@ class ImageRequest(BaseModel):
     partial_images: int | None = Field(
         None, ge=0, le=3, description="previews of each image in a stream, at most"
     )
-    user: Name = None
-    safety_identifier: Name = None
     background_job: bool | None = Field(
         False, description="answer 202 at once, with a job to be polled at /v1/jobs/{id}"
     )
 
 
-OPENAI_FIELDS = frozenset(ImageRequest.model_fields) - {
-    "num_inference_steps",
-    "guidance_scale",
-    "true_cfg_scale",
-    "negative_prompt",
-    "lora",
-    "deadline_s",
-    "priority",
-}
-"""Fields that are not handed on to the pipeline under their own name."""
+class VideoRequest(GenerationRequest):
+    """`POST /v1/videos`, as JSON or as a form.
 
-NULL_FIELDS = (
-    "style",
-    "complexity",
-    "frame_count",
-    "frame_duration_ms",
-    "svg",
-    "markup",
-    "input_fidelity",
-)
-"""Further fields of OpenAI's that mean nothing here: a client may send them as null."""
+    Any other parameter of the pipeline's `__call__` may be sent too: `GET /v1/models` lists them.
+    In a form, numbers are written as text and lists as JSON.
+    """
+
+    model_config = _example("a red circle moving right on a blue background")
+
+    seconds: Any = ours("string", "how long it is to be; instead of num_frames")
+    fps: Any = ours("number", "frames a second, 1 to 240; default: the model's own, or 16")
+    num_frames: Any = ours(
+        "integer", "frames in all, made k * n + 1 as the model counts; instead of seconds"
+    )
+    guidance_scale_2: Any = ours("number", "the same of a second denoiser")
+
+
+class RemixRequest(BaseModel):
+    """`POST /v1/videos/{id}/remix`: the same video with another prompt, from the same seed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt: Prompt
+
+
+_PIPELINE_FIELDS = """num_inference_steps guidance_scale guidance_scale_2 true_cfg_scale
+negative_prompt num_frames lora deadline_s priority"""
+PIPELINE_FIELDS = frozenset(_PIPELINE_FIELDS.split())
+"""Fields of the bodies here that are handed on to the pipeline, as all unknown ones are."""
+
+_NULL_FIELDS = "style complexity frame_count frame_duration_ms svg markup input_fidelity"
+NULL_FIELDS = tuple(_NULL_FIELDS.split())
+"""Further fields of OpenAI's without a meaning here: a client may send them as null."""
 
 
 class Image(BaseModel):
@@ -121,7 +137,7 @@ class TokenDetails(BaseModel):
     image_tokens: int
 
 
-class Usage(BaseModel):
+class UsageBody(BaseModel):
     """In tokens of the model: of its tokenizer, and patches of the latent picture."""
 
     input_tokens: int
@@ -141,37 +157,7 @@ class ImagesResponse(BaseModel):
     quality: str = "auto"
     safety_identifier: str | None = None
     timings: Timings = Field(description="of the image that took longest; seconds")
-    usage: Usage
-
-
-class StreamedImage(BaseModel):
-    """What both events of a stream with pictures say."""
-
-    type: str
-    b64_json: str
-    created_at: int = Field(description="Unix time, seconds")
-    size: str
-    quality: str
-    background: str
-    output_format: str
-    seed: int
-    image_index: int = Field(description="which of the n images")
-
-
-class PartialImage(StreamedImage):
-    """`image_generation.partial_image`, `image_edit.partial_image`: a preview."""
-
-    partial_image_index: int
-    step: int = Field(description="denoising steps done")
-    steps: int
-
-
-class CompletedImage(StreamedImage):
-    """`image_generation.completed`, `image_edit.completed`."""
-
-    usage: Usage
-    timings: Timings
-    safety_identifier: str | None = None
+    usage: UsageBody
 
 
 class ModelParameter(BaseModel):
@@ -184,7 +170,7 @@ class ModelParameter(BaseModel):
     tasks: list[str] = Field(description="those of the model that take it")
 
 
-class Model(BaseModel):
+class ModelEntry(BaseModel):
     id: str
     object: Literal["model"] = "model"
     created: int
@@ -197,47 +183,47 @@ class Model(BaseModel):
     lora: list[str]  # adapters that a request may name
 
 
-class Models(BaseModel):
+class ModelList(BaseModel):
     object: Literal["list"] = "list"
-    data: list[Model]
+    data: list[ModelEntry]
 
 
-class Chapter(BaseModel):
-    """What an output's request did in one phase. Seconds; moments since its submission."""
+class PhaseReport(BaseModel):
+    """One phase of an output's request. Seconds; moments since its submission."""
 
     phase: Literal["encode", "denoise", "decode"]
     start_s: float
     duration_s: float
     forwards: int
     forward_s: float = Field(description="in forwards")
-    waited_s: float = Field(description="for a turn")
+    waited_s: float = Field(description="for its forwards to be scheduled")
     waited_for_s: dict[str, float] = Field(
-        description="place_in_forward: ones it could have ridden in, had they been wider; "
+        description="place_in_forward: forwards it fitted, had they been wider; "
         "incompatible_forwards: of its module, of other sizes, say; other_modules; engine: "
         "pipelines' own code"
     )
-    others_mean: float = Field(description="requests that rode with it in a forward")
+    others_mean: float = Field(description="requests that shared a forward with it")
     others_most: int
 
 
-class Life(BaseModel):
-    """What became of one output. Seconds."""
+class OutputReport(BaseModel):
+    """The timeline of one output. Seconds."""
 
     id: str
     status: Literal["queued", "running", "ok", "failed", "cancelled"]
     error: str | None = Field(description="the code of what it failed with")
     step: int
     steps: int
-    queued_s: float = Field(description="waited for a place aboard")
+    queued_s: float = Field(description="waited until it was admitted")
     total_s: float
-    phases: list[Chapter]
+    phases: list[PhaseReport]
 
 
-class RequestLife(BaseModel):
-    """`GET /v1/requests/{id}`: the life of an HTTP request's outputs, in their order."""
+class RequestReport(BaseModel):
+    """`GET /v1/requests/{id}`: the timelines of an HTTP request's outputs, in their order."""
 
     id: str
-    outputs: list[Life]
+    outputs: list[OutputReport]
 
 
 class ErrorBody(BaseModel):

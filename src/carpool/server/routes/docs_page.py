@@ -1,7 +1,7 @@
 """`GET /docs`: the OpenAPI document as one HTML page, without scripts and without other hosts.
 
-FastAPI's own page loads Swagger UI from a CDN: a machine without a network shows nothing, and the
-CDN's script would have this server's origin.
+FastAPI's own page loads Swagger UI from a CDN: without a network it shows nothing, and the CDN's
+script would run with this server's origin.
 """
 
 import json
@@ -31,7 +31,7 @@ Schema = Mapping[str, Any]
 
 
 def add_docs(app: FastAPI) -> None:
-    """Add the page to an application that was made without one."""
+    """Add the page to an application."""
     show = cache(lambda: page(app.openapi()))  # once all routes are there
 
     @app.get("/docs", include_in_schema=False)

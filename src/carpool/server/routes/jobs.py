@@ -1,34 +1,28 @@
-"""Work that is answered with a job: pictures in the background, and what all jobs have in common.
+"""`/v1/jobs`: jobs of every kind, and what all routes that answer with a job have in common.
 
-`/v1/jobs` shows, cancels and deletes jobs of every kind and serves their files; `videos.py` says
-the same in OpenAI's words for videos.
+`videos.py` shows the jobs of videos in OpenAI's words.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query
 
 from carpool.errors import FileNotReady, UnsupportedParameter, without_paths
 from carpool.jobs.database import Record
-from carpool.jobs.runner import Runner
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.media.outputs import write_pictures
-from carpool.media.reader import Intake, PictureReader
 from carpool.server.access.idempotency import digest_of, key_of
-from carpool.server.access.keys import Client
-from carpool.server.access.limits import Place
 from carpool.server.answers.downloads import PARTS, Download
-from carpool.server.answers.responder import unless_gone
+from carpool.server.answers.respond import unless_disconnected
 from carpool.server.bodies import schema
-from carpool.server.bodies.schema_jobs import JobDeleted, JobFile, Jobs, JobStatus
-from carpool.server.bodies.strict import StrictRoute
-from carpool.server.routes.images import Served, make_jobs
+from carpool.server.bodies.schema_jobs import JobDeleted, JobFile, JobList, JobStatus
+from carpool.server.dependencies import ERRORS, AuthenticatedRoute, Context
+from carpool.server.state import AppState, RequestContext, ServedModel
 from carpool.telemetry import tracing
 from carpool.types import CheckedRequest
 from carpool.worker.protocol import Done
@@ -43,32 +37,16 @@ ACCEPTED: dict[int | str, dict[str, Any]] = {
 Order = Annotated[Literal["asc", "desc"], Query()]
 Limit = Annotated[int, Query(ge=1, le=100)]
 
-
-@dataclass(frozen=True, slots=True)
-class Office:
-    """What the routes of jobs need."""
-
-    runner: Runner
-    served: Callable[[], Served]  # may raise: no job can be accepted now
-    owner: Callable[..., Any]  # dependency: whose jobs a client sees
-    client: Callable[..., Any]  # dependency: who asks, a `Client`
-    max_frames: int
-    reader: PictureReader  # of pictures that clients send
-
-    def intake(self, request: Request, tenant: str) -> Intake:
-        """Reads the pictures of a request."""
-        return Intake(self.reader, tenant, request.state.held)
+router = APIRouter(prefix="/v1", route_class=AuthenticatedRoute, responses=ERRORS)
 
 
-async def accept(
-    office: Office,
-    request: Request,
-    owner: str,
+async def submit(
+    context: RequestContext,
     kind: str,
     body: dict[str, Any],
     asked: dict[str, Any],
     work: dict[str, Any],
-    inputs: Mapping[str, bytes] | None = None,
+    inputs: Mapping[str, bytes],
 ) -> Record:
     """Put a checked request into the store; it is acknowledged once this returns.
 
@@ -79,72 +57,50 @@ async def accept(
         inputs: the files that its `inputs` name.
 
     Raises:
-        IdempotencyMismatch, Overloaded, StoreFailed: see `JobStore.submit`.
-        RateLimited: its key has too much open already.
+        IdempotencyMismatch, Overloaded, StoreFailed, RateLimited: see `JobStore.submit`.
     """
+    request = context.request
     digest = digest_of(kind, request.url.path, body)
-    place: Place = request.state.place
-    place.leave()  # a job counts as one in the store
-    work = work | {"trace": tracing.carried()}
-    record, _ = await office.runner.submit(
+    request.state.slot.release()  # a job counts as one in the store
+    record, _ = await context.state.runner.submit(
         kind,
         asked,
-        work,
-        owner=owner,
+        work | {"trace": tracing.carried()},
+        owner=context.client.owner,
         key=key_of(request),
         digest=digest,
-        room=place.check,
-        inputs=inputs or {},
+        room=request.state.slot.check,
+        inputs=inputs,
     )
     told = asked | record.asked
     tracing.asked(told["model"], told["seeds"], kind, job_id=record.id)
     return record
 
 
-async def accept_images(
-    office: Office | None,
-    request: Request,
-    client: Client,
+async def submit_images(
+    context: RequestContext,
+    model: ServedModel,
     body: schema.ImageRequest,
-    *,
-    pictures: Mapping[str, Any] | None = None,
-    digests: Sequence[str] = (),
-) -> JobStatus:
-    """A request for pictures with `background_job`.
-
-    Args:
-        pictures: that came with it, and what follows from them, as the pipeline's arguments.
-        digests: of the pictures, as they were sent.
-
-    Raises:
-        CarpoolError: whatever is wrong with it; nothing was accepted.
-    """
+    make: Callable[[], Sequence[CheckedRequest]],
+    sent: Callable[[], dict[str, Any]],
+    pictures: Mapping[str, Any] | None,
+) -> Record:
+    """Accept a request for pictures with `background_job`; the arguments are as for `respond`."""
     if body.stream:
         raise UnsupportedParameter("stream: a job is polled: leave it out", param="stream")
-    if office is None:
-        raise UnsupportedParameter("there are no jobs here", param="background_job")
-    served = office.served()
-    jobs = make_jobs(served, body, key=client.key, pictures=pictures)
-    packing = office.intake(request, client.owner).run(partial(packed, pictures or {}))
-    names, inputs = await unless_gone(request, packing)
+    made = make()
+    packing = context.intake().run(partial(packed, pictures or {}))
+    names, inputs = await unless_disconnected(context.request, packing)
     work = work_of(
-        served.id,
-        jobs,
+        model.id,
+        made,
         inputs=names,
         format=body.output_format or "png",
         compression=100 if body.output_compression is None else body.output_compression,
-        told=[served.told(settings_of(served, job)) for job in jobs],
+        told=[model.file_metadata(one) for one in made],
     )
-    asked = {"model": served.id, "seeds": [job.seed for job in jobs]}
-    sent = body.model_dump(exclude_unset=True) | ({"pictures": digests} if digests else {})
-    record = await accept(office, request, client.owner, "image", sent, asked, work, inputs)
-    return await status_of(office, record, request)
-
-
-def settings_of(served: Served, job: CheckedRequest) -> dict[str, Any]:
-    """What a file is made with."""
-    settings = {"model": served.id, "seed": job.seed, **job.arguments}
-    return settings | ({"lora": job.lora} if job.lora else {})
+    asked = {"model": model.id, "seeds": [one.seed for one in made]}
+    return await submit(context, "image", sent(), asked, work, inputs)
 
 
 def write_images(record: Record, done: Sequence[Done], folder: Path) -> None:
@@ -154,69 +110,60 @@ def write_images(record: Record, done: Sequence[Done], folder: Path) -> None:
     write_pictures(pictures, form["told"], folder, form["format"], form["compression"])
 
 
-async def status_of(office: Office, record: Record, request: Request) -> JobStatus:
+async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
+    """What every job shows of its record."""
+    store, clock = state.runner.store, state.runner.store.clock
+    position = eta_s = error = None
+    if record.state == "queued":
+        position = await asyncio.to_thread(store.ahead_of, record)
+    elif record.state == "in_progress" and record.started_s is not None and record.progress:
+        ran_s = min(clock() - record.started_s, clock.uptime_s() - record.created_up_s)
+        eta_s = round(max(ran_s, 0.0) * (100 - record.progress) / record.progress, 1)
+    if record.error is not None:  # also one of an older server, or of a spoiled row
+        error = record.error | {"message": without_paths(str(record.error.get("message", "")))}
+        error |= {"code": "cancelled"} if record.state == "cancelled" else {}
+    return {
+        "id": record.id,
+        "model": str(record.asked.get("model", "")),
+        "progress": record.progress,
+        "created_at": int(record.created_s),
+        "completed_at": _moment(record.ended_s),
+        "expires_at": _moment(store.expires_s(record)),
+        "error": error,
+        "queue_position": position,
+        "eta_s": eta_s,
+    }
+
+
+async def status_of(context: RequestContext, record: Record) -> JobStatus:
     """A job as `/v1/jobs` shows it, with paths as this client has to write them."""
-    place, eta_s = await outlook(office, record)
-    root = request.scope.get("root_path", "")
+    url = f"{context.request.scope.get('root_path', '')}/v1/jobs/{record.id}/files"
     return JobStatus(
-        id=record.id,
         kind="video" if record.kind == "video" else "image",
-        model=str(record.asked.get("model", "")),
         status=record.state,
-        progress=record.progress,
-        created_at=int(record.created_s),
-        started_at=None if record.started_s is None else int(record.started_s),
-        completed_at=None if record.ended_s is None else int(record.ended_s),
-        expires_at=expiry_of(office, record),
+        started_at=_moment(record.started_s),
         seeds=record.asked.get("seeds", []),
         files=[
-            JobFile(name=name, bytes=size, url=f"{root}/v1/jobs/{record.id}/files/{name}")
+            JobFile(name=name, bytes=size, url=f"{url}/{name}")
             for name, size in record.files.items()
         ],
-        error=error_of(record),
-        queue_position=place,
-        eta_s=eta_s,
+        **await common_fields(context.state, record),
     )
 
 
-async def outlook(office: Office, record: Record) -> tuple[int | None, float | None]:
-    """How many jobs wait before this one, and how many seconds it may still take, if known."""
-    if record.state == "queued":
-        return await asyncio.to_thread(office.runner.store.ahead_of, record), None
-    if record.state != "in_progress" or record.started_s is None or not record.progress:
-        return None, None
-    clock = office.runner.store.clock
-    ran_s = min(clock() - record.started_s, clock.uptime_s() - record.created_up_s)
-    ran_s = max(ran_s, 0.0)
-    return None, round(ran_s * (100 - record.progress) / record.progress, 1)
+def _moment(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds)
 
 
-def expiry_of(office: Office, record: Record) -> int | None:
-    expires_s = office.runner.store.expires_s(record)
-    return None if expires_s is None else int(expires_s)
-
-
-def error_of(record: Record) -> Any:
-    if record.error is None:
-        return None
-    # also that of an older server, or of a row that the disk has spoiled
-    told = {"message": without_paths(str(record.error.get("message", "")))}
-    return record.error | told | ({"code": "cancelled"} if record.state == "cancelled" else {})
-
-
-async def file_of(office: Office, record: Record, name: str) -> Download:
-    """A file of a job; parts of it where the client asks for a range.
-
-    Raises:
-        FileNotReady: there is none, or not yet.
-    """
-    path = await asyncio.to_thread(office.runner.store.file, record, name)
+async def file_of(state: AppState, record: Record, name: str) -> Download:
+    """A file of a job, or FileNotReady."""
+    path = await asyncio.to_thread(state.runner.store.file, record, name)
     if path is None:
         raise FileNotReady(
             f"job {record.id} has no file {name[:80]!r}: it is {record.state}, with "
             f"{', '.join(record.files) or 'no files'}"
         )
-    # a browser may keep it, but asks each time whether it still may have it; nobody else may
+    # only a browser may keep it, and must ask each time whether it still may
     return Download(
         path,
         media_type=TYPES[path.suffix],
@@ -225,44 +172,40 @@ async def file_of(office: Office, record: Record, name: str) -> Download:
     )
 
 
-def routes(office: Office, errors: Any) -> APIRouter:
-    """`/v1/jobs`."""
-    api = APIRouter(prefix="/v1", responses=errors, route_class=StrictRoute)
-    runner, whose = office.runner, Depends(office.owner)
+@router.get("/jobs")
+async def list_jobs(
+    context: Context, after: str | None = None, limit: Limit = 20, order: Order = "desc"
+) -> JobList:
+    """Jobs of this client, the newest first."""
+    records, has_more = await context.state.runner.page(
+        context.client.owner, after=after, limit=limit, is_newest_first=order == "desc"
+    )
+    return JobList.of([await status_of(context, record) for record in records], has_more)
 
-    @api.get("/jobs")
-    async def list_jobs(
-        request: Request,
-        owner: str = whose,
-        after: str | None = None,
-        limit: Limit = 20,
-        order: Order = "desc",
-    ) -> Jobs:
-        """Jobs of this client, the newest first."""
-        records, has_more = await runner.page(
-            owner, after=after, limit=limit, is_newest_first=order == "desc"
-        )
-        data = [await status_of(office, record, request) for record in records]
-        first, last = (data[0].id, data[-1].id) if data else (None, None)
-        return Jobs(data=data, first_id=first, last_id=last, has_more=has_more)
 
-    @api.get("/jobs/{job_id}")
-    async def get_job(job_id: str, request: Request, owner: str = whose) -> JobStatus:
-        return await status_of(office, await runner.get(job_id, owner), request)
+@router.get("/jobs/{job_id}")
+async def get_job(job_id: str, context: Context) -> JobStatus:
+    return await status_of(context, await _get(job_id, context))
 
-    @api.post("/jobs/{job_id}/cancel")
-    async def cancel_job(job_id: str, request: Request, owner: str = whose) -> JobStatus:
-        """End a job before its next step; one that has ended stays as it is."""
-        return await status_of(office, await runner.cancel(job_id, owner), request)
 
-    @api.delete("/jobs/{job_id}")
-    async def delete_job(job_id: str, owner: str = whose) -> JobDeleted:
-        """Forget a job and its files; one that runs ends before its next step."""
-        await runner.remove(job_id, owner)
-        return JobDeleted(id=job_id)
+@router.post("/jobs/{job_id}/cancel")
+async def cancel_job(job_id: str, context: Context) -> JobStatus:
+    """End a job before its next step; one that has ended stays as it is."""
+    record = await context.state.runner.cancel(job_id, context.client.owner)
+    return await status_of(context, record)
 
-    @api.get("/jobs/{job_id}/files/{name}", response_class=Download, responses=PARTS)
-    async def get_file(job_id: str, name: str, owner: str = whose) -> Download:
-        return await file_of(office, await runner.get(job_id, owner), name)
 
-    return api
+@router.delete("/jobs/{job_id}")
+async def delete_job(job_id: str, context: Context) -> JobDeleted:
+    """Forget a job and its files; one that runs ends before its next step."""
+    await context.state.runner.remove(job_id, context.client.owner)
+    return JobDeleted(id=job_id)
+
+
+@router.get("/jobs/{job_id}/files/{name}", response_class=Download, responses=PARTS)
+async def get_file(job_id: str, name: str, context: Context) -> Download:
+    return await file_of(context.state, await _get(job_id, context), name)
+
+
+async def _get(job_id: str, context: RequestContext) -> Record:
+    return await context.state.runner.get(job_id, context.client.owner)

@@ -1,7 +1,7 @@
 """Checks that a request is unambiguous HTTP/1.1, and finds the end of its body.
 
 Stricter than RFC 9112 where it leaves a choice: whatever another server might read in another way
-raises `InvalidHTTP`. Nothing here knows about connections.
+raises `InvalidHTTP`.
 """
 
 import re
@@ -19,11 +19,11 @@ _HOST = re.compile(rb"([A-Za-z0-9._~-]*|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._~-]+)?\])(
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)/.*", re.IGNORECASE)
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[^\r\n]*)?\r\n")
-_CHUNK_LINE_BYTES = 16  # that each chunk may have for nothing
+_CHUNK_LINE_BYTES = 16  # of each chunk that do not count
 
 
-class Sized:
-    """A body of so many bytes. `Chunked` has the same methods."""
+class ContentLengthBody:
+    """A body of known length."""
 
     def __init__(self, length: int) -> None:
         self._left = length
@@ -33,14 +33,14 @@ class Sized:
         return not self._left
 
     def scan(self, received: bytearray) -> int:
-        """How many of these bytes belong to the body; they are not to be scanned again."""
+        """The number of these bytes that belong to the body; they are not to be scanned again."""
         step = min(self._left, len(received))
         self._left -= step
         return step
 
 
-class Chunked:
-    """A body in chunks. The parser checks what is in their lines, this where the last one ends."""
+class ChunkedBody:
+    """A body in chunks. Finds where it ends; the parser checks what is in its lines."""
 
     def __init__(self) -> None:
         self._left = 0  # bytes of the current chunk that are to come, CR LF included
@@ -49,7 +49,7 @@ class Chunked:
         self.is_whole = False
 
     def scan(self, received: bytearray) -> int:
-        """As `Sized.scan`. Lines count once they are complete.
+        """As `ContentLengthBody.scan`; an incomplete line is scanned again.
 
         Raises:
             InvalidHTTP: a chunk has no size, or there is too much beside the content.
@@ -65,7 +65,7 @@ class Chunked:
         return at
 
     def _scan_chunks(self, received: bytearray, at: int) -> int:
-        end, excess = len(received), self._excess  # a quick loop: chunks may be tiny
+        end, excess = len(received), self._excess  # local, for speed: chunks may be tiny
         while at < end:
             line = _CHUNK.match(received, at)
             if line is None:
@@ -102,26 +102,18 @@ def _check_excess(excess: int) -> None:
         raise InvalidHTTP(f"the body has {said}")
 
 
-Body = Sized | Chunked
+Body = ContentLengthBody | ChunkedBody
 
 
 def check_start(received: bytes | bytearray) -> None:
-    """Check the first bytes of a head, as far as they are there.
-
-    Raises:
-        InvalidHTTP: they are not those of an HTTP/1.x request.
-    """
+    """Check that the bytes received so far may begin an HTTP/1.x request, or raise InvalidHTTP."""
     is_partial = b"\n" not in received and (not received or received[:1].isupper())
     if not is_partial and not _REQUEST_LINE.match(received):
         raise InvalidHTTP("the request does not begin with METHOD TARGET HTTP/1.1")
 
 
 def check_lines(head: bytes) -> None:
-    """Check the lines of a whole head.
-
-    Raises:
-        InvalidHTTP: they are not those of a request, or some parsers see other lines.
-    """
+    """Check that all parsers see the same lines in a whole head, or raise InvalidHTTP."""
     check_start(head)
     if _LINE_ENDS.search(head):
         raise InvalidHTTP("a line of the head does not end with CR LF, or is folded")
@@ -166,7 +158,7 @@ def body_of(version: str, target: bytes, headers: Sequence[tuple[bytes, bytes]])
         if version == "1.0" or lengths or [one.lower() for one in codings] != [b"chunked"]:
             rule = "must be 'chunked', once, without Content-Length"
             raise InvalidHTTP(f"Transfer-Encoding {rule}")
-        return Chunked()
+        return ChunkedBody()
     if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):
         raise InvalidHTTP("Content-Length must be one whole number")
-    return Sized(int(lengths[0]) if lengths else 0)
+    return ContentLengthBody(int(lengths[0]) if lengths else 0)

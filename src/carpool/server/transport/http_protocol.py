@@ -1,6 +1,6 @@
 """HTTP/1.1 over one connection: uvicorn's protocol, made strict and bounded.
 
-Uvicorn leaves both to a proxy in front of it, which not everybody has. Added are:
+Uvicorn leaves both to a proxy in front of it, which not every deployment has. Added are:
 
 * A request that two servers could read in two ways is refused with 400, and the connection is
   closed: `framing.py` has the checks.
@@ -8,6 +8,9 @@ Uvicorn leaves both to a proxy in front of it, which not everybody has. Added ar
   once this one is answered. So no upgrade, trailer or error reaches into another request.
 * Heads, trailers, chunk extensions and the time that each part may take are limited, and a client
   disconnect cancels its request, whatever the client has sent in advance.
+
+All names of uvicorn's here are public, and none is documented: pyproject.toml admits one minor
+version, and `tests/server/test_pinned_libraries.py` says what has changed in another.
 """
 
 import asyncio
@@ -23,17 +26,17 @@ from carpool.types import new_request_id
 
 MOST_HEAD_BYTES = 64 << 10  # request line and headers
 _HEAD_END = b"\r\n\r\n"
-_LEFT = getattr(select, "POLLRDHUP", 0)  # the other side has hung up; Linux only
+_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # Linux only
 
 
-class Wire(HttpToolsProtocol):
+class StrictHTTPProtocol(HttpToolsProtocol):
     """One connection. See the module."""
 
     head_timeout_s = 20.0  # from the connection, or the first byte, to the last header
     body_timeout_s = 120.0  # from there to the last byte of the body
-    look_s = 1.0  # how often it is seen whether the client is there, while nothing is read
+    disconnect_poll_s = 1.0  # how often a disconnect is looked for while nothing is read
     _timer: asyncio.TimerHandle | None = None
-    _looking: asyncio.TimerHandle | None = None
+    _poll: asyncio.TimerHandle | None = None
     _is_last = False  # nothing that comes after this request is read
     _is_new = False  # the parser has not begun its message
     _body: framing.Body | None = None  # of the current request, until it is parsed as a whole
@@ -42,12 +45,12 @@ class Wire(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._received = bytearray()  # and not parsed yet
-        self._give(self.head_timeout_s)
+        self._close_after(self.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._give(None)
-        if self._looking is not None:
-            self._looking.cancel()
+        self._close_after(None)
+        if self._poll is not None:
+            self._poll.cancel()
         self._received.clear()
         super().connection_lost(exc)
 
@@ -61,8 +64,8 @@ class Wire(HttpToolsProtocol):
 
     def _parse(self) -> None:
         """Parse what has arrived, up to the end of a request that is not answered yet."""
-        if self._received:
-            self._unset_keepalive_if_required()
+        if self._received and self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
         try:
             while self._received and not self._is_over() and self._parse_next():
                 pass
@@ -70,22 +73,22 @@ class Wire(HttpToolsProtocol):
             self._refuse(error)
         if self._is_over():
             self._received.clear()
-        if self.flow.read_paused and self._looking is None:
-            self._looking = self.loop.call_later(self.look_s, self._look)
+        if self.flow.read_paused and self._poll is None:
+            self._poll = self.loop.call_later(self.disconnect_poll_s, self._poll_disconnect)
 
     def _is_over(self) -> bool:
         """Is nothing more to be read? An answer may have said so, or a timer."""
         return self._is_last or self.transport.is_closing()
 
     def _parse_next(self) -> bool:
-        """Parse a head, or more of a body. Says whether there may be more to parse."""
+        """Parse a head, or more of a body; returns whether there may be more to parse."""
         if self._body is not None:
             return self._parse_body(self._body)
         if self.cycle is not None and not self.cycle.response_complete:
             self.flow.pause_reading()  # the next request: its turn comes with the answer
             return False
         if self._timer is None:
-            self._give(self.head_timeout_s)
+            self._close_after(self.head_timeout_s)
         while self._received.startswith(b"\r\n"):
             del self._received[:2]
         end = self._received.find(_HEAD_END, 0, MOST_HEAD_BYTES)
@@ -113,7 +116,7 @@ class Wire(HttpToolsProtocol):
         del self._received[:size]
         return piece
 
-    # What the parser calls. An exception ends in `send_400_response`.
+    # The parser's callbacks. An exception ends in `send_400_response`.
 
     def on_message_begin(self) -> None:
         if not self._is_new:
@@ -135,16 +138,13 @@ class Wire(HttpToolsProtocol):
             raise self._error  # it would not parse the body
         super().on_headers_complete()
         self._body = body
-        self._give(self.body_timeout_s)
+        self._close_after(self.body_timeout_s)
 
     def on_message_complete(self) -> None:
         self._body, self._is_last = None, not self.cycle.keep_alive
         # where the answer came first, uvicorn's own timer for idle connections has ended
-        self._give(self.head_timeout_s if self.cycle.response_complete else None)
+        self._close_after(self.head_timeout_s if self.cycle.response_complete else None)
         super().on_message_complete()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Say nothing: it is answered as HTTP. Uvicorn warns twice a request."""
 
     # Refusals
 
@@ -157,7 +157,7 @@ class Wire(HttpToolsProtocol):
         self.logger.info("refused: %s", error.message)
         self._is_last = True
         is_answered = False
-        if self._body is not None:  # it is being worked on
+        if self._body is not None:  # the request is running
             is_answered = self.cycle.response_started
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -170,28 +170,28 @@ class Wire(HttpToolsProtocol):
             )
         self.transport.close()
 
-    # Time
+    # Timeouts
 
-    def _give(self, seconds: float | None) -> None:
-        """Hang up after so many seconds, unless told otherwise before."""
+    def _close_after(self, seconds: float | None) -> None:
+        """Set the timeout of the part that is received now; None: there is none."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if seconds is None else self.loop.call_later(seconds, self._hang_up)
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self._time_out)
 
-    def _hang_up(self) -> None:
+    def _time_out(self) -> None:
         if self._body is not None and self.flow.read_paused and not self.cycle.response_complete:
-            self._give(self.head_timeout_s)  # the application has not taken what came
+            self._close_after(self.head_timeout_s)  # the application has not taken what came
         else:
             self.transport.close()
 
-    def _look(self) -> None:
-        """See whether the client is there: where nothing is read, nobody would notice its end."""
-        self._looking = None
+    def _poll_disconnect(self) -> None:
+        """Look whether the client has disconnected: while nothing is read, asyncio cannot tell."""
+        self._poll = None
         if not self.flow.read_paused or self.transport.is_closing():
             return
         poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), _LEFT)
+        poll.register(self.transport.get_extra_info("socket").fileno(), _PEER_CLOSED)
         if poll.poll(0):
             self.transport.abort()
         else:
-            self._looking = self.loop.call_later(self.look_s, self._look)
+            self._poll = self.loop.call_later(self.disconnect_poll_s, self._poll_disconnect)

@@ -1,11 +1,11 @@
-"""What lies around all routes: ids, limits of bodies, HEAD. The access log is `access.py`'s."""
+"""ASGI middleware around all routes: request ids, access log and metrics, body limits, HEAD."""
 
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from fastapi import Request
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,128 +13,142 @@ from carpool.server.answers.error_responses import on_error
 from carpool.telemetry import logs
 from carpool.types import new_request_id
 
-_DEFAULTS = {b"cache-control": b"no-store", b"x-content-type-options": b"nosniff"}
+MOST_PATH = 200  # characters of a path that are logged
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_RETRY = re.compile(r"[1-9][0-9]?")  # as OpenAI's SDKs count retries, from 0
 
 
-class Identified:
-    """Gives every answer `x-request-id` (the client's own, if it is sane) and its duration.
-
-    And what caches and browsers may do with it. An answer that says nothing itself is not stored:
-    without an `authorization` header a shared cache may otherwise keep any 200, and "not ready
-    yet", a 404, as long as it likes (RFC 9111, 3.5 and 4.2.2).
-
-    Also turns exceptions that nobody foresaw into answers: Starlette's own place for that lies
-    further out, where they would lack the id, and it would raise them again.
-    """
+class HTTPMiddleware:
+    """Middleware for HTTP alone; other scopes pass."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+        self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began_s = time.monotonic()
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if _CLIENT_ID.fullmatch(given) else new_request_id()
-        scope["request_id"] = logs.about.get({})["request_id"] = request_id
+        handle = self.handle if scope["type"] == "http" else self.app
+        await handle(scope, receive, send)
 
-        is_answered = False
-
-        async def identified(message: Message) -> None:
-            nonlocal is_answered
-            if message["type"] == "http.response.start":
-                is_answered = True
-                took_ms = round((time.monotonic() - began_s) * 1000)
-                said = list(message.get("headers", []))
-                missing = _DEFAULTS.keys() - {name.lower() for name, _ in said}
-                message["headers"] = [
-                    *said,
-                    (b"x-request-id", request_id.encode()),
-                    (b"openai-processing-ms", str(took_ms).encode()),
-                    *((name, _DEFAULTS[name]) for name in sorted(missing)),
-                ]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, identified)
-        except Exception as error:
-            if is_answered:
-                raise
-            answer = await on_error(Request(scope), error)
-            await answer(scope, receive, identified)
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
 
 
-class Limited:
-    """Refuses bodies that are too large: those that say so, before anything of them is read.
+class RequestLogging(HTTPMiddleware):
+    """Gives every answer `x-request-id` (the client's own, if it is sane) and its duration.
 
-    Starlette's own limit answers in plain text. A client that waits for a word before it sends its
-    body, and is refused without one, is hung up on: nobody could tell what it sends next.
+    It writes the access log, and counts the answers to requests for work.
+
+    An answer that says nothing of caches is not stored: without an `authorization` header a shared
+    cache may keep any 200, and "not ready yet", a 404, as long as it likes (RFC 9111, 3.5 and
+    4.2.2). Unexpected exceptions become answers here: Starlette's own place for that lies further
+    out, where they would lack the id, and it would raise them again.
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        max_body_bytes: int,
-        max_upload_bytes: int,
-        uploads: Collection[str],
+        self, app: ASGIApp, count: Callable[[str, int, float], None] = lambda *_: None
+    ) -> None:
+        """Wrap an application.
+
+        Args:
+            count: is told the path, status and seconds of every answer to a POST.
+        """
+        super().__init__(app)
+        self._count = count
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, began_s = Headers(scope=scope), time.monotonic()
+        given = headers.get("x-request-id", "")
+        request_id = given if _CLIENT_ID.fullmatch(given) else new_request_id()
+        token = logs.about.set({"request_id": request_id})
+        scope["request_id"] = request_id
+        status = 0
+
+        async def identified(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status, own = message["status"], MutableHeaders(scope=message)
+                own.append("x-request-id", request_id)
+                own["openai-processing-ms"] = str(round((time.monotonic() - began_s) * 1000))
+                own.setdefault("cache-control", "no-store")
+                own.setdefault("x-content-type-options", "nosniff")
+            await send(message)
+
+        try:
+            await self.app(scope, receive, identified)
+        except Exception as error:
+            if status:
+                status = 500
+                raise
+            answer = await on_error(Request(scope), error)
+            await answer(scope, receive, identified)
+        finally:
+            status = scope.get("ended_as", status or 499)  # 499: the client was gone before
+            took_s = time.monotonic() - began_s
+            if _RETRY.fullmatch(retry := headers.get("x-stainless-retry-count", "")):
+                logs.about.get({})["retry"] = retry
+            path = scope["raw_path"].decode("latin-1")[:MOST_PATH]  # still escaped: one line
+            logs.answered(scope["method"], path, status, took_s)
+            if scope["method"] == "POST" and (route := scope.get("route")) is not None:
+                self._count(route.path, status, took_s)
+            logs.about.reset(token)
+
+
+class BodySizeLimit(HTTPMiddleware):
+    """Refuses bodies that are too large: those that announce it, before anything of them is read.
+
+    Starlette's own limit answers in plain text. Where a client waits for `100 Continue` and is
+    refused without it, the connection is closed: it is unknown what the client sends next.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_body_bytes: int, max_upload_bytes: int, uploads: Collection[str]
     ) -> None:
         """Wrap an application.
 
         Args:
             uploads: paths whose bodies may have `max_upload_bytes`.
         """
-        self._app, self._max_body_bytes = app, max_body_bytes
-        self._max_upload_bytes, self._uploads = max_upload_bytes, uploads
+        super().__init__(app)
+        self._body = max_body_bytes, "--max-body-bytes"
+        self._upload, self._uploads = (max_upload_bytes, "--max-upload-bytes"), uploads
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        most, flag = self._max_body_bytes, "--max-body-bytes"
-        if scope["path"].removeprefix(scope.get("root_path", "")) in self._uploads:
-            most, flag = self._max_upload_bytes, "--max-upload-bytes"
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_upload = scope["path"].removeprefix(scope.get("root_path", "")) in self._uploads
+        most, flag = self._upload if is_upload else self._body
         headers = Headers(scope=scope)
         length = headers.get("content-length", "")
         announced = int(length) if length.isdecimal() else 0
-        is_asking = headers.get("expect", "").lower() == "100-continue"
-        taken, is_answered = 0, False
+        is_waiting = headers.get("expect", "").lower() == "100-continue"
+        received, is_answered = 0, False
 
         def check(size: int, seen: str) -> None:
-            if size > most:
+            if size > most and not is_answered:  # else its end is awaited, and nothing is kept
                 raise HTTPException(413, f"the body has {seen} bytes: the most is {most} ({flag})")
 
         async def limited() -> Message:
-            nonlocal taken, is_asking
-            if not is_answered:  # else its end is waited for, and nothing is kept
-                check(announced, str(announced))
-            is_asking = False
+            nonlocal received, is_waiting
+            check(announced, str(announced))
+            is_waiting = False
             message = await receive()
-            taken += len(message.get("body", b""))
-            if not is_answered:
-                check(taken, f"more than {most}")
+            received += len(message.get("body", b""))
+            check(received, f"more than {most}")
             return message
 
         async def answered(message: Message) -> None:
             nonlocal is_answered
             is_answered = True
-            if message["type"] == "http.response.start" and is_asking:
-                message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
+            if message["type"] == "http.response.start" and is_waiting:
+                MutableHeaders(scope=message).append("connection", "close")
             await send(message)
 
-        await self._app(scope, limited, answered)
+        await self.app(scope, limited, answered)
 
 
-class Headed:
+class HeadRequests(HTTPMiddleware):
     """Answers HEAD as GET, without a body."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
             return
 
         async def headed(message: Message) -> None:
@@ -145,4 +159,4 @@ class Headed:
         headers = [(name, value) for name, value in scope["headers"] if name != b"range"]
         extensions = {**scope.get("extensions", {}), "http.response.pathsend": {}}  # reads no file
         whole = {**scope, "method": "GET", "headers": headers, "extensions": extensions}
-        await self._app(whole, receive, headed)
+        await self.app(whole, receive, headed)

@@ -1,4 +1,4 @@
-"""A Unix socket to listen on: one that a dead server has left is replaced, a living one's never."""
+"""A Unix socket to listen on; replaces a stale one, never that of a running server."""
 
 import contextlib
 import errno
@@ -10,27 +10,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 WAITING = 2048  # connections that the kernel keeps until they are accepted, as uvicorn has it
-_MODE = 0o666  # who may connect is up to the folder
+_MODE = 0o666  # the folder's permissions decide who may connect
 
 
 class UnixSocket:
-    """A socket that this process listens on, and its file."""
+    """A listening socket and its file."""
 
     def __init__(self, path: Path) -> None:
-        """Make both. May wait for other servers that start in the same folder.
+        """Bind and listen. May wait for other servers that start in the same folder.
 
         Raises:
-            OSError: a server listens there, something else lies there, or it cannot be made.
+            OSError: a server listens there, another kind of file exists, or it cannot be made.
         """
         self.path = path
         self.socket = socket.socket(socket.AF_UNIX)
         try:
-            with _alone_in(path.parent):
-                mode = _make_way(path)
+            with _locked(path.parent):
+                mode = _remove_stale(path)
                 self.socket.bind(str(path))
                 self._seen = path.lstat()
                 path.chmod(mode)
-                self.socket.listen(WAITING)  # before others look whether it lives
+                self.socket.listen(WAITING)  # before others probe it
         except OSError:
             self.socket.close()
             raise
@@ -42,11 +42,11 @@ class UnixSocket:
                 self.path.unlink()
 
 
-def _make_way(path: Path) -> int:
-    """Remove a socket that nobody listens on; gives the permissions for the new one.
+def _remove_stale(path: Path) -> int:
+    """Remove a socket that no process listens on; returns the mode of the new one.
 
     Raises:
-        OSError: there is something that must stay.
+        OSError: the file must stay.
     """
     try:
         mode = path.lstat().st_mode
@@ -64,8 +64,8 @@ def _make_way(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder, so that of two servers that start only one finds the place free."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, so that of two servers that start only one finds the path free."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # NFS locks no folders, and has no living sockets

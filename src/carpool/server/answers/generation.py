@@ -1,0 +1,134 @@
+"""Run the requests of one HTTP request for pictures, and answer with the pictures as JSON."""
+
+import asyncio
+import base64
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from carpool import media
+from carpool.request.images import NAMES as PICTURES
+from carpool.request.images import size_of
+from carpool.server.bodies import schema
+from carpool.server.state import ServedModel
+from carpool.types import CheckedRequest
+from carpool.worker import protocol
+from carpool.worker.supervisor import Supervisor
+
+T = TypeVar("T")
+Kind = Literal["image_generation", "image_edit"]
+RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageGeneration:
+    """A checked HTTP request: a request a picture, and how the pictures are to be answered."""
+
+    model: ServedModel
+    body: schema.ImageRequest
+    requests: Sequence[CheckedRequest]
+    kind: Kind = "image_generation"
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The pictures that it starts from."""
+        arguments = self.requests[0].arguments
+        given = [arguments.get(name, []) for name in PICTURES]
+        return [one for some in given for one in (some if isinstance(some, list) else [some])]
+
+    @property
+    def format(self) -> media.Format:
+        return self.body.output_format or "png"
+
+    @property
+    def quality(self) -> str:
+        return self.body.quality or "auto"
+
+    @property
+    def user(self) -> str | None:
+        return self.body.safety_identifier or self.body.user
+
+    def file(self, number: int, picture: protocol.Picture, *, is_final: bool = True) -> bytes:
+        """A picture as a file. Blocks: not on the event loop."""
+        compression = self.body.output_compression
+        return media.encode(
+            picture,
+            self.format,
+            100 if compression is None else compression,
+            self.model.file_metadata(
+                self.requests[number] if is_final else None,
+                width=picture.width,
+                height=picture.height,
+            ),
+        )
+
+    def usage(self, usages: Sequence[protocol.TokenUsage]) -> schema.UsageBody:
+        """The usage of some of the pictures. The prompt and input pictures are counted once."""
+        multiple = self.model.card.size_multiple_px
+        given = self.requests[0].arguments.get("image", ())
+        sizes = [size_of(one) for one in (given if isinstance(given, list) else [given])]
+        sent = sum((size[0] // multiple) * (size[1] // multiple) for size in sizes if size)
+        text, made = usages[0].text_tokens, sum(usage.image_tokens for usage in usages)
+        return schema.UsageBody(
+            input_tokens=text + sent,
+            input_tokens_details=schema.TokenDetails(text_tokens=text, image_tokens=sent),
+            output_tokens=made,
+            output_tokens_details=schema.TokenDetails(text_tokens=0, image_tokens=made),
+            total_tokens=text + sent + made,
+        )
+
+    def pack(self) -> None:
+        """Make its pictures ready to be sent to the worker. Blocks: not on the event loop."""
+        for picture in self.inputs:
+            protocol.pack(picture)
+
+
+async def gather(submit: Callable[[int], Coroutine[Any, Any, T]], count: int) -> list[T]:
+    """Run requests side by side. If one fails, the others are cancelled, and it is raised."""
+    tasks = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(count):
+                tasks.append(group.create_task(submit(number)))
+                await asyncio.sleep(0)  # input pictures take milliseconds to send
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def generate(
+    supervisor: Supervisor,
+    generation: ImageGeneration,
+    *,
+    link: Callable[[bytes], str],
+    run: RunInThread,
+) -> schema.ImagesResponse:
+    """Run all requests, and answer when all are done.
+
+    Args:
+        link: stores a file and returns its URL; for `response_format` "url". On a thread.
+        run: runs the encoding, a picture at a time.
+    """
+    requests = generation.requests
+    done = await gather(lambda number: supervisor.submit(requests[number]), len(requests))
+    pictures = [one.pictures[0] for one in done]
+
+    def answered(number: int) -> schema.Image:
+        file = generation.file(number, pictures[number])
+        if generation.body.response_format == "url":
+            return schema.Image(seed=done[number].seed, url=link(file))
+        return schema.Image(seed=done[number].seed, b64_json=base64.b64encode(file).decode())
+
+    return schema.ImagesResponse(
+        created=int(time.time()),
+        data=[await run(partial(answered, number)) for number in range(len(done))],
+        model=generation.model.id,
+        size=f"{pictures[0].width}x{pictures[0].height}",
+        quality=generation.quality,
+        output_format=generation.format,
+        safety_identifier=generation.user,
+        timings=max((one.timings for one in done), key=lambda timings: timings.total_s),
+        usage=generation.usage([one.usage for one in done]),
+    )

@@ -1,0 +1,159 @@
+"""The pictures that a body starts from, as arguments of the pipeline.
+
+A mask means inpainting, else the model's first task that takes a picture is meant. Where that
+starts from the picture's own pixels, the result has the picture's size, as near as the model
+can; other models follow rules of their own.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+from carpool.errors import (
+    InvalidValue,
+    MaskMismatch,
+    MissingParameter,
+    ModelNotSupported,
+    UnsupportedImage,
+    UnsupportedParameter,
+)
+from carpool.media.reader import Intake
+from carpool.media.uploads import Mode
+from carpool.request.parameters import Card, Task, within
+from carpool.server.bodies.forms import MOST_IMAGES, Form
+from carpool.server.bodies.schema import GenerationRequest
+
+REFERENCE = "input_reference"  # the picture that a video begins with
+Size = tuple[int, int]
+
+
+def edit_task(card: Card, form: Form, *, is_variation: bool = False) -> Task:
+    """The task that the pictures of a form ask for.
+
+    Raises:
+        MissingParameter: there is no picture.
+        ModelNotSupported: the model does nothing of the kind.
+        UnsupportedParameter: it does, but not with a mask.
+    """
+    task = card.task_for(["image"])
+    if not task.takes("image") or (is_variation and not _starts_from_pixels(task)):
+        does = ", ".join(one.name for one in card.tasks)
+        what = "vary" if is_variation else "edit"
+        raise ModelNotSupported(f"{card.id} cannot {what} pictures: it does {does}", param="model")
+    if form.mask is not None:
+        task = card.task_for(["image", "mask_image"])
+        if not task.takes("mask_image"):
+            raise UnsupportedParameter(f"mask: {card.id} takes none, leave it out", param="mask")
+    if not form.images:
+        raise MissingParameter("image is missing: send the picture as a file", param="image")
+    return task
+
+
+async def edit_images(
+    card: Card, task: Task, form: Form, body: GenerationRequest, intake: Intake
+) -> dict[str, Any]:
+    """The pictures of a form as arguments of the pipeline, with the size that follows from them.
+
+    The form has none of them afterwards.
+
+    Raises:
+        Rejected, BodyTooLarge: one of them breaks a rule.
+        RateLimited, Overloaded: there is no memory for it now.
+    """
+    name, sent, mask = form.name, form.images, form.mask
+    form.images, form.mask = [], None
+    extra = body.model_extra or {}
+    sizes = body.size, extra.get("width"), extra.get("height")
+    is_sized = any(one not in (None, "auto") for one in sizes)
+    if len(sent) > (most := min(MOST_IMAGES, task.max_images)):
+        seen = f"{name} is given {len(sent)} times"
+        raise InvalidValue(f"{seen}: {card.id} takes at most {most} for this", param=name)
+    mode: Mode = "RGBA" if task.image_mode == "RGBA" else "RGB"
+    images: list[Any] = []
+    original, size = (0, 0), None
+    while sent:  # one by one: decoded, a picture may take 100 MB
+        picture = await intake.open(sent.pop(0), name)
+        fitted = within(picture.size, card.max_pixels, 1)
+        if not images:
+            original = picture.size
+            size = None if is_sized else _result_size(card, task, original, name)
+        then = None if size is None else partial(_resized, size=size)
+        images.append(await intake.decode(picture, name, mode=mode, fitted=fitted, then=then))
+    arguments: dict[str, Any] = {}
+    if size is not None and task.takes("width") and task.takes("height"):
+        arguments |= {"width": size[0], "height": size[1]}
+    if is_sized and _starts_from_pixels(task) and not task.takes("width"):
+        rule = "this model draws in the picture's own size, leave it out"
+        raise UnsupportedParameter(f"size: {rule}", param="size")
+    if mask is not None:
+        if isinstance(mask, bytes) and not mask.startswith(b"\x89PNG"):
+            raise UnsupportedImage("mask cannot be read: it must be a PNG", param="mask")
+        picture = await intake.open(mask, "mask")
+        if picture.size != original:
+            seen = f"mask has {_by(picture.size)} pixels, and {name} {_by(original)}"
+            raise MaskMismatch(f"{seen}: both must have the same size", param="mask")
+        then = partial(_white_mask, size=images[0].size)
+        arguments["mask_image"] = await intake.decode(picture, "mask", mode="RGBA", then=then)
+    return {**arguments, "image": images[0] if len(images) == 1 else images}
+
+
+async def reference_images(
+    card: Card, form: Form, body: GenerationRequest, intake: Intake
+) -> dict[str, Any]:
+    """The picture that a video begins with, if any; as `edit_images`."""
+    if (task := card.task_for(["image"])).makes != "videos":
+        return {}  # `video_request` refuses
+    if not form.images:
+        if any(one.name == "image" and one.required for one in card.parameters):
+            rule = f"{card.id} does {card.tasks[0].name}, send the picture as a file"
+            raise MissingParameter(f"{REFERENCE} is missing: {rule}", param=REFERENCE)
+        return {}
+    if not task.takes("image"):
+        does = ", ".join(one.name for one in card.tasks)
+        seen = f"{REFERENCE} is not taken: {card.id} does {does}"
+        raise UnsupportedParameter(seen, param=REFERENCE)
+    return await edit_images(card, task, form, body, intake)
+
+
+def _result_size(card: Card, task: Task, original: Size, name: str) -> Size | None:
+    """The size of a result that begins with a picture's own pixels; None for any other.
+
+    A video is at most as large as its model makes it by default.
+    """
+    if not _starts_from_pixels(task):
+        return None
+    max_pixels = card.max_pixels
+    own = {one.name: one.default for one in task.parameters} | card.defaults
+    width, height = own.get("width"), own.get("height")
+    if task.makes == "videos" and isinstance(width, int) and isinstance(height, int):
+        max_pixels = min(max_pixels, width * height)
+    size = within(original, max_pixels, card.size_multiple_px)
+    if math.prod(size) > max_pixels:  # a side was too short, and became as it must be
+        raise UnsupportedImage(
+            f"{name} has {_by(original)} pixels: too long for this model, whose sides are "
+            f"multiples of {card.size_multiple_px} and make at most {max_pixels} pixels: cut it",
+            param=name,
+        )
+    return size
+
+
+def _starts_from_pixels(task: Task) -> bool:
+    """Does its picture become the result, in the same size? A video begins with it."""
+    return task.takes("strength") or (task.makes == "videos" and task.takes("width"))
+
+
+def _resized(image: Any, size: Size) -> Any:
+    return image if image.size == size else image.resize(size)
+
+
+def _white_mask(image: Any, size: Size) -> Any:
+    """Where to draw anew, in white: OpenAI's masks are transparent there."""
+    alpha = image.getchannel("A")
+    if alpha.getextrema()[0] == 255:
+        rule = "what is to be drawn anew must be transparent, and nothing is"
+        raise MaskMismatch(f"mask: {rule}", param="mask")
+    return _resized(alpha.point(lambda value: 255 - value), size)
+
+
+def _by(size: Size) -> str:
+    return f"{size[0]}x{size[1]}"

@@ -1,0 +1,253 @@
+"""From a body to checked requests: what OpenAI's fields mean to the served model's pipeline."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from carpool.errors import (
+    InvalidValue,
+    ModelNotFound,
+    SizeRejected,
+    UnknownParameter,
+    UnsupportedParameter,
+    nearest,
+    show,
+)
+from carpool.media.outputs import FPS, MOST_FPS
+from carpool.request.images import NAMES as PICTURES
+from carpool.request.parameters import Card, check, check_n, seeds
+from carpool.server.bodies import schema
+from carpool.server.bodies.forms import number
+from carpool.server.state import ServedModel
+from carpool.types import CheckedRequest, Request
+
+QUALITIES = {"auto": 1.0, "low": 0.5, "medium": 1.0, "high": 1.5, "xhigh": 2.0, "max": 3.0}
+QUALITIES |= {"standard": 1.0, "hd": 1.5}  # OpenAI's older words
+FEW_STEPS = 8  # models that take no more by default are distilled ones
+EDITS = ("image", "images", "mask", "mask_image")
+"""The fields of `POST /v1/images/edits` that hold pictures."""
+
+_ENDPOINTS = {"pictures": "POST /v1/images/generations", "videos": "POST /v1/videos"}
+_RESERVED = {"self", "request_id", "tenant"}  # arguments of `Request` that no body may set
+_SIZE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})")
+
+
+def image_requests(
+    model: ServedModel,
+    body: schema.ImageRequest,
+    *,
+    key: str = "",
+    pictures: Mapping[str, Any] | None = None,
+) -> list[CheckedRequest]:
+    """Check a body and turn it into one request an image.
+
+    Args:
+        key: names the client's API key; "" where there are none.
+        pictures: that came with it, and what follows from them, as the pipeline's arguments.
+
+    Raises:
+        Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
+    """
+    parameters = _parameters(model, body, "pictures")
+    if body.output_compression is not None and body.output_format in (None, "png"):
+        rule = "is for jpeg and webp: png loses nothing"
+        raise UnsupportedParameter(f"output_compression {rule}", param="output_compression")
+    for name in schema.NULL_FIELDS:
+        if parameters.pop(name, None) is not None:
+            raise UnsupportedParameter(f"{name} is not supported: leave it out", param=name)
+    if body.stream and body.response_format == "url":
+        rule = "a stream's events carry the pictures themselves: leave it out"
+        raise UnsupportedParameter(f"response_format=url: {rule}", param="response_format")
+    if pictures is None:
+        _refuse_edits(model.card, parameters)
+    parameters |= _size(model.card, body.size, parameters) | dict(pictures or {})
+    first_to_last = seeds(body.seed, check_n(1 if body.n is None else body.n, model.max_n))
+    parameters |= _steps(model.card, body.quality, parameters)
+    previews = body.partial_images or 0 if body.stream else 0
+    requests = [_request(body, key, parameters, seed) for seed in first_to_last]
+    return [replace(check(model.card, one, from_json=True), previews=previews) for one in requests]
+
+
+def video_request(
+    model: ServedModel,
+    body: schema.VideoRequest,
+    max_frames: int,
+    *,
+    key: str = "",
+    pictures: Mapping[str, Any] | None = None,
+) -> tuple[CheckedRequest, dict[str, Any]]:
+    """Check a body and turn it into a request, and into what clients see of its job.
+
+    Args, Raises: as `image_requests`.
+    """
+    card, parameters = model.card, _parameters(model, body, "videos")
+    if "output_format" in parameters:
+        rule = "is not taken: a video is an MP4 file"
+        raise UnsupportedParameter(f"output_format {rule}", param="output_format")
+    parameters |= _size(card, body.size, parameters) | dict(pictures or {})
+    own_rate = {p.name: p.default for p in card.parameters}.get("frame_rate")
+    own_rate = parameters.get("frame_rate") or own_rate or FPS
+    fps = _rate("fps", body.fps) or _rate("frame_rate", own_rate) or FPS
+    if card.tasks[0].takes("frame_rate"):
+        parameters["frame_rate"] = fps
+    seconds = _number(body.seconds)
+    if seconds is not None:
+        if not 0 < seconds <= max_frames:
+            rule = f"must be above 0, at most {max_frames}"
+            raise InvalidValue(f"seconds={show(body.seconds)}: {rule}", param="seconds")
+        if body.num_frames is not None:
+            raise InvalidValue("give seconds or num_frames, not both", param="seconds")
+        parameters["num_frames"] = round(seconds * fps) + 1  # models count k * n + 1
+    checked = check(card, _request(body, key, parameters, body.seed), from_json=True)
+    defaults = {p.name: p.default for p in card.task(checked.task).parameters}
+    arguments: dict[str, Any] = {**defaults, **checked.arguments}
+    width, height, asked = (
+        int(arguments.get(name) or 0) for name in ("width", "height", "num_frames")
+    )
+    length = length_of(card, arguments)
+    if length > max_frames:
+        makes_more = f" makes {length} frames" if length != asked else ""
+        raise InvalidValue(
+            f"num_frames={asked}{makes_more}: must be at most {max_frames} (--max-frames)",
+            param="num_frames" if seconds is None else "seconds",
+        )
+    if length != asked:
+        checked = replace(checked, arguments={**checked.arguments, "num_frames": length})
+    return checked, {
+        "model": model.id,
+        "seeds": [checked.seed],
+        "body": body.model_dump(exclude_none=True) | {"seed": checked.seed},
+        "size": f"{width}x{height}",
+        "fps": fps,
+        "num_frames": length,
+    }
+
+
+def length_of(card: Card, arguments: Mapping[str, Any]) -> int:
+    """How many frames the video has that these arguments ask for; 0 where the model has no say.
+
+    Autoencoders decode k * n + 1 frames, as near to what was asked as Wan's pipeline goes. Helios
+    makes whole pieces of a video, however few frames are asked for.
+    """
+    asked, step = int(arguments.get("num_frames") or 0), card.frame_step
+    latents = arguments.get("num_latent_frames_per_chunk")
+    if not asked or step == 1:
+        return asked
+    if isinstance(latents, int) and latents > 0:
+        piece = (latents - 1) * step + 1
+        return (-(-asked // piece) * piece - 1) // step * step + 1
+    return asked // step * step + 1 if asked % step != 1 else asked
+
+
+def _parameters(
+    model: ServedModel, body: schema.GenerationRequest, makes: Literal["pictures", "videos"]
+) -> dict[str, Any]:
+    """The pipeline's own parameters in a body for this model."""
+    if body.model not in (None, model.id):
+        seen = str(body.model)[:60]
+        hint = nearest(seen, [model.id])
+        raise ModelNotFound(f"model {seen!r} is not served here, {model.id!r} is{hint}")
+    if (made := model.card.tasks[0].makes) != makes:
+        way = "`carpool generate` and the Python API do that"
+        way = f"{_ENDPOINTS[made]} makes them" if made in _ENDPOINTS else way
+        raise UnsupportedParameter(
+            f"{model.id} makes {made}, and this endpoint answers with {makes}: {way}",
+            param="model",
+        )
+    sent = body.model_dump(exclude_none=makes == "videos")
+    for name, value in sent.items():  # JSON can write half a character, "\ud800"
+        try:
+            (value if isinstance(value, str) else "").encode()
+        except UnicodeEncodeError:
+            rule = "must be text without lone surrogates"
+            raise InvalidValue(f"{name}={value[:40]!a}: {rule}", param=name) from None
+    declared = type(body).model_fields  # null unless said, also where the model knows no such
+    parameters = {
+        name: value
+        for name, value in sent.items()
+        if name not in declared or (name in schema.PIPELINE_FIELDS and value is not None)
+    }
+    if reserved := sorted(parameters.keys() & _RESERVED):
+        seen = f"{model.card.pipeline} has no parameter {reserved[0]!r}"
+        raise UnknownParameter(seen, param=reserved[0])
+    return parameters
+
+
+def _request(
+    body: schema.GenerationRequest, key: str, parameters: Mapping[str, Any], seed: Any
+) -> Request:
+    """A request in its client's share of the device.
+
+    The tenant is the API key, whose share the users that bodies name divide. Without keys only the
+    body tells clients apart, and every user is a tenant.
+    """
+    user = body.safety_identifier or body.user or ""
+    share = {"tenant": key, "user": user} if key else {"tenant": user}
+    return Request(body.prompt, seed=seed, timeout_s=body.timeout_s, **share, **parameters)
+
+
+def _refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
+    """Say where pictures are taken, if the model takes any: not with a body that has none."""
+    if not card.task_for(["image"]).takes("image"):
+        return
+    names = {*EDITS, *PICTURES} | ({"strength"} if not card.tasks[0].takes("strength") else set())
+    for name in parameters:
+        if name in names and parameters[name] is not None:
+            rule = "send it with its picture to POST /v1/images/edits"
+            raise UnsupportedParameter(f"{name} is not taken here: {rule}", param=name)
+
+
+def _steps(card: Card, quality: str | None, parameters: Mapping[str, Any]) -> dict[str, int]:
+    """The steps of a quality, from those that the model takes by default.
+
+    Nothing where the request says steps itself, and for models distilled to a few steps: they
+    were trained for just these.
+    """
+    given = {name for name, value in parameters.items() if value is not None}
+    if given & {"num_inference_steps", "sigmas", "timesteps"}:
+        return {}
+    own = {p.name: p.default for p in card.task_for(given).parameters}
+    steps = card.defaults.get("num_inference_steps", own.get("num_inference_steps"))
+    factor = QUALITIES[quality or "auto"]
+    if not isinstance(steps, int) or steps <= FEW_STEPS or factor == 1:
+        return {}
+    return {"num_inference_steps": min(card.max_steps, max(1, round(steps * factor)))}
+
+
+def _size(card: Card, size: str | None, parameters: Mapping[str, Any]) -> dict[str, int]:
+    if size is None or size == "auto":
+        return {}
+    if any(parameters.get(side) is not None for side in ("width", "height")):
+        raise InvalidValue("give size, or width and height, not both", param="size")
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        width, height = card.usual_size_px or (8 * card.size_multiple_px,) * 2
+        raise SizeRejected(
+            f"size {show(size)} is not supported: write WIDTHxHEIGHT in pixels, such as "
+            f"{width}x{height}, or auto",
+            param="size",
+        )
+    return {"width": int(match[1]), "height": int(match[2])}
+
+
+def _rate(name: str, value: Any) -> float | None:
+    """Frames a second; None where the body has none."""
+    rate = _number(value)
+    if rate is not None and not 1 <= rate <= MOST_FPS:
+        raise InvalidValue(f"{name}={show(value)}: must be from 1 to {MOST_FPS}", param=name)
+    return rate
+
+
+def _number(value: Any) -> float | None:
+    """A number, which may be written as text; NaN for anything else."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, str):
+            return number(value)
+        is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return float(value) if is_plain else math.nan
+    except (ValueError, OverflowError):
+        return math.nan

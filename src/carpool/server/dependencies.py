@@ -1,0 +1,82 @@
+"""FastAPI dependencies and route classes: authentication comes before any of a body is read."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, Response
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPAuthorizationCredentials
+from starlette.types import Receive, Scope, Send
+
+from carpool.server.bodies import schema
+from carpool.server.bodies.json_bodies import check_is_json, read
+from carpool.server.state import AppState, RequestContext, bearer
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": schema.Error}
+    for status in (400, 401, 403, 404, 405, 413, 415, 422, 429, 500, 503, 504)
+}
+"""For the OpenAPI document: how any path under `/v1` may answer."""
+
+
+async def server_state(request: Request) -> AppState:
+    return request.app.state.server  # type: ignore[no-any-return]
+
+
+async def request_context(
+    request: Request,
+    _: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],  # for the document
+) -> RequestContext:
+    return RequestContext(request.app.state.server, request, request.state.client)
+
+
+State = Annotated[AppState, Depends(server_state)]
+Context = Annotated[RequestContext, Depends(request_context)]
+"""What a route of class `AuthenticatedRoute` is given."""
+
+
+async def traced(context: Context) -> AsyncIterator[None]:
+    """Write a span for every request for work."""
+    request = context.request
+    if request.method != "POST":
+        yield
+        return
+    with context.state.tracing.request(request.headers, request.scope["request_id"]):
+        yield
+
+
+class AuthenticatedRoute(APIRoute):
+    """A route whose clients need a key where the server has keys."""
+
+    is_work = False  # do its POSTs count against the limits of requests?
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in (self.methods or ()):
+            await super().handle(scope, receive, send)  # 405
+            return
+        request, is_work = Request(scope), self.is_work and scope["method"] == "POST"
+        async with scope["app"].state.server.admit(request, receive, is_work=is_work) as admitted:
+            await super().handle(scope, admitted, send)
+
+    def get_route_handler(self) -> Any:
+        handle = super().get_route_handler()
+
+        async def handle_strictly(request: Request) -> Response:
+            return await handle(_StrictRequest(request.scope, request.receive))
+
+        return handle_strictly
+
+
+class WorkRoute(AuthenticatedRoute):
+    is_work = True
+
+
+class _StrictRequest(Request):
+    async def body(self) -> bytes:
+        check_is_json(self.headers)
+        return await super().body()
+
+    async def json(self) -> Any:
+        body = await self.body()
+        return await self.app.state.server.parse_json(self, partial(read, body), len(body))

@@ -1,0 +1,123 @@
+"""Counts answers and jobs for Prometheus, and finds the engine's requests of an HTTP request."""
+
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request
+
+import carpool
+from carpool.config import ServeSettings
+from carpool.errors import CarpoolError, JobNotFound, NoSuchEndpoint
+from carpool.jobs.database import Record
+from carpool.jobs.runner import Output, Runner
+from carpool.server.bodies import schema
+from carpool.telemetry import tracing
+from carpool.telemetry.metrics import Metrics
+from carpool.types import CheckedRequest
+from carpool.worker.supervisor import Supervisor
+
+log = logging.getLogger("carpool")
+
+KEPT = 1000  # requests, as many as the engine keeps
+Origin = tuple[str, str, str]
+"""("request", owner, id) or ("job", "", id)."""
+
+
+class Observer:
+    """The front's own counts. A watcher of the runner, if there is one: `jobs.runner.JobListener`."""
+
+    def __init__(
+        self, supervisor: Supervisor, settings: ServeSettings, runner: Runner | None
+    ) -> None:
+        self._supervisor, self._settings, self._runner = supervisor, settings, runner
+        self._metrics = Metrics()
+        self._request_ids: OrderedDict[Origin, list[str]] = OrderedDict()
+        if runner is not None:
+            runner.watch(self)
+
+    @property
+    def _model(self) -> str:
+        """The served model's name; "" before it is known."""
+        ready = self._supervisor.ready
+        return self._settings.served_model_name or (ready.card.id if ready else "")
+
+    def began(self, request: Request, owner: str, made: Sequence[CheckedRequest]) -> None:
+        """An HTTP request became these. A later one of the same id takes its place."""
+        tracing.asked(self._model, [one.seed for one in made], "image")
+        self._note(("request", owner, request.scope["request_id"]), made)
+
+    def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
+        """A job is run, in the trace of the request that it came with."""
+        tracing.take_up(str(record.work.get("trace", "")))
+        self._note(("job", "", record.id), parts)
+
+    def _note(self, origin: Origin, made: Sequence[CheckedRequest]) -> None:
+        if self._settings.log_prompts:
+            log.info("%s asks for %r", origin[2], made[0].arguments.get("prompt"))
+        self._request_ids.pop(origin, None)
+        self._request_ids[origin] = [one.request_id for one in made]
+        if len(self._request_ids) > KEPT:
+            self._request_ids.popitem(last=False)
+
+    def ended(self, record: Record, state: str, took_s: float, done: Sequence[Output]) -> None:
+        """A job has ended."""
+        outcome = "ok" if state == "completed" else state
+        self._metrics.ended(self._model, record.kind, outcome, took_s)
+        clips = [one.clip for one in done if one.clip is not None]
+        if len(done) > len(clips):
+            self._metrics.drew(self._model, len(done) - len(clips))
+        for clip in clips:
+            self._metrics.filmed(self._model, clip.length / record.work["output"]["fps"])
+
+    def previewed(self, after_s: float) -> None:
+        """The first preview of a request is sent."""
+        self._metrics.previewed(self._model, after_s)
+
+    def drew(self, images: int, usage: schema.UsageBody) -> None:
+        """An answer has so many pictures."""
+        self._metrics.drew(self._model, images)
+        tracing.used(usage.input_tokens, usage.output_tokens)
+
+    def answered(self, endpoint: str, status: int, duration_s: float) -> None:
+        """A request for work was answered."""
+        self._metrics.answered(self._model, endpoint, status, duration_s)
+
+    async def report(self, owner: str, request_id: str) -> schema.RequestReport:
+        """What became of a request that the same API key made, or of a job in its last run.
+
+        Raises:
+            NoSuchEndpoint: it is not known, or not any more.
+            Starting, WorkerLost, Draining: there is no worker to ask.
+        """
+        origin, job = ("request", owner, request_id), None
+        if origin not in self._request_ids and self._runner is not None:
+            with contextlib.suppress(JobNotFound):
+                job = await self._runner.get(request_id, owner)
+                origin = "job", "", job.id
+        parts = self._request_ids.get(origin, [])
+        outputs = await self._supervisor.timelines(parts) if parts else []
+        if not outputs and not (job is not None and job.is_open):
+            raise NoSuchEndpoint(
+                f"no request {request_id[:128]!r} is known: the id is `x-request-id` of its "
+                f"answer, or a job's, and the last {KEPT} since the worker started are kept"
+            )
+        return schema.RequestReport.model_validate({"id": request_id, "outputs": outputs})
+
+    async def metrics(self) -> bytes:
+        """The page for Prometheus. Without a worker it has the front's own counts only."""
+        statistics: dict[str, Any] | None = None
+        jobs: dict[Any, int] = {}
+        with contextlib.suppress(CarpoolError):  # the worker died while it was asked
+            if self._supervisor.state in ("ready", "draining"):
+                statistics = await self._supervisor.statistics()
+        with contextlib.suppress(CarpoolError):  # a failing disk must not end the page
+            if self._runner is not None:
+                jobs = await self._runner.count_open()
+        ready = self._supervisor.ready
+        versions = ready.versions if ready else {}
+        build = {"version": carpool.__version__, "revision": self._settings.revision or ""}
+        build |= {name: versions.get(name, "") for name in ("torch", "diffusers")}
+        return self._metrics.page(self._model, build, statistics, jobs)

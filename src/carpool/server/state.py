@@ -1,0 +1,180 @@
+"""What all routes of one server share: the worker, jobs, API keys, limits and caches."""
+
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastapi import Request
+from fastapi.security import HTTPBearer
+from starlette.types import Receive
+
+from carpool.config import ServeSettings
+from carpool.errors import UnsupportedParameter
+from carpool.jobs.runner import Runner
+from carpool.media.executors import FairExecutor
+from carpool.media.metadata import made_with, told
+from carpool.media.reader import Intake, PictureReader
+from carpool.request.parameters import Card
+from carpool.server.access.idempotency import IdempotencyCache
+from carpool.server.access.keys import APIClient, Keyring
+from carpool.server.access.limits import RateLimiter, Slot
+from carpool.server.answers.signed_links import SignedFiles
+from carpool.server.bodies import schema
+from carpool.server.bodies.memory import MemoryBudget
+from carpool.server.observer import Observer
+from carpool.telemetry import logs
+from carpool.telemetry.tracing import Tracing
+from carpool.types import CheckedRequest
+from carpool.worker.supervisor import Supervisor
+
+PARSED_INLINE_BYTES = 64 << 10  # of JSON; more is parsed on a thread
+
+Replay = schema.ImagesResponse | list[bytes]
+"""The answer that an `Idempotency-Key` gets again: JSON, or the final events of a stream."""
+
+bearer = HTTPBearer(auto_error=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model behind this server, as the front process knows it."""
+
+    id: str
+    card: Card
+    max_n: int
+    metadata: bool = True  # do files carry the settings that made them?
+    metadata_prompt: bool = False  # the prompts too?
+
+    def file_metadata(self, made: CheckedRequest | None, **more: Any) -> dict[str, Any] | None:
+        """The settings that a file may carry; {} without a request, None where files carry none."""
+        settings = {} if made is None else made_with(self.id, made, **more)
+        return told(settings, metadata=self.metadata, metadata_prompt=self.metadata_prompt)
+
+
+class AppState:
+    """`app.state.server`. The caller starts and stops the supervisor and the runner."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        settings: ServeSettings,
+        runner: Runner | None,
+        keys: Keyring | None,
+        tracing: Tracing | None,
+    ) -> None:
+        threads = max(2, os.cpu_count() or 2)
+        store = runner.store if runner else None
+        self.supervisor, self.settings, self._runner = supervisor, settings, runner
+        self.keys = keys or Keyring(settings.api_key, settings.api_key_file)
+        self.tracing = tracing or Tracing()
+        self.observer = Observer(supervisor, settings, runner)
+        self.idempotency: IdempotencyCache[Replay] = IdempotencyCache(_size_of, time.monotonic)
+        self.files = SignedFiles(
+            store.folder / "links" if store else None, clock=store.clock if store else None
+        )
+        self.reader = PictureReader(allow_remote=settings.allow_remote_media)
+        self.encoder = FairExecutor(
+            "carpool-encode", threads, per_tenant=threads - settings.has_keys
+        )
+        self.started_s = int(time.time())
+        self._json = FairExecutor("carpool-json", 4, per_tenant=1, rests=True)
+        self._memory = MemoryBudget(settings.max_in_flight_bytes, settings.max_upload_bytes)
+        self._limits = RateLimiter(
+            settings.requests_per_minute, settings.max_in_flight_per_key, time.monotonic
+        )
+
+    @property
+    def has_jobs(self) -> bool:
+        return self._runner is not None
+
+    @property
+    def runner(self) -> Runner:
+        """The runner of jobs, or UnsupportedParameter if there is none."""
+        if self._runner is None:
+            raise UnsupportedParameter("there are no jobs here", param="background_job")
+        return self._runner
+
+    def model(self, needs: Literal["ready", "restarting", "loaded"] = "ready") -> ServedModel:
+        """The served model.
+
+        Args:
+            needs: a worker that is ready; or one that is being restarted will do, as for jobs,
+                which wait; or none, once one has loaded the model.
+
+        Raises:
+            Starting, WorkerLost, Draining: the worker is not in that state.
+        """
+        ready, state = self.supervisor.ready, self.supervisor.state
+        is_restarting = needs == "restarting" and state == "worker_lost"
+        if not is_restarting and (needs != "loaded" or ready is None):
+            self.supervisor.check_open()
+        assert ready is not None
+        settings = self.settings
+        return ServedModel(
+            settings.served_model_name or ready.card.id,
+            ready.card,
+            min(settings.max_n, settings.max_running + settings.max_queue),
+            settings.metadata,
+            settings.metadata_prompt,
+        )
+
+    @asynccontextmanager
+    async def admit(
+        self, request: Request, receive: Receive, *, is_work: bool
+    ) -> AsyncIterator[Receive]:
+        """Authenticate a request and hold it against its key's limits, before its body is read.
+
+        Sets `client`, `memory` and, for requests for work, `slot` of `request.state`.
+
+        Args:
+            is_work: do the limits of requests count it?
+
+        Returns:
+            What its body is to be received by.
+        """
+        token = await bearer(request)
+        client = self.keys.client_of(token.credentials.encode("latin-1") if token else b"")
+        if client.key:
+            logs.about.get({})["key"] = client.key
+        request.state.client = client
+        async with AsyncExitStack() as stack:
+            if is_work:
+                request.state.slot = await stack.enter_async_context(self._limits.hold(client.key))
+            request.state.memory = stack.enter_context(self._memory.open(client.key))
+            yield request.state.memory.metered(receive)
+
+    async def parse_json(self, request: Request, parse: Callable[[], Any], size: int) -> Any:
+        """Parse a body; a large one on a thread."""
+        if size <= PARSED_INLINE_BYTES:
+            return parse()
+        return await self._json.run(request.state.client.owner, parse)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """One authenticated request, with the state of its server."""
+
+    state: AppState
+    request: Request
+    client: APIClient
+
+    def intake(self, n: int = 1) -> Intake:
+        """The reader of its pictures, if it is for `n` outputs."""
+        return Intake(self.state.reader, self.client.owner, self.request.state.memory, n)
+
+    async def check_room(self) -> None:
+        """Refuse work that the worker would refuse, or that is too much beside a client's jobs."""
+        self.state.supervisor.check_room()
+        slot: Slot = self.request.state.slot
+        if self.state.has_jobs and slot.most is not None:
+            open_jobs = await self.state.runner.count_open(self.client.owner)
+            slot.check(sum(open_jobs.values()))
+
+
+def _size_of(answer: Replay) -> int:
+    if isinstance(answer, list):
+        return sum(map(len, answer))
+    return sum(len(image.b64_json or image.url or "") for image in answer.data)
