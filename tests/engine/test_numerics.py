@@ -83,7 +83,7 @@ def test_weights_are_not_taken_for_rows() -> None:
 
     with torch.no_grad():
         assert torch.equal(together[:1], layer(x[:1]))
-        assert torch.equal(together[1:], layer(x[1:]))
+        assert torch.equal(together[1:], layer(x[1:].clone()))  # begins as an allocation does
 
 
 @pytest.mark.parametrize(

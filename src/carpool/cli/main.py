@@ -217,11 +217,29 @@ def generate(
 
 
 @cli.command()
+@click.argument("model", required=False)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-def models(as_json: bool) -> None:
-    """List the models that are proven, and what fuses of each. Others run too."""
+@settings_options(EngineSettings)
+def models(model: str | None, as_json: bool, **flags: Any) -> None:
+    """List the models that are proven, and what fuses of each. Others run too.
+
+    With MODEL, which is loaded: how each of its heavy calls fuses, by what was proven so far.
+    """
     from carpool.models.grid import rows, table
 
+    if model is not None:
+        from carpool.engine.fusing import lines
+
+        try:
+            found = lines(model, _settings(flags).engine())
+        except CarpoolError as error:
+            raise click.ClickException(str(error)) from error
+        click.echo(
+            json.dumps(found, indent=1)
+            if as_json
+            else "\n".join(f"{one['call']:<36} {one['fuses']:<10} {one['why']}" for one in found)
+        )
+        return
     click.echo(json.dumps(rows(), indent=1) if as_json else "\n".join(table()))
 
 
