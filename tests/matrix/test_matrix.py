@@ -158,3 +158,23 @@ def note(case: Case, drive: Drive, differences: list[float]) -> None:
     }
     kept = {name: known[name] for name in sorted(known) if name in {one.name for one in CASES}}
     PROOF.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def test_in_exact_numerics_company_changes_no_bit(
+    case: Case, alone: list[dict[str, torch.Tensor]]
+) -> None:
+    first, *others = requests_of(case)
+    with driving(pipeline_of(case), max_running=16, numerics="exact") as drive:
+        heard = []
+        for _ in range(2):  # the second time, what was proven in the first is trusted
+            heard.append([drive.submit(**first)])
+            drive.turn_until(lambda: heard[-1][0].step >= 1)
+            heard[-1] += [drive.submit(**one) for one in others]
+            drive.finish()
+
+    for some in heard:
+        for recorder, expected in zip(some, alone, strict=True):
+            assert recorder.error is None
+            assert farthest(recorder.outcome.fields, expected) == 0.0
+    differed = [one for one in drive.engine._probation.report() if one["fuses"] == "alone"]
+    assert [one["call"] for one in differed] == []

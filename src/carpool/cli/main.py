@@ -11,6 +11,7 @@ import click
 import carpool
 from carpool.cli.generate import generate
 from carpool.cli.jobs import jobs
+from carpool.cli.models import models
 from carpool.cli.plugins import Commands
 from carpool.cli.serve import serve
 from carpool.config import ENV_PREFIX
@@ -25,18 +26,7 @@ def cli() -> None:
     """Serve diffusion models whose requests share every denoising step."""
 
 
-@cli.command()
-@click.option("--json", "as_json", is_flag=True, help="print JSON")
-def models(as_json: bool) -> None:
-    """List the models that are proven, and what fuses of each. Others run too."""
-    import json
-
-    from carpool.models.grid import rows, table
-
-    click.echo(json.dumps(rows(), indent=1) if as_json else "\n".join(table()))
-
-
-for command in (generate, jobs, serve):
+for command in (generate, jobs, models, serve):
     cli.add_command(command)
 
 

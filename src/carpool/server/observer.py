@@ -27,7 +27,7 @@ Origin = tuple[str, str, str]
 
 
 class Observer:
-    """The front's own counts. A watcher of the runner, if there is one: `jobs.runner.JobListener`."""
+    """The front's own counts, and a listener of the runner, if there is one (`jobs.runner`)."""
 
     def __init__(
         self, supervisor: Supervisor, settings: ServeSettings, runner: Runner | None

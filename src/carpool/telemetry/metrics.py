@@ -100,6 +100,17 @@ ALL: dict[str, MetricInfo] = {
     "carpool_forwards_not_wider_total": MetricInfo(
         "counter", ("component", "why"), "forwards, by the reason why they were not wider"
     ),
+    "carpool_probation_forwards_total": MetricInfo(
+        "counter",
+        ("model", "outcome"),
+        "forwards that were run apart and together to prove how calls fuse: agreed, differed "
+        "(its calls run alone), unsettled (the module changed)",
+    ),
+    "carpool_call_kinds": MetricInfo(
+        "gauge",
+        ("model", "fuses"),
+        "kinds of calls by how they fuse: table, proven, probation, alone",
+    ),
     "carpool_device_memory_bytes": MetricInfo(
         "gauge", ("device", "kind"), "weights; reserved by torch (CUDA); peak in use"
     ),
@@ -210,6 +221,11 @@ class _Scraped(Collector):
             "carpool_device_memory_bytes",
             {(memory["device"], kind): size for kind, size in sizes.items()},
         )
+        fusing = statistics["fusing"]
+        tried = {(model, outcome): n for outcome, n in fusing["forwards"].items()}
+        yield _family("carpool_probation_forwards_total", tried)
+        kinds = {(model, state): n for state, n in fusing["kinds"].items()}
+        yield _family("carpool_call_kinds", kinds)
         yield from _of_forwards(model, statistics)
 
 

@@ -29,9 +29,7 @@ from transformers import (
     GlmModel,
     Qwen3Config,
     Qwen3Model,
-    T5GemmaModuleConfig,
 )
-from transformers.models.t5gemma.modeling_t5gemma import T5GemmaEncoder
 
 from support.tiny.parts import (
     drawn,
@@ -201,19 +199,6 @@ def prx() -> PRXPipeline:
     """PRX: one stream over the picture, text as keys and values, with a mask."""
     tokenizer = gemma_tokenizer()
     tokenizer.model_max_length = 64
-    said = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": _WIDTH,
-        "intermediate_size": 37,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "max_position_embeddings": 64,
-        "layer_types": ["full_attention"],
-        "query_pre_attn_scalar": 16,
-    }
-    encoder = T5GemmaModuleConfig(**said)
     return PRXPipeline(
         transformer=drawn(
             PRXTransformer2DModel(
@@ -229,7 +214,7 @@ def prx() -> PRXPipeline:
         ),
         vae=flow_vae(),
         scheduler=FlowMatchEulerDiscreteScheduler(),
-        text_encoder=drawn(T5GemmaEncoder(encoder)),
+        text_encoder=gemma(),
         tokenizer=tokenizer,
     )
 
@@ -256,9 +241,9 @@ def kandinsky3() -> Kandinsky3Pipeline:
                 time_embedding_dim=4,
                 groups=2,
                 attention_head_dim=4,
-                layers_per_block=1,
-                block_out_channels=(16, 32),
-                cross_attention_dim=8,
+                layers_per_block=3,
+                block_out_channels=(32, 64),
+                cross_attention_dim=4,
                 encoder_hid_dim=_WIDTH,
             ),
             last="conv_out",

@@ -6,13 +6,11 @@ from diffusers import (
     AnimateDiffPipeline,
     AutoencoderKLCogVideoX,
     AutoencoderKLMochi,
-    AutoencoderKLTemporalDecoder,
     AutoencoderKLWan,
     CogVideoXPipeline,
     CogVideoXTransformer3DModel,
     DDIMScheduler,
     DPMSolverMultistepScheduler,
-    EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     LattePipeline,
     LatteTransformer3DModel,
@@ -21,11 +19,8 @@ from diffusers import (
     MotionAdapter,
     SanaVideoPipeline,
     SanaVideoTransformer3DModel,
-    StableVideoDiffusionPipeline,
     UNet2DConditionModel,
-    UNetSpatioTemporalConditionModel,
 )
-from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from support.tiny.parts import (
     CLIP_WIDTH,
@@ -221,66 +216,12 @@ def animatediff() -> AnimateDiffPipeline:
     )
 
 
-def svd() -> StableVideoDiffusionPipeline:
-    """Stable Video Diffusion: a clip from a picture, frames folded into rows, no text."""
-    return StableVideoDiffusionPipeline(
-        vae=drawn(
-            AutoencoderKLTemporalDecoder(
-                block_out_channels=[32, 64],
-                down_block_types=["DownEncoderBlock2D"] * 2,
-                latent_channels=4,
-            ),
-        ),
-        image_encoder=drawn(
-            CLIPVisionModelWithProjection(
-                CLIPVisionConfig(
-                    hidden_size=32,
-                    projection_dim=32,
-                    num_hidden_layers=2,
-                    num_attention_heads=4,
-                    image_size=224,
-                    intermediate_size=37,
-                    patch_size=56,
-                )
-            )
-        ),
-        unet=drawn(
-            UNetSpatioTemporalConditionModel(
-                block_out_channels=(32, 64),
-                layers_per_block=1,
-                sample_size=32,
-                in_channels=8,
-                out_channels=4,
-                down_block_types=("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
-                up_block_types=("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal"),
-                cross_attention_dim=32,
-                num_attention_heads=8,
-                projection_class_embeddings_input_dim=96,
-                addition_time_embed_dim=32,
-            ),
-            last="conv_out",
-            gain=0.3,
-        ),
-        scheduler=EulerDiscreteScheduler(
-            beta_schedule="scaled_linear",
-            prediction_type="v_prediction",
-            sigma_max=700.0,
-            sigma_min=0.002,
-            timestep_spacing="leading",
-            timestep_type="continuous",
-            use_karras_sigmas=True,
-        ),
-        feature_extractor=CLIPImageProcessor(crop_size=224, size=224),
-    )
-
-
 FAMILIES = {
     "cogvideox": cogvideox,
     "mochi": mochi,
     "latte": latte,
     "sana_video": sana_video,
     "animatediff": animatediff,
-    "svd": svd,
 }
 _SMALL: dict[str, Any] = {"height": 16, "width": 16, "num_inference_steps": 3, "output_type": "pt"}
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -297,11 +238,4 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "use_resolution_binning": False,
     },
     "animatediff": {**_SMALL, "num_frames": 4},
-    "svd": {
-        "height": 32,
-        "width": 32,
-        "num_frames": 2,
-        "num_inference_steps": 3,
-        "output_type": "pt",
-    },
 }

@@ -68,9 +68,20 @@ class Evidence:
     def from_json(cls, data: Mapping[str, Any]) -> "Evidence":
         if "alone" in data:
             return cls(alone=str(data["alone"]))
-        names = ("sizes", "widths", "varied", "shared")
-        sets = {name: set(map(str, data[name])) for name in names}
-        return cls(agreed=int(data["agreed"]), **sets)
+        known = cls(agreed=int(data["agreed"]))
+        for name in ("sizes", "widths", "varied", "shared"):
+            setattr(known, name, set(map(str, data[name])))
+        return known
+
+
+def fate(data: Mapping[str, Any]) -> tuple[str, str]:
+    """How a kind of call fuses by its evidence (`Evidence.to_json`), and why."""
+    if "alone" in data:
+        return "alone", str(data["alone"])
+    agreed = int(data["agreed"])
+    if agreed < NEEDED:
+        return "probation", f"{agreed} of {NEEDED} forwards agreed"
+    return "proven", f"{agreed} forwards agreed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +164,14 @@ class Probation:
             for (component, method), how in sorted(self._seen.items())
         ]
         for (_, kind), one in sorted(self._evidence.items()):
-            how = "alone" if one.alone else "proven" if one.agreed >= NEEDED else "on probation"
-            why = one.alone or f"{one.agreed} of {NEEDED} forwards agreed"
+            how, why = fate(one.to_json())
             lines.append({"call": kind.split("(")[0], "kind": kind, "fuses": how, "why": why})
         return lines
 
     def statistics(self) -> dict[str, Any]:
         """Forwards on probation by what came of them, and kinds by how they fuse."""
         fuses = [line["fuses"] for line in self.report()]
-        states = ("table", "proven", "on probation", "alone")
+        states = ("table", "proven", "probation", "alone")
         return {"forwards": dict(self.forwards), "kinds": {s: fuses.count(s) for s in states}}
 
     def keep(self) -> None:
@@ -263,6 +273,8 @@ class Probation:
             except Exception as error:  # a defect of ours: the answers are as right as before
                 log.exception("%s could not be compared", kind.text)
                 evidence.alone = f"could not be compared: {type(error).__name__}: {error}"
+        if evidence.alone is not None or evidence.agreed == NEEDED:
+            self.keep()
         return answers
 
     def _compare(
@@ -385,7 +397,7 @@ def _kind(call: Call, *, is_exact: bool) -> _Kind:
 def _described(rule: Rule | None, value: Any) -> tuple[str, str]:
     """The type of an argument, and its size, as text."""
     if isinstance(value, Tensor):
-        word = rule.value if rule in (STACK, STACKS, CONCAT, SCALAR, SHARE) else "tensor"  # type: ignore[union-attr]
+        word = rule.value if rule in (STACK, STACKS, CONCAT, SCALAR, SHARE) else "tensor"
         shape = value.shape if rule is SHARE else value.shape[1:]
         if not value.ndim:
             shape = value.shape

@@ -33,7 +33,7 @@ class Snapshot:
                 for name, value in kind.items():
                     if value is not None:
                         state[f"{path}.{name}".lstrip(".")] = _fingerprint(value, held, 0)
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         return cls(
             state, (torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()), (*held,)
         )

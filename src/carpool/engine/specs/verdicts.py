@@ -53,7 +53,8 @@ class Verdicts:
         for one in dict.fromkeys((*classes, *processors)):
             digest.update(self._source(one).encode())
         config = getattr(module, "config", None)
-        config = config.to_dict() if hasattr(config, "to_dict") else config
+        if config is not None and hasattr(config, "to_dict"):
+            config = config.to_dict()
         weights = {str(one.dtype) for one in module.parameters()}
         threads, device = torch.get_num_threads(), {str(one.device) for one in module.parameters()}
         said = (config, self._versions, sorted(weights), threads, sorted(device), module.training)
@@ -76,6 +77,15 @@ class Verdicts:
     def read(self, identity: str, kind: str) -> Mapping[str, Any] | None:
         """What was found of a kind of call before."""
         return self._known.get(f"{identity} {kind}")
+
+    def of(self, module: nn.Module, prefix: str) -> dict[str, Mapping[str, Any]]:
+        """What was found of a module's kinds of call that begin so."""
+        begin = f"{self.identity(module)} {prefix}"
+        return {
+            f"({name.removeprefix(begin)}": data
+            for name, data in self._known.items()
+            if name.startswith(begin)
+        }
 
     def keep(self, evidence: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
         """Write the file anew if anything has changed, so that it is the old one or the new one."""

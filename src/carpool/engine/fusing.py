@@ -1,0 +1,43 @@
+"""How the heavy calls of a model fuse, by what is known of it on this machine."""
+
+from pathlib import Path
+
+from carpool.config import EngineSettings
+from carpool.engine.cost_store import Table
+from carpool.engine.intercept import Interception
+from carpool.engine.model.load import load, versions
+from carpool.engine.specs.probation import fate
+from carpool.engine.specs.verdicts import Verdicts
+
+
+def lines(model: str | Path, settings: EngineSettings) -> list[dict[str, str]]:
+    """One line a method or kind of call: `call`, `fuses` (table, proven, probation, alone), `why`.
+
+    Raises:
+        CarpoolError: the model cannot be loaded.
+    """
+    loaded = load(model, settings)
+    loaded.device.enter(loaded.parameters)
+    path = Table(loaded, settings).path.with_suffix(".fusing.json")
+    verdicts = Verdicts(path, versions())
+    found = []
+    for target in Interception(loaded.modules).targets:
+        call = f"{target.component}.{target.method}"
+        kind = f"{type(target.module).__name__}.{target.method}("
+        known = verdicts.of(target.module, kind)
+        if target.spec is not None:
+            found.append({"call": call, "fuses": "table", "why": ""})
+        elif target.method == "generate":
+            why = "generates token by token, and keeps state on the module"
+            found.append({"call": call, "fuses": "alone", "why": why})
+        elif not settings.infer_specs:
+            found.append(
+                {"call": call, "fuses": "alone", "why": "has no table; infer_specs is off"}
+            )
+        elif not known:
+            why = "has no table; nothing was proven yet"
+            found.append({"call": call, "fuses": "probation", "why": why})
+        for text, data in known.items():
+            how, why = fate(data)
+            found.append({"call": call, "fuses": how, "why": f"{why} {text}"})
+    return found
