@@ -1,5 +1,6 @@
 """What forwards take is known again at the next start, for the same model, device and versions."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from support.engine_driver import served
 KIND = CallKind("transformer.forward", 100, "64x16")
 
 
-def table(file: Path | None = None, family: str = "flux") -> Table:
+def table(file: Path | None = None, family: str = "flux", now_unix_s: float = 0.0) -> Table:
     settings = EngineSettings(device="cpu", cost_table=str(file) if file else None)
-    return Table(load(served(family), settings), settings)
+    loaded = load(served(family), settings)
+    return Table(loaded, settings, wall_clock=lambda: now_unix_s)
 
 
 def test_what_was_learned_is_there_at_the_next_start(tmp_path: Path) -> None:
@@ -38,6 +40,36 @@ def test_another_models_table_is_not_believed(tmp_path: Path) -> None:
     first.keep()
 
     assert not list(table(tmp_path / "costs.json", family="sdxl").costs)
+
+
+def test_an_old_table_is_worth_less(tmp_path: Path) -> None:
+    first = table(tmp_path / "costs.json")
+    for rows in (1, 2):
+        for _ in range(3):
+            first.costs.learn(KIND, rows, 0.5 * rows)
+    first.keep()
+
+    fresh, old = (table(tmp_path / "costs.json", now_unix_s=s).costs for s in (60.0, 365 * 86400.0))
+
+    assert old.curve(KIND).sd(1) > 1.5 * fresh.curve(KIND).sd(1) > 0
+
+
+def test_a_table_without_its_date_or_of_other_versions_is_a_weaker_prior(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    first = table(path)
+    for _ in range(3):
+        first.costs.learn(KIND, 1, 0.5)
+    first.keep()
+    sd = table(path).costs.curve(KIND).sd(1)
+    data = json.loads(path.read_text())
+    undated = {name: value for name, value in data.items() if name != "learned_unix_s"}
+    other = data | {"identity": data["identity"] | {"torch": "1.0"}}
+
+    for changed in (undated, other):
+        path.write_text(json.dumps(changed))
+        again = table(path).costs
+        assert again.curve(KIND).sd(1) > 1.1 * sd
+        assert again.seconds(KIND, 1) == pytest.approx(0.5, rel=0.1)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"identity": {}}', "\x00"])

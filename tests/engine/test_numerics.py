@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.fake_models import randn
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from carpool.engine.numerics import DATA, ROWS, Exact
+from support.fake_models import randn
 
 WEIGHT, KERNEL = randn(37, 24, seed=1), randn(12, 6, 3, 3, seed=2)
 

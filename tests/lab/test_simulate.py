@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from carpool.config import BatchingMode
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs, Curve
+from carpool.schedule.machine import WIDTHS, Machine, wrong
 from carpool.types import CallKind
 from carpool_lab.simulate.command import simulate as command
 from carpool_lab.simulate.report import Point, Verdict, comparison, numbers, verdicts
@@ -255,7 +257,61 @@ def test_verdicts_compare_continuous_with_the_best_of_the_others() -> None:
     assert not other.must_fuse
 
 
+# Learned costs
+
+
+@pytest.mark.parametrize("name", ["flux-512", "sana-512", "qwen-512-streamed"])
+def test_learned_costs_keep_the_promise_on_a_machine_with_neighbours(name: str) -> None:
+    every: tuple[BatchingMode, ...] = ("off", "dynamic", "request", "continuous")
+    wanted = Comparison("steps", mix("steps", [TABLES[name]]), every, [0.9], [0, 1], 150)
+
+    points = compare(Model([TABLES[name]]), replace(wanted, is_learned=True))
+
+    [verdict] = verdicts(list(points), (), is_learned=True)
+    assert not verdict.broken
+
+
+def test_a_machine_has_one_outlier_in_a_hundred_and_phases_of_half_a_minute() -> None:
+    machine = Machine(seed=1)
+
+    seconds = [
+        statistics.median(machine.factor(n + i / 100, 2, (1, n, i)) for i in range(100))
+        for n in range(500)
+    ]
+    hundred = [machine.factor(500.0, 2, (2, 1, i)) for i in range(100)]
+
+    assert sum(factor > 4.5 for factor in hundred) == 1
+    busy = sum(factor > 1.5 for factor in seconds)
+    assert busy % 30 in (29, 0, 1)
+    assert 0 < busy < 400
+
+
+def test_a_request_that_runs_alone_varies_in_the_same_way_in_every_mode() -> None:
+    machines = [Machine(seed=1) for _ in range(2)]
+    machines[0].factor(0.0, 8, (9, 0, 0))  # one of them has run something else
+
+    assert len({machine.factor(1.0, 1, (1, 1, 5)) for machine in machines}) == 1
+
+
+def test_a_wrong_table_is_wrong_by_four_times_at_one_width_of_each_kind() -> None:
+    true = Costs(TABLES["flux-512"].costs())
+
+    for (kind, curve), (_, exact) in zip(wrong(true, seed=3), true, strict=True):
+        ratios = [curve.measured[rows] / exact.seconds(rows) for rows in WIDTHS]
+        off = [ratio for ratio in ratios if ratio != pytest.approx(1.0)]
+        assert off == [pytest.approx(4.0)] or off == [pytest.approx(0.25)], kind
+
+
 # The command
+
+
+def test_the_command_learns_costs_from_forwards_that_vary() -> None:
+    flags = ("--table", "sana-512", "--num-prompts", 20, "--json")
+
+    exact, learned = (json.loads(run(*flags, *more).output) for more in ((), ("--learned",)))
+
+    assert (exact["settings"]["costs"], learned["settings"]["costs"]) == ("known", "learned")
+    assert learned["latency"]["mean_s"] > exact["latency"]["mean_s"]
 
 
 def test_the_command_prints_each_class_and_how_long_it_took() -> None:

@@ -1,9 +1,14 @@
-"""What forwards take, kept between runs: one file a model, revision, device, type and versions."""
+"""What forwards take, kept between runs: one file a model, revision, device, type and versions.
+
+A table is a prior of the next run, not a truth. It says when it was learned, and how fast the
+machine was then; an old one, or one of other versions, counts for less.
+"""
 
 import hashlib
 import json
 import logging
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -13,15 +18,24 @@ from carpool.config import EngineSettings
 from carpool.engine.model.load import Loaded, versions
 from carpool.schedule.cost import Costs
 from carpool.schedule.learned_curve import PRIOR
+from carpool.types import Clock
 
 log = logging.getLogger("carpool")
+
+MUST_BE_SAME = ("model", "revision", "device", "threads", "dtype")
+OTHER_VERSIONS = 0.3  # of torch, diffusers...: what a table is worth then
+HALF_LIFE_DAYS = 30.0
+UNKNOWN_AGE = 0.5
+LEAST = 0.2
 
 
 class Table:
     """The costs of one model on one device, and the file that they are kept in."""
 
-    def __init__(self, loaded: Loaded, settings: EngineSettings) -> None:
-        device = loaded.device
+    def __init__(
+        self, loaded: Loaded, settings: EngineSettings, *, wall_clock: Clock = time.time
+    ) -> None:
+        self._wall_clock, device = wall_clock, loaded.device
         self._identity = {
             "model": loaded.source,
             "revision": settings.revision,
@@ -47,8 +61,10 @@ class Table:
             data = jsonfile.loads(text)
             identity, costs = data["identity"], data["costs"]
             self._is_ours = True
-            if identity == self._identity:
-                return Costs.from_json(costs, weight=PRIOR)
+            same = [name for name in MUST_BE_SAME if identity.get(name) == self._identity[name]]
+            if len(same) == len(MUST_BE_SAME):
+                weight = PRIOR * self._trust(identity, data.get("learned_unix_s"))
+                return Costs.from_json(costs, weight=weight)
             log.info("%s was measured with something else: it begins anew", self.path)
         except FileNotFoundError:
             self._is_ours = True
@@ -57,11 +73,24 @@ class Table:
             log.warning("%s is no table of costs, and %s: %s", self.path, what, error)
         return Costs()
 
+    def _trust(self, identity: object, learned_unix_s: object) -> float:
+        """How much a table is worth, in parts of a fresh one of the same versions."""
+        known = OTHER_VERSIONS if identity != self._identity else 1.0
+        if not isinstance(learned_unix_s, (int, float)):
+            return known * UNKNOWN_AGE
+        days = max(0.0, self._wall_clock() - learned_unix_s) / 86400
+        return known * max(LEAST, float(0.5 ** (days / HALF_LIFE_DAYS)))
+
     def keep(self) -> None:
         """Write the file, so that it is either the old one or the new one; never over another's."""
         if not self._is_ours:
             return
-        data = {"identity": self._identity, "costs": self.costs.to_json()}
+        data = {
+            "identity": self._identity,
+            "learned_unix_s": self._wall_clock(),
+            "speed_factor": self.costs.factor,
+            "costs": self.costs.to_json(),
+        }
         fresh = self.path.with_suffix(f".{os.getpid()}.tmp")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -334,16 +334,19 @@ class Continuous:
         self._trying = None
         if len(means) < 2 or isinstance(curve, Curve):
             return best
-        best_s = means[best - 1][2]
-        chosen, least_s, loss_s = best, best_s * (1 - WORTH_TRYING), 0.0
+        _, best_rows, best_s, rounds = means[best - 1]
+        chosen, loss_s = best, 0.0
+        optimism = curve.optimism
+        least_s = (best_s - optimism * curve.sd(best_rows) * rounds) * (1 - WORTH_TRYING)
         for n, rows, mean_s, rounds in means:
             sd = curve.sd(rows)
             if n == best or sd <= CERTAIN * curve.seconds(rows):
                 continue
-            if mean_s - sd * rounds < least_s:
+            hoped_s = mean_s - optimism * sd * rounds
+            if hoped_s < least_s:
                 lost_s = max((mean_s - best_s) / rounds, FLOOR * curve.seconds(rows))
                 if self.costs.trials.allow(lost_s):
-                    chosen, least_s, loss_s = n, mean_s - sd * rounds, lost_s
+                    chosen, least_s, loss_s = n, hoped_s, lost_s
         if chosen != best:
             self._trying = loss_s
         return chosen

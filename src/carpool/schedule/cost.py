@@ -28,6 +28,8 @@ from carpool.types import CallKind
 KEPT = 15  # of the last seconds of one width
 TRUSTED = 3  # so many give a median that one outlier does not move
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # widths that are tried, in rows
+SETTLED_EVERY = 256  # forwards: the usual speed follows the speed of now
+SETTLED = 0.1  # of the difference
 UNKNOWN_SLOPE = 0.5  # of the first row's seconds, for each row more
 
 
@@ -140,6 +142,7 @@ class Costs:
         self._turns: dict[CallKind, Turns] = {}
         self._speed = MachineSpeed()
         self.trials = Trials()
+        self._forwards = 0
         self._lock = threading.Lock()  # `to_json` may be asked from any thread
 
     def learn(self, kind: CallKind, rows: int, seconds: float) -> None:
@@ -165,9 +168,19 @@ class Costs:
             wrong = self._speed.learn((kind, rows), log_ratio, uncertainty, now_s)
             if wrong is not None:
                 self._forget(*wrong)
-        elif curve.is_empty:
+        elif curve.is_new:
             self.trials.free_s += FREE * seconds
         curve.learn(rows, seconds / self._speed.factor, self._speed.noise)
+        self._forwards += 1
+        if self._forwards % SETTLED_EVERY == 0:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Take a part of how fast the machine is just now for its usual speed; no cost changes."""
+        part = self._speed.settle(SETTLED)
+        for curve in self._curves.values():
+            if isinstance(curve, LearnedCurve):
+                curve.rescale(part)
 
     def _forget(self, kind: CallKind, rows: int) -> None:
         curve = self._curves.get(kind)

@@ -1,10 +1,10 @@
 """The learned curve of one kind of call: seconds by rows, with uncertainty, from noisy forwards.
 
-Each width keeps its last seconds, at the machine's usual speed, and their median. A run
-`FORGOTTEN_S` of device time ago has a third of its weight left, so a width that did not run for
-long becomes uncertain, and is tried again (`trials.py`). All widths together make the curve
-(`regression.py`). A table from an earlier run is a prior of little weight; so is the first run of a
-width in a process, which allocates, compiles or chooses kernels.
+Each width keeps its last seconds, at the machine's usual speed, and their median. A run that is
+`FORGOTTEN_S` of device time old (more, where forwards are slow) has a third of its weight left: a
+width that did not run for long becomes uncertain, and is tried again (`trials.py`). All widths
+together make the curve (`regression.py`). A table from an earlier run is a prior of little weight;
+so is the first run of a width in a process, which allocates, compiles or chooses kernels.
 
 Source: forgetting in time-varying bandits, Bogunovic, Scarlett & Cevher, Time-Varying Gaussian
 Process Bandit Optimization, AISTATS 2016.
@@ -12,17 +12,23 @@ Process Bandit Optimization, AISTATS 2016.
 
 from collections import deque
 from collections.abc import Mapping
-from math import exp
+from math import exp, log, sqrt
 
 from carpool.schedule.regression import Point, fit, monotone, weighted_median
 
 KEPT = 15  # runs of one width
-FORGOTTEN_S = 120.0  # device seconds
+FORGOTTEN_S = 120.0  # device seconds, at least
+FORGOTTEN = 300  # mean runs: where these take longer
 PRIOR = 0.6  # runs that an entry of a table stands for
+APART = 1 / 30  # of `FORGOTTEN_S`: between two runs that are kept, once there are `KEPT`. So the
+# curve is slower than the machine's speed, and a width that runs all the time does not take for its
+# own what is a change of the machine.
+MEAN = 0.05  # weight of a run in the mean
 COLD = 0.2  # runs that the first of a width in a process stands for
 NOISE = 0.1  # relative standard deviation of a run, until more is known
 REFIT_EVERY = 8  # runs; at each while little is known
 REFIT_EVERY_S = 20.0  # device seconds
+MOST_OPTIMISM = 2.0  # standard deviations
 LEAST_WEIGHT = 1e-4  # of a run, however old
 BEYOND = 17  # rows beyond the widest that was run: fitted, too
 MOST = 256  # rows that are fitted; wider ones go on in a line
@@ -41,6 +47,8 @@ class LearnedCurve:
         self._seconds: list[float] = []  # by rows less one
         self._sd: list[float] = []
         self._speedups: dict[int, float] = {}  # by the most rows
+        self._learned = 0  # runs
+        self._mean_s = 0.0  # of a run, lately
         self.now_s = 0.0  # device seconds
 
     @property
@@ -63,6 +71,11 @@ class LearnedCurve:
         """Runs of this process that are remembered, by rows; without the first ones."""
         return {rows: len(runs) for rows, runs in sorted(self._runs.items())}
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was run in this process."""
+        return not self._learned
+
     def has_run(self, rows: int) -> bool:
         """Whether a width was run before, in this process."""
         return rows in self._first
@@ -73,6 +86,18 @@ class LearnedCurve:
         self._prior.pop(rows, None)
         self._is_stale = True
 
+    def rescale(self, factor: float) -> None:
+        """Give all that is known in other units, where the machine's usual speed is another."""
+        for rows, prior in self._prior.items():
+            self._prior[rows] = Point(prior.seconds * factor, prior.weight)
+        for rows, (seconds, at_s) in self._first.items():
+            self._first[rows] = seconds * factor, at_s
+        for runs in self._runs.values():
+            for place, (seconds, at_s) in enumerate(runs):
+                runs[place] = seconds * factor, at_s
+        self._mean_s *= factor
+        self._is_stale = True
+
     def learn(self, rows: int, seconds: float, noise: float = NOISE) -> None:
         """Take notice of a run, at the time `now_s`.
 
@@ -81,12 +106,15 @@ class LearnedCurve:
             noise: relative standard deviation of a run, as known by now.
         """
         self._noise = noise
+        self._learned += 1
+        self._mean_s += (seconds - self._mean_s) * (MEAN if self._mean_s else 1.0)
         if rows not in self._first:
             self._first[rows] = seconds, self.now_s
             self._is_stale = True
             return
         runs = self._runs.setdefault(rows, deque(maxlen=KEPT))
-        runs.append((seconds, self.now_s))
+        if len(runs) < KEPT or self.now_s - runs[-1][1] >= APART * self._forgotten_s:
+            runs.append((seconds, self.now_s))
         self._runs_since_fit += 1
         is_new = len(runs) <= 3 or self._fits < REFIT_EVERY
         is_due = self._runs_since_fit >= REFIT_EVERY
@@ -102,6 +130,14 @@ class LearnedCurve:
         """Standard deviation of what `seconds` says: of the curve, not of a single forward."""
         self._refit()
         return max(0.0, _at(rows, self._sd))
+
+    @property
+    def optimism(self) -> float:
+        """Standard deviations by which a width may be better than it looks, and is worth a trial.
+
+        The more was run, the more improbable chances are taken, as in the paper's experiments.
+        """
+        return min(MOST_OPTIMISM, sqrt(0.8 * log(4 * max(1, self._learned))))
 
     def speedup(self, most: int) -> float:
         """How many times as fast calls of one row are done at the best width of at most so many."""
@@ -131,7 +167,7 @@ class LearnedCurve:
 
     def _refit(self) -> None:
         """Fit again, if enough was learned or much time has passed."""
-        if not self._is_stale and self.now_s - self._fitted_s <= FORGOTTEN_S:
+        if not self._is_stale and self.now_s - self._fitted_s <= self._forgotten_s:
             return
         self._is_stale, self._fitted_s, self._runs_since_fit = False, self.now_s, 0
         self._fits += 1
@@ -158,8 +194,12 @@ class LearnedCurve:
             for rows, pairs in seen.items()
         }
 
+    @property
+    def _forgotten_s(self) -> float:
+        return max(FORGOTTEN_S, FORGOTTEN * self._mean_s)
+
     def _newness(self, at_s: float) -> float:
-        return max(LEAST_WEIGHT, exp((at_s - self.now_s) / FORGOTTEN_S))
+        return max(LEAST_WEIGHT, exp((at_s - self.now_s) / self._forgotten_s))
 
 
 def _at(rows: int, values: list[float]) -> float:

@@ -60,8 +60,8 @@ def fit(points: Mapping[int, Point], *, noise: float, most: int) -> Fitted:
     rows = np.array([n for n, _ in ordered])
     seconds = np.array([point.seconds for _, point in ordered])
     weight = np.array([point.weight for _, point in ordered])
-    heaviest = int(np.argmax(weight))
-    unit = float(seconds[heaviest]) / (1 + SLOPE * (float(rows[heaviest]) - 1))
+    units = sorted(zip((seconds / (1 + SLOPE * (rows - 1))).tolist(), weight.tolist(), strict=True))
+    unit = weighted_median(units)
     asked = np.arange(1, most + 1)
     for rounds in ROUNDS:
         mean, variance = _posterior(rows, seconds / unit, weight, noise, asked, rounds)
@@ -81,7 +81,7 @@ def _posterior(
     others = seen  # what all other widths say of each that was seen
     odd = np.zeros_like(seen)  # variance that contradicted points are granted
     for last in [*[False] * rounds, True]:
-        level = np.maximum(seen, others)  # a point that is far too low is not exact for that
+        level = np.sqrt(seen * np.maximum(seen / 16, others))  # far too low is not exact for that
         chance = (noise * level) ** 2 * MEDIAN_LOSS / np.maximum(weight, 0.02)
         own = (OWN * level) ** 2
         inverse = np.linalg.inv(smooth + np.diag(chance + own + odd))

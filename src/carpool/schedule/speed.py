@@ -17,7 +17,7 @@ from math import exp
 from carpool.types import CallKind
 
 DRIFT = 0.02**2  # variance a device second, of the logarithm
-START = 0.15**2  # variance at the beginning
+START = 0.05**2  # variance at the beginning
 MOST = 0.7**2
 CLIP = 2.0  # standard deviations of a run: more does not move it more
 RUN = 6.0  # standard deviations, added up over runs of one sign, that mean a change
@@ -25,7 +25,8 @@ SLACK = 0.5  # standard deviations of each run that are not counted there
 CHANGE = 0.35**2  # variance that a change adds
 NOISE = 0.1  # relative standard deviation of a run: at first
 NOISES = (0.03, 0.4)  # and its bounds
-LEARNED = 0.02  # weight of a run in it
+LEARNED = 0.02  # weight of a run in it, at least
+FIRST = 0.15  # and at most: of the first ones
 
 Source = tuple[CallKind, int]  # a kind and its rows
 
@@ -42,6 +43,7 @@ class MachineSpeed:
     _began: list[float] = field(default_factory=lambda: [0.0, 0.0])  # `log`, where these began
     _suspect: tuple[Source, float] | None = None  # a width that changed the factor; from what
     _last_s: float = 0.0
+    _weight: float = FIRST
 
     @property
     def factor(self) -> float:
@@ -75,8 +77,18 @@ class MachineSpeed:
         if uncertainty < self.noise:  # what the curve does not know is not noise
             least, most = NOISES
             seen = 1.25 * min(abs(log_ratio - self.log), 3 * self.noise)  # of a mean deviation
-            self.noise = max(least, min(most, self.noise + LEARNED * (seen - self.noise)))
+            self.noise = max(least, min(most, self.noise + self._weight * (seen - self.noise)))
+            self._weight = max(LEARNED, self._weight * 0.9)
         return wrong
+
+    def settle(self, part: float) -> float:
+        """Take a part of the difference from the usual speed away; gives it as a factor."""
+        moved = part * self.log
+        self.log -= moved
+        self._began = [log - moved for log in self._began]
+        if self._suspect is not None:
+            self._suspect = self._suspect[0], self._suspect[1] - moved
+        return exp(moved)
 
     def _watch(self, source: Source, surprise: float) -> None:
         """Look for a change: surprises of one sign, one after the other."""

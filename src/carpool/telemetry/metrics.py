@@ -111,6 +111,21 @@ ALL: dict[str, MetricInfo] = {
         ("model", "fuses"),
         "kinds of calls by how they fuse: table, proven, probation, alone",
     ),
+    "carpool_cost_seconds": MetricInfo(
+        "gauge", ("kind", "rows"), "predicted time of one forward, at the machine's usual speed"
+    ),
+    "carpool_cost_sd_seconds": MetricInfo(
+        "gauge", ("kind", "rows"), "standard deviation of the prediction"
+    ),
+    "carpool_machine_speed_factor": MetricInfo(
+        "gauge", ("model",), "time of forwards just now over the usual one"
+    ),
+    "carpool_trials_total": MetricInfo(
+        "counter", ("model",), "forwards of a width that is uncertain, run to learn its time"
+    ),
+    "carpool_trials_lost_seconds_total": MetricInfo(
+        "counter", ("model",), "device time that trials were predicted to lose"
+    ),
     "carpool_device_memory_bytes": MetricInfo(
         "gauge", ("device", "kind"), "weights; reserved by torch (CUDA); peak in use"
     ),
@@ -227,6 +242,23 @@ class _Scraped(Collector):
         kinds = {(model, state): n for state, n in fusing["kinds"].items()}
         yield _family("carpool_call_kinds", kinds)
         yield from _of_forwards(model, statistics)
+        yield from _of_costs(model, statistics)
+
+
+def _of_costs(model: str, statistics: Mapping[str, Any]) -> Iterator[Metric]:
+    for name, key in (("carpool_cost_seconds", "seconds"), ("carpool_cost_sd_seconds", "sd")):
+        yield _family(
+            name,
+            {
+                (f"{one['name']} {one['detail'] or one['size']}", str(rows)): seconds
+                for one in statistics["costs"]
+                for rows, seconds in one[key].items()
+            },
+        )
+    trials = statistics["trials"]
+    yield _family("carpool_machine_speed_factor", {(model,): statistics["speed_factor"]})
+    yield _family("carpool_trials_total", {(model,): trials["count"]})
+    yield _family("carpool_trials_lost_seconds_total", {(model,): trials["lost_s"]})
 
 
 def _of_forwards(model: str, statistics: Mapping[str, Any]) -> Iterator[Metric]:

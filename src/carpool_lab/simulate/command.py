@@ -120,6 +120,12 @@ def _file(**rules: Any) -> click.Path:
 @click.option(
     "--seeds", type=click.IntRange(1), help="of --compare: means of so many  [default: 2]"
 )
+@click.option(
+    "--learned",
+    is_flag=True,
+    help="forwards vary, as on a machine with neighbours, and `continuous` learns its costs from "
+    "them: from nothing where the seed is even, else from a table that is wrong at single widths",
+)
 @click.option("--output", type=_file(), help="of --compare: write a picture (needs matplotlib)")
 @click.option("--save-result", type=_file(), help="write everything as JSON, every request too")
 @click.option("--json", "is_json", is_flag=True, help="print that JSON in place of the text")
@@ -127,7 +133,7 @@ def simulate(**flags: Any) -> None:
     """Say how a scheduling mode would do, without a model or a device.
 
     The modes are the very functions of the server; a forward takes what the cost table says, and
-    everything around it nothing.
+    everything around it nothing. With --learned forwards vary, and costs are learned from them.
     """
     said = Flags(**flags)
     for name in _ONE_ONLY if said.compare else _COMPARE_ONLY:
@@ -165,6 +171,7 @@ def _once(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
         workers=said.workers,
         route=ROUTES[said.route],
         clients=said.clients,
+        learned=said.seed if said.learned else None,
     )
     took_s = time.process_time() - began_s
     found = numbers(result, said.slo_scale)
@@ -176,6 +183,7 @@ def _once(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
         "workers": said.workers if said.workers == 1 else f"{said.workers}, {said.route}",
         "requests": len(arrivals),
         "slo scale": said.slo_scale,
+        "costs": "learned" if said.learned else "known",
         "simulated (s)": f"{result.ended_s:.1f}",
     }
     text = block(found, settings) + f"\n\nThe simulation took {took_s:.1f} s of one core."
@@ -205,6 +213,7 @@ def _compare(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
         slo_scale=said.slo_scale,
         workers=said.workers,
         route=ROUTES[said.route],
+        is_learned=said.learned,
     )
     capacity_qps = model.capacity_qps(mix) * said.workers
     title = f"{model.tables[0].name}, {said.mix}: load 1 is {capacity_qps:.3g} req/s"

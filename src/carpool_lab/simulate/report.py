@@ -15,6 +15,8 @@ from carpool_lab.simulate.simulator import Result, Ride
 
 MOST_MEAN = 1.02
 MOST_P99 = 1.10
+MOST_MEAN_LEARNED = 1.05  # the same, where costs are learned from disturbed forwards
+MOST_P99_LEARNED = 1.15
 LEAST_GOODPUT = 1.5
 GOODPUT_LOAD = 0.9
 
@@ -129,15 +131,17 @@ class Verdict:
     p99: float  # times the best
     goodput: float  # times the better of `dynamic` and `request`; inf: they have none
     must_fuse: bool  # whether the promise is about goodput, too
+    most_mean: float = MOST_MEAN  # what is promised
+    most_p99: float = MOST_P99
 
     @property
     def broken(self) -> list[str]:
         """What the promise says and this does not keep."""
         found = []
-        if self.mean > MOST_MEAN:
-            found.append(f"mean {self.mean:.3f} > {MOST_MEAN}")
-        if self.p99 > MOST_P99:
-            found.append(f"p99 {self.p99:.3f} > {MOST_P99}")
+        if self.mean > self.most_mean:
+            found.append(f"mean {self.mean:.3f} > {self.most_mean}")
+        if self.p99 > self.most_p99:
+            found.append(f"p99 {self.p99:.3f} > {self.most_p99}")
         if self.must_fuse and self.goodput < LEAST_GOODPUT:
             found.append(f"goodput {self.goodput:.2f} < {LEAST_GOODPUT}")
         return found
@@ -146,24 +150,33 @@ class Verdict:
         return f"{self.table}, {self.mix}, load {self.load:g}: {', '.join(self.broken) or 'kept'}"
 
 
-def verdicts(points: Sequence[Point], fusing_pays: Sequence[str]) -> list[Verdict]:
+def verdicts(
+    points: Sequence[Point], fusing_pays: Sequence[str], *, is_learned: bool = False
+) -> list[Verdict]:
     """Hold the promise up to every load.
 
     Args:
         points: all modes for every table, mix and load.
         fusing_pays: tables of which more goodput is promised.
+        is_learned: the promise is that for learned costs.
     """
+    most = (MOST_MEAN_LEARNED, MOST_P99_LEARNED) if is_learned else (MOST_MEAN, MOST_P99)
     found: dict[tuple[str, str, float], dict[str, Numbers]] = {}
     for point in points:
         found.setdefault((point.table, point.mix, point.load), {})[point.mode] = point.numbers
     return [
-        _verdict(table, mix, load, dict(modes), table in fusing_pays)
+        _verdict(table, mix, load, dict(modes), table in fusing_pays, most)
         for (table, mix, load), modes in found.items()
     ]
 
 
 def _verdict(
-    table: str, mix: str, load: float, modes: dict[str, Numbers], fusing_pays: bool
+    table: str,
+    mix: str,
+    load: float,
+    modes: dict[str, Numbers],
+    fusing_pays: bool,
+    most: tuple[float, float],
 ) -> Verdict:
     ours = modes.pop("continuous")
     batched = max(modes[mode].goodput_qps for mode in ("dynamic", "request"))
@@ -175,6 +188,7 @@ def _verdict(
         ours.latency.p99_s / min(one.latency.p99_s for one in modes.values()),
         ours.goodput_qps / batched if batched else inf,
         fusing_pays and mix == "steps" and load == GOODPUT_LOAD,
+        *most,
     )
 
 

@@ -17,6 +17,7 @@ from carpool.errors import InvalidValue
 from carpool.schedule.batch_modes import Dynamic, Off, Waves
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs
+from carpool.schedule.machine import Machine, wrong
 from carpool.types import QueuedRequest
 from carpool_lab.simulate.report import Numbers, Point, mean, numbers
 from carpool_lab.simulate.simulator import (
@@ -172,12 +173,27 @@ def play(
     workers: int = 1,
     route: Route = least_work,
     clients: int | None = None,
+    learned: int | None = None,
 ) -> Result:
-    """Simulate one mode. The arguments are as for `simulate`."""
-    costs = model.costs
-    devices = [Worker(MODES[mode](costs), costs, WIDEST, model.own_s) for _ in range(workers)]
+    """Simulate one mode. The arguments are as for `simulate`.
+
+    Args:
+        learned: a seed. Forwards are disturbed, and costs learned from them: from nothing where the
+            seed is even, else from a table that is wrong at single widths. None: costs are known.
+    """
+    devices = [_worker(model, mode, learned) for _ in range(workers)]
     rides = model.rides(arrivals, Labels.among(arrivals))
     return simulate(rides, devices, route, clients=clients)
+
+
+def _worker(model: Model, mode: BatchingMode, learned: int | None) -> Worker:
+    costs = model.costs
+    if learned is None:
+        return Worker(MODES[mode](costs), costs, WIDEST, model.own_s)
+    beliefs = wrong(costs, learned) if learned % 2 else Costs()
+    policy, machine = MODES[mode](beliefs), Machine(learned)
+    is_learning = mode == "continuous"
+    return Worker(policy, costs, WIDEST, model.own_s, machine, beliefs if is_learning else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +210,7 @@ class Comparison:
     slo_scale: float = 5.0
     workers: int = 1
     route: Route = least_work
+    is_learned: bool = False  # costs are learned; see `play`
 
 
 def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
@@ -206,7 +223,15 @@ def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
             times = bursts(load * capacity_qps, when, size=wanted.burst)
             arrivals = plan(times, wanted.mix, what, count=wanted.count)
             for mode, several in found.items():
-                result = play(model, arrivals, mode, workers=wanted.workers, route=wanted.route)
+                learned = seed if wanted.is_learned else None
+                result = play(
+                    model,
+                    arrivals,
+                    mode,
+                    workers=wanted.workers,
+                    route=wanted.route,
+                    learned=learned,
+                )
                 several.append(numbers(result, wanted.slo_scale))
         for mode, several in found.items():
             yield Point(model.tables[0].name, wanted.mix_name, load, mode, mean(several))

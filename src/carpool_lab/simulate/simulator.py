@@ -1,7 +1,8 @@
 """The scheduler without a model: the production policies under a virtual clock.
 
 A simulated request goes through its calls as a real one does: encoders, denoiser, decoder.
-A forward takes what the cost table says, and a constant for each call. There is no noise.
+A forward takes what the cost table says, and a constant for each call. There is no noise, unless a
+`Machine` makes some; then the policy may learn its costs from the forwards, as an engine does.
 """
 
 import heapq
@@ -12,6 +13,7 @@ from math import inf
 from typing import Protocol
 
 from carpool.schedule.cost import Costs
+from carpool.schedule.machine import Machine
 from carpool.types import Admission, CallKind, Choice, ParkedCall, Phase, QueuedRequest
 
 
@@ -81,6 +83,8 @@ class Worker:
     costs: Costs
     max_rows: Mapping[Phase, int]
     own_s: float = 0.0  # of the loop and the pipeline's own code, for each call of a forward
+    machine: Machine | None = None  # what disturbs forwards
+    beliefs: Costs | None = None  # learned from forwards; None: the policy knows `costs`
     is_traced: bool = False
     line: list[Ride] = field(default_factory=list)
     waiting: list[QueuedRequest] = field(default_factory=list)  # of the line
@@ -96,9 +100,13 @@ class Worker:
         return self.waiting_s + sum(ride.left_s for ride in self.aboard.values())
 
     def put(self, ride: Ride) -> None:
+        waiting = ride.waiting
+        if self.beliefs is not None:
+            work_s = self._believed_s(ride)
+            waiting = replace(waiting, left_s=work_s, whole_s=work_s)
         self.line.append(ride)
-        self.waiting.append(ride.waiting)
-        self.waiting_s += ride.solo_s
+        self.waiting.append(waiting)
+        self.waiting_s += waiting.whole_s
 
     def turn(self, now_s: float) -> tuple[bool, float]:
         """Make one turn. Says whether something ran, and when to ask again."""
@@ -110,7 +118,14 @@ class Worker:
         if not choice.calls:
             return False, wake_s
         leader, rows = choice.calls[0], sum(call.rows for call in choice.calls)
-        ends_s = now_s + self.costs.seconds(leader.kind, rows) + self.own_s * len(choice.calls)
+        seconds = self.costs.seconds(leader.kind, rows)
+        if self.machine is not None:
+            ride = self.aboard[leader.request]
+            step = leader.request, ride.at, ride.done
+            seconds *= self.machine.factor(now_s, len(choice.calls), step)
+        if self.beliefs is not None:
+            self.beliefs.learn(leader.kind, rows, seconds)
+        ends_s = now_s + seconds + self.own_s * len(choice.calls)
         if leader.phase == "denoise":
             self.result.forwards += 1
             self.result.rows += rows
@@ -126,8 +141,7 @@ class Worker:
         if self.waiting[0].request != request:  # the line is in the order of numbers
             place = bisect_left(self.waiting, request, key=lambda waiting: waiting.request)
         ride = self.line.pop(place)
-        del self.waiting[place]
-        self.waiting_s -= ride.solo_s
+        self.waiting_s -= self.waiting.pop(place).whole_s
         ride.left_s = ride.solo_s
         self.aboard[request] = ride
         self._park(ride)
@@ -147,6 +161,10 @@ class Worker:
 
     def _park(self, ride: Ride) -> None:
         stage, waiting = ride.stages[ride.at], ride.waiting
+        left_s, whole_s = ride.left_s, waiting.whole_s
+        if self.beliefs is not None:
+            left_s = self._believed_s(ride)
+            whole_s *= left_s / ride.left_s
         self.orders += 1
         self.parked[waiting.request] = ParkedCall(
             self.orders,
@@ -157,13 +175,20 @@ class Worker:
             stage.phase,
             stage.kind,
             waiting.arrived_s,
-            ride.left_s,
-            waiting.whole_s,
+            left_s,
+            whole_s,
             waiting.deadline_s,
             waiting.priority,
             waiting.tenant,
             waiting.user,
         )
+
+    def _believed_s(self, ride: Ride) -> float:
+        """The work that a request has left, by what was learned so far."""
+        beliefs, left = self.beliefs, ride.stages[ride.at :]
+        assert beliefs is not None
+        work_s = sum(stage.count * beliefs.seconds(stage.kind, stage.rows) for stage in left)
+        return work_s - ride.done * beliefs.seconds(left[0].kind, left[0].rows)
 
 
 Route = Callable[[Ride, Sequence[Worker]], int]

@@ -1,0 +1,79 @@
+"""A machine as it is: what disturbs forwards in a simulation with learned costs.
+
+Forwards vary by 20 % (lognormal), one in a hundred takes ten times as long, in phases of half a
+minute everything takes twice as long, and after ten minutes the device is 30 % slower for good.
+So that modes can be compared, phases and changes come at the same moments in all of them, a step of
+a request that runs alone varies in the same way in all of them, and of every hundred forwards that
+are shared exactly one is an outlier.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import exp
+
+from carpool.schedule.cost import Costs
+from carpool.schedule.learned_curve import PRIOR, LearnedCurve
+from carpool.types import CallKind
+
+SPREAD = 0.2  # standard deviation of the logarithm of a forward's seconds
+HUNDRED = 100  # forwards, of which one is an outlier
+OUTLIER = 10.0  # times as long
+PHASE_S = 30.0
+BETWEEN_S = 120.0  # mean time between two phases
+BUSY = 2.0  # times as long, in a phase
+WORN_AFTER_S = 600.0
+WORN = 1.3  # times as long, from then on
+WRONG = 4.0  # times, either way: an entry of a table
+WIDTHS = (1, 2, 3, 4, 6, 8)  # of a table
+
+
+@dataclass(slots=True)
+class Machine:
+    """The factor on what each forward takes."""
+
+    seed: int
+    _forwards: random.Random = field(init=False)
+    _phases: random.Random = field(init=False)
+    _phase_s: float = 0.0  # when the phase begins that is not over yet
+    _shared: int = 0  # forwards
+    _outlier: int = 0  # which of a hundred
+
+    def __post_init__(self) -> None:
+        self._forwards, self._phases = random.Random(self.seed), random.Random(self.seed + 1)
+        self._phase_s = self._gap_s()
+
+    def factor(self, now_s: float, calls: int, step: tuple[int, int, int]) -> float:
+        """How many times as long the next forward takes. Times never go back.
+
+        Args:
+            calls: that share it.
+            step: the leader's request, its stage and the calls of that done.
+        """
+        while now_s >= self._phase_s + PHASE_S:
+            self._phase_s += PHASE_S + self._gap_s()
+        alone = random.Random(f"{self.seed} {step}")
+        factor = alone.lognormvariate(0.0, SPREAD) / exp(SPREAD**2 / 2)
+        if calls == 1:
+            is_outlier = alone.randrange(HUNDRED) == 0
+        else:
+            if self._shared % HUNDRED == 0:
+                self._outlier = self._shared + self._forwards.randrange(HUNDRED)
+            is_outlier = self._shared == self._outlier
+            self._shared += 1
+        factor *= OUTLIER if is_outlier else 1.0
+        factor *= BUSY if now_s >= self._phase_s else 1.0
+        return factor * (WORN if now_s >= WORN_AFTER_S else 1.0)
+
+    def _gap_s(self) -> float:
+        return self._phases.expovariate(1 / BETWEEN_S)
+
+
+def wrong(costs: Costs, seed: int) -> Costs:
+    """A table from an earlier run that is wrong by 4 times at one width of each kind."""
+    rng, curves = random.Random(seed), dict[CallKind, LearnedCurve]()
+    for kind, curve in costs:
+        table: Mapping[int, float] = {rows: curve.seconds(rows) for rows in WIDTHS}
+        width, times = rng.choice(WIDTHS), rng.choice((1 / WRONG, WRONG))
+        curves[kind] = LearnedCurve({**table, width: table[width] * times}, PRIOR)
+    return Costs(dict(curves))
