@@ -49,7 +49,7 @@ def main() -> None:
         for seed, prompt in enumerate(PROMPTS)
     ]
     with carpool.load("shapes-video") as engine:
-        clips = [output.frames[0] for output in engine.generate(asked)]
+        clips = [output.frames[0] for output in engine.generate(asked, output_type="pil")]
         forwards = engine.statistics()["forwards"]
     with open(options.output, "wb") as file:
         file.write(encode_video(wall(clips), FPS))

@@ -35,7 +35,8 @@ class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
             x = x + 1
         if any(weight.requires_grad for weight in self.parameters()):
             x = x + 2
-        return (x * self.gain * self.config.factor * sum(self.gains) + self.shift).float()
+        y: Tensor = x * self.gain * self.config.factor * sum(self.gains) + self.shift
+        return y.float()
 
 
 class Doubling(ModelHook):  # type: ignore[misc]
@@ -114,14 +115,23 @@ def write_config(net: Any) -> None:
     net.config.factor = 0.75  # diffusers' FrozenDict is not frozen
 
 
+def add_attribute(net: Any) -> None:
+    net.new, net.gain = True, 2.0
+
+
+def write_list(net: Any) -> None:
+    net.gain = 1.5
+    net.gains.append(1.0)
+
+
 def delete(net: Any) -> None:
     del net.second
 
 
 WRITES: dict[str, Write] = {
     "attribute": lambda net: setattr(net, "gain", 3.0),
-    "new attribute": lambda net: setattr(net, "forward_twice", True) or setattr(net, "gain", 2.0),
-    "list": lambda net: setattr(net, "gain", 1.5) or net.gains.append(1.0),
+    "new attribute": add_attribute,
+    "list": write_list,
     "child": replace_child,
     "popped child": pop_child,
     "deleted child": delete,
@@ -207,9 +217,19 @@ def use_draws(net: Any) -> None:
     net.gain = 1 + float(torch.rand(())) + float(np.random.rand()) + random.random()
 
 
+def numpy_state() -> list[int]:
+    state: Any = np.random.get_state(legacy=False)
+    keys: list[int] = state["state"]["key"].tolist()
+    return keys
+
+
 def test_global_random_numbers_are_the_requests_own_whatever_runs_between() -> None:
     torch.manual_seed(11), np.random.seed(12), random.seed(13)
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    before = (
+        torch.get_rng_state(),
+        np.random.get_state(legacy=False)["state"]["key"].tolist(),
+        random.getstate(),
+    )
     with driving(made()) as drive:
         drawing = [
             drive.submit(
@@ -218,7 +238,11 @@ def test_global_random_numbers_are_the_requests_own_whatever_runs_between() -> N
             for seed in (1, 2, 1)
         ]
         drive.finish()
-    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    after = (
+        torch.get_rng_state(),
+        np.random.get_state(legacy=False)["state"]["key"].tolist(),
+        random.getstate(),
+    )
 
     for one, seed in zip(drawing, (1, 2, 1), strict=True):
         expected = alone(seed=seed, write=draw_everywhere, then=use_draws, num_inference_steps=4)

@@ -338,7 +338,7 @@ def test_json_carries_no_objects_and_no_output_type() -> None:
 
 
 def test_none_is_passed_on_and_is_not_the_same_as_leaving_it_out() -> None:
-    said = {"num_inference_steps": None, "negative_prompt": None}
+    said: dict[str, Any] = {"num_inference_steps": None, "negative_prompt": None}
 
     assert check(CARD, Request("a cat", **said)).arguments == {
         "prompt": "a cat",
@@ -352,7 +352,8 @@ def test_null_is_as_if_it_had_not_been_said_where_the_pipeline_needs_a_number() 
     [task] = CARD.tasks
     needed = tuple(replace(p, takes_none=p.default is None) for p in task.parameters)
     card = replace(CARD, tasks=(replace(task, parameters=needed),))
-    said = {"num_inference_steps": None, "guidance_rescale": None, "negative_prompt": None}
+    names = ("num_inference_steps", "guidance_rescale", "negative_prompt")
+    said: dict[str, Any] = dict.fromkeys(names)
 
     arguments = check(card, Request("a cat", **said), from_json=True).arguments
 
@@ -446,7 +447,8 @@ def test_whatever_is_said_is_a_job_or_a_refusal(said: dict[str, Any], from_json:
     ],
 )
 def test_numbers_of_numpy_and_torch_are_numbers(name: str, given: Any, plain: Any) -> None:
-    value = check(CARD, Request("a cat", seed=np.int64(3), **{name: given})).arguments[name]
+    said = {name: given, "seed": np.int64(3)}
+    value = check(CARD, Request("a cat", **said)).arguments[name]
 
     assert value == plain
     assert type(value) is type(plain)

@@ -183,7 +183,7 @@ def wrong(rule: str, *values: Any) -> list[Any]:
         *wrong("style: not supported", "vivid"),
         *wrong("self: no parameter 'self'", 1),
         *wrong("request_id: no parameter 'request_id'", 1, "mine"),
-        *wrong("joint_attention_kwargs: cannot be sent as JSON", {"mask": 1}),
+        *wrong("latents: cannot be sent as JSON", {"mask": 1}, [1]),
         *wrong("joint_attention_kwargs: use lora", {"scale": 1}),
     ],
 )

@@ -36,8 +36,8 @@ from diffusers.pipelines.deepfloyd_if import IFSafetyChecker, IFWatermarker
 from torch import nn
 from transformers import CLIPImageProcessor
 
-from support.tiny.parts import drawn, t5, t5_tokenizer
-from support.tiny.qwen import qwen2_tokenizer, qwen_vl
+from support.tiny.parts import drawn, qwen2_tokenizer, t5, t5_tokenizer
+from support.tiny.qwen import qwen_vl
 from support.tiny.stable import sd3, sd15, sdxl
 from support.tiny.wan import umt5, wan_vae
 

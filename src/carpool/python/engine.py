@@ -270,6 +270,7 @@ def load(
             store = undo.enter_context(contextlib.closing(open_store(chosen)))
         own = chosen.engine()
         loaded = load_pipeline(model, own)
+        undo.callback(loaded.undo)
         engine = Engine(EngineCore(loaded, own, table=Table(loaded, own)), chosen, store)
         undo.pop_all()
     return engine

@@ -13,7 +13,7 @@ from diffusers.pipelines import auto_pipeline
 from diffusers.pipelines.ltx2.pipeline_output import LTX2PipelineOutput
 from PIL import Image
 
-from carpool.engine.model.tasks import linked_pipelines
+from carpool.engine.model.tasks import _kinds, linked_pipelines
 from carpool.engine.model.view import Answer, finish
 from carpool.errors import Rejected, SizeRejected, UnsupportedParameter
 from carpool.request.parameters import Card, Parameter, Task, check
@@ -188,3 +188,19 @@ def test_a_video_has_whole_patches_of_its_denoiser(family: str, multiple: int) -
     assert card.size_multiple_px == multiple
     with pytest.raises(SizeRejected, match=f"multiples of {multiple}, above 0; the nearest size"):
         check(card, Request("a cat", width=40, height=72))
+
+
+def test_annotations_say_what_a_parameter_takes() -> None:
+    kinds = {
+        str | list[str] | None: ("str",),
+        list[str] | None: ("other", "list"),
+        float | list[float]: ("float", "numbers"),
+        list[float] | None: ("numbers",),
+        list[list[float]]: ("other", "list"),
+        dict[str, Any] | None: ("other", "dict"),
+        torch.Tensor | None: ("other",),
+        int | torch.Tensor: ("int", "other"),
+        tuple[int, int]: ("other", "list"),
+    }
+
+    assert {annotation: _kinds(annotation) for annotation in kinds} == kinds

@@ -49,6 +49,7 @@ class Loaded:
     shared: Mapping[int, Any]  # what views share, by id: modules, and those inside of them
     lora: Mapping[str, str | Path] = field(default_factory=dict)  # adapters to begin with, by name
     source: str = ""  # the model as it was asked for
+    classes: dict[int, type] = field(default_factory=dict)  # of views, by id of their pipeline
 
     @property
     def vae_scale_px(self) -> int:

@@ -213,7 +213,8 @@ def _kinds(annotation: Any) -> tuple[ParameterKind, ...]:
         found.append("numbers")
     if not found:
         found.append("other")
-    if any(_is_plain_list(one) for one in lists):
+    batches = ((int,), (float,), *([(str,)] if str in options else []))  # a text for each prompt
+    if any(_is_plain_list(one) and typing.get_args(one) not in batches for one in lists):
         found.append("list")
     if any((typing.get_origin(one) or one) is dict for one in options):
         found.append("dict")

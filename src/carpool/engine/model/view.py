@@ -8,7 +8,6 @@ are copied, so that no request can see what another one leaves there.
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,37 +37,38 @@ _READERS = (  # large, and read only but for plain attributes such as `padding_s
 
 def view(loaded: Loaded, task: str) -> Any:
     """A request's own copy of the pipeline that does `task`."""
-    return _copied(loaded.originals[task], dict(loaded.shared))
+    return _copied(loaded.originals[task], dict(loaded.shared), loaded.classes)
 
 
-def _copied(pipe: DiffusionPipeline, memo: dict[int, Any]) -> Any:
+def _copied(pipe: DiffusionPipeline, memo: dict[int, Any], classes: dict[int, type]) -> Any:
     """A pipeline with its helpers; modules stay those that all requests use.
 
     Args:
         memo: what was copied already by id, and what is shared; as for `copy.deepcopy`.
+        classes: of the copies, by id of the pipeline; filled here.
     """
-    known = memo.get(id(pipe))
-    if known is not None:
-        return known
+    if id(pipe) in memo:
+        return memo[id(pipe)]
+    if id(pipe) not in classes:
+        classes[id(pipe)] = _pinned(pipe)
     mine: Any = copy.copy(pipe)
     memo[id(pipe)] = mine
     own = vars(mine)
     for name, value in vars(pipe).items():
         if not isinstance(value, _IMMUTABLE):
-            own[name] = _own(value, memo)
-    cls: Any = type(pipe)
-    mine.__class__ = _pinned(cls, pipe._execution_device)
+            own[name] = _own(value, memo, classes)
+    mine.__class__ = classes[id(pipe)]
     # at its end a call resets hooks of modules that others are still using
     mine.maybe_free_model_hooks = _nothing
     own["_progress_bar_config"] = {**getattr(pipe, "_progress_bar_config", {}), "disable": True}
     return mine
 
 
-def _own(value: Any, memo: dict[int, Any]) -> Any:
+def _own(value: Any, memo: dict[int, Any], classes: dict[int, type]) -> Any:
     if isinstance(value, nn.Module):
         return value
     if isinstance(value, DiffusionPipeline):
-        return _copied(value, memo)
+        return _copied(value, memo, classes)
     if isinstance(value, _READERS):
         return _reader(value, memo)
     if isinstance(value, FrozenDict):  # which is not frozen
@@ -93,14 +93,15 @@ def _reader(value: Any, memo: dict[int, Any]) -> Any:
     return memo[id(value)]
 
 
-@lru_cache
-def _pinned(cls: Any, device: torch.device) -> type:
-    """A pipeline class with its device as a constant.
+def _pinned(pipe: DiffusionPipeline) -> type:
+    """The pipeline's class with its device as a constant.
 
     Diffusers looks at every submodule each time it is asked for the device, which costs each
     request milliseconds; while an engine runs, the device cannot change.
     """
-    return type(cls.__name__, (cls,), {"_execution_device": device, "__module__": cls.__module__})
+    cls = type(pipe)
+    pins = {"_execution_device": pipe._execution_device, "__module__": cls.__module__}
+    return type(cls.__name__, (cls,), pins)
 
 
 def _nothing() -> None:
