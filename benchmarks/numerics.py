@@ -15,7 +15,7 @@ import numpy as np
 import carpool
 
 REQUESTS = 6
-MODELS = ("shapes", "shapes-video")
+MODELS = ("shapes",)
 
 
 def measured(model: str, dtype: str, numerics: str) -> tuple[float, float, float]:
