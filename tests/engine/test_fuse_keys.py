@@ -162,3 +162,9 @@ def test_calls_that_mean_the_same_fuse_however_they_are_written(
     left: dict[str, Any], right: dict[str, Any]
 ) -> None:
     assert fuse({**X, **left}, {**X, **right})
+
+
+def test_a_shared_number_that_was_expanded_has_a_digest_too() -> None:
+    expanded = torch.tensor(2.0).expand(1)  # its stride is 0
+
+    assert fuse({**X, "shared": expanded}, {**X, "shared": torch.tensor([2.0])})

@@ -39,7 +39,6 @@ FUSE = {  # its denoiser, how far an answer may be off, whether it is part of `m
     "cogview3": ("transformer", IMAGE, False),
     "cogview4": ("transformer", IMAGE, False),
     "bria": ("transformer", IMAGE, True),
-    "prx": ("transformer", IMAGE, False),
     "kandinsky3": ("unet", IMAGE, False),
     "ovis": ("transformer", IMAGE, False),
     "ltx": ("transformer", VIDEO, False),

@@ -20,8 +20,6 @@ from diffusers import (
     Lumina2Transformer2DModel,
     OvisImagePipeline,
     OvisImageTransformer2DModel,
-    PRXPipeline,
-    PRXTransformer2DModel,
     VQModel,
 )
 from transformers import (
@@ -195,30 +193,6 @@ def bria() -> BriaPipeline:
     )
 
 
-def prx() -> PRXPipeline:
-    """PRX: one stream over the picture, text as keys and values, with a mask."""
-    tokenizer = gemma_tokenizer()
-    tokenizer.model_max_length = 64
-    return PRXPipeline(
-        transformer=drawn(
-            PRXTransformer2DModel(
-                patch_size=1,
-                in_channels=4,
-                context_in_dim=_WIDTH,
-                hidden_size=32,
-                mlp_ratio=2.0,
-                num_heads=2,
-                depth=2,
-                axes_dim=[8, 8],
-            ),
-        ),
-        vae=flow_vae(),
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        text_encoder=gemma(),
-        tokenizer=tokenizer,
-    )
-
-
 def kandinsky3() -> Kandinsky3Pipeline:
     """Kandinsky 3: a U-Net with a text mask, a scheduler that draws noise at each step."""
     movq = VQModel(
@@ -300,7 +274,6 @@ FAMILIES = {
     "cogview3": cogview3,
     "cogview4": cogview4,
     "bria": bria,
-    "prx": prx,
     "kandinsky3": kandinsky3,
     "ovis": ovis,
 }
@@ -316,7 +289,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "cogview3": {**_SMALL, "max_sequence_length": 24},
     "cogview4": {**_SMALL, "max_sequence_length": 32},
     "bria": {**_SMALL, "max_sequence_length": 32},
-    "prx": {**_SMALL, "use_resolution_binning": False},
     "kandinsky3": dict(_SMALL),
     "ovis": {**_SMALL, "max_sequence_length": 32},
 }
