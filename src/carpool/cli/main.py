@@ -49,6 +49,10 @@ def cli() -> None:
     """Serve diffusion models whose requests share every denoising step."""
 
 
+for command in (jobs, serve, generate):
+    cli.add_command(command)
+
+
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def models(as_json: bool) -> None:
@@ -58,10 +62,6 @@ def models(as_json: bool) -> None:
     from carpool.models.grid import rows, table
 
     click.echo(json.dumps(rows(), indent=1) if as_json else "\n".join(table()))
-
-
-for command in (generate, jobs, serve):
-    cli.add_command(command)
 
 
 def main() -> None:
