@@ -83,7 +83,7 @@ class Server:
         return (self.folder / "stderr").read_text()
 
     def client(self, **options: Any) -> httpx2.Client:
-        options = {"timeout": 30, "trust_env": False, **options}
+        options = {"timeout": PATIENCE_S, "trust_env": False, **options}
         return httpx2.Client(base_url=self.url, **options)
 
     def get(self, path: str) -> httpx2.Response:

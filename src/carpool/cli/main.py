@@ -26,7 +26,7 @@ def cli() -> None:
     """Serve diffusion models whose requests share every denoising step."""
 
 
-for command in (generate, jobs, models, serve):
+for command in (jobs, serve, generate, models):
     cli.add_command(command)
 
 
