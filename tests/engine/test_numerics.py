@@ -15,7 +15,7 @@ WEIGHT, KERNEL = randn(37, 24, seed=1), randn(12, 6, 3, 3, seed=2)
 
 
 def attention(x: Tensor) -> Tensor:
-    q = x.unflatten(-1, (3, 8)).transpose(1, 2)
+    q = x.reshape(*x.shape[:-1], 3, 8).transpose(1, 2)
     return F.scaled_dot_product_attention(q, q * 2, q - 1).transpose(1, 2).flatten(2)
 
 
@@ -27,7 +27,7 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
     "einsum": (lambda x: torch.einsum("bld,ed->ble", x, WEIGHT), (7, 24)),
     "convolution": (lambda x: F.conv2d(x, KERNEL, padding=1), (6, 9, 7)),
     "attention": (attention, (5, 24)),
-    "folded rows": (lambda x: F.linear(x.flatten(0, 1), WEIGHT).unflatten(0, (-1, 7)), (7, 24)),
+    "folded rows": (lambda x: F.linear(x.flatten(0, 1), WEIGHT).reshape(-1, 7, 37), (7, 24)),
     "silu": (F.silu, (13,)),
     "sigmoid in place": (lambda x: x.clone().sigmoid_(), (13,)),
     "gelu": (lambda x: F.gelu(x, approximate="tanh"), (3, 5)),

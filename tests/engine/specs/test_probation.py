@@ -59,8 +59,9 @@ class Toy(nn.Module):
 class Trial:
     """Runs calls through a probation as the engine does, and knows what each gets alone."""
 
-    def __init__(self, module: nn.Module, verdicts: Verdicts | None = None) -> None:
-        self.module, self.fuser = module.eval(), Fuser()
+    def __init__(self, module: "Toy", verdicts: Verdicts | None = None) -> None:
+        self.module, self.fuser = module, Fuser()
+        module.eval()
         self.probation = Probation(self.fuser, infers=True, verdicts=verdicts)
         self.fused = 0  # forwards of several calls that answered somebody
 
@@ -200,7 +201,7 @@ def fails_together(module: Any, x: Tensor, **_: Any) -> Tensor:
     return x
 
 
-HOSTILE = [
+HOSTILE: list[Callable[..., Tensor]] = [
     mixes,
     mixes_above_two,
     reads_row_0_of_time,
