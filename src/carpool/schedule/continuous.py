@@ -44,6 +44,7 @@ SHORTER = 0.5  # who has less than this part of others' work left may interrupt 
 FAVOURED = 2.0  # the same for who has a higher priority
 MAX_PASSED = 64  # forwards of later requests that a parked call lets pass
 PRESSING = 2.0  # times the work left: a deadline nearer than this presses, if it can be met
+DOUBT = 0.5  # standard deviations by which a wider forward is taken for slower, in a short line
 CERTAIN = 0.05  # of its seconds: a width that is no more uncertain than this is not tried
 WORTH_TRYING = 0.01  # of the mean of rounds: what a trial may gain at least
 LONG_LINE = 20  # requests: with so many, rows that gain less than `min_gain` are worth it, too
@@ -313,8 +314,8 @@ class Continuous:
             rounds = ((backlog if backlog > n else n) + n) / n
             mean_s = (seconds + between_s) * rounds
             means.append((n, rows, mean_s, rounds))
-            if n > 1 and not is_long:  # rows that bring little are not worth it
-                gain = n / seconds / rate - 1
+            if n > 1 and not is_long:  # rows that bring little, or perhaps little, are not worth it
+                gain = n / (seconds + DOUBT * curve.sd(rows)) / rate - 1
                 if gain <= self.min_gain * (rows - paying_rows):
                     continue
             rate, paying_rows = n / seconds, rows

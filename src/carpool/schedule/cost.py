@@ -167,7 +167,7 @@ class Costs:
             log_ratio = math.log(seconds / usual_s)
             wrong = self._speed.learn((kind, rows), log_ratio, uncertainty, now_s)
             if wrong is not None:
-                self._forget(*wrong)
+                self._doubt(*wrong)
         elif curve.is_new:
             self.trials.free_s += FREE * seconds
         curve.learn(rows, seconds / self._speed.factor, self._speed.noise)
@@ -182,10 +182,10 @@ class Costs:
             if isinstance(curve, LearnedCurve):
                 curve.rescale(part)
 
-    def _forget(self, kind: CallKind, rows: int) -> None:
+    def _doubt(self, kind: CallKind, rows: int) -> None:
         curve = self._curves.get(kind)
         if isinstance(curve, LearnedCurve):
-            curve.forget(rows)
+            curve.doubt(rows)
 
     def learn_turn(self, kind: CallKind, calls: int, loop_s: float, own_s: float) -> None:
         """Take notice of what a turn took beside its forward.

@@ -41,6 +41,7 @@ class LearnedCurve:
         self._prior = {rows: Point(seconds, weight) for rows, seconds in (prior or {}).items()}
         self._runs: dict[int, deque[tuple[float, float]]] = {}  # seconds, device seconds when
         self._first: dict[int, tuple[float, float]] = {}  # the same, of each width's first run
+        self._doubted: dict[int, int] = {}  # runs that are kept in any case
         self._noise = NOISE
         self._runs_since_fit, self._fits, self._fitted_s = 0, 0, 0.0
         self._is_stale = True
@@ -80,11 +81,9 @@ class LearnedCurve:
         """Whether a width was run before, in this process."""
         return rows in self._first
 
-    def forget(self, rows: int) -> None:
-        """Forget the runs of a width: what it takes has changed."""
-        self._runs.pop(rows, None)
-        self._prior.pop(rows, None)
-        self._is_stale = True
+    def doubt(self, rows: int) -> None:
+        """Keep the next runs of a width however soon they come: what it takes may have changed."""
+        self._doubted[rows] = KEPT
 
     def rescale(self, factor: float) -> None:
         """Give all that is known in other units, where the machine's usual speed is another."""
@@ -113,7 +112,9 @@ class LearnedCurve:
             self._is_stale = True
             return
         runs = self._runs.setdefault(rows, deque(maxlen=KEPT))
-        if len(runs) < KEPT or self.now_s - runs[-1][1] >= APART * self._forgotten_s:
+        doubted = self._doubted.get(rows, 0)
+        self._doubted[rows] = max(0, doubted - 1)
+        if doubted or len(runs) < KEPT or self.now_s - runs[-1][1] >= APART * self._forgotten_s:
             runs.append((seconds, self.now_s))
         self._runs_since_fit += 1
         is_new = len(runs) <= 3 or self._fits < REFIT_EVERY
