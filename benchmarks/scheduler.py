@@ -16,10 +16,10 @@ from typing import Any
 from carpool.config import EngineSettings
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load
+from carpool.engine.observe.forward import Forward
 from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram, Stats
 from carpool.engine.observe.timeline import Timelines
 from carpool.engine.observe.width_reason import width_reason
-from carpool.engine.request import Forward
 from carpool.request.parameters import check
 from carpool.schedule.batch_modes import together
 from carpool.schedule.continuous import Continuous

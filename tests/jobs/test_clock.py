@@ -19,7 +19,7 @@ from carpool.jobs.database import _LATER_COLUMNS, _TABLES, VERSION
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import requests_of, work_of
-from carpool.server.answers.signed_links import TTL_S, SignedFiles
+from carpool.server.access.signed_links import TTL_S, SignedFiles
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
 from support.app import CARD, Grey, parts

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.schedule.cost import STEPS, TRUSTED, Costs, Curve
-from carpool.schedule.regression import monotone
+from carpool.schedule.medians import monotone
 from carpool.types import CallKind
 
 LARGE = CallKind("transformer.forward", 4096)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.learned_curve import LearnedCurve
-from carpool.schedule.regression import Point, fit
+from carpool.schedule.medians import Point
+from carpool.schedule.regression import fit
 from carpool.schedule.trials import FREE, SHARE
 from carpool.types import CallKind, ParkedCall
 

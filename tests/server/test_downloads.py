@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from carpool.config import ServeSettings
-from carpool.server.answers.signed_links import SignedFiles
+from carpool.server.access.signed_links import SignedFiles
 from carpool.server.app import create_app
 from support.app import Grey, app_of, refusal, shared_app
 from support.endpoints import ENDPOINT

@@ -18,7 +18,8 @@ from torch import nn
 from carpool.config import BatchingMode, EngineSettings
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load
-from carpool.engine.request import Forward, Outcome
+from carpool.engine.observe.forward import Forward
+from carpool.engine.request import Outcome
 from carpool.request.parameters import check
 from carpool.schedule.batch_modes import together
 from carpool.types import Admission, Choice, Event, ParkedCall, QueuedRequest, Request

@@ -157,7 +157,7 @@ def test_a_request_that_cannot_be_measured_fails_alone(monkeypatch: pytest.Monke
 
 
 def test_an_output_without_pictures_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.loop.finish", lambda *_: {"images": []})
+    monkeypatch.setattr("carpool.engine.delivery.finish", lambda *_: {"images": []})
     with working() as front:
         front.receive()
 

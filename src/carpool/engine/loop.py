@@ -28,11 +28,12 @@ from carpool.engine.isolation import Isolation
 from carpool.engine.model.load import Loaded, versions
 from carpool.engine.model.preview import PreviewSender
 from carpool.engine.numerics import Exact
+from carpool.engine.observe.forward import Observer, forward_of
 from carpool.engine.observe.heartbeat import Heartbeat
 from carpool.engine.observe.stats import Stats, memory
 from carpool.engine.observe.timeline import Timelines
 from carpool.engine.queue import RequestQueue
-from carpool.engine.request import Listener, Observer, RequestState, forward_of
+from carpool.engine.request import Listener, RequestState
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
 from carpool.engine.specs.probation import Probation

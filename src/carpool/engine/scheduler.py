@@ -17,11 +17,12 @@ from carpool.engine.execute import Widths
 from carpool.engine.fuse import decode_bytes
 from carpool.engine.model.device import Stopwatch
 from carpool.engine.model.load import Loaded
+from carpool.engine.observe.forward import Forward
 from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram
 from carpool.engine.observe.width_reason import width_reason
 from carpool.engine.prediction import Predictor
 from carpool.engine.queue import RequestQueue
-from carpool.engine.request import Forward, RequestState
+from carpool.engine.request import RequestState
 from carpool.errors import TooLate
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from carpool.schedule.learned_curve import LearnedCurve
-from carpool.schedule.regression import monotone
+from carpool.schedule.medians import monotone
 from carpool.schedule.speed import MachineSpeed
 from carpool.schedule.trials import FREE, Trials
 from carpool.schedule.turns import Turns

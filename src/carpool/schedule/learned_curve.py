@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from math import exp, log, sqrt
 
-from carpool.schedule.regression import Point, fit, monotone, weighted_median
+from carpool.schedule.medians import Point, monotone, weighted_median
 
 KEPT = 15  # runs of one width
 FORGOTTEN_S = 120.0  # device seconds, at least
@@ -168,6 +168,8 @@ class LearnedCurve:
 
     def _refit(self) -> None:
         """Fit again, if enough was learned or much time has passed."""
+        from carpool.schedule.regression import fit  # numpy: 0.1 s that `--help` need not wait
+
         if not self._is_stale and self.now_s - self._fitted_s <= self._forgotten_s:
             return
         self._is_stale, self._fitted_s, self._runs_since_fit = False, self.now_s, 0

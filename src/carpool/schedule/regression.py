@@ -11,12 +11,14 @@ the American Statistical Association 84, 1989; leave-one-out residuals of Gaussi
 Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, section 5.4.2.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from carpool.schedule.medians import Point, weighted_median
 
 KNOTS = (2, 4, 8, 16, 32)  # rows after which the slope may change
 SLOPE = 0.5  # expected: a row more takes half of what the first took
@@ -30,14 +32,6 @@ LEAST = 0.02  # of one row's seconds: no width takes less
 MEDIAN_LOSS = 1.57  # variance of a median over that of a mean: pi / 2
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """What was seen of one width."""
-
-    seconds: float  # median
-    weight: float  # runs that it stands for
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,32 +104,3 @@ def _features(rows: Array) -> Array:
     """One, the rows after the first, and those after each knot."""
     columns = [np.ones(len(rows)), rows - 1.0]
     return np.stack([*columns, *(np.maximum(0.0, rows - knot) for knot in KNOTS)], axis=-1)
-
-
-def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The nearest values that never fall, by pooling neighbours that do.
-
-    Source: pool adjacent violators, Ayer et al., Annals of Mathematical Statistics 26, 1955.
-    """
-    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
-    for value, weight in zip(values, weights, strict=True):
-        pools.append((value, weight, 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (a, m, i), (b, n, j) = pools[-2:]
-            pools[-2:] = [((a * m + b * n) / (m + n), m + n, i + j)]
-    return [mean for mean, _, count in pools for _ in range(count)]
-
-
-def weighted_median(pairs: list[tuple[float, float]]) -> float:
-    """The least value that half of the weight does not exceed.
-
-    Args:
-        pairs: values with their weights; at least one.
-    """
-    half = sum(weight for _, weight in pairs) / 2
-    below = 0.0
-    for value, weight in sorted(pairs):
-        below += weight
-        if below >= half:
-            return value
-    return max(pairs)[0]  # rounding

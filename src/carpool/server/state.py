@@ -21,7 +21,7 @@ from carpool.request.parameters import Card
 from carpool.server.access.idempotency import IdempotencyCache
 from carpool.server.access.keys import APIClient, Keyring
 from carpool.server.access.limits import RateLimiter, Slot
-from carpool.server.answers.signed_links import SignedFiles
+from carpool.server.access.signed_links import SignedFiles
 from carpool.server.bodies import schema
 from carpool.server.bodies.memory import MemoryBudget
 from carpool.server.observer import Observer

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from carpool.engine.model.device import Device
-from carpool.engine.request import Forward
+from carpool.engine.observe.forward import Forward
 from carpool.schedule.batch_modes import together
 from carpool.schedule.cost import Costs, Curve
 from carpool.types import (

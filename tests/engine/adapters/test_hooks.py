@@ -22,7 +22,7 @@ from carpool.engine.adapters.hooks import Adapters, NotByRow, is_even, plan
 from carpool.engine.adapters.reader import Part
 from carpool.engine.execute import Widths, execute
 from carpool.engine.fuse import Fuser
-from carpool.engine.request import Forward
+from carpool.engine.observe.forward import Forward
 from carpool.engine.specs import SPECS, STACK, Spec
 from carpool.request.lora import Riding
 from support.engine_driver import CLOSE, Recorder, driving, fresh, gap, served

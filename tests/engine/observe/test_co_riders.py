@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from carpool.engine.observe.co_riders import MOST_FORWARDS, MOST_OTHERS, CoRiders
-from carpool.engine.request import Forward
+from carpool.engine.observe.forward import Forward
 from carpool.types import Phase
 from support.engine_driver import Drive, driving
 from support.tiny import ARGUMENTS

@@ -9,9 +9,9 @@ import torch
 
 import carpool
 from carpool.engine.loop import EngineCore
+from carpool.engine.observe.forward import Forward
 from carpool.engine.observe.timeline import Timeline, Timelines
 from carpool.engine.observe.width_reason import differences, nearest, width_reason
-from carpool.engine.request import Forward
 from carpool.errors import Cancelled, PipelineFailed
 from carpool.types import CallKind, Choice, ParkedCall
 from support.engine_driver import Drive, Recorder, VirtualClock, driving, served

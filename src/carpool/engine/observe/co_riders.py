@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from carpool.engine.request import Forward
+from carpool.engine.observe.forward import Forward
 
 MOST_OTHERS = 32
 MOST_FORWARDS = 64

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from carpool.engine.model.load import Loaded
-from carpool.engine.request import Forward
+from carpool.engine.observe.forward import Forward
 from carpool.types import BUCKETS_S, Clock
 
 FORWARD_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, *BUCKETS_S)

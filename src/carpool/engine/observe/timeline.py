@@ -18,7 +18,7 @@ from carpool.errors import Cancelled, CarpoolError
 from carpool.types import Phase, Timings
 
 if TYPE_CHECKING:
-    from carpool.engine.request import Forward
+    from carpool.engine.observe.forward import Forward
 
 KEPT = 1000  # timelines of requests that have ended
 

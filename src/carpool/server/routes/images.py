@@ -8,10 +8,10 @@ from fastapi.responses import JSONResponse
 
 from carpool.errors import ModelNotFound
 from carpool.request.parameters import Card, check_n
+from carpool.server.access.signed_links import TTL_S, TYPES
 from carpool.server.answers.downloads import PARTS, Download
 from carpool.server.answers.generation import ImageGeneration, Kind
 from carpool.server.answers.respond import respond, unless_disconnected
-from carpool.server.answers.signed_links import TTL_S, TYPES
 from carpool.server.answers.stream import STREAMED
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, read_body, validated
