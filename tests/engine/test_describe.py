@@ -9,7 +9,7 @@ import torch
 from carpool.engine.describe import Describer
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call
-from carpool.engine.specs.probation import Probation
+from carpool.engine.probation.probation import Probation
 from carpool.types import CheckedRequest
 from support.engine_driver import Drive, driving
 from support.tiny import ARGUMENTS

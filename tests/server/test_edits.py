@@ -20,7 +20,7 @@ from carpool.request.parameters import Card, within
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import Form
 from carpool.server.bodies.input_images import edit_images, edit_task
-from carpool.server.bodies.requests import image_requests
+from carpool.server.requests import image_requests
 from carpool.server.state import ServedModel
 from carpool.worker import protocol
 from support.app import CARD, app_of, ask, refusal

@@ -13,7 +13,7 @@ from carpool.errors import Overloaded, WorkerLost
 from carpool.server.answers.generation import ImageGeneration
 from carpool.server.answers.stream import events
 from carpool.server.bodies import schema
-from carpool.server.bodies.requests import image_requests
+from carpool.server.requests import image_requests
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker import protocol

@@ -23,7 +23,7 @@ def models(model: str | None, as_json: bool, **flags: Any) -> None:
     if model is None:
         click.echo(json.dumps(rows(), indent=1) if as_json else "\n".join(table()))
         return
-    from carpool.engine.fusing import lines
+    from carpool.engine.probation.report import lines
 
     found = lines(model, settings_from(flags).engine())
     text = (f"{one['call']:<36} {one['fuses']:<10} {one['why']}" for one in found)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Target
+from carpool.engine.probation.probation import Probation
 from carpool.engine.specs import CONCAT, SCALAR, SHARE, STACK, STACKS, UNUSED, Pad
-from carpool.engine.specs.probation import Probation
 from carpool.types import CheckedRequest
 
 log = logging.getLogger("carpool")

@@ -32,12 +32,12 @@ from carpool.engine.observe.forward import Observer, forward_of
 from carpool.engine.observe.heartbeat import Heartbeat
 from carpool.engine.observe.stats import Stats, memory
 from carpool.engine.observe.timeline import Timelines
+from carpool.engine.probation.probation import Probation
+from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import Listener, RequestState
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
-from carpool.engine.specs.probation import Probation
-from carpool.engine.specs.verdicts import Verdicts
 from carpool.engine.tokenizers import Tokenizers
 from carpool.errors import Cancelled, CarpoolError, PipelineFailed, SettingRejected
 from carpool.schedule.policy import Policy

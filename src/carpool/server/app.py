@@ -10,7 +10,7 @@ from carpool.errors import CarpoolError
 from carpool.jobs.runner import Runner
 from carpool.server.access.cross_origin import AllowedHosts, CrossOriginProtection
 from carpool.server.access.keys import Keyring
-from carpool.server.answers.error_responses import on_error
+from carpool.server.error_responses import on_error
 from carpool.server.routes import images, jobs, observe, videos
 from carpool.server.routes.docs_page import add_docs
 from carpool.server.state import AppState

@@ -17,8 +17,8 @@ from carpool.engine.model.tasks import _kinds, linked_pipelines
 from carpool.engine.model.view import Answer, finish
 from carpool.errors import Rejected, SizeRejected, UnsupportedParameter
 from carpool.request.parameters import Card, Parameter, Task, check
-from carpool.server.bodies.requests import image_requests
 from carpool.server.bodies.schema import ImageRequest
+from carpool.server.requests import image_requests
 from carpool.server.state import ServedModel
 from carpool.types import Request
 from support.engine_driver import CLOSE, driving, gap, plain, solo

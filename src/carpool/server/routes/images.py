@@ -16,8 +16,8 @@ from carpool.server.answers.stream import STREAMED
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, read_body, validated
 from carpool.server.bodies.input_images import edit_images, edit_task
-from carpool.server.bodies.requests import image_requests
 from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, traced
+from carpool.server.requests import image_requests
 from carpool.server.routes.jobs import ACCEPTED, status_of, submit_images
 from carpool.server.state import AppState, RequestContext, ServedModel
 

@@ -28,10 +28,10 @@ from carpool.server.answers.downloads import PARTS, Download
 from carpool.server.answers.respond import unless_disconnected
 from carpool.server.bodies import forms
 from carpool.server.bodies.input_images import REFERENCE, reference_images
-from carpool.server.bodies.requests import video_request
 from carpool.server.bodies.schema import RemixRequest, VideoRequest
 from carpool.server.bodies.schema_jobs import Video, VideoDeleted, VideoList
 from carpool.server.dependencies import ERRORS, Context, WorkRoute, traced
+from carpool.server.requests import video_request
 from carpool.server.routes.jobs import Limit, Order, common_fields, file_of, submit
 from carpool.server.state import AppState, RequestContext
 from carpool.worker.protocol import Done

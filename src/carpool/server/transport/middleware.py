@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from carpool.server.answers.error_responses import on_error
+from carpool.server.error_responses import on_error
 from carpool.telemetry import logs
 from carpool.types import new_request_id
 

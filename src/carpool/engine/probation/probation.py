@@ -26,9 +26,7 @@ from carpool.engine.execute import Failure, Ready
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call
 from carpool.engine.numerics import Exact, is_followed
-from carpool.engine.specs.infer import TIMES, infer
-from carpool.engine.specs.rules import CONCAT, SCALAR, SHARE, STACK, STACKS, Pad, Rule, Spec
-from carpool.engine.specs.snapshot import (
+from carpool.engine.probation.snapshot import (
     Snapshot,
     difference,
     module_tensors,
@@ -36,7 +34,9 @@ from carpool.engine.specs.snapshot import (
     storages,
     versions,
 )
-from carpool.engine.specs.verdicts import Verdicts
+from carpool.engine.probation.verdicts import Verdicts
+from carpool.engine.specs.infer import TIMES, infer
+from carpool.engine.specs.rules import CONCAT, SCALAR, SHARE, STACK, STACKS, Pad, Rule, Spec
 
 log = logging.getLogger("carpool")
 

@@ -6,8 +6,8 @@ from carpool.config import EngineSettings
 from carpool.engine.cost_store import Table
 from carpool.engine.intercept import Interception
 from carpool.engine.model.load import load, versions
-from carpool.engine.specs.probation import fate
-from carpool.engine.specs.verdicts import Verdicts
+from carpool.engine.probation.probation import fate
+from carpool.engine.probation.verdicts import Verdicts
 
 
 def lines(model: str | Path, settings: EngineSettings) -> list[dict[str, str]]:

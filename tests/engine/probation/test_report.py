@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from carpool.cli.main import cli
 from carpool.config import EngineSettings
-from carpool.engine.fusing import lines
+from carpool.engine.probation.report import lines
 from support.tiny import checkpoint
 
 
@@ -29,4 +29,4 @@ def test_the_command_prints_lines_or_json(tmp_path: Path) -> None:
     assert "infer_specs is off" in text.stdout
     assert {one["call"] for one in json.loads(data.stdout)} >= {"vae.decode"}
     assert missing.exit_code == 1
-    assert "no model at" in missing.output
+    assert "no model at" in str(missing.exception)

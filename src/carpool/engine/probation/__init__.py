@@ -1,0 +1,1 @@
+"""Tables that were guessed, proven at run time: first forwards are also run apart, and compared."""
