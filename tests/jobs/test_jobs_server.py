@@ -112,6 +112,7 @@ def test_every_job_ends_once_whoever_is_killed_and_its_picture_is_the_same(
                 kill_worker(server)
                 eventually(lambda: server.health() == 503, 5, "the worker is gone")
                 client.submit(server, "late", seed=9, steps=LONG)
+                client.poll(server)  # while it cannot but be queued
                 eventually(lambda: server.health() == 200, PATIENCE_S, "a new worker is ready")
             client.submit(server, f"more{round_}", seed=20 + round_, steps=LONG)
             client.poll(server)
