@@ -25,7 +25,7 @@ from carpool.engine.request import Forward, RequestState
 from carpool.errors import TooLate
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
-from carpool.schedule.policy import Policy, build, reload
+from carpool.schedule.policy import Policy, build, reload, widest
 from carpool.types import NO_KIND, CheckedRequest, Clock, ParkedCall, QueuedRequest
 
 log = logging.getLogger("carpool")
@@ -101,7 +101,7 @@ class Scheduler:
         if known is not None and known.order == state.order and not self.widths.are_limited:
             return known
         settings, phase = self._settings, state.call.target.phase
-        most = settings.max_decode_size if phase == "decode" else settings.max_batch_size
+        most = widest(settings, phase)
         if phase == "decode" and (row_bytes := decode_bytes(state.call)):
             most = max(1, min(most, int(settings.max_decode_gib * 2**30 // row_bytes)))
         cap = self.widths.cap(state.key, most)

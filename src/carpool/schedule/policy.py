@@ -15,7 +15,9 @@ from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.peers.sglang_rules import Caps, Server, caps, load_rules
-from carpool.types import Admission, Choice, ParkedCall, QueuedRequest
+from carpool.types import Admission, Choice, ParkedCall, Phase, QueuedRequest
+
+WHOLE_BATCH = 1 << 30  # rows: more than any batch has
 
 
 class Policy(Protocol):
@@ -66,6 +68,17 @@ def build(
             return Continuous(
                 costs, settings.max_running, settings.min_gain, weights(settings.fair_share)
             )
+
+
+def widest(settings: EngineSettings, phase: Phase) -> int:
+    """Rows that a forward may have, memory permitting.
+
+    In the modes that batch at admission, a batch runs whole: their own caps are the limit.
+    """
+    if phase == "decode":
+        return settings.max_decode_size
+    is_own_cap = settings.batching_mode in ("dynamic", "request")
+    return WHOLE_BATCH if is_own_cap else settings.max_batch_size
 
 
 def reload(policy: Policy, settings: EngineSettings, server: Server) -> None:

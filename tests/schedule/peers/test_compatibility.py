@@ -112,7 +112,7 @@ def test_offload_is_said_in_many_ways(is_on: Any) -> None:
         ([CAP | {"model": ""}], "model", "'': must be text, not empty"),
         ([CAP | {"max_batch_size": 0}], "max_batch_size", "0: must be a whole number of at least"),
         ([CAP | {"max_batch_size": True}], "max_batch_size", "True: must be a whole number"),
-        ([CAP | {"max_batch_size": "4"}], "max_batch_size", "'4': must be a whole number"),
+        ([CAP | {"max_batch_size": "four"}], "max_batch_size", "'four': must be a whole number"),
         ([CAP | {"max_cost": 0}], "max_cost", "0: must be a number above 0"),
         ([CAP | {"max_cost": float("nan")}], "max_cost", "nan: must be a number above 0"),
         ([CAP | {"resolution": "1024"}], "resolution", "'1024': must be WIDTHxHEIGHT"),
@@ -361,3 +361,31 @@ def test_a_wave_keeps_apart_what_else_differs() -> None:
 
     assert len(set(keys)) == len(keys)
     assert request_key(job(lora=[("ink", 0.5004)]), {}) == keys[7]
+
+
+def test_numbers_of_rules_may_be_text_and_rules_may_have_comments() -> None:
+    plain = {"model": "m", "max_batch_size": 4, "max_cost": 9.5}
+    as_text = {"model": "m", "max_batch_size": "4", "max_cost": "9.5", "comment": "measured"}
+
+    assert parse_rules([as_text], "config") == parse_rules([plain], "config")
+    above = {"comment": "for the H100s", "rules": [plain]}
+    assert parse_rules(above, "config") == parse_rules([plain], "config")
+    keyed = {"comment": "for the H100s", "m": {"max_batch_size": 4, "max_cost": 9.5}}
+    assert parse_rules(keyed, "config") == parse_rules([plain], "config")
+
+
+@pytest.mark.parametrize("cost", ["NaN", "Infinity", '"nan"', '"many"', "-1"])
+def test_a_rule_that_would_switch_its_cap_off_is_refused(cost: str, tmp_path: Path) -> None:
+    file = tmp_path / "rules.json"
+    file.write_text(f'[{{"model": "m", "max_batch_size": 2, "max_cost": {cost}}}]')
+
+    with pytest.raises(SettingRejected, match="max_cost .*: must be a number above 0"):
+        load_rules(file)
+
+
+def test_a_key_that_stands_twice_in_a_rule_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rules.json"
+    file.write_text('[{"model": "m", "max_batch_size": 2, "max_batch_size": 3}]')
+
+    with pytest.raises(SettingRejected, match="'max_batch_size' stands twice in one object"):
+        load_rules(file)
