@@ -24,6 +24,7 @@ LoraBatching = Literal["mixed", "grouped"]
 Numerics = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+MetricsFormat = Literal["current", "docs"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
@@ -92,6 +93,11 @@ class EngineSettings:
     )
     batching_config: str | None = _setting(None, "dynamic: JSON file of rules that cap batches")
     enable_batching_metrics: bool = _setting(False, "dynamic: log a line for every batch")
+    batching_metrics_format: MetricsFormat = _setting(
+        "current",
+        "dynamic: form of those lines: current as SGLang-Diffusion 0.5.23 prints them, docs as its "
+        "page about batching shows them",
+    )
     max_num_seqs: int = _setting(1, "request: largest wave", "requests", least=1)
     request_batch_max_wait_ms: float = _setting(
         0.0, "request: longest wait for a wave to fill", "ms", least=0, finite=True
@@ -214,7 +220,8 @@ class ServeSettings(EngineSettings):
     drain_timeout: float = _setting(
         30.0, "how long running requests may go on after SIGTERM", unit="s", least=0
     )
-    log_level: LogLevel = _setting("info", "least severe log")
+    log_level: MetricsFormat = Literal["current", "docs"]
+LogLevel = _setting("info", "least severe log")
     log_format: LogFormat = _setting("text", "json: an object a line, on standard error too")
     log_prompts: bool = _setting(False, "write prompts into the log")
     otel: bool = _setting(
@@ -257,6 +264,7 @@ MODES_OF: Mapping[str, BatchingMode] = {
     "batching_delay_ms": "dynamic",
     "batching_config": "dynamic",
     "enable_batching_metrics": "dynamic",
+    "batching_metrics_format": "dynamic",
     "max_num_seqs": "request",
     "request_batch_max_wait_ms": "request",
 }

@@ -203,3 +203,25 @@ def test_statistics_say_why_forwards_were_not_wider() -> None:
         one["count"] for one in stats["forwards"]
     )
     assert stats["memory"]["peak_bytes"] > 10_000_000
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": "dynamic", "batching_max_size": 12},
+        {"mode": "request", "max_num_seqs": 12},
+    ],
+    ids=["dynamic", "request"],
+)
+@pytest.mark.parametrize("model", ["flux", "sdxl"])  # guidance embedded; two rows a request
+def test_a_batch_wider_than_max_batch_size_is_one_forward(
+    model: str, settings: dict[str, Any]
+) -> None:
+    arguments = {**ARGUMENTS[model], "num_inference_steps": 1}
+    with driving(model, max_batch_size=2, **settings) as drive:
+        for seed in range(10):
+            drive.submit(PROMPT, **arguments, seed=seed)
+        drive.finish()
+
+    denoiser = "transformer" if model == "flux" else "unet"
+    assert set(drive.widths(denoiser)) == {10 if model == "flux" else 20}

@@ -213,7 +213,7 @@ class EngineCore:
         self._adapters.remove()
         self._isolation.remove()
         self.loaded.undo()
-        self._scheduler.keep()
+        self._scheduler.close()
         self._probation.keep()
         self._off_loop.close()
 

@@ -5,7 +5,7 @@ It gives the policy its views of requests, and learns what forwards take.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -50,8 +50,9 @@ class Scheduler:
         self.costs = table.costs if table else Costs()
         self.widths = Widths()
         self._predictor = Predictor(loaded.card, self.costs, loaded.vae_scale_px)
-        self._dispatches = Dispatches()
+        self._dispatches = Dispatches(settings.batching_metrics_format)
         say = partial(log.info, "%s") if settings.enable_batching_metrics else _ignore
+        self._say: Callable[[str], None] = say
         self._server, self._is_cuda = loaded.server, loaded.device.is_cuda
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
         self._watch, self._kind = Stopwatch(loaded.device), NO_KIND
@@ -74,7 +75,7 @@ class Scheduler:
                 state.queued or self._predictor.queued_request(state) for state in queued
             ]
             self._waiting_s = sum(one.left_s for one in self._waiting)
-        elif not self._waiting:
+        elif running and not self._waiting:
             return []
         admission = self._policy.admit(self._waiting, running, self._clock())
         self.wake_s = admission.wake_s
@@ -186,6 +187,12 @@ class Scheduler:
         if self._table is not None and self._clock() - self._kept_s >= at_most_every_s:
             self._table.keep()
             self._kept_s = self._clock()
+
+    def close(self) -> None:
+        """Log the last batches of `dynamic`, and write the learned costs."""
+        for line in self._dispatches.window():
+            self._say(line)
+        self.keep()
 
     def statistics(self) -> dict[str, Any]:
         """Reasons for widths, seconds of forwards, costs, overload, batches of `dynamic`."""

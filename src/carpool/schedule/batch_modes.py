@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from carpool.schedule.peers.batches import fill, wait_until, wave, wave_deadline
-from carpool.schedule.peers.sglang_metrics import Dispatches
+from carpool.schedule.peers.sglang_metrics import Dispatches, processed
 from carpool.schedule.peers.sglang_rules import Caps
 from carpool.types import Admission, Choice, ParkedCall, QueuedRequest
 
@@ -37,9 +37,15 @@ class Dynamic:
     )
     dispatches: Dispatches = field(default_factory=Dispatches)  # counts every batch
     say: Callable[[str], None] = lambda line: None  # hears a line for each
+    _running: int = 0  # requests of the batch that runs
 
     def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
-        if aboard or not waiting:
+        if aboard:
+            return Admission(())
+        if self._running > 1:
+            self.say(processed(self._running, self.max_size, self.delay_s))
+        self._running = 0
+        if not waiting:
             return Admission(())
         head, queue = waiting[0], waiting[1:LOOKED_AT]
         caps = self.caps(head) if self.caps else Caps(self.max_size, None)
@@ -48,7 +54,7 @@ class Dynamic:
             return Admission((), wake_s=leaves_s)
         for line in self.dispatches.record(
             batch.outputs,
-            caps.outputs,
+            batch.cap,
             self.max_size,
             now_s - head.arrived_s,
             batch.stop_reason,
@@ -56,6 +62,7 @@ class Dynamic:
             requests=1 + len(batch.joined),
         ):
             self.say(line)
+        self._running = 1 + len(batch.joined)
         chosen = (head.request, *(queue[place].request for place in batch.joined))
         return Admission(chosen, stop_reason=batch.stop_reason)
 

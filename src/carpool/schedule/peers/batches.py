@@ -31,7 +31,8 @@ class Batch:
     outputs: int  # of all, the head's included
     is_closed: bool  # nobody who comes could join: waiting is for nothing
     stop_reason: str
-    rejects: Counter[str]  # why others in the queue do not join
+    rejects: Counter[str]  # why others in the queue do not join, or why the head cannot
+    cap: int  # outputs it could have had
 
 
 def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_max: int) -> Batch:
@@ -47,15 +48,16 @@ def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_m
 
     Returns:
         The batch as it would leave now. Its `stop_reason` says what closed it: `dynamic_disabled`,
-        `head:REASON`, `config_cap:N` where a rule's cap was reached and `max_size` where it was
-        the user's, or `cost_budget_next:COST>MOST`. For one that is still open, what keeps it
-        small: the first reject, or `delay` where all in line have joined.
+        `head:REASON`, `config_cap:N` where the smallest cap was reached, a rule's or the user's,
+        or `cost_budget_next:COST>MOST`. For one that is still open, what keeps it small: the
+        first reject, or `delay` where all in line have joined.
     """
     if user_max <= 1:
-        return Batch((), head.outputs, True, "dynamic_disabled", Counter())
+        return Batch((), head.outputs, True, "dynamic_disabled", Counter(), head.outputs)
     if unfit := signature_difference(head.signature, head.signature):
-        return Batch((), head.outputs, True, f"head:{unfit}", Counter())
-    cap_reason = f"config_cap:{caps.outputs}" if caps.outputs < user_max else "max_size"
+        reason = f"head:{unfit}"
+        return Batch((), head.outputs, True, reason, Counter([reason]), head.outputs)
+    cap_reason = f"config_cap:{caps.outputs}"
     most = math.inf if caps.cost is None else caps.cost
     joined, outputs, total = list[int](), head.outputs, head.cost
     rejects = Counter[str]()
@@ -80,9 +82,9 @@ def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_m
             joined.append(place)
             outputs += other.outputs
             total += other.cost
-    reason = closed()
-    open_reason = next(iter(rejects), "delay")
-    return Batch(tuple(joined), outputs, reason is not None, reason or open_reason, rejects)
+    closing = closed()
+    reason = closing or next(iter(rejects), "delay")
+    return Batch(tuple(joined), outputs, closing is not None, reason, rejects, caps.outputs)
 
 
 def wait_until(head: QueuedRequest, batch: Batch, delay_s: float) -> float:
@@ -132,4 +134,4 @@ def wave_deadline(
 
 
 def _above(total: float, most: float) -> str:
-    return f"{total:.10g}>{most:.10g}"
+    return f"{total:.0f}>{most:.0f}"

@@ -151,7 +151,7 @@ def signature_difference(left: Signature, right: Signature) -> str | None:
 
     Returns:
         `image_conditioning`, `sampling_params.FIELD` for a parameter that SGLang-Diffusion has
-        too, or `extra.diffusers_kwargs:NAME` for another one; of several the one it compares first.
+        too, or `extra.diffusers_kwargs` for others; of several the one it compares first.
     """
     if not (left.keys().isdisjoint(PICTURES) and right.keys().isdisjoint(PICTURES)):
         return "image_conditioning"
@@ -162,7 +162,7 @@ def signature_difference(left: Signature, right: Signature) -> str | None:
     for field in FIELDS:
         if field in fields:
             return f"sampling_params.{field}"
-    return f"extra.diffusers_kwargs:{min(differing)}"
+    return "extra.diffusers_kwargs"
 
 
 def request_key(job: CheckedRequest, defaults: Mapping[str, Any]) -> Hashable:
