@@ -220,8 +220,7 @@ class ServeSettings(EngineSettings):
     drain_timeout: float = _setting(
         30.0, "how long running requests may go on after SIGTERM", unit="s", least=0
     )
-    log_level: MetricsFormat = Literal["current", "docs"]
-LogLevel = _setting("info", "least severe log")
+    log_level: LogLevel = _setting("info", "least severe log")
     log_format: LogFormat = _setting("text", "json: an object a line, on standard error too")
     log_prompts: bool = _setting(False, "write prompts into the log")
     otel: bool = _setting(
