@@ -9,6 +9,9 @@ import pytest
 
 from carpool.config import BatchingMode
 from carpool.errors import SettingRejected, TooLate
+from carpool.request.expand import grouped, repeated
+from carpool.request.parameters import check
+from carpool.types import Request
 from support.engine_driver import CLOSE, Drive, Recorder, VirtualClock, driving, gap, solo
 from support.tiny import ARGUMENTS
 
@@ -232,3 +235,54 @@ def test_a_batch_wider_than_max_batch_size_is_one_forward(
 
     denoiser = "transformer" if model == "flux" else "unet"
     assert set(drive.widths(denoiser)) == {10}  # requests
+
+
+def ask(drive: Drive, outputs: int, name: str, **values: Any) -> list[Recorder]:
+    """The outputs of one request."""
+    whole = Request(PROMPT, request_id=name, seed=1, **{**BASE, **values})
+    single = [check(drive.engine.loaded.card, one) for one in repeated(whole, outputs)]
+    heard = [Recorder() for _ in single]
+    for job, recorder in zip(grouped(single, outputs), heard, strict=True):
+        drive.engine.submit(job, recorder)
+    return heard
+
+
+def test_dynamic_runs_a_request_of_more_outputs_than_its_cap_as_one_batch() -> None:
+    with driving("flux", mode="dynamic", batching_max_size=4) as drive:
+        ask(drive, 6, "six")
+        ask(drive, 2, "two")
+        ask(drive, 2, "two more")
+        ask(drive, 1, "one")
+        drive.finish()
+        batches = drive.engine.statistics()["batches"]
+
+    assert drive.widths("transformer") == [6] * 3 + [4] * 3 + [1] * 3
+    assert (batches["dispatches"], batches["requests"], batches["outputs"]) == (3, 4, 11)
+    assert batches["stop_reasons"] == {"config_cap": 2, "delay": 1}
+
+
+
+def test_request_mode_counts_requests_and_not_their_outputs() -> None:
+    with driving("flux", mode="request", max_num_seqs=2) as drive:
+        for name in ("first", "second", "third"):
+            ask(drive, 3, name)
+        ask(drive, 1, "fourth")
+        drive.finish()
+
+    assert drive.widths("transformer") == [6] * 3 + [3] * 3 + [1] * 3
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "request"])
+def test_a_request_whose_outputs_do_not_all_come_runs_without_them(mode: BatchingMode) -> None:
+    clock = VirtualClock()
+    with driving("flux", mode=mode, clock=clock, batching_max_size=8, max_num_seqs=8) as drive:
+        whole = Request(PROMPT, request_id="four", seed=1, **BASE)
+        single = [check(drive.engine.loaded.card, one) for one in repeated(whole, 4)]
+        for job in grouped(single, 4)[:2]:
+            drive.engine.submit(job, Recorder())
+        assert not drive.engine.step()
+        assert drive.engine._scheduler.wake_s == pytest.approx(0.1)
+        clock.pass_by(0.1)
+        drive.finish()
+
+    assert set(drive.widths("transformer")) == {2}

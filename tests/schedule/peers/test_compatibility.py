@@ -1,5 +1,6 @@
 """Batching config, costs, signatures: one example for each rule, one property for each promise."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -300,7 +301,7 @@ def test_the_task_comes_before_everything_and_the_number_of_outputs_counts() -> 
     assert signature_difference(
         pictures, {**pictures, "task_type": "text-to-video", "width": 8}
     ) == ("sampling_params.task_type")
-    assert signature_difference(pictures, signature(job(2, width=64), {}, outputs=2)) == (
+    assert signature_difference(pictures, signature(dataclasses.replace(job(2, width=64), group_size=2), {})) == (
         "sampling_params.num_outputs_per_prompt"
     )
 
@@ -339,8 +340,26 @@ def test_in_a_wave_prompts_pictures_and_latents_may_differ_but_not_whether_they_
 
     for name in ("prompt", "prompt_2", "negative_prompt", "image", "latents"):
         assert key(**{name: object()}) == key(seed=2, **{name: object()}), name
-    assert key(negative_prompt="") != key()
     assert key(image=object()) != key()
+    assert key(prompt_embeds=object()) != key()
+
+
+def test_in_a_wave_negative_prompts_count_only_as_far_as_one_is_used() -> None:
+    """As vLLM-Omni: guidance above 1 and a negative prompt that is not empty switch it on."""
+
+    def key(scale: float, **arguments: Any) -> Any:
+        return request_key(job(guidance_scale=scale, **arguments), {})
+
+    assert key(4.0) == key(4.0, negative_prompt="") == key(4.0, negative_prompt=None)
+    assert key(4.0, negative_prompt="a") == key(4.0, negative_prompt="b")
+    assert key(4.0, negative_prompt="a") != key(4.0, negative_prompt="")
+    assert key(1.0, negative_prompt="a") == key(1.0, negative_prompt="")
+
+
+def test_in_a_wave_all_have_as_many_outputs() -> None:
+    one, two = job(1), dataclasses.replace(job(2), group="req-2", group_size=2)
+
+    assert request_key(one, {}) != request_key(two, {})
 
 
 def test_a_wave_keeps_apart_what_else_differs() -> None:
@@ -360,7 +379,7 @@ def test_a_wave_keeps_apart_what_else_differs() -> None:
     ]
 
     assert len(set(keys)) == len(keys)
-    assert request_key(job(lora=[("ink", 0.5004)]), {}) == keys[7]
+    assert request_key(job(lora=[("ink", 0.5004)]), {}) not in keys
 
 
 def test_numbers_of_rules_may_be_text_and_rules_may_have_comments() -> None:
