@@ -102,6 +102,11 @@ class EngineSettings:
     request_batch_max_wait_ms: float = _setting(
         0.0, "request: longest wait for a wave to fill", "ms", least=0, finite=True
     )
+    default_sampling_params: str | None = _setting(
+        None,
+        "JSON of parameters that requests get where they leave them out, such as "
+        "'{\"num_inference_steps\": 20}'",
+    )
     numerics: Numerics = _setting(
         "fast",
         "fast: a fused forward may differ from one alone in its last bits; exact: the same bits "
