@@ -185,9 +185,7 @@ def test_settings_of_a_mode_choose_it(given: dict[str, Any], mode: str) -> None:
         ),
     ],
 )
-def test_settings_of_different_modes_are_refused_together(
-    given: dict[str, Any], says: str
-) -> None:
+def test_settings_of_different_modes_are_refused_together(given: dict[str, Any], says: str) -> None:
     with pytest.raises(SettingRejected) as refused:
         load_settings(given)
     assert str(refused.value) == says

@@ -261,7 +261,6 @@ def test_dynamic_runs_a_request_of_more_outputs_than_its_cap_as_one_batch() -> N
     assert batches["stop_reasons"] == {"config_cap": 2, "delay": 1}
 
 
-
 def test_request_mode_counts_requests_and_not_their_outputs() -> None:
     with driving("flux", mode="request", max_num_seqs=2) as drive:
         for name in ("first", "second", "third"):

@@ -301,9 +301,9 @@ def test_the_task_comes_before_everything_and_the_number_of_outputs_counts() -> 
     assert signature_difference(
         pictures, {**pictures, "task_type": "text-to-video", "width": 8}
     ) == ("sampling_params.task_type")
-    assert signature_difference(pictures, signature(dataclasses.replace(job(2, width=64), group_size=2), {})) == (
-        "sampling_params.num_outputs_per_prompt"
-    )
+    assert signature_difference(
+        pictures, signature(dataclasses.replace(job(2, width=64), group_size=2), {})
+    ) == ("sampling_params.num_outputs_per_prompt")
 
 
 def test_a_request_with_a_picture_does_not_even_share_with_its_like() -> None:

@@ -166,4 +166,6 @@ def test_figures_stay_in_their_bounds_and_nothing_is_lost(
         assert 0 <= summary[rate] <= 1
     assert 0 <= summary["wait_p95_s"] <= max(wait_s for _, _, wait_s in batches)
     for line in lines:
-        assert re.fullmatch(r"Dynamic batch (dispatch: requests=\d+, outputs=\d+/\d+|stats \(last 5).*", line)
+        assert re.fullmatch(
+            r"Dynamic batch (dispatch: requests=\d+, outputs=\d+/\d+|stats \(last 5).*", line
+        )

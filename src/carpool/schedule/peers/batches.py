@@ -44,9 +44,7 @@ class Whole:
     numbers: tuple[int, ...]  # of its outputs
 
 
-def wholes(
-    waiting: Sequence[QueuedRequest], most: int, now_s: float
-) -> tuple[list[Whole], float]:
+def wholes(waiting: Sequence[QueuedRequest], most: int, now_s: float) -> tuple[list[Whole], float]:
     """The line's first requests, each with all its outputs, which are queued one by one.
 
     One whose outputs have not all come is not there yet, nor is who stands behind it. It is taken

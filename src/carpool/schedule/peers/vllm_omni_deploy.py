@@ -91,8 +91,8 @@ class Deploy:
     unused: tuple[str, ...]  # places of what is known there and has no use here
 
 
-def load_deploy(path: Path) -> Deploy:
-    """Read a deploy file.
+def load_deploy(path: Path | None, overrides: str | None = None) -> Deploy:
+    """Read a deploy file, and JSON of the form `{"STAGE_ID": {...}}` that overlays its stages.
 
     `max_num_seqs` and `request_batch_max_wait_ms` ask for mode `request`. With
     `step_execution: true` the mode is `continuous`, and `max_num_seqs` its `max_running`.
@@ -101,8 +101,25 @@ def load_deploy(path: Path) -> Deploy:
         SettingRejected: it cannot be read or breaks a rule; names the key, and the nearest right
             one where the key is unknown.
     """
-    data, names = _read(path, MOST_BASES)
-    return parse_deploy(data, f"deploy config {path}", names)
+    data, names = ({}, []) if path is None else _read(path, MOST_BASES)
+    if overrides is not None:
+        data = overlaid(data, _stages_of(overrides))
+    source = "--stage-overrides" if path is None else f"deploy config {path}"
+    return parse_deploy(data, source, names)
+
+
+def _stages_of(overrides: str) -> dict[str, Any]:
+    """Overrides of stages, as a deploy file of their own."""
+    rule = """must be JSON such as '{"0": {"max_num_seqs": 4}}', by stage_id"""
+    try:
+        given = jsonfile.loads(overrides)
+    except ValueError as error:
+        raise SettingRejected(f"--stage-overrides: {rule}: {error}") from error
+    if not isinstance(given, dict) or not all(
+        key.isdecimal() and isinstance(stage, dict) for key, stage in given.items()
+    ):
+        raise SettingRejected(f"--stage-overrides: {overrides!r:.60}: {rule}")
+    return {"stages": [{"stage_id": int(key), **stage} for key, stage in given.items()]}
 
 
 def _read(path: Path, most: int) -> tuple[Any, list[str]]:
