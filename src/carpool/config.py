@@ -278,14 +278,15 @@ MODES_OF: Mapping[str, BatchingMode] = {
 def with_mode(given: Mapping[str, Any]) -> dict[str, Any]:
     """The given settings, with the mode that they choose where `batching_mode` is not given.
 
-    `False`, as of `--no-enable-batching-metrics`, chooses nothing.
+    A value that is its setting's default chooses nothing and clashes with nothing.
 
     Raises:
         SettingRejected: they are for two modes, or for another one than `batching_mode`.
     """
-    of_modes: dict[str, str] = {}  # by mode: the first setting for it
+    of_modes: dict[BatchingMode, str] = {}  # by mode: the first setting for it
+    defaults = {field.name: field.default for field in dataclasses.fields(EngineSettings)}
     for name in given:
-        if (mode := MODES_OF.get(name)) and given[name] is not False:
+        if (mode := MODES_OF.get(name)) and given[name] != defaults[name]:
             of_modes.setdefault(mode, name)
     said = given.get("batching_mode")
     if said is not None:

@@ -72,8 +72,8 @@ def repeated(request: Request, n: int = 1) -> Iterator[Request]:
 
 def outputs_each(request: Request, n: int = 1) -> int:
     """How many outputs each prompt of a request has, which `repeated` has found right."""
-    counts = (request.parameters.get(name) for name in PER_PROMPT)
-    return n * math.prod(count for count in counts if count is not None)
+    counts = [request.parameters.get(name) for name in PER_PROMPT]
+    return n * math.prod(int(count) for count in counts if count is not None)
 
 
 def grouped(outputs: Sequence[CheckedRequest], size: int) -> list[CheckedRequest]:

@@ -398,7 +398,7 @@ def test_a_rule_that_would_switch_its_cap_off_is_refused(cost: str, tmp_path: Pa
     file = tmp_path / "rules.json"
     file.write_text(f'[{{"model": "m", "max_batch_size": 2, "max_cost": {cost}}}]')
 
-    with pytest.raises(SettingRejected, match="max_cost .*: must be a number above 0"):
+    with pytest.raises(SettingRejected, match=r"max_cost .*: must be a number above 0"):
         load_rules(file)
 
 

@@ -11,8 +11,8 @@ and the flat form of its newer versions:
       - stage_id: 0
         max_num_seqs: 4
 
-Carpool runs the whole pipeline in one engine, so the diffusion stage is read, and no other. What has
-no use here is named in `Deploy.unused`, for a warning; a key that looks like a typing error of one
+Carpool runs the whole pipeline in one engine, so the diffusion stage is read, and no other. What
+has no use here is named in `Deploy.unused`, for a warning; a key that looks like a misspelled one
 that has a use is an error. This is the only module that imports yaml.
 
 Source: vLLM-Omni 0.30, deploy configuration.
