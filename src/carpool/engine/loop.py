@@ -156,6 +156,10 @@ class EngineCore:
         """End every request and let `run` return."""
         self._queue.close()
 
+    def log_last_batches(self) -> None:
+        """Log the batches of mode `dynamic` since the last summary, if their lines are on."""
+        self._scheduler.log_last_batches()
+
     def statistics(self) -> dict[str, Any]:
         """Counters and state. Durations in seconds.
 

@@ -4,6 +4,7 @@ It gives the policy its views of requests, and learns what forwards take.
 """
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -53,6 +54,7 @@ class Scheduler:
         self._dispatches = Dispatches(settings.batching_metrics_format)
         say = partial(log.info, "%s") if settings.enable_batching_metrics else _ignore
         self._say: Callable[[str], None] = say
+        self._ending = threading.Lock()
         self._server, self._is_cuda = loaded.server, loaded.device.is_cuda
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
         self._watch, self._kind = Stopwatch(loaded.device), NO_KIND
@@ -188,10 +190,15 @@ class Scheduler:
             self._table.keep()
             self._kept_s = self._clock()
 
+    def log_last_batches(self) -> None:
+        """Log the summary of the last batches of `dynamic`; from any thread."""
+        with self._ending:
+            for line in self._dispatches.window():
+                self._say(line)
+
     def close(self) -> None:
-        """Log the last batches of `dynamic`, and write the learned costs."""
-        for line in self._dispatches.window():
-            self._say(line)
+        """Log the last batches, and write the learned costs."""
+        self.log_last_batches()
         self.keep()
 
     def statistics(self) -> dict[str, Any]:
