@@ -67,6 +67,53 @@ the best of the other three. At load {load:g} of mix `steps` it serves at least 
 as many requests in time as `dynamic` and as `request`, on {tables}.
 """
 
+PEERS = """\
+## The peers' modes, to the letter
+
+`dynamic` is SGLang-Diffusion's batching (0.5.23), `request` is vLLM-Omni's at request level
+(0.30.0): the same flags, files, batches and log lines. A request with n outputs is one request in
+both, as there; in `continuous` and `off` its outputs are scheduled one by one. A batch runs as wide
+as the mode's own cap says, whatever `--max-batch-size` is. What differs, and why:
+
+In `dynamic`:
+
+- *`--batching-delay-ms` counts from.* There: when its loop reads the request, after the forward
+  that runs. Here: the request's arrival, since a request that has waited through a forward has
+  waited.
+- *Look-ahead behind the head.* There: the whole queue. Here: 1024 requests, since one
+  decision must take bounded time.
+- *Families.* There: Wan TI2V, LTX-2, HunyuanVideo and others are never batched. Here: all are,
+  since calls that cannot share a forward run one after the other, which is what they do there.
+- *Adapters.* There: one set for the whole server. Here: of a request; must be equal, since
+  requests choose them here.
+- *A parameter left out.* There: as the class of the model's parameters fills it in. Here: equal
+  to the pipeline's default said, since they ask for the same.
+- *The outputs of one request.* There: arrive in one message. Here: may arrive apart: those that
+  come 0.1 s after the others are another batch, since each can be cancelled and restarted alone.
+- *Batch lines in the log.* There: `Processed ...` and `Batch admission ...` always. Here: all
+  with `--enable-batching-metrics`, since logs are quiet unless asked.
+- *A batch that fails.* There: all its requests fail. Here: only the request that is at fault,
+  see docs/reliability.md.
+
+In `request`:
+
+- *Negative prompts.* There: used if not empty and `guidance_scale`, as the request says it, is
+  above 1. Here: the same, but a scale left out is the pipeline's default, since left out is the
+  same as the default said.
+- *Other arguments that its key has no field for.* There: may differ. Here: must be equal, since
+  what differs there is served with the head's value, or not, by the pipeline.
+- *Prompts, pictures, latents.* There: may be there or not, unless the pipeline sets a condition
+  key. Here: all have them or none, since with and without a picture are different calls, which
+  share no forward.
+- *`None` and a default.* There: differ. Here: are the same, since they ask for the same.
+- *Pipelines without batch support.* There: refused at the start with `--max-num-seqs` above 1.
+  Here: all are taken, since any diffusers pipeline runs here.
+
+Rules files and deploy files: what the peers read, this reads. Beyond that a rule may have a
+`comment`. Refused though they would be taken there: NaN and infinite caps, a fraction of a batch,
+a key that stands twice in one object.
+"""
+
 LEARNED = """
 ## Where costs are learned
 
@@ -171,6 +218,7 @@ def page(
     yield from promises(found)
     yield LEARNED.format(mean=MOST_MEAN_LEARNED, p99=MOST_P99_LEARNED)
     yield from promises(learned)
+    yield PEERS
     yield "\n## Pictures"
     for name, picture in pictures.items():
         yield f"\n![Latency and requests in time over load, mix {name}]({picture})"

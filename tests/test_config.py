@@ -149,3 +149,52 @@ def test_an_engine_takes_its_own_settings_and_those_of_its_jobs_only() -> None:
 )
 def test_every_annotation_has_a_plain_type(hint: Any, plain: type) -> None:
     assert base_type(hint) is plain
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [
+        ({}, "continuous"),
+        ({"batching_max_size": 8}, "dynamic"),
+        ({"batching_delay_ms": 5.0, "batching_config": "rules.json"}, "dynamic"),
+        ({"enable_batching_metrics": True}, "dynamic"),
+        ({"enable_batching_metrics": False, "batching_max_size": 1}, "continuous"),
+        ({"batching_mode": "dynamic", "max_num_seqs": 1}, "dynamic"),
+        ({"max_num_seqs": 4}, "request"),
+        ({"request_batch_max_wait_ms": 20.0, "batching_mode": "request"}, "request"),
+    ],
+)
+def test_settings_of_a_mode_choose_it(given: dict[str, Any], mode: str) -> None:
+    assert load_settings(given).batching_mode == mode
+    assert ServeSettings.from_environment({}, **given).batching_mode == mode
+    texts = {f"CARPOOL_{name.upper()}": str(value) for name, value in given.items()}
+    assert ServeSettings.from_environment(texts).batching_mode == mode
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"batching_max_size": 8, "batching_mode": "request"},
+            "batching_max_size=8 is for batching_mode 'dynamic', and batching_mode is 'request': "
+            "leave one of them out",
+        ),
+        (
+            {"batching_delay_ms": 5.0, "max_num_seqs": 2},
+            "batching_delay_ms is for batching_mode 'dynamic', and max_num_seqs for 'request': a "
+            "server has one mode, so leave one of them out",
+        ),
+    ],
+)
+def test_settings_of_different_modes_are_refused_together(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingRejected) as refused:
+        load_settings(given)
+    assert str(refused.value) == says
+    with pytest.raises(SettingRejected):
+        ServeSettings.from_environment({}, **given)
+
+
+@pytest.mark.parametrize("name", ["batching_delay_ms", "request_batch_max_wait_ms", "max_wait"])
+def test_a_wait_without_an_end_is_refused(name: str) -> None:
+    with pytest.raises(SettingRejected, match=f"{name}=inf: must be a finite number"):
+        load_settings({name: math.inf})

@@ -8,6 +8,8 @@ import click
 import make_files
 import pytest
 from make_reference import PAGE, page
+from make_scheduling import PAGE as SCHEDULING
+from make_scheduling import PEERS
 from PIL import Image
 
 from carpool.cli.main import cli
@@ -76,3 +78,7 @@ def test_reference_is_what_the_code_makes() -> None:
 
 def test_the_list_of_files_in_the_architecture_is_made_of_their_docstrings() -> None:
     assert make_files.PAGE.read_text() == make_files.page(), "run `make docs`"
+
+
+def test_the_page_about_scheduling_says_where_the_peers_modes_differ() -> None:
+    assert PEERS in SCHEDULING.read_text()

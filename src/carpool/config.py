@@ -7,6 +7,7 @@ Nothing here knows what a setting does.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
@@ -23,6 +24,7 @@ LoraBatching = Literal["mixed", "grouped"]
 Numerics = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+MetricsFormat = Literal["current", "docs"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
@@ -34,8 +36,9 @@ def _setting(
     *,
     least: float | None = None,
     most: float | None = None,
+    finite: bool = False,
 ) -> Any:
-    rule = {"help": help_, "unit": unit, "least": least, "most": most}
+    rule = {"help": help_, "unit": unit, "least": least, "most": most, "finite": finite}
     return dataclasses.field(default=default, metadata=rule)
 
 
@@ -63,7 +66,8 @@ class EngineSettings:
     batching_mode: BatchingMode = _setting(
         "continuous",
         "continuous fuses calls at every step, as wide as pays; dynamic and request batch whole "
-        "requests at admission, as SGLang-Diffusion and vLLM-Omni do; off runs one at a time",
+        "requests at admission, as SGLang-Diffusion and vLLM-Omni do; off runs one at a time. A "
+        "setting of dynamic or request chooses its mode",
     )
     min_gain: float = _setting(
         0.05, "continuous: least gain in speed for one more row; a long line lowers it", least=0
@@ -81,13 +85,27 @@ class EngineSettings:
     )
     batching_max_size: int = _setting(1, "dynamic: largest batch; 1 is off", "outputs", least=1)
     batching_delay_ms: float = _setting(
-        0.0, "dynamic: how old the first request may become while its batch fills", "ms", least=0
+        0.0,
+        "dynamic: how old the first request may become while its batch fills",
+        "ms",
+        least=0,
+        finite=True,
     )
     batching_config: str | None = _setting(None, "dynamic: JSON file of rules that cap batches")
     enable_batching_metrics: bool = _setting(False, "dynamic: log a line for every batch")
+    batching_metrics_format: MetricsFormat = _setting(
+        "current",
+        "dynamic: form of those lines: current as SGLang-Diffusion 0.5.23 prints them, docs as its "
+        "page about batching shows them",
+    )
     max_num_seqs: int = _setting(1, "request: largest wave", "requests", least=1)
     request_batch_max_wait_ms: float = _setting(
-        0.0, "request: longest wait for a wave to fill", "ms", least=0
+        0.0, "request: longest wait for a wave to fill", "ms", least=0, finite=True
+    )
+    default_sampling_params: str | None = _setting(
+        None,
+        "JSON of parameters that requests get where they leave them out, such as "
+        "'{\"num_inference_steps\": 20}'",
     )
     numerics: Numerics = _setting(
         "fast",
@@ -106,7 +124,12 @@ class EngineSettings:
     lora_batching: LoraBatching = _setting(
         "mixed", "mixed: requests with different adapters share forwards; grouped: they do not"
     )
-    max_batch_size: int = _setting(8, "widest fused forward", unit="rows", least=1)
+    max_batch_size: int = _setting(
+        8,
+        "continuous: widest fused forward; the other modes have caps of their own",
+        unit="rows",
+        least=1,
+    )
     max_decode_size: int = _setting(4, "widest fused VAE decode", unit="rows", least=1)
     max_decode_gib: float = _setting(
         8.0, "memory that a fused VAE decode may take at its peak", unit="GiB", least=0.0
@@ -119,6 +142,7 @@ class EngineSettings:
         "half of it, requests of priority below 0 are refused at four fifths",
         unit="s",
         least=0.1,
+        finite=True,
     )
     max_pixels: int = _setting(2048 * 2048, "largest picture of a request", unit="pixels", least=1)
     max_steps: int = _setting(1000, "most denoising steps of a request", least=1)
@@ -235,7 +259,54 @@ class ServeSettings(EngineSettings):
                 known = [ENV_PREFIX + field.upper() for field in hints]
                 raise SettingRejected(f"unknown variable {variable}{nearest(variable, known)}")
             values[name] = _parse(variable, text, hints[name])
-        return cls(**values | {name: value for name, value in flags.items() if value is not None})
+        values |= {name: value for name, value in flags.items() if value is not None}
+        return cls(**with_mode(values))
+
+
+MODES_OF: Mapping[str, BatchingMode] = {
+    "batching_max_size": "dynamic",
+    "batching_delay_ms": "dynamic",
+    "batching_config": "dynamic",
+    "enable_batching_metrics": "dynamic",
+    "batching_metrics_format": "dynamic",
+    "max_num_seqs": "request",
+    "request_batch_max_wait_ms": "request",
+}
+"""Settings that mean nothing outside of one mode: they choose it."""
+
+
+def with_mode(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given settings, with the mode that they choose where `batching_mode` is not given.
+
+    A value that is its setting's default chooses nothing and clashes with nothing.
+
+    Raises:
+        SettingRejected: they are for two modes, or for another one than `batching_mode`.
+    """
+    of_modes: dict[BatchingMode, str] = {}  # by mode: the first setting for it
+    defaults = {field.name: field.default for field in dataclasses.fields(EngineSettings)}
+    for name in given:
+        if (mode := MODES_OF.get(name)) and given[name] != defaults[name]:
+            of_modes.setdefault(mode, name)
+    said = given.get("batching_mode")
+    if said is not None:
+        for mode, name in of_modes.items():
+            if mode != said:
+                raise SettingRejected(
+                    f"{name}={given[name]!r} is for batching_mode {mode!r}, and batching_mode is "
+                    f"{said!r}: leave one of them out",
+                    param=name,
+                )
+    elif len(of_modes) > 1:
+        (one, first), (other, second) = of_modes.items()
+        raise SettingRejected(
+            f"{first} is for batching_mode {one!r}, and {second} for {other!r}: a server has one "
+            "mode, so leave one of them out",
+            param=second,
+        )
+    elif of_modes:
+        return {**given, "batching_mode": next(iter(of_modes))}
+    return dict(given)
 
 
 JOBS = ("state_dir", "job_ttl", "max_store_bytes", "metadata", "metadata_prompt")
@@ -248,7 +319,7 @@ def load_settings(settings: Mapping[str, Any]) -> ServeSettings:
     for name in settings:
         if name not in known:
             raise SettingRejected(f"unknown setting {name!r}{nearest(name, known)}")
-    return ServeSettings(**settings)
+    return ServeSettings(**with_mode(settings))
 
 
 def base_type(hint: Any) -> type:
@@ -276,6 +347,8 @@ def _check(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> None:
     elif not fits(value, hint):
         wanted = rule_of(hint) if get_origin(hint) is Literal else _KINDS[base_type(hint)]
         raise SettingRejected(f"{name}={value!r}: must be {wanted}")
+    elif rule["finite"] and not math.isfinite(value):
+        raise SettingRejected(f"{name}={value!r}: must be a finite number")
     elif value is not None and rule["least"] is not None and not value >= rule["least"]:
         raise SettingRejected(f"{name}={value!r}: must be at least {rule['least']}")
     elif value is not None and rule["most"] is not None and not value <= rule["most"]:

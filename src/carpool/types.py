@@ -93,6 +93,8 @@ class CheckedRequest:
     previews: int = 0  # pictures to show while it is denoised, evenly spaced; at most
     user: str = ""  # of the tenant: users divide its share
     output_type: str | None = "pil"  # where `arguments` has none; None: the pipeline's own default
+    group: str = ""  # id that it shares with the other outputs that were asked for together
+    group_size: int = 1  # how many those are, it among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,8 @@ class QueuedRequest:
     tenant: str = ""
     user: str = ""  # of the tenant
     outputs: int = 1
+    group: str = ""  # of the outputs of one request, which the modes of peers batch as one
+    group_size: int = 1  # how many of them there are or will be
     cost: float = 0.0  # towards a batch's `max_cost`
     signature: Mapping[str, Hashable] = field(default_factory=dict, hash=False)  # `dynamic`
     wave: Hashable = None  # what must be equal to share a wave: mode `request`

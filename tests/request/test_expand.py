@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from carpool.errors import Rejected
-from carpool.request.expand import repeated
-from carpool.types import Request
+from carpool.request.expand import grouped, outputs_each, repeated
+from carpool.types import CheckedRequest, Request
 
 
 def said(request: Request, n: int = 1) -> list[tuple[Any, int | None, Any]]:
@@ -77,3 +77,15 @@ def used() -> torch.Generator:
 def test_what_cannot_be_meant_is_refused(request_: Request, says: str) -> None:
     with pytest.raises(Rejected, match=says):
         list(repeated(request_))
+
+
+def test_the_outputs_of_each_prompt_are_marked_as_asked_for_together() -> None:
+    request = Request(["a cat", "a dog"], num_images_per_prompt=3)
+    outputs = [CheckedRequest(f"r{i}", i, {}) for i in range(12)]
+
+    assert outputs_each(request, 2) == 6
+    marked = grouped(outputs, 6)
+
+    assert [one.group for one in marked] == ["r0"] * 6 + ["r6"] * 6
+    assert {one.group_size for one in marked} == {6}
+    assert grouped(outputs, 1) == outputs

@@ -9,6 +9,9 @@ import pytest
 
 from carpool.config import BatchingMode
 from carpool.errors import SettingRejected, TooLate
+from carpool.request.expand import grouped, repeated
+from carpool.request.parameters import check
+from carpool.types import Request
 from support.engine_driver import CLOSE, Drive, Recorder, VirtualClock, driving, gap, solo
 from support.tiny import ARGUMENTS
 
@@ -93,9 +96,16 @@ def test_a_dynamic_batch_waits_for_others_and_says_so(caplog: pytest.LogCaptureF
         drive.finish()
 
     assert set(drive.widths("transformer")) == {2}
-    assert "Dynamic batch dispatch: size=2/4, user_max=4, queue_wait=5.00ms, stop_reason=delay" in (
-        caplog.text
-    )
+    assert [record.message for record in caplog.records if "atch" in record.message] == [
+        "Batch admission enabled: user_max=4, device_memory=0.0GiB, rules=0",
+        "Dynamic batch metrics enabled; logging summary every 5 dispatches.",
+        "Dynamic batch dispatch: requests=2, outputs=2/4, user_max_outputs=4, queue_wait=5.00ms, "
+        "stop_reason=delay",
+        "Processed dynamic batch of 2/4 request(s) with max_delay=5.00ms",
+        "Dynamic batch stats (last 1 dispatches): avg_requests=2.00, avg_outputs=2.00, "
+        "merged_rate=100.0%, full_rate=0.0%, utilization=50.0%, wait_avg=5.00ms, wait_p95=5.00ms, "
+        "top_rejects=none",
+    ]
 
 
 def test_a_batching_config_caps_what_its_rules_match(tmp_path: Path) -> None:
@@ -203,3 +213,75 @@ def test_statistics_say_why_forwards_were_not_wider() -> None:
         one["count"] for one in stats["forwards"]
     )
     assert stats["memory"]["peak_bytes"] > 10_000_000
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": "dynamic", "batching_max_size": 12},
+        {"mode": "request", "max_num_seqs": 12},
+    ],
+    ids=["dynamic", "request"],
+)
+@pytest.mark.parametrize("model", ["flux", "sdxl"])  # guidance embedded; two rows a request
+def test_a_batch_wider_than_max_batch_size_is_one_forward(
+    model: str, settings: dict[str, Any]
+) -> None:
+    arguments = {**ARGUMENTS[model], "num_inference_steps": 1}
+    with driving(model, max_batch_size=2, **settings) as drive:
+        for seed in range(10):
+            drive.submit(PROMPT, **arguments, seed=seed)
+        drive.finish()
+
+    denoiser = "transformer" if model == "flux" else "unet"
+    assert set(drive.widths(denoiser)) == {10}  # requests
+
+
+def ask(drive: Drive, outputs: int, name: str, **values: Any) -> list[Recorder]:
+    """The outputs of one request."""
+    whole = Request(PROMPT, request_id=name, seed=1, **{**BASE, **values})
+    single = [check(drive.engine.loaded.card, one) for one in repeated(whole, outputs)]
+    heard = [Recorder() for _ in single]
+    for job, recorder in zip(grouped(single, outputs), heard, strict=True):
+        drive.engine.submit(job, recorder)
+    return heard
+
+
+def test_dynamic_runs_a_request_of_more_outputs_than_its_cap_as_one_batch() -> None:
+    with driving("flux", mode="dynamic", batching_max_size=4) as drive:
+        ask(drive, 6, "six")
+        ask(drive, 2, "two")
+        ask(drive, 2, "two more")
+        ask(drive, 1, "one")
+        drive.finish()
+        batches = drive.engine.statistics()["batches"]
+
+    assert drive.widths("transformer") == [6] * 3 + [4] * 3 + [1] * 3
+    assert (batches["dispatches"], batches["requests"], batches["outputs"]) == (3, 4, 11)
+    assert batches["stop_reasons"] == {"config_cap": 2, "delay": 1}
+
+
+def test_request_mode_counts_requests_and_not_their_outputs() -> None:
+    with driving("flux", mode="request", max_num_seqs=2) as drive:
+        for name in ("first", "second", "third"):
+            ask(drive, 3, name)
+        ask(drive, 1, "fourth")
+        drive.finish()
+
+    assert drive.widths("transformer") == [6] * 3 + [3] * 3 + [1] * 3
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "request"])
+def test_a_request_whose_outputs_do_not_all_come_runs_without_them(mode: BatchingMode) -> None:
+    clock = VirtualClock()
+    with driving("flux", mode=mode, clock=clock, batching_max_size=8, max_num_seqs=8) as drive:
+        whole = Request(PROMPT, request_id="four", seed=1, **BASE)
+        single = [check(drive.engine.loaded.card, one) for one in repeated(whole, 4)]
+        for job in grouped(single, 4)[:2]:
+            drive.engine.submit(job, Recorder())
+        assert not drive.engine.step()
+        assert drive.engine._scheduler.wake_s == pytest.approx(0.1)
+        clock.pass_by(0.1)
+        drive.finish()
+
+    assert set(drive.widths("transformer")) == {2}

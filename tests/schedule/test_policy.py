@@ -101,7 +101,8 @@ def test_a_full_dynamic_batch_leaves_at_once_and_says_so() -> None:
 
     assert policy.admit([waiting(n) for n in (1, 2, 3)], 0, 0.0).requests == (1, 2)
     assert said == [
-        "Dynamic batch dispatch: size=2/2, user_max=2, queue_wait=0.00ms, stop_reason=max_size"
+        "Dynamic batch dispatch: requests=2, outputs=2/2, user_max_outputs=2, queue_wait=0.00ms, "
+        "stop_reason=config_cap:2"
     ]
 
 

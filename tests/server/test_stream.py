@@ -200,6 +200,16 @@ def test_one_failure_gives_up_the_other_pictures() -> None:
     assert worker.running == 0
 
 
+def test_the_images_of_one_request_are_marked_as_asked_for_together() -> None:
+    model = ServedModel(CARD.id, CARD, 10)
+    body = schema.ImageRequest.model_validate({"prompt": "a", "n": 3})
+
+    first, second, third = image_requests(model, body)
+
+    assert first.group == second.group == third.group == first.request_id
+    assert (first.group_size, third.group_size) == (3, 3)
+
+
 async def _three_of(worker: Grey) -> list[bytes]:
     model = ServedModel(CARD.id, CARD, 10)
     body = schema.ImageRequest.model_validate({"prompt": "a", "n": 2})

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from carpool.cli.options import settings_from, settings_options
-from carpool.config import ENV_PREFIX, ServeSettings
+from carpool.cli.peer_flags import peer_options, translated
+from carpool.config import ENV_PREFIX, MODES_OF, ServeSettings, with_mode
 from carpool.errors import CarpoolError
 
 
@@ -19,6 +20,7 @@ from carpool.errors import CarpoolError
     "--deploy-config", type=click.Path(path_type=Path), help="YAML of stages with engine_args"
 )
 @settings_options(ServeSettings)
+@peer_options
 def serve(
     model: str | None, model_path: str | None, deploy_config: Path | None, **flags: Any
 ) -> None:
@@ -26,31 +28,54 @@ def serve(
 
     MODEL is 'shapes' (embedded; the default), a hub id like 'org/name', or a folder in diffusers
     layout. Every flag can be given as an environment variable, such as CARPOOL_MAX_QUEUE.
+    Commands of `sglang serve` and `vllm serve --omni` are understood, too.
     """
     if model and model_path and model != model_path:
         raise click.UsageError(f"MODEL is {model!r} and --model-path {model_path!r}: say one")
-    deploy = _deploy(deploy_config)
-    said = {name for name, value in flags.items() if value not in (None, ())}
-    said |= {name.removeprefix(ENV_PREFIX).lower() for name in os.environ}
+    overrides = flags.pop("stage_overrides")
+    flags = translated(flags)
+    deploy = _deploy(deploy_config, overrides)
+    said = {name.removeprefix(ENV_PREFIX).lower(): text for name, text in os.environ.items()}
+    said |= {name: value for name, value in flags.items() if value not in (None, ())}
+    mode = with_mode(said).get("batching_mode")
+    if mode is not None and mode != deploy.get("batching_mode", mode):
+        for name in [name for name in deploy if name in MODES_OF]:
+            click.echo(f"carpool: {name} of {deploy_config}: not with mode {mode}", err=True)
+            del deploy[name]
+        del deploy["batching_mode"]
     flags |= {name: value for name, value in deploy.items() if name not in said}
     chosen = model or model_path or flags.pop("model", None) or "shapes"
     flags.pop("model", None)
     settings = settings_from(flags)
+    if flags["batching_mode"] is None and settings.batching_mode in MODES_OF.values():
+        _tell_mode(settings)
     from carpool.server.run import serve as run
 
     sys.exit(run(chosen, settings))
 
 
-def _deploy(file: Path | None) -> dict[str, Any]:
-    """What a deploy file sets, its model among it; names on standard error what it has in vain."""
-    if file is None:
+def _tell_mode(settings: ServeSettings) -> None:
+    """Say which mode the settings chose, and whether it batches at all."""
+    mode = settings.batching_mode
+    cap = "max_num_seqs" if mode == "request" else "batching_max_size"
+    alone = f"; {cap} is 1, so nothing is batched" if getattr(settings, cap) == 1 else ""
+    click.echo(f"carpool: the settings choose batching mode {mode}{alone}", err=True)
+
+
+def _deploy(file: Path | None, overrides: str | None) -> dict[str, Any]:
+    """What a deploy file sets, its model among it; names on standard error what it has in vain.
+
+    Args:
+        overrides: of its stages, in JSON.
+    """
+    if file is None and overrides is None:
         return {}
     from carpool.schedule.peers.vllm_omni_deploy import load_deploy
 
     try:
-        deploy = load_deploy(file)
+        deploy = load_deploy(file, overrides)
     except CarpoolError as error:
         raise click.UsageError(str(error)) from error
     for key in deploy.unused:
-        click.echo(f"carpool: {file}: {key} has no use here, and is passed over", err=True)
+        click.echo(f"carpool: {file or '--stage-overrides'}: {key} is passed over", err=True)
     return dict(deploy.settings)

@@ -157,6 +157,10 @@ class EngineCore:
         """End every request and let `run` return."""
         self._queue.close()
 
+    def log_last_batches(self) -> None:
+        """Log the batches of mode `dynamic` since the last summary, if their lines are on."""
+        self._scheduler.log_last_batches()
+
     def statistics(self) -> dict[str, Any]:
         """Counters and state. Durations in seconds.
 
@@ -214,7 +218,7 @@ class EngineCore:
         self._adapters.remove()
         self._isolation.remove()
         self.loaded.undo()
-        self._scheduler.keep()
+        self._scheduler.close()
         self._probation.keep()
         self._off_loop.close()
 

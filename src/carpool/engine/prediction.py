@@ -85,6 +85,8 @@ class Predictor:
             priority=request.priority,
             tenant=request.tenant,
             user=request.user,
+            group=request.group,
+            group_size=request.group_size,
             cost=cost(size, frames=frames, vae_scale_px=self._vae_scale_px),
             signature=signature(request, self._defaults),
             wave=request_key(request, self._defaults),

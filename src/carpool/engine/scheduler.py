@@ -4,8 +4,9 @@ It gives the policy its views of requests, and learns what forwards take.
 """
 
 import logging
+import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -26,7 +27,7 @@ from carpool.engine.request import RequestState
 from carpool.errors import TooLate
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
-from carpool.schedule.policy import Policy, build, reload
+from carpool.schedule.policy import Policy, build, reload, widest
 from carpool.types import NO_KIND, CheckedRequest, Clock, ParkedCall, QueuedRequest
 
 log = logging.getLogger("carpool")
@@ -51,8 +52,10 @@ class Scheduler:
         self.costs = table.costs if table else Costs()
         self.widths = Widths()
         self._predictor = Predictor(loaded.card, self.costs, loaded.vae_scale_px)
-        self._dispatches = Dispatches()
+        self._dispatches = Dispatches(settings.batching_metrics_format)
         say = partial(log.info, "%s") if settings.enable_batching_metrics else _ignore
+        self._say: Callable[[str], None] = say
+        self._ending = threading.Lock()
         self._server, self._is_cuda = loaded.server, loaded.device.is_cuda
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
         self._watch, self._kind = Stopwatch(loaded.device), NO_KIND
@@ -75,7 +78,7 @@ class Scheduler:
                 state.queued or self._predictor.queued_request(state) for state in queued
             ]
             self._waiting_s = sum(one.left_s for one in self._waiting)
-        elif not self._waiting:
+        elif running and not self._waiting:
             return []
         admission = self._policy.admit(self._waiting, running, self._clock())
         self.wake_s = admission.wake_s
@@ -102,7 +105,7 @@ class Scheduler:
         if known is not None and known.order == state.order and not self.widths.are_limited:
             return known
         settings, phase = self._settings, state.call.target.phase
-        most = settings.max_decode_size if phase == "decode" else settings.max_batch_size
+        most = widest(settings, phase)
         if phase == "decode" and (row_bytes := decode_bytes(state.call)):
             most = max(1, min(most, int(settings.max_decode_gib * 2**30 // row_bytes)))
         cap = self.widths.cap(state.key, most)
@@ -187,6 +190,17 @@ class Scheduler:
         if self._table is not None and self._clock() - self._kept_s >= at_most_every_s:
             self._table.keep()
             self._kept_s = self._clock()
+
+    def log_last_batches(self) -> None:
+        """Log the summary of the last batches of `dynamic`; from any thread."""
+        with self._ending:
+            for line in self._dispatches.window():
+                self._say(line)
+
+    def close(self) -> None:
+        """Log the last batches, and write the learned costs."""
+        self.log_last_batches()
+        self.keep()
 
     def statistics(self) -> dict[str, Any]:
         """Reasons for widths, seconds of forwards, costs, overload, batches of `dynamic`."""

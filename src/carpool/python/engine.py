@@ -23,7 +23,7 @@ from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load as load_pipeline
 from carpool.errors import CarpoolError, Draining, InvalidValue, Overloaded
 from carpool.python.handle import Handle, Output
-from carpool.request.expand import MAX_N, check_previews, merged, repeated
+from carpool.request.expand import MAX_N, check_previews, grouped, merged, outputs_each, repeated
 from carpool.request.lora import check_name
 from carpool.request.parameters import Card, check, check_n
 from carpool.types import CheckedRequest, Event, Request
@@ -136,7 +136,8 @@ class Engine:
             try:
                 singles = list(repeated(request, n))
                 wanted = len(singles)
-                jobs += [check(self.card, single) for single in singles]
+                checked = [check(self.card, single) for single in singles]
+                jobs += grouped(checked, outputs_each(request, n))
             except CarpoolError as error:
                 if not return_errors:
                     raise

@@ -19,7 +19,7 @@ from carpool.media import outputs
 from carpool.media.metadata import made_with, told
 from carpool.media.outputs import FPS, MOST_FPS, Audio, Format, encode_video
 from carpool.python.handle import Handle, Output
-from carpool.request.expand import MAX_N, merged, repeated
+from carpool.request.expand import MAX_N, grouped, merged, outputs_each, repeated
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import is_pil
 from carpool.request.parameters import Card, check, check_n
@@ -40,8 +40,9 @@ def checked(
         Rejected: something is wrong with it, or it cannot be written down.
     """
     check_n(n, MAX_N)
-    wishes = repeated(merged(request, values), n)
-    jobs = [check(card, wish, from_json=True) for wish in wishes]
+    whole = merged(request, values)
+    jobs = [check(card, one, from_json=True) for one in repeated(whole, n)]
+    jobs = grouped(jobs, outputs_each(whole, n))
     for name in jobs[0].arguments.keys() & set(PICTURES):
         given = jobs[0].arguments[name]
         if not all(is_pil(one) for one in (given if isinstance(given, list) else [given])):

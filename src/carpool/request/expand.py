@@ -1,12 +1,14 @@
 """What callers of the Python API say, as requests: one request for every output."""
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from carpool.errors import InvalidValue, UnsupportedParameter
 from carpool.request.parameters import PER_PROMPT, check_n, seeds
-from carpool.types import Request, new_request_id
+from carpool.types import CheckedRequest, Request, new_request_id
 
 MAX_N = 1000  # outputs of one request
 _TEXTS = re.compile(r"(negative_)?prompt(_\d+)?")  # may be lists, one entry a prompt
@@ -66,6 +68,23 @@ def repeated(request: Request, n: int = 1) -> Iterator[Request]:
             user=request.user,
             **{**given, **mine},
         )
+
+
+def outputs_each(request: Request, n: int = 1) -> int:
+    """How many outputs each prompt of a request has, which `repeated` has found right."""
+    counts = [request.parameters.get(name) for name in PER_PROMPT]
+    return n * math.prod(int(count) for count in counts if count is not None)
+
+
+def grouped(outputs: Sequence[CheckedRequest], size: int) -> list[CheckedRequest]:
+    """The outputs of `repeated`, checked, each so many of them marked as asked for together."""
+    if size == 1:
+        return list(outputs)
+    first = [outputs[i - i % size] for i in range(len(outputs))]
+    return [
+        replace(one, group=head.request_id, group_size=size)
+        for one, head in zip(outputs, first, strict=True)
+    ]
 
 
 def _length(lists: Mapping[str, Any]) -> int:

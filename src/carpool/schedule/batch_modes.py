@@ -7,8 +7,8 @@ In all three, who came aboard together runs together to the end, and nobody join
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from carpool.schedule.peers.batches import fill, wait_until, wave, wave_deadline
-from carpool.schedule.peers.sglang_metrics import Dispatches
+from carpool.schedule.peers.batches import Whole, fill, wait_until, wave, wave_deadline, wholes
+from carpool.schedule.peers.sglang_metrics import Dispatches, processed
 from carpool.schedule.peers.sglang_rules import Caps
 from carpool.types import Admission, Choice, ParkedCall, QueuedRequest
 
@@ -37,27 +37,35 @@ class Dynamic:
     )
     dispatches: Dispatches = field(default_factory=Dispatches)  # counts every batch
     say: Callable[[str], None] = lambda line: None  # hears a line for each
+    _running: int = 0  # requests of the batch that runs
 
     def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
-        if aboard or not waiting:
+        if aboard:
             return Admission(())
-        head, queue = waiting[0], waiting[1:LOOKED_AT]
+        if self._running > 1:
+            self.say(processed(self._running, self.max_size, self.delay_s))
+        self._running = 0
+        line, again_s = wholes(waiting, LOOKED_AT, now_s)
+        if not line:
+            return Admission((), wake_s=again_s)
+        head, queue = line[0].view, [one.view for one in line[1:]]
         caps = self.caps(head) if self.caps else Caps(self.max_size, None)
         batch = fill(head, queue, caps, self.max_size)
         if (leaves_s := wait_until(head, batch, self.delay_s)) > now_s:
-            return Admission((), wake_s=leaves_s)
-        for line in self.dispatches.record(
+            return Admission((), wake_s=min(leaves_s, again_s))
+        for text in self.dispatches.record(
             batch.outputs,
-            caps.outputs,
+            batch.cap,
             self.max_size,
             now_s - head.arrived_s,
             batch.stop_reason,
             batch.rejects,
             requests=1 + len(batch.joined),
         ):
-            self.say(line)
-        chosen = (head.request, *(queue[place].request for place in batch.joined))
-        return Admission(chosen, stop_reason=batch.stop_reason)
+            self.say(text)
+        self._running = 1 + len(batch.joined)
+        chosen = [line[0], *(line[1 + place] for place in batch.joined)]
+        return Admission(_numbers(chosen), stop_reason=batch.stop_reason)
 
     def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
         return together(parked)
@@ -77,22 +85,28 @@ class Waves:
             return Admission(())
         if self._free_since_s is None:
             self._free_since_s = now_s
-        keys = [one.wave for one in waiting[: self.max_num_seqs + 1]]
+        line, again_s = wholes(waiting, self.max_num_seqs, now_s)
+        if not line:
+            return Admission((), wake_s=again_s)
         leaves_s = wave_deadline(
-            keys,
+            len(line),
             self.max_num_seqs,
             began_s=self._free_since_s,
             last_arrival_s=waiting[-1].arrived_s,
             wait_s=self.wait_s if self.max_num_seqs > 1 else 0.0,
         )
         if leaves_s > now_s:
-            return Admission((), wake_s=leaves_s)
+            return Admission((), wake_s=min(leaves_s, again_s))
         self._free_since_s = None
-        size = wave(keys, self.max_num_seqs)
-        return Admission(tuple(one.request for one in waiting[:size]))
+        size = wave([one.view.wave for one in line], self.max_num_seqs)
+        return Admission(_numbers(line[:size]))
 
     def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
         return together(parked)
+
+
+def _numbers(chosen: Sequence[Whole]) -> tuple[int, ...]:
+    return tuple(number for one in chosen for number in one.numbers)
 
 
 def together(parked: Sequence[ParkedCall]) -> Choice:

@@ -13,9 +13,11 @@ from carpool.errors import SettingRejected
 from carpool.schedule.batch_modes import Dynamic, Off, Waves
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs
-from carpool.schedule.peers.sglang_metrics import Dispatches
-from carpool.schedule.peers.sglang_rules import Caps, Server, caps, load_rules
-from carpool.types import Admission, Choice, ParkedCall, QueuedRequest
+from carpool.schedule.peers.sglang_metrics import Dispatches, started
+from carpool.schedule.peers.sglang_rules import Caps, Rule, Server, caps, load_rules
+from carpool.types import Admission, Choice, ParkedCall, Phase, QueuedRequest
+
+WHOLE_BATCH = 1 << 30  # rows: more than any batch has
 
 
 class Policy(Protocol):
@@ -59,13 +61,27 @@ def build(
             return Off()
         case "dynamic":
             most, delay_s = settings.batching_max_size, settings.batching_delay_ms / 1000
-            return Dynamic(most, delay_s, _caps(settings, server), dispatches, say)
+            rules = _rules(settings)
+            for line in started(most, server.device_memory_gib, len(rules)):
+                say(line)
+            return Dynamic(most, delay_s, _caps(rules, server, most), dispatches, say)
         case "request":
             return Waves(settings.max_num_seqs, settings.request_batch_max_wait_ms / 1000)
         case "continuous":
             return Continuous(
                 costs, settings.max_running, settings.min_gain, weights(settings.fair_share)
             )
+
+
+def widest(settings: EngineSettings, phase: Phase) -> int:
+    """Rows that a forward may have, memory permitting.
+
+    In the modes that batch at admission, a batch runs whole: their own caps are the limit.
+    """
+    if phase == "decode":
+        return settings.max_decode_size
+    is_own_cap = settings.batching_mode in ("dynamic", "request")
+    return WHOLE_BATCH if is_own_cap else settings.max_batch_size
 
 
 def reload(policy: Policy, settings: EngineSettings, server: Server) -> None:
@@ -75,18 +91,23 @@ def reload(policy: Policy, settings: EngineSettings, server: Server) -> None:
         SettingRejected: it cannot be read or breaks a rule.
     """
     if isinstance(policy, Dynamic):
-        policy.caps = _caps(settings, server)
+        policy.caps = _caps(_rules(settings), server, settings.batching_max_size)
 
 
-def _caps(settings: EngineSettings, server: Server) -> Callable[[QueuedRequest], Caps] | None:
-    if settings.batching_config is None:
+def _rules(settings: EngineSettings) -> tuple[Rule, ...]:
+    return load_rules(Path(settings.batching_config)) if settings.batching_config else ()
+
+
+def _caps(
+    rules: Sequence[Rule], server: Server, user_max: int
+) -> Callable[[QueuedRequest], Caps] | None:
+    if not rules:
         return None
-    rules = load_rules(Path(settings.batching_config))
 
     def of(head: QueuedRequest) -> Caps:
         width, height = head.signature.get("width"), head.signature.get("height")
         size = (width, height) if isinstance(width, int) and isinstance(height, int) else None
-        return caps(rules, server, size, settings.batching_max_size)
+        return caps(rules, server, size, user_max)
 
     return of
 

@@ -16,6 +16,7 @@ from carpool.errors import (
     show,
 )
 from carpool.media.outputs import FPS, MOST_FPS
+from carpool.request.expand import grouped
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.parameters import Card, check, check_n, seeds
 from carpool.server.bodies import schema
@@ -67,7 +68,10 @@ def image_requests(
     parameters |= _steps(model.card, body.quality, parameters)
     previews = body.partial_images or 0 if body.stream else 0
     requests = [_request(body, key, parameters, seed) for seed in first_to_last]
-    return [replace(check(model.card, one, from_json=True), previews=previews) for one in requests]
+    checked = [
+        replace(check(model.card, one, from_json=True), previews=previews) for one in requests
+    ]
+    return grouped(checked, len(checked))
 
 
 def video_request(

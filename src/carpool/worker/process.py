@@ -42,6 +42,8 @@ class WorkerProcess:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._tracing = tracing.Tracing()
+        self._at_end: Callable[[], None] = lambda: None
+        self._is_ending = threading.Lock()
         self._outbox: queue.SimpleQueue[protocol.ToFront] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="carpool-write", daemon=True).start()
 
@@ -70,6 +72,7 @@ class WorkerProcess:
             loaded = load(first.model, first.settings)
             table = Table(loaded, first.settings)
             engine = EngineCore(loaded, first.settings, table=table, observers=observers)
+            self._at_end = engine.log_last_batches
         except CarpoolError as error:
             self.send(protocol.LoadFailure(str(error)))
             self._next()  # the front closes the socket once it has read this
@@ -130,7 +133,9 @@ class WorkerProcess:
 
     def end(self) -> None:
         """End the process at once, even in the middle of a forward."""
+        self._is_ending.acquire()  # for good: the first thread that comes here ends the process
         self._tracing.stop()
+        self._at_end()
         os._exit(0)
 
     def send(self, message: protocol.ToFront) -> None:

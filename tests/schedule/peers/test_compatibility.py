@@ -1,5 +1,6 @@
 """Batching config, costs, signatures: one example for each rule, one property for each promise."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,7 +113,7 @@ def test_offload_is_said_in_many_ways(is_on: Any) -> None:
         ([CAP | {"model": ""}], "model", "'': must be text, not empty"),
         ([CAP | {"max_batch_size": 0}], "max_batch_size", "0: must be a whole number of at least"),
         ([CAP | {"max_batch_size": True}], "max_batch_size", "True: must be a whole number"),
-        ([CAP | {"max_batch_size": "4"}], "max_batch_size", "'4': must be a whole number"),
+        ([CAP | {"max_batch_size": "four"}], "max_batch_size", "'four': must be a whole number"),
         ([CAP | {"max_cost": 0}], "max_cost", "0: must be a number above 0"),
         ([CAP | {"max_cost": float("nan")}], "max_cost", "nan: must be a number above 0"),
         ([CAP | {"resolution": "1024"}], "resolution", "'1024': must be WIDTHxHEIGHT"),
@@ -278,7 +279,7 @@ def test_prompt_and_seed_may_differ_in_a_dynamic_batch() -> None:
         ({"width": 8, "num_inference_steps": 3}, "sampling_params.width"),
         ({"negative_prompt": "blurry", "width": 8}, "sampling_params.negative_prompt"),
         ({"frame_rate": 24, "guidance_scale": 2.0}, "sampling_params.fps"),
-        ({"sigmas": [1.0, 0.5], "eta": 0.1}, "extra.diffusers_kwargs:eta"),
+        ({"sigmas": [1.0, 0.5], "eta": 0.1}, "extra.diffusers_kwargs"),
         ({"sigmas": [1.0, 0.5], "flow_shift": 3.0}, "sampling_params.flow_shift"),
         ({"lora": [("ink", 1.0)]}, "sampling_params.lora"),
         ({"image": object()}, "image_conditioning"),
@@ -300,9 +301,9 @@ def test_the_task_comes_before_everything_and_the_number_of_outputs_counts() -> 
     assert signature_difference(
         pictures, {**pictures, "task_type": "text-to-video", "width": 8}
     ) == ("sampling_params.task_type")
-    assert signature_difference(pictures, signature(job(2, width=64), {}, outputs=2)) == (
-        "sampling_params.num_outputs_per_prompt"
-    )
+    assert signature_difference(
+        pictures, signature(dataclasses.replace(job(2, width=64), group_size=2), {})
+    ) == ("sampling_params.num_outputs_per_prompt")
 
 
 def test_a_request_with_a_picture_does_not_even_share_with_its_like() -> None:
@@ -328,8 +329,8 @@ def test_lists_and_mappings_are_compared_by_content_and_objects_by_identity() ->
     again: dict[str, Any] = {"sigmas": (1.0, (0.5,)), "attention_kwargs": {"b": {"c": 2}, "a": 1}}
     assert difference(job(1, **plain), job(2, **again)) is None
     assert difference(job(1, x=latents), job(2, x=latents)) is None
-    assert difference(job(1, x=latents), job(2, x=others)) == "extra.diffusers_kwargs:x"
-    assert difference(job(1, x=latents), job(2, x=1)) == "extra.diffusers_kwargs:x"
+    assert difference(job(1, x=latents), job(2, x=others)) == "extra.diffusers_kwargs"
+    assert difference(job(1, x=latents), job(2, x=1)) == "extra.diffusers_kwargs"
     assert hash(request_key(job(1, x=latents), {})) == hash(request_key(job(2, x=latents), {}))
 
 
@@ -339,8 +340,26 @@ def test_in_a_wave_prompts_pictures_and_latents_may_differ_but_not_whether_they_
 
     for name in ("prompt", "prompt_2", "negative_prompt", "image", "latents"):
         assert key(**{name: object()}) == key(seed=2, **{name: object()}), name
-    assert key(negative_prompt="") != key()
     assert key(image=object()) != key()
+    assert key(prompt_embeds=object()) != key()
+
+
+def test_in_a_wave_negative_prompts_count_only_as_far_as_one_is_used() -> None:
+    """As vLLM-Omni: guidance above 1 and a negative prompt that is not empty switch it on."""
+
+    def key(scale: float, **arguments: Any) -> Any:
+        return request_key(job(guidance_scale=scale, **arguments), {})
+
+    assert key(4.0) == key(4.0, negative_prompt="") == key(4.0, negative_prompt=None)
+    assert key(4.0, negative_prompt="a") == key(4.0, negative_prompt="b")
+    assert key(4.0, negative_prompt="a") != key(4.0, negative_prompt="")
+    assert key(1.0, negative_prompt="a") == key(1.0, negative_prompt="")
+
+
+def test_in_a_wave_all_have_as_many_outputs() -> None:
+    one, two = job(1), dataclasses.replace(job(2), group="req-2", group_size=2)
+
+    assert request_key(one, {}) != request_key(two, {})
 
 
 def test_a_wave_keeps_apart_what_else_differs() -> None:
@@ -360,4 +379,32 @@ def test_a_wave_keeps_apart_what_else_differs() -> None:
     ]
 
     assert len(set(keys)) == len(keys)
-    assert request_key(job(lora=[("ink", 0.5004)]), {}) == keys[7]
+    assert request_key(job(lora=[("ink", 0.5004)]), {}) not in keys
+
+
+def test_numbers_of_rules_may_be_text_and_rules_may_have_comments() -> None:
+    plain = {"model": "m", "max_batch_size": 4, "max_cost": 9.5}
+    as_text = {"model": "m", "max_batch_size": "4", "max_cost": "9.5", "comment": "measured"}
+
+    assert parse_rules([as_text], "config") == parse_rules([plain], "config")
+    above = {"comment": "for the H100s", "rules": [plain]}
+    assert parse_rules(above, "config") == parse_rules([plain], "config")
+    keyed = {"comment": "for the H100s", "m": {"max_batch_size": 4, "max_cost": 9.5}}
+    assert parse_rules(keyed, "config") == parse_rules([plain], "config")
+
+
+@pytest.mark.parametrize("cost", ["NaN", "Infinity", '"nan"', '"many"', "-1"])
+def test_a_rule_that_would_switch_its_cap_off_is_refused(cost: str, tmp_path: Path) -> None:
+    file = tmp_path / "rules.json"
+    file.write_text(f'[{{"model": "m", "max_batch_size": 2, "max_cost": {cost}}}]')
+
+    with pytest.raises(SettingRejected, match=r"max_cost .*: must be a number above 0"):
+        load_rules(file)
+
+
+def test_a_key_that_stands_twice_in_a_rule_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rules.json"
+    file.write_text('[{"model": "m", "max_batch_size": 2, "max_batch_size": 3}]')
+
+    with pytest.raises(SettingRejected, match="'max_batch_size' stands twice in one object"):
+        load_rules(file)

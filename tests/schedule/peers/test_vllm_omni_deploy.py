@@ -68,7 +68,82 @@ def test_step_execution_is_the_mode_continuous() -> None:
 def test_of_several_stages_the_diffusion_stage_is_read_and_the_others_are_named() -> None:
     stages = [{"stage_type": "llm", "max_num_seqs": 9}, {"stage_type": "diffusion"}]
 
-    assert parse_deploy({"stage_args": stages}, "deploy") == Deploy({}, ("stage_args[0]",))
+    assert parse_deploy({"stage_args": stages}, "deploy") == Deploy(
+        {}, ("stage_args[0], which is no diffusion stage,",)
+    )
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"model_class_name": "WanPipeline"},
+        {"request_batch_max_wait_ms": 0},
+        {"engine_args": {"cache_backend": "tea_cache"}},
+        {"default_sampling_params": {"num_inference_steps": 50}},
+        {"execution_type": "DIFFUSION"},
+    ],
+    ids=lambda second: next(iter(second)),
+)
+def test_a_diffusion_stage_without_a_type_is_found_by_what_it_has(second: dict[str, Any]) -> None:
+    speaks = {"stage_id": 0, "max_num_seqs": 64, "default_sampling_params": {"top_k": 1}}
+    stages = [speaks, {"stage_id": 1, "max_num_seqs": 2, **second}]
+
+    assert parse_deploy({"stages": stages}, "deploy").settings["max_num_seqs"] == 2
+
+
+@pytest.mark.parametrize("names", [("glm_image",), ("mine", "glm_image")])
+def test_a_diffusion_stage_is_found_by_the_name_of_the_pipeline_or_file(
+    names: tuple[str, ...],
+) -> None:
+    stages = [{"stage_id": 0, "max_num_seqs": 64}, {"stage_id": 1, "max_num_seqs": 2}]
+
+    assert parse_deploy({"stages": stages}, "deploy", names).settings["max_num_seqs"] == 2
+    named = {"pipeline": "glm_image", "stages": stages}
+    assert parse_deploy(named, "deploy").settings["max_num_seqs"] == 2
+
+
+def test_a_file_overlays_its_base_stage_by_stage(tmp_path: Path) -> None:
+    base, over = tmp_path / "base.yaml", tmp_path / "over.yaml"
+    base.write_text("""
+dtype: half
+stages:
+  - {stage_id: 0, stage_type: llm}
+  - {stage_id: 1, stage_type: diffusion, max_num_seqs: 4, default_sampling_params: {seed: 1}}
+""")
+    over.write_text("""
+base_config: base.yaml
+stages:
+  - {stage_id: 1, max_num_seqs: 2, default_sampling_params: {guidance_scale: 2.0}}
+""")
+
+    assert load_deploy(over).settings == {
+        "dtype": "float16",
+        "batching_mode": "request",
+        "max_num_seqs": 2,
+        "default_sampling_params": '{"seed": 1, "guidance_scale": 2.0}',
+    }
+
+
+def test_a_base_that_is_absent_or_in_a_circle_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "deploy.yaml"
+    for base, says in [("absent.yaml", "absent.yaml cannot be read"), ("deploy.yaml", "too many")]:
+        file.write_text(f"base_config: {base}")
+        with pytest.raises(SettingRejected, match=says):
+            load_deploy(file)
+
+
+def test_keys_that_nobody_knows_are_passed_over_and_named() -> None:
+    data = {
+        "forced_aligner": {"model": "m"},
+        "stages": [{"enable_cache_dit_summary": False, "hf_overrides": {}, "max_num_seqs": 2}],
+    }
+
+    asked = parse_deploy(data, "deploy")
+
+    assert asked.settings["max_num_seqs"] == 2
+    assert asked.unused == (
+        "forced_aligner", "stages[0].enable_cache_dit_summary", "stages[0].hf_overrides"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -81,7 +156,6 @@ def test_of_several_stages_the_diffusion_stage_is_read_and_the_others_are_named(
         ({"stages": []}, "deploy: stages must be a list with one entry at least"),
         ({"stages": ["a"]}, "deploy: stages[0] is 'a': must be a mapping"),
         ({"stage_arg": [{}]}, "deploy: unknown key 'stage_arg'; did you mean 'stage_args'?"),
-        ({"base_config": "b.yaml", "stages": [{}]}, "deploy: base_config is not followed"),
         (
             {"max_num_seqs": 4, "stages": [{}]},
             "deploy: unknown key 'max_num_seqs': it belongs into an entry of stages",

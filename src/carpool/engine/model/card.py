@@ -1,13 +1,20 @@
 """A pipeline's card: what clients may know of a loaded model."""
 
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from diffusers import DiffusionPipeline
 
 from carpool.config import EngineSettings
 from carpool.engine.model.dmd import DMDScheduler
-from carpool.request.parameters import Card, Task
+from carpool.errors import Rejected, SettingRejected
+from carpool.request.parameters import Card, Task, check
+from carpool.schedule.peers.sampling_defaults import sampling_defaults, split
+from carpool.types import Request
+
+log = logging.getLogger("carpool")
 
 
 def describe(
@@ -22,7 +29,12 @@ def describe(
     if isinstance(getattr(pipe, "scheduler", None), DMDScheduler):
         steps = len(pipe.scheduler.config.levels)
         defaults = {"num_inference_steps": steps, "guidance_scale": 1.0, **defaults}
-    return Card(
+    takes = {parameter.name: parameter for task in tasks for parameter in task.parameters}
+    asked, lines = split(sampling_defaults(settings.default_sampling_params), takes)
+    for line in lines:
+        log.warning("%s", line)
+    defaults = {**defaults, **asked}
+    card = Card(
         id=name,
         tasks=tasks,
         defaults=dict(defaults),
@@ -32,6 +44,23 @@ def describe(
         max_steps=settings.max_steps,
         frame_step=_frame_step(pipe),
     )
+    _check_defaults(card, asked)
+    return card
+
+
+def _check_defaults(card: Card, asked: Mapping[str, Any]) -> None:
+    """Refuse defaults that a request may not say.
+
+    Raises:
+        SettingRejected: names the parameter and its rule.
+    """
+    bare = replace(card, defaults={})
+    for name, value in asked.items():
+        try:
+            check(bare, Request("a", **{name: value}), from_json=True)
+        except Rejected as error:
+            if error.param == name:
+                raise SettingRejected(f"default_sampling_params: {error}", param=name) from error
 
 
 def _size_multiple(pipe: DiffusionPipeline) -> int:

@@ -13,13 +13,14 @@ Source: SGLang-Diffusion 0.5.23 and vLLM-Omni 0.30, as their schedulers behave.
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from carpool.schedule.peers.compatibility import Caps, signature_difference
 from carpool.types import QueuedRequest
 
 QUIET_S = 0.05  # a wave that waits leaves when nobody came for so long,
+TOGETHER_S = 0.1  # the outputs of one request come this close to each other
 QUIET_SHARE = 0.2  # or for this part of the longest wait, whichever is shorter
 
 
@@ -31,7 +32,54 @@ class Batch:
     outputs: int  # of all, the head's included
     is_closed: bool  # nobody who comes could join: waiting is for nothing
     stop_reason: str
-    rejects: Counter[str]  # why others in the queue do not join
+    rejects: Counter[str]  # why others in the queue do not join, or why the head cannot
+    cap: int  # outputs it could have had
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A request with all its outputs, as both peers count requests."""
+
+    view: QueuedRequest  # its first output, with the number and the cost of all
+    numbers: tuple[int, ...]  # of its outputs
+
+
+def wholes(waiting: Sequence[QueuedRequest], most: int, now_s: float) -> tuple[list[Whole], float]:
+    """The line's first requests, each with all its outputs, which are queued one by one.
+
+    One whose outputs have not all come is not there yet, nor is who stands behind it. It is taken
+    without those that do not come within `TOGETHER_S`: they were refused, cancelled or are done.
+
+    Args:
+        waiting: every output in line, those that wait longest first.
+        most: requests.
+        now_s: engine clock.
+
+    Returns:
+        The requests, and when to look again for one that is not there yet, engine clock.
+    """
+    groups: dict[Hashable, list[QueuedRequest]] = {}
+    missing = 0  # outputs of those groups
+    for one in waiting:
+        key = one.group or one.request
+        if key in groups:
+            groups[key].append(one)
+            missing -= 1
+        elif len(groups) < most:
+            groups[key] = [one]
+            missing += one.group_size - 1
+        elif not missing:
+            break
+    found: list[Whole] = []
+    for outputs in groups.values():
+        head, given_up_s = outputs[0], outputs[-1].arrived_s + TOGETHER_S
+        if len(outputs) < head.group_size and now_s < given_up_s:
+            return found, given_up_s
+        if len(outputs) > 1:
+            all_, cost = sum(one.outputs for one in outputs), sum(one.cost for one in outputs)
+            head = replace(head, outputs=all_, cost=cost)
+        found.append(Whole(head, tuple(one.request for one in outputs)))
+    return found, math.inf
 
 
 def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_max: int) -> Batch:
@@ -47,15 +95,16 @@ def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_m
 
     Returns:
         The batch as it would leave now. Its `stop_reason` says what closed it: `dynamic_disabled`,
-        `head:REASON`, `config_cap:N` where a rule's cap was reached and `max_size` where it was
-        the user's, or `cost_budget_next:COST>MOST`. For one that is still open, what keeps it
-        small: the first reject, or `delay` where all in line have joined.
+        `head:REASON`, `config_cap:N` where the smallest cap was reached, a rule's or the user's,
+        or `cost_budget_next:COST>MOST`. For one that is still open, what keeps it small: the
+        first reject, or `delay` where all in line have joined.
     """
     if user_max <= 1:
-        return Batch((), head.outputs, True, "dynamic_disabled", Counter())
+        return Batch((), head.outputs, True, "dynamic_disabled", Counter(), head.outputs)
     if unfit := signature_difference(head.signature, head.signature):
-        return Batch((), head.outputs, True, f"head:{unfit}", Counter())
-    cap_reason = f"config_cap:{caps.outputs}" if caps.outputs < user_max else "max_size"
+        reason = f"head:{unfit}"
+        return Batch((), head.outputs, True, reason, Counter([reason]), head.outputs)
+    cap_reason = f"config_cap:{caps.outputs}"
     most = math.inf if caps.cost is None else caps.cost
     joined, outputs, total = list[int](), head.outputs, head.cost
     rejects = Counter[str]()
@@ -80,9 +129,9 @@ def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_m
             joined.append(place)
             outputs += other.outputs
             total += other.cost
-    reason = closed()
-    open_reason = next(iter(rejects), "delay")
-    return Batch(tuple(joined), outputs, reason is not None, reason or open_reason, rejects)
+    closing = closed()
+    reason = closing or next(iter(rejects), "delay")
+    return Batch(tuple(joined), outputs, closing is not None, reason, rejects, caps.outputs)
 
 
 def wait_until(head: QueuedRequest, batch: Batch, delay_s: float) -> float:
@@ -98,14 +147,14 @@ def wave(keys: Sequence[Hashable], max_num_seqs: int) -> int:
     """How many of the line's first requests run as one wave.
 
     Args:
-        keys: `request_key` of everybody in line, those who wait longest first.
+        keys: `request_key` of the requests in line, those who wait longest first.
         max_num_seqs: the most, at least 1.
     """
     return sum(1 for _ in takewhile(lambda key: key == keys[0], keys[:max_num_seqs]))
 
 
 def wave_deadline(
-    keys: Sequence[Hashable],
+    in_line: int,
     max_num_seqs: int,
     *,
     began_s: float,
@@ -115,21 +164,20 @@ def wave_deadline(
     """When the next wave starts, engine clock; to be asked again at every arrival.
 
     It waits at most `wait_s`, and less when nobody comes for 50 ms or a fifth of `wait_s`,
-    whichever is shorter. A wave that nobody can join any more starts at once: a full one, and one
-    behind which somebody else stands.
+    whichever is shorter. It starts at once where as many are in line as a wave may have, with
+    whatever keys.
 
     Args:
-        keys: as for `wave`; at least one.
+        in_line: how many requests are in line, at least 1.
         began_s: when the engine was free and somebody was in line.
         last_arrival_s: when the last of the line came.
         wait_s: `--request-batch-max-wait-ms`, in seconds.
     """
-    size = wave(keys, max_num_seqs)
-    if size == max_num_seqs or size < len(keys):
+    if in_line >= max_num_seqs:
         return began_s
     quiet_s = min(QUIET_S, wait_s * QUIET_SHARE)
     return min(began_s + wait_s, max(began_s, last_arrival_s) + quiet_s)
 
 
 def _above(total: float, most: float) -> str:
-    return f"{total:.10g}>{most:.10g}"
+    return f"{total:.0f}>{most:.0f}"

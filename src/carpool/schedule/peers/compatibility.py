@@ -50,6 +50,7 @@ PROMPTS = {"prompt", "prompt_2", "prompt_3", "prompt_4"} | {  # or what a text e
     "prompt_embeds", "pooled_prompt_embeds", "prompt_embeds_mask", "prompt_attention_mask"
 }  # fmt: skip
 NEGATIVES = {f"negative_{name}" for name in PROMPTS}
+NEGATIVE_TEXTS = {"negative_prompt", *(f"negative_prompt_{n}" for n in (2, 3, 4))}
 FIELDS = (  # that SGLang-Diffusion's requests have too, in the order in which it compares them
     "task_type",
     "negative_prompt",
@@ -124,7 +125,7 @@ def cost(
     return float(places * frames * outputs)
 
 
-def signature(job: CheckedRequest, defaults: Mapping[str, Any], *, outputs: int = 1) -> Signature:
+def signature(job: CheckedRequest, defaults: Mapping[str, Any]) -> Signature:
     """What must be equal for two jobs to share a dynamic batch: all but prompt and seed.
 
     That includes the negative prompt, the number of outputs, the task and the adapters. Left out
@@ -132,14 +133,13 @@ def signature(job: CheckedRequest, defaults: Mapping[str, Any], *, outputs: int 
 
     Args:
         defaults: what the pipeline takes for arguments that are left out, as far as it is known.
-        outputs: how many the request asks for, where they are admitted together.
     """
     given = _given(job, defaults)
     return {
         **{name: _frozen(value) for name, value in given.items() if name not in PROMPTS},
         "task_type": job.task,
         "lora": job.lora,
-        "num_outputs_per_prompt": outputs,
+        "num_outputs_per_prompt": job.group_size,
     }
 
 
@@ -151,7 +151,7 @@ def signature_difference(left: Signature, right: Signature) -> str | None:
 
     Returns:
         `image_conditioning`, `sampling_params.FIELD` for a parameter that SGLang-Diffusion has
-        too, or `extra.diffusers_kwargs:NAME` for another one; of several the one it compares first.
+        too, or `extra.diffusers_kwargs` for others; of several the one it compares first.
     """
     if not (left.keys().isdisjoint(PICTURES) and right.keys().isdisjoint(PICTURES)):
         return "image_conditioning"
@@ -162,25 +162,34 @@ def signature_difference(left: Signature, right: Signature) -> str | None:
     for field in FIELDS:
         if field in fields:
             return f"sampling_params.{field}"
-    return f"extra.diffusers_kwargs:{min(differing)}"
+    return "extra.diffusers_kwargs"
 
 
 def request_key(job: CheckedRequest, defaults: Mapping[str, Any]) -> Hashable:
     """What must be equal for two jobs to share a wave of mode `request`.
 
-    All arguments, the task and the adapters; of prompts, negative prompts, pictures and latents
-    only which ones there are. vLLM-Omni takes equal adapters as far as three decimals of the scale,
-    and lets arguments differ that it has no field for; those must be equal here.
+    All arguments, the task, the number of outputs and the adapters with their scales; of prompts,
+    pictures and latents only which ones there are; of negative prompts only whether one is used:
+    it is not empty, and `guidance_scale` is above 1. docs/scheduling.md says where vLLM-Omni's key
+    differs.
 
     Args:
         defaults: as for `signature`.
     """
     free = {*PROMPTS, *NEGATIVES, *PICTURES, "latents"}
     given = _given(job, defaults)
+    scale = given.get("guidance_scale")
+    is_guided = isinstance(scale, (int, float)) and scale > 1 and bool(given.get("negative_prompt"))
     return (
         job.task,
-        tuple((name, round(scale, 3)) for name, scale in job.lora),
-        frozenset((name, None if name in free else _frozen(given[name])) for name in given),
+        job.group_size,
+        job.lora,
+        is_guided,
+        frozenset(
+            (name, None if name in free else _frozen(given[name]))
+            for name in given
+            if name not in NEGATIVE_TEXTS
+        ),
     )
 
 

@@ -1,6 +1,11 @@
 """What `--enable-batching-metrics` prints: a line a batch, and a summary after every fifth.
 
-The lines have the form that SGLang-Diffusion's users read by machine:
+The lines are those of SGLang-Diffusion 0.5.23, which its users read by machine:
+
+    Dynamic batch dispatch: requests=2, outputs=2/8, user_max_outputs=8, queue_wait=5.12ms, ...
+    Dynamic batch stats (last 5 dispatches): avg_requests=2.80, avg_outputs=2.80, ...
+
+or, with `--batching-metrics-format docs`, those of the page about it, which are older:
 
     Dynamic batch dispatch: size=2/8, user_max=8, queue_wait=5.12ms, stop_reason=delay
     Dynamic batch stats (last 5 dispatches): avg_size=2.80, merged_rate=60.0%, ...
@@ -14,6 +19,8 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from carpool.config import MetricsFormat
 
 SUMMARY_EVERY = 5  # dispatches
 KEPT_WAITS = 1000  # the newest, for the percentile
@@ -36,14 +43,14 @@ class _Tally:
     rejects: Counter[str] = field(default_factory=Counter)
     stop_reasons: Counter[str] = field(default_factory=Counter)
 
-    def add(self, size: int, cap: int, requests: int, wait_s: float) -> None:
+    def add(self, size: int, cap: int, requests: int, wait_s: float, *, can_fill: bool) -> None:
         self.dispatches += 1
         self.requests += requests
         self.outputs += size
         self.used += min(size, cap)
         self.capacity += cap
         self.merged += requests > 1
-        self.full += size >= cap
+        self.full += can_fill and size >= cap
         self.waited_s += wait_s
         self.waits_s.append(wait_s)
 
@@ -64,7 +71,8 @@ class _Tally:
 class Dispatches:
     """Counts batches as they leave."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: MetricsFormat = "current") -> None:
+        self._form = form
         self._all, self._last = _Tally(), _Tally()
 
     def record(
@@ -82,8 +90,9 @@ class Dispatches:
 
         Args:
             size: outputs in it.
-            cap: outputs it could have had: the smallest of the user's and the rules' caps.
-            user_max: `--batching-max-size`, outputs.
+            cap: outputs it could have had: the smallest of the user's and the rules' caps, or just
+                its own where it could not be merged.
+            user_max: `--batching-max-size`, outputs; at 1, no batch counts as full.
             wait_s: how long its head has waited, seconds.
             stop_reason: why it is no larger, from `batches.fill`.
             rejects: why others in line did not join, with how many.
@@ -92,20 +101,25 @@ class Dispatches:
         Returns:
             Lines for the log: the dispatch's, and after every fifth one the summary of those five.
         """
+        requests = size if requests is None else requests
         for tally in (self._all, self._last):
-            tally.add(size, cap, size if requests is None else requests, wait_s)
+            tally.add(size, cap, requests, wait_s, can_fill=user_max > 1)
         self._last.rejects.update(rejects)
         self._all.stop_reasons[_kind(stop_reason)] += 1
         for reason, count in rejects.items():
             self._all.rejects[_kind(reason)] += count
-        lines = [
-            f"Dynamic batch dispatch: size={size}/{cap}, user_max={user_max}, "
-            f"queue_wait={wait_s * 1000:.2f}ms, stop_reason={stop_reason}"
-        ]
-        if self._last.dispatches == SUMMARY_EVERY:
-            lines.append(_summary_line(self._last))
-            self._last = _Tally()
-        return lines
+        if self._form == "docs":
+            sizes = f"size={size}/{cap}, user_max={user_max}"
+        else:
+            sizes = f"requests={requests}, outputs={size}/{cap}, user_max_outputs={user_max}"
+        waited = f"queue_wait={wait_s * 1000:.2f}ms"
+        lines = [f"Dynamic batch dispatch: {sizes}, {waited}, stop_reason={stop_reason}"]
+        return lines if self._last.dispatches < SUMMARY_EVERY else [*lines, *self.window()]
+
+    def window(self) -> list[str]:
+        """The summary of the dispatches since the last one, if there are any, for the log."""
+        tally, self._last = self._last, _Tally()
+        return [self._summary_line(tally)] if tally.dispatches else []
 
     def summary(self) -> dict[str, Any]:
         """Counts since the start; the 95th percentile is that of the newest thousand waits.
@@ -122,20 +136,40 @@ class Dispatches:
             "rejects": dict(tally.rejects),
         }
 
-
-def _summary_line(tally: _Tally) -> str:
-    figures = tally.figures()
-    top = tally.rejects.most_common(TOP_REJECTS)
-    return (
-        f"Dynamic batch stats (last {tally.dispatches} dispatches): "
-        f"avg_size={figures['avg_size']:.2f}, merged_rate={figures['merged_rate']:.1%}, "
-        f"full_rate={figures['full_rate']:.1%}, utilization={figures['utilization']:.1%}, "
-        f"wait_avg={figures['wait_avg_s'] * 1000:.2f}ms, "
-        f"wait_p95={figures['wait_p95_s'] * 1000:.2f}ms, "
-        f"top_rejects={', '.join(f'{reason}={count}' for reason, count in top) or 'none'}"
-    )
+    def _summary_line(self, tally: _Tally) -> str:
+        figures, count = tally.figures(), tally.dispatches
+        top = tally.rejects.most_common(TOP_REJECTS)
+        sizes, used = f"avg_size={figures['avg_size']:.2f}", figures["utilization"]
+        if self._form == "current":
+            sizes = f"avg_requests={tally.requests / count:.2f}, "
+            sizes += f"avg_outputs={tally.outputs / count:.2f}"
+            used = tally.outputs / max(tally.capacity, 1)
+        waits_ms = [wait_s * 1000 for wait_s in tally.waits_s]
+        return (
+            f"Dynamic batch stats (last {count} dispatches): {sizes}, "
+            f"merged_rate={figures['merged_rate']:.1%}, full_rate={figures['full_rate']:.1%}, "
+            f"utilization={used:.1%}, wait_avg={sum(waits_ms) / count:.2f}ms, "
+            f"wait_p95={figures['wait_p95_s'] * 1000:.2f}ms, "
+            f"top_rejects={', '.join(f'{reason}={count}' for reason, count in top) or 'none'}"
+        )
 
 
 def _kind(reason: str) -> str:
     """The reason without its numbers, of which there may be any number of different ones."""
     return reason.partition(":")[0]
+
+
+def started(user_max: int, device_memory_gib: float | None, rules: int) -> list[str]:
+    """What is said at the start of mode `dynamic`."""
+    admission = (
+        f"Batch admission enabled: user_max={user_max}, "
+        f"device_memory={device_memory_gib or 0.0:.1f}GiB, rules={rules}"
+    )
+    metrics = f"Dynamic batch metrics enabled; logging summary every {SUMMARY_EVERY} dispatches."
+    return [admission, metrics] if user_max > 1 else [metrics]
+
+
+def processed(requests: int, user_max: int, delay_s: float) -> str:
+    """What is said when a batch of several requests is done."""
+    delay = f"max_delay={delay_s * 1000:.2f}ms"
+    return f"Processed dynamic batch of {requests}/{user_max} request(s) with {delay}"

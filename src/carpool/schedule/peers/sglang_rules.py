@@ -7,6 +7,11 @@ Rules only tighten: every rule that matches applies, and the smallest cap wins.
 
 The bare list of rules is read too, and the mapping `{"MODEL|WIDTHxHEIGHT": {...a rule...}}`.
 
+What SGLang-Diffusion reads, this reads, numbers as text ("4") among it. Beyond it, `comment` may
+stand in a rule and beside `rules`. Refused, though SGLang-Diffusion takes them: NaN and infinity,
+which would switch a cap off; parts of a batch (4.7); a key that stands twice in one object, since
+one of the two values would be lost.
+
 Source: SGLang-Diffusion 0.5.23, batching config of schema version 1.
 """
 
@@ -44,6 +49,8 @@ _KINDS: dict[str, Any] = {
     "device_memory_gb_min": _GiB,
     "device_memory_gb_max": _GiB,
 }
+_NUMBERS = ("max_batch_size", "max_cost", "device_memory_gb_min", "device_memory_gb_max")
+COMMENTS = ("comment", "comments")  # keys for people
 _SWITCHES = {
     **dict.fromkeys(("1", "true", "yes", "y", "on"), True),
     **dict.fromkeys(("0", "false", "no", "n", "off"), False),
@@ -154,7 +161,7 @@ def parse_rules(data: Any, source: str) -> tuple[Rule, ...]:
 
 
 def _listed(data: dict[str, Any], source: str) -> list[tuple[str, Any]]:
-    known = ("schema_version", "rules")
+    known = ("schema_version", "rules", *COMMENTS)
     for key in data:
         if key not in known:
             raise _wrong(source, key, f"is not a key of a batching config{nearest(key, known)}")
@@ -166,7 +173,7 @@ def _listed(data: dict[str, Any], source: str) -> list[tuple[str, Any]]:
 def _keyed(data: dict[str, Any], source: str) -> list[tuple[str, Any]]:
     entries: list[tuple[str, Any]] = []
     for key, given in data.items():
-        if key == "schema_version":
+        if key == "schema_version" or (key in COMMENTS and not isinstance(given, dict)):
             continue
         if not isinstance(given, dict):
             hint = nearest(key, ("schema_version", "rules"))
@@ -178,14 +185,15 @@ def _keyed(data: dict[str, Any], source: str) -> list[tuple[str, Any]]:
 
 
 def _rule(given: Any, where: str) -> Rule:
-    known = [*_KINDS, "calibration"]
+    known = [*_KINDS, "calibration", *COMMENTS]
     if not isinstance(given, dict):
         raise SettingRejected(f"{where} is {_kind(given)}: must be an object")
     for key in given:
         if key not in known:
             raise _wrong(where, key, f"is not a key of a rule{nearest(key, known)}")
     said = {key: value for key, value in given.items() if value is not None}
-    said.pop("calibration", None)  # where the numbers come from: for people
+    for name in ("calibration", *COMMENTS):  # for people
+        said.pop(name, None)
     if "max_batch_size" not in said:
         raise _wrong(where, "max_batch_size", "is missing: every rule needs one")
     if "model" not in said and "model_contains" not in said:
@@ -203,11 +211,23 @@ def _rule(given: Any, where: str) -> Rule:
 def _value(key: str, value: Any, where: str) -> Any:
     if key == "offload":
         value = _SWITCHES.get(str(value).strip().lower(), value)
+    elif isinstance(value, str) and key in _NUMBERS:
+        value = _number(value)
     if not fits(value, _KINDS[key]):
         raise _wrong(where, key, f"{value!r:.60}: must be {rule_of(_KINDS[key])}")
     if key == "resolution":
         return None if value == "*" else tuple(map(int, value.split("x")))
     return value
+
+
+def _number(text: str) -> int | float | str:
+    """The number that a text says; the text itself if it says none."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _wrong(where: str, key: str, what: str) -> SettingRejected:

@@ -11,15 +11,17 @@ and the flat form of its newer versions:
       - stage_id: 0
         max_num_seqs: 4
 
-Carpool runs the whole pipeline in one engine, so one stage is read. What is known there and has no
-use here is named in `Deploy.unused`, for a warning; what nobody knows is an error. This is the only
-module that imports yaml.
+Carpool runs the whole pipeline in one engine, so the diffusion stage is read, and no other. What
+has no use here is named in `Deploy.unused`, for a warning; a key that looks like a misspelled one
+that has a use is an error. This is the only module that imports yaml.
 
 Source: vLLM-Omni 0.30, deploy configuration.
 """
 
+import difflib
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,6 +31,7 @@ from msgspec import Meta
 
 from carpool import jsonfile
 from carpool.errors import SettingRejected, nearest
+from carpool.schedule.peers.vllm_omni_stages import diffusion_stages, overlaid
 from carpool.validation import Count, Switch, Text, fits, rule_of
 
 FORMS = ("stages", "stage_args")
@@ -48,7 +51,9 @@ USED: dict[str, Any] = {
         float, Meta(ge=0, le=sys.float_info.max, description="a number of milliseconds, at least 0")
     ],
     "step_execution": Switch,
+    "default_sampling_params": Annotated[dict[str, Any], Meta(description="a mapping")],
 }
+MOST_BASES = 8  # files that each say the next is their base
 INSIDE = ("engine_args", "engine_extras")  # of a stage: more of its keys
 
 _PIPELINE_WIDE = """
@@ -63,7 +68,7 @@ _IN_STAGE = """
     stage_id stage_type runtime env devices num_replicas num_gpus async_chunk model_stage
     model_arch model_class_name execution_type input_sources engine_input_source
     engine_output_type final_output final_output_type is_comprehension hf_config_name
-    input_connectors output_connectors default_sampling_params custom_process_input_func
+    input_connectors output_connectors custom_process_input_func
     worker_type worker_cls worker_extension_cls scheduler_cls engine_backend
     diffusion_model_runner_cls custom_pipeline_args additional_config model_config
     parallel_config tensor_parallel_size ulysses_degree ring_degree cfg_parallel_size use_hsdp
@@ -86,8 +91,8 @@ class Deploy:
     unused: tuple[str, ...]  # places of what is known there and has no use here
 
 
-def load_deploy(path: Path) -> Deploy:
-    """Read a deploy file.
+def load_deploy(path: Path | None, overrides: str | None = None) -> Deploy:
+    """Read a deploy file, and JSON of the form `{"STAGE_ID": {...}}` that overlays its stages.
 
     `max_num_seqs` and `request_batch_max_wait_ms` ask for mode `request`. With
     `step_execution: true` the mode is `continuous`, and `max_num_seqs` its `max_running`.
@@ -96,6 +101,29 @@ def load_deploy(path: Path) -> Deploy:
         SettingRejected: it cannot be read or breaks a rule; names the key, and the nearest right
             one where the key is unknown.
     """
+    data, names = ({}, []) if path is None else _read(path, MOST_BASES)
+    if overrides is not None:
+        data = overlaid(data, _stages_of(overrides))
+    source = "--stage-overrides" if path is None else f"deploy config {path}"
+    return parse_deploy(data, source, names)
+
+
+def _stages_of(overrides: str) -> dict[str, Any]:
+    """Overrides of stages, as a deploy file of their own."""
+    rule = """must be JSON such as '{"0": {"max_num_seqs": 4}}', by stage_id"""
+    try:
+        given = jsonfile.loads(overrides)
+    except ValueError as error:
+        raise SettingRejected(f"--stage-overrides: {rule}: {error}") from error
+    if not isinstance(given, dict) or not all(
+        key.isdecimal() and isinstance(stage, dict) for key, stage in given.items()
+    ):
+        raise SettingRejected(f"--stage-overrides: {overrides!r:.60}: {rule}")
+    return {"stages": [{"stage_id": int(key), **stage} for key, stage in given.items()]}
+
+
+def _read(path: Path, most: int) -> tuple[Any, list[str]]:
+    """A file over its bases, and the names of all of them."""
     source = f"deploy config {path}"
     try:
         text = jsonfile.read(path, MOST_BYTES)
@@ -103,7 +131,14 @@ def load_deploy(path: Path) -> Deploy:
         data = yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingRejected(f"{source} cannot be read: {error}") from error
-    return parse_deploy(data, source)
+    if not isinstance(data, dict) or data.get("base_config") is None:
+        return data, [path.stem]
+    base = data.pop("base_config")
+    if not isinstance(base, str) or not most:
+        rule = "must be a file's name" if most else f"is behind {MOST_BASES} others: too many"
+        raise SettingRejected(f"{source}: base_config {base!r:.60}: {rule}", param="base_config")
+    below, names = _read(path.parent / base, most - 1)
+    return overlaid(below, data), [path.stem, *names]
 
 
 def _check_bounds(text: bytes) -> None:
@@ -135,34 +170,37 @@ def _check_bounds(text: bytes) -> None:
             raise ValueError(f"it has more than {MOST_ENTRIES} entries, aliases followed")
 
 
-def parse_deploy(data: Any, source: str) -> Deploy:
-    """Settings from decoded YAML; `source` opens every message.
+def parse_deploy(data: Any, source: str, names: Sequence[str] = ()) -> Deploy:
+    """Settings from decoded YAML, with its base; `source` opens every message.
+
+    Args:
+        names: of the files: without `pipeline`, they are the pipeline's.
 
     Raises:
         SettingRejected: as `load_deploy`.
     """
     above = _mapping(data, source)
-    if "base_config" in above:
-        raise SettingRejected(
-            f"{source}: base_config is not followed: write what it says into this file",
-            param="base_config",
-        )
-    known = {"dtype", *FORMS, *UNUSED_ABOVE}
+    unused: list[str] = []
     for key in above:
-        if key not in known:
-            is_of_stage = key in USED or key in UNUSED_IN_STAGE
-            hint = ": it belongs into an entry of stages" if is_of_stage else nearest(key, known)
-            raise _unknown(source, key, hint)
-    unused = [key for key in above if key in UNUSED_ABOVE]
+        if key in USED and key != "dtype":
+            raise _unknown(source, key, ": it belongs into an entry of stages")
+        if key not in ("dtype", *FORMS):
+            _check_spelling(key, {"dtype", *FORMS}, source)
+            unused.append(key)
     given = {"dtype": above["dtype"]} if "dtype" in above else {}
-    place, stage = _stage(above, source, unused)
+    pipelines = [str(above["pipeline"])] if "pipeline" in above else list(names)
+    place, stage = _stage(above, source, pipelines, unused)
     given |= _flat(stage, f"{source}: {place}")
     unused += [f"{place}.{key}" for key in given if key not in USED]
     settings = {key: _checked(key, given[key], source) for key in USED if key in given}
+    if "default_sampling_params" in settings:
+        settings["default_sampling_params"] = json.dumps(settings["default_sampling_params"])
     return _by_mode(settings, unused, place)
 
 
-def _stage(above: dict[str, Any], source: str, unused: list[str]) -> tuple[str, dict[str, Any]]:
+def _stage(
+    above: dict[str, Any], source: str, pipelines: list[str], unused: list[str]
+) -> tuple[str, dict[str, Any]]:
     """The stage that is read, and its place; the others become unused."""
     forms = [form for form in FORMS if form in above]
     if len(forms) != 1:
@@ -175,31 +213,26 @@ def _stage(above: dict[str, Any], source: str, unused: list[str]) -> tuple[str, 
         f"{forms[0]}[{i}]": _mapping(stage, f"{source}: {forms[0]}[{i}]")
         for i, stage in enumerate(stages)
     }
-    fitting = {
-        key: stage
-        for key, stage in entries.items()
-        if stage.get("stage_type", "diffusion") == "diffusion"
-    }
+    fitting = diffusion_stages(entries, pipelines)
     if len(fitting) != 1:
         raise SettingRejected(
             f"{source}: {len(fitting)} of the {len(entries)} entries of {forms[0]} can be the "
-            "diffusion stage, must be one: give each its stage_type, or leave the others out",
+            "diffusion stage, must be one: write stage_type: diffusion into it, or leave the "
+            "others out; Carpool runs no language or speech models",
             param="stage_type",
         )
-    unused += [key for key in entries if key not in fitting]
-    return fitting.popitem()
+    unused += [f"{key}, which is no diffusion stage," for key in entries if key not in fitting]
+    return fitting[0], entries[fitting[0]]
 
 
 def _flat(stage: dict[str, Any], where: str) -> dict[str, Any]:
     """A stage's keys, those of its `engine_args` and `engine_extras` among them."""
-    known = {*USED, *INSIDE, *UNUSED_IN_STAGE}
     flat: dict[str, Any] = {}
     inner = {key: _mapping(stage[key], f"{where}.{key}") for key in INSIDE if key in stage}
     outer = {key: value for key, value in stage.items() if key not in INSIDE}
     for said in (outer, *inner.values()):
         for key, value in said.items():
-            if key not in known:
-                raise _unknown(where, key, nearest(key, known))
+            _check_spelling(key, {*USED, *INSIDE}, where)
             if key in flat and flat[key] != value:
                 raise SettingRejected(
                     f"{where}: {key} is {flat[key]!r:.60} and {value!r:.60}: say it once", param=key
@@ -237,6 +270,14 @@ def _mapping(data: Any, where: str) -> dict[str, Any]:
         if not isinstance(key, str):
             raise SettingRejected(f"{where}: key {key!r:.60}: must be text")
     return {key: value for key, value in data.items() if value is not None}
+
+
+def _check_spelling(key: str, used: Collection[str], where: str) -> None:
+    """Refuse a key that is no known one, but close to one that has a use here."""
+    if key in used or key in UNUSED_ABOVE or key in UNUSED_IN_STAGE:
+        return
+    if difflib.get_close_matches(key[:100], list(used), n=1, cutoff=0.8):
+        raise _unknown(where, key, nearest(key, used))
 
 
 def _unknown(where: str, key: str, hint: str) -> SettingRejected:

@@ -1,0 +1,95 @@
+"""Flags of `sglang serve` and `vllm serve --omni`, so that commands of theirs run as they are.
+
+Each is mapped to a setting, has nothing to do here and is told so in one line, or asks for what
+Carpool has not, and is an error that says what to use.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+RENAMED = {
+    "dynamic_batch_max_size": ("batching_max_size", int),
+    "dynamic_batch_delay_ms": ("batching_delay_ms", float),
+}
+ONE_DEVICE = (
+    "num_gpus", "tp_size", "tensor_parallel_size", "dp_size", "data_parallel_size", "sp_degree",
+    "ulysses_degree", "ring_degree", "cfg_parallel_size",
+)  # fmt: skip
+PASSED_OVER = {
+    **dict.fromkeys(
+        (
+            "dit_layerwise_offload", "dit_cpu_offload", "text_encoder_cpu_offload",
+            "image_encoder_cpu_offload", "vae_cpu_offload", "enable_cpu_offload",
+            "enable_layerwise_offload",
+        ),
+        "weights stay on the device; if memory runs out, take a smaller dtype or model",
+    ),
+    "pin_cpu_memory": "Carpool decides that itself",
+    "sleep_on_idle": "an idle engine always sleeps",
+    "async_output_save": "pictures are always written while the next forward runs",
+    "enable_metrics": "/metrics is always there",
+    "trust_remote_code": "no code from checkpoints is ever run",
+    "enforce_eager": "forwards are always eager",
+}  # fmt: skip
+SWITCHES = ("omni", "step_execution")
+
+
+def peer_options(command: Command) -> Command:
+    """Add the flags; `--help` does not show them."""
+    for name, (_, kind) in RENAMED.items():
+        command = _option(name, type=kind)(command)
+    for name in ONE_DEVICE:
+        command = _option(name, type=int)(command)
+    for name in PASSED_OVER:
+        command = _option(name, is_flag=False, flag_value="true")(command)
+    for name in SWITCHES:
+        command = _option(name, is_flag=True, default=None)(command)
+    return _option("backend")(_option("stage_overrides")(command))
+
+
+def _option(name: str, **how: Any) -> Callable[[Command], Command]:
+    return click.option(f"--{name.replace('_', '-')}", hidden=True, **how)
+
+
+def translated(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags without those of the peers, in whose place settings may stand.
+
+    Raises:
+        UsageError: one asks for what Carpool has not.
+    """
+    kept = dict(flags)
+    for name, (setting, _) in RENAMED.items():
+        _rename(kept, name, setting, kept.pop(name))
+    for name in ONE_DEVICE:
+        count = kept.pop(name)
+        if count not in (None, 1):
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} {count}: a Carpool server uses one device; start one "
+                "for each (--device cuda:0, cuda:1, ... and --port) behind a load balancer"
+            )
+    for name, why in PASSED_OVER.items():
+        if kept.pop(name) not in (None, "false", "0"):
+            click.echo(f"carpool: --{name.replace('_', '-')} is passed over: {why}", err=True)
+    backend = kept.pop("backend")
+    if backend not in (None, "auto", "diffusers"):
+        click.echo(f"carpool: --backend {backend} is passed over: diffusers is the one", err=True)
+    kept.pop("omni")
+    if kept.pop("step_execution"):
+        _rename(kept, "step_execution", "batching_mode", "continuous")
+        _rename(kept, "max_num_seqs", "max_running", kept.pop("max_num_seqs"))
+        kept["max_num_seqs"] = None
+    return kept
+
+
+def _rename(flags: dict[str, Any], name: str, setting: str, value: Any) -> None:
+    """Have a flag say a setting, unless the setting's own flag says something else."""
+    if value is None:
+        return
+    if flags[setting] not in (None, value):
+        both = f"--{name} {value} and --{setting} {flags[setting]}".replace("_", "-")
+        raise click.UsageError(f"{both} are the same setting: say one")
+    flags[setting] = value

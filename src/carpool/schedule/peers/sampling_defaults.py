@@ -1,0 +1,57 @@
+"""Values of request parameters that a server takes where a request leaves them out.
+
+    {"num_inference_steps": 20, "guidance_scale": 4.0}
+
+or the same by the number of its stage, as vLLM-Omni's users write it: `{"0": {...}}`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from carpool import jsonfile
+from carpool.errors import SettingRejected
+
+_INSTEAD = {"seed": "requests without a seed get a new one"}
+
+
+def sampling_defaults(text: str | None) -> dict[str, Any]:
+    """The values by name, from the setting `default_sampling_params`.
+
+    Raises:
+        SettingRejected: it is no JSON object, or one of several stages.
+    """
+    if text is None:
+        return {}
+    example = """such as '{"num_inference_steps": 20}'"""
+    try:
+        given = jsonfile.loads(text)
+    except ValueError as error:
+        rule = f"must be a JSON object, {example}"
+        raise SettingRejected(f"default_sampling_params: {rule}: {error}") from error
+    if isinstance(given, Mapping) and given and all(str(key).isdecimal() for key in given):
+        if len(given) > 1:
+            raise SettingRejected(
+                f"default_sampling_params has {len(given)} stages: give those of the diffusion "
+                "stage, Carpool runs no other"
+            )
+        given = next(iter(given.values()))
+    if not isinstance(given, Mapping):
+        raise SettingRejected(f"default_sampling_params={text:.60}: must be an object, {example}")
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def split(given: Mapping[str, Any], takes: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What a model takes of the values, and a line for each that it does not.
+
+    Args:
+        given: from `sampling_defaults`.
+        takes: the parameters of requests, by name.
+    """
+    taken = {name: value for name, value in given.items() if name in takes}
+    lines = [
+        f"default_sampling_params: {name} is passed over: "
+        f"{_INSTEAD.get(name, 'the model takes no such parameter')}"
+        for name in given
+        if name not in taken
+    ]
+    return taken, lines

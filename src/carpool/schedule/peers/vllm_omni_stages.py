@@ -1,0 +1,94 @@
+"""Stages of a deploy file: which one is the diffusion stage, and how a file overlays its base.
+
+Source: vLLM-Omni 0.30, deploy configuration and registry of pipelines.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+DIFFUSION_STAGE = dict.fromkeys(
+    (
+        "auk", "bagel", "bagel_think", "glm_image", "hunyuan_image_3_moe", "mammoth_moda2",
+        "minimax_h3_disaggregated", "ming_flash_omni_image", "ming_image",
+    ),
+    1,
+)  # fmt: skip
+"""By the names of its pipelines of several stages: the diffusion stage's number."""
+
+OF_DIFFUSION = {  # keys that only diffusion stages have
+    "step_execution", "request_batch_max_wait_ms", "cache_backend", "cache_config",
+    "vae_use_slicing", "vae_use_tiling", "ulysses_degree", "ring_degree", "cfg_parallel_size",
+    "use_hsdp", "diffusion_attention_backend", "diffusion_attention_config", "diffusion_kv_mode",
+    "diffusion_compile_granularity", "enable_layerwise_offload", "flow_shift", "boundary_ratio",
+}  # fmt: skip
+OF_DIFFUSION_SAMPLING = {
+    "num_inference_steps", "guidance_scale", "true_cfg_scale", "height", "width", "num_frames"
+}  # fmt: skip
+
+
+def is_of_type(stage: Mapping[str, Any]) -> bool | None:
+    """Whether a stage says that it is a diffusion stage; None: it does not say."""
+    said = stage.get("stage_type", stage.get("execution_type"))
+    return None if said is None else str(said).lower() == "diffusion"
+
+
+def diffusion_stages(stages: Mapping[str, dict[str, Any]], pipelines: list[str]) -> list[str]:
+    """The places of the stages that can be the diffusion stage.
+
+    A stage's type decides, else what is known of the pipeline, else its model class, else keys and
+    sampling parameters that only diffusion stages have.
+
+    Args:
+        stages: by place.
+        pipelines: names that may be the pipeline's.
+    """
+    typed = [place for place, stage in stages.items() if is_of_type(stage)]
+    if typed:
+        return typed
+    stages = {place: stage for place, stage in stages.items() if is_of_type(stage) is None}
+    if len(stages) == 1:
+        return list(stages)
+    number = next((DIFFUSION_STAGE[name] for name in pipelines if name in DIFFUSION_STAGE), None)
+    for belongs in (
+        lambda stage: number is not None and stage.get("stage_id") == number,
+        lambda stage: str(stage.get("model_class_name", "")).endswith("Pipeline"),
+        _draws,
+    ):
+        found = [place for place, stage in stages.items() if belongs(stage)]
+        if found:
+            return found
+    return list(stages)
+
+
+def _draws(stage: Mapping[str, Any]) -> bool:
+    parts = [stage, *(stage.get(key) for key in ("engine_args", "engine_extras"))]
+    sampling = stage.get("default_sampling_params")
+    return any(isinstance(part, Mapping) and OF_DIFFUSION & part.keys() for part in parts) or (
+        isinstance(sampling, Mapping) and bool(OF_DIFFUSION_SAMPLING & sampling.keys())
+    )
+
+
+def overlaid(base: Any, over: Any) -> Any:
+    """A file over its base: stages by `stage_id`, mappings by key; the overlay wins."""
+    if not isinstance(base, Mapping) or not isinstance(over, Mapping):
+        return over
+    merged = dict(base)
+    for key, value in over.items():
+        if key == "stages" and isinstance(base.get(key), list) and isinstance(value, list):
+            merged[key] = _stages_overlaid(base[key], value)
+        else:
+            merged[key] = overlaid(base.get(key), value)
+    return merged
+
+
+def _stages_overlaid(base: list[Any], over: list[Any]) -> list[Any]:
+    merged = list(base)
+    numbers = [one.get("stage_id") if isinstance(one, Mapping) else None for one in base]
+    for stage in over:
+        number = stage.get("stage_id") if isinstance(stage, Mapping) else None
+        if number is not None and number in numbers:
+            place = numbers.index(number)
+            merged[place] = overlaid(merged[place], stage)
+        else:
+            merged.append(stage)
+    return merged
