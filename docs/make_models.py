@@ -26,7 +26,7 @@ def page() -> str:
             "",
             "Each row was proven on tiny random checkpoints of the same pipeline classes, in "
             "float32 on a CPU: requests with different steps, guidance, seeds, prompts and arrival "
-            "times rode together, one was cancelled and one failed, and each got what plain "
+            "times ran together, one was cancelled and one failed, and each got what plain "
             "diffusers gives it alone, to 2e-5 (pictures) or 1e-4 (video, sound). The real weights "
             "were not at hand. Any other diffusers pipeline runs too: see "
             "[below](#every-pipeline-class).",
@@ -38,7 +38,7 @@ def page() -> str:
             "## What was measured",
             "",
             "Requests per forward, mean over a run in which requests join and leave; more of them "
-            "at equal steps ride closer together.",
+            "at equal steps share more forwards.",
             "",
             "| row of the matrix | pipeline | requests per forward | largest difference |",
             "| --- | --- | --- | --- |",

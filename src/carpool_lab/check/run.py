@@ -165,7 +165,8 @@ def _run(
         assert listener.outcome is not None, "a request without an end"
         error = listener.outcome.error
         if isinstance(error, CarpoolError):
-            error.message = f"a request ({described(job)}) failed {company}: {error.message}"
+            text = f"a request ({described(job)}) failed {company}: {error.message}"
+            raise type(error)(text, param=error.param) from error
         if error is not None:
             raise error
         answers.append(listener.outcome.fields)

@@ -128,14 +128,14 @@ def allocated(device: Device) -> Iterator[list[int]]:
     peak.append(counted.peak)
 
 
-class _Allocations(TorchDispatchMode):
+class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of tensors that operations make, until they are freed.
 
     A CPU does not tell what was allocated. What an operation needs only while it runs is not seen.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
