@@ -269,7 +269,12 @@ def test_the_limits_are_those_of_the_page() -> None:
 
 
 def report(
-    fast: float, exact: float, *, limit: float | None = 2e-5, plain: float | None = 0.0
+    fast: float,
+    exact: float,
+    *,
+    limit: float | None = 2e-5,
+    plain: float | None = 0.0,
+    how: str = "table",
 ) -> CheckReport:
     """Of a model whose step of two rows pays, of four not."""
     kind = CallKind("unet.forward", 7)
@@ -280,7 +285,7 @@ def report(
     def proof(difference: float, seconds: float) -> Proof:
         seen = Seen("denoise", "UNet", widest=2, compared=1, difference=difference)
         seen.seconds[4] = [9.0, seconds]
-        return Proof(difference, (Method("unet.forward", seen, "table", ""),), ())
+        return Proof(difference, (Method("unet.forward", seen, how, ""),), ())
 
     proofs = {"fast": proof(fast, 1.0), "exact": proof(exact, 1.5)}
     return CheckReport(("one",), limit, proofs, Plain(plain), tuned)
@@ -296,6 +301,7 @@ def report(
             "1.0e-06 from those alone; with `--numerics exact` they have the same bits and take "
             "1.5 times as long a step.",
         ),
+        (report(0, 0, how="alone"), 0, "Keep the defaults (`--numerics fast`): steps of this"),
         (report(1e-3, 0), 1, "Set `--max-batch-size 4 --numerics exact`: in fast numerics"),
         (report(float("inf"), 0), 1, "Set `--max-batch-size 4 --numerics exact`"),
         (report(1e-3, 1e-3), 2, "Set `--batching-mode off`: requests that share forwards get"),

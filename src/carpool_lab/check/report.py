@@ -48,6 +48,17 @@ class CheckReport:
         return max(rows, default=1)
 
     @property
+    def is_widest_timed(self) -> bool:
+        """Whether a wider step than all that were timed might pay, too."""
+        widest = (
+            max(one.seconds)
+            for size in self.tuned.sizes
+            for one in size.components
+            if one.phase == "denoise" and not one.too_wide
+        )
+        return self.max_batch_size >= max(widest, default=0) > 1
+
+    @property
     def advice(self) -> str:
         """One sentence: what to set."""
         fast, exact = self.proofs["fast"].difference, self.proofs["exact"].difference
@@ -59,6 +70,11 @@ class CheckReport:
             return (
                 f"Set `--max-batch-size {rows} --numerics exact`: in fast numerics answers differ "
                 f"by {show(fast)}, which is more than {self.limit:g}."
+            )
+        if not any(one.fuses for one in self.proofs["fast"].methods if _is_step(one)):
+            return (
+                "Keep the defaults (`--numerics fast`): steps of this model run request by "
+                "request here, for the reason above, so that wider forwards are of little use."
             )
         price = f" and take {cost:.2g} times as long a step" if cost else ""
         same = f"with `--numerics exact` they have the same bits{price}"
@@ -72,7 +88,11 @@ class CheckReport:
     def _exact_cost(self) -> float | None:
         """Seconds of the widest step in exact numerics, in parts of those in fast ones."""
         fast, exact = (
-            {m.name: m.seen.usual_s() for m in self.proofs[mode].methods if _is_step(m)}
+            {
+                one.name: one.seen.usual_s()
+                for one in self.proofs[mode].methods
+                if _is_step(one) and one.seen.widest > 1
+            }
             for mode in ("fast", "exact")
         )
         widths = [
@@ -151,6 +171,8 @@ class CheckReport:
             if its.too_wide:
                 yield f"{name}: {its.too_wide} rows did not fit the memory"
         yield from self.notes
+        if self.is_widest_timed:
+            yield "The widest step that was timed pays: wider ones may, too (--max-rows)."
         yield from (f"LARGER THAN ALLOWED: {one}" for one in self.problems)
         yield ""
         yield self.advice
