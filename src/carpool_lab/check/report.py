@@ -76,7 +76,7 @@ class CheckReport:
                 "Keep the defaults (`--numerics fast`): steps of this model run request by "
                 "request here, for the reason above, so that wider forwards are of little use."
             )
-        price = f" and take {cost:.2g} times as long a step" if cost else ""
+        price = f" and take {cost:.2g} times as long a step" if cost and cost > 1.05 else ""
         same = f"with `--numerics exact` they have the same bits{price}"
         if exact:
             same = "`--numerics exact` does not hold here"
@@ -144,7 +144,12 @@ class CheckReport:
         yield from (f"  {one}" for one in self.requests)
         for mode, proof in self.proofs.items():
             yield ""
-            yield f"numerics {mode}: together against alone {show(proof.difference)}"
+            allowed = show(self.limit) if self.limit is not None else "not limited here"
+            allowed = "0" if mode == "exact" else allowed
+            yield (
+                f"numerics {mode}: together against alone {show(proof.difference)} "
+                f"(allowed: {allowed})"
+            )
             yield "| component | fuses | together | largest difference | why |"
             yield "|---" * 5 + "|"
             for one in proof.methods:

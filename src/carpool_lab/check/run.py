@@ -114,7 +114,7 @@ def _method(
 ) -> Method:
     """Join what was observed with what the engine knows: by component, or by class."""
     component, _, method = name.rpartition(".")
-    if component.partition(".")[0] in exclusive:
+    if component.partition(".")[0] in exclusive and seen.widest == 1:
         return Method(name, seen, "exclusive", "requests change it while they run")
     if method == "generate":
         return Method(name, seen, "alone", "generates token by token, and keeps state")
