@@ -108,7 +108,7 @@ def test_a_model_that_mixes_requests_fails_the_check_and_exact_is_advised(
 ) -> None:
     model = unet(lambda x: x + 0.1 * x.mean(0, keepdim=True) if len(x) > 2 else x)
 
-    done = run(tmp_path, model, "--size", "64x64", "--max-rows", 2)
+    done = run(tmp_path, model, "--size", "64x64", "--max-rows", 2, "--steps", 2)
 
     assert done.exit_code == 1, done.output
     report = found(tmp_path)
@@ -130,7 +130,7 @@ def test_a_width_that_does_not_fit_the_memory_is_the_limit(
             raise torch.OutOfMemoryError("so says the test")
         return x
 
-    done = run(tmp_path, unet(little_memory), "--size", "64x64")
+    done = run(tmp_path, unet(little_memory), "--size", "64x64", "--steps", 2)
 
     assert done.exit_code == 0, done.output
     assert "unet.forward: 4 rows did not fit the memory" in done.stdout
