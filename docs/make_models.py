@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import diffusers
+from known_pipelines import MEANING, everything
+
 from carpool.models.grid import proof, rows, short
 
 PAGE = Path(__file__).parent / "models.md"
@@ -23,10 +26,10 @@ def page() -> str:
             "",
             "Each row was proven on tiny random checkpoints of the same pipeline classes, in "
             "float32 on a CPU: requests with different steps, guidance, seeds, prompts and arrival "
-            "times rode together, one was cancelled and one failed, and each got what plain "
+            "times ran together, one was cancelled and one failed, and each got what plain "
             "diffusers gives it alone, to 2e-5 (pictures) or 1e-4 (video, sound). The real weights "
-            "were not at hand. Any other diffusers pipeline runs too; what has no table runs "
-            "alone.",
+            "were not at hand. Any other diffusers pipeline runs too: see "
+            "[below](#every-pipeline-class).",
             "",
             "| family | examples on the hub | tasks | fuses | alone | sizes | LoRA | limits |",
             "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -35,12 +38,18 @@ def page() -> str:
             "## What was measured",
             "",
             "Requests per forward, mean over a run in which requests join and leave; more of them "
-            "at equal steps ride closer together.",
+            "at equal steps share more forwards.",
             "",
             "| row of the matrix | pipeline | requests per forward | largest difference |",
             "| --- | --- | --- | --- |",
             *_measured(),
             "",
+            "## Every pipeline class",
+            "",
+            f"All pipeline classes of diffusers {diffusers.__version__}, and what is known of them "
+            "(`docs/known_pipelines.py`). `carpool check MODEL` proves a model on your machine.",
+            "",
+            *_classes(),
         ]
     )
 
@@ -63,6 +72,19 @@ def _measured() -> Iterator[str]:
     for name, one in sorted(proof().items()):
         widths = ", ".join(f"{short(m)} {n}" for m, n in one["requests_per_forward"].items())
         yield f"| {name} | {one['pipeline']} | {widths} | {one['largest_difference']:.0e} |"
+
+
+def _classes() -> Iterator[str]:
+    known = everything()
+    for state, meaning in MEANING.items():
+        some = [one for one in known if one.known == state]
+        yield f"**{state}** ({len(some)}): {meaning}."
+        yield ""
+        yield "| class | how, or why not | denoisers fuse by |"
+        yield "| --- | --- | --- |"
+        for one in some:
+            yield f"| `{one.pipeline}` | {one.how or '-'} | {one.denoisers or '-'} |"
+        yield ""
 
 
 if __name__ == "__main__":

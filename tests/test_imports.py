@@ -45,7 +45,7 @@ LEAVES = {"carpool.media", "carpool.jobs", "carpool.telemetry"}  # they import n
 NOUNS = ROOMS[0] | ROOMS[1] | ROOMS[2]
 DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may import it
     "greenlet": ("carpool/engine/fiber.py",),
-    "torch": ("carpool/engine/", "carpool_lab/tune/"),
+    "torch": ("carpool/engine/", "carpool_lab/tune/", "carpool_lab/check/"),
     "yaml": ("carpool/schedule/peers/vllm_omni_deploy.py",),
     "peft": ("carpool/engine/adapters/reader.py",),
     "diffusers": ("carpool/engine/model/", "carpool/engine/overlay.py"),

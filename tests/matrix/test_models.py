@@ -2,16 +2,21 @@
 
 import json
 import re
+from pathlib import Path
 
 import diffusers
 import pytest
 from click.testing import CliRunner
+from known_pipelines import BASES, MEANING, everything, from_tests
 from make_models import PAGE, page
 
 from carpool.cli.main import cli
 from carpool.models.grid import FAMILIES, Family, families, proof, rows
+from support import isolation
 from support.matrix import CASES
+from support.tiny.checkpoints import FAMILIES as FAMILIES_BY_NAME
 
+ROOT = Path(__file__).parents[2]
 KNOWN = {case.name: case for case in CASES}
 PROVEN = [model for model in families() if model.cases]
 
@@ -77,3 +82,43 @@ def test_the_command_prints_the_same_grid_as_text_and_as_json() -> None:
     [flux] = [row for row in data if row["family"] == "FLUX.1"]
     assert {"text-to-image", "image-to-image", "inpaint"} <= set(flux["tasks"])
     assert "transformer.forward" in flux["fuses"]
+
+
+def test_every_pipeline_class_that_diffusers_ships_is_on_the_page() -> None:
+    shipped = {name for name in dir(diffusers) if name.endswith("Pipeline")}
+    missing = {name for name in shipped - set(BASES) if f"| `{name}` |" not in PAGE.read_text()}
+
+    assert len(shipped) > 300
+    assert not missing, "run `make docs`"
+
+
+def test_a_class_is_listed_once_with_a_state_that_is_explained() -> None:
+    listed = [one.pipeline for one in everything()]
+
+    assert len(listed) == len(set(listed))
+    assert {one.known for one in everything()} <= MEANING.keys()
+    assert from_tests().keys() <= set(listed)
+    proven = {one["pipeline"] for one in proof().values()}
+    assert proven == {one.pipeline for one in everything() if one.how.startswith(tuple(KNOWN))}
+
+
+@pytest.mark.parametrize("name", from_tests())
+def test_a_test_that_proves_a_class_exists_and_runs_it(name: str) -> None:
+    file, _, test = from_tests()[name]["test"].partition("::")
+    function, _, case = test.rstrip("]").partition("[")
+    text = (ROOT / file).read_text()
+
+    assert f"def {function}(" in text
+    if case:
+        assert f'"{case}"' in text
+        build = FAMILIES_BY_NAME.get(case) or getattr(isolation, case)
+        assert build.__annotations__["return"].__name__ == name
+
+
+def test_every_pipeline_that_the_outsiders_run_is_known_on_the_page() -> None:
+    text = (ROOT / "tests/matrix/test_outsiders.py").read_text()
+    run = [name for name in FAMILIES_BY_NAME if f'"{name}": (' in text]
+
+    assert len(run) >= 14
+    classes = {FAMILIES_BY_NAME[name].__annotations__["return"].__name__ for name in run}
+    assert classes <= from_tests().keys(), "add them to docs/known_pipelines.json"

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool import jsonfile
-from carpool.cli.generate import _pairs
+from carpool.cli.generate import pairs
 from carpool.config import EngineSettings
 from carpool.errors import InvalidValue, LoadFailed, LoraRejected, SettingRejected
 from carpool.jobs.database import _loads
@@ -212,7 +212,7 @@ def test_the_simulator_names_a_file_that_nests_too_deep(tmp_path: Path, flag: st
 def test_a_value_on_the_command_line_that_nests_too_deep_is_text() -> None:
     text = nested(200_000)
 
-    assert dict(_pairs([f"a={text}", "b=[1]"])) == {"a": text, "b": [1]}
+    assert dict(pairs([f"a={text}", "b=[1]"])) == {"a": text, "b": [1]}
 
 
 def test_a_spoiled_row_that_nests_without_end_reads_as_nothing() -> None:

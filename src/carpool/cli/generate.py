@@ -112,8 +112,8 @@ def generate(
     if output is not None:
         _check_output(output)  # said now, not after the work
     parameters = (
-        dict(_pairs(parameter))
-        | _sides(size)
+        dict(pairs(parameter))
+        | sides(size)
         | {
             name: value
             for name, value in {
@@ -185,7 +185,8 @@ def _output_for(makes: str, output: Path | None) -> Path:
     return output
 
 
-def _pairs(texts: Iterable[str]) -> Iterator[tuple[str, Any]]:
+def pairs(texts: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Names and values of `-p NAME=VALUE`."""
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
@@ -198,7 +199,7 @@ def _pairs(texts: Iterable[str]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _sides(size: str | None) -> dict[str, int]:
+def sides(size: str | None) -> dict[str, int]:
     if size is None:
         return {}
     width, _, height = size.partition("x")

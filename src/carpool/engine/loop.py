@@ -21,7 +21,7 @@ from carpool.engine.cost_store import Table
 from carpool.engine.delivery import OffLoop, RunOffLoop, named
 from carpool.engine.describe import Describer
 from carpool.engine.execute import execute
-from carpool.engine.faults import Faults
+from carpool.engine.faults import Faults, Run
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
 from carpool.engine.isolation import Isolation
@@ -54,6 +54,7 @@ class EngineCore:
         observers: called after every forward, besides the engine's own.
         table: learned costs, kept in a file.
         policy: default: that of the settings' batching mode.
+        around: wraps what runs the forwards that answer requests, as fault injection does.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class EngineCore:
         observers: Sequence[Observer] = (),
         table: Table | None = None,
         policy: Policy | None = None,
+        around: Callable[[Run], Run] = lambda run: run,
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
         self._turn_s = self._forward_s = 0.0  # busy time: all, and in modules
@@ -91,10 +93,10 @@ class EngineCore:
         for problem in self.reload():
             log.warning("%s", problem)
         faults = Faults.from_environment(os.environ)
-        run: Callable[[Sequence[RequestState]], list[Any]] = self._run
+        run: Run = self._run
         if faults:
             run = faults.around(run, is_exact=self._fuser.is_exact)
-        self._run_forward = self._probation.around(run, self._run_to_compare)
+        self._run_forward = self._probation.around(around(run), self._run_to_compare)
         self._off_loop = OffLoop(off_loop)
         previews = PreviewSender(
             loaded.pipe, loaded.device, clock, self._off_loop.finish,
@@ -179,6 +181,10 @@ class EngineCore:
             "forward_s": self._forward_s,
             "fiber_s": self._running.fiber_s,
         }
+
+    def fusing(self) -> list[dict[str, Any]]:
+        """How each method or kind of call fuses; see `Probation.report`. Engine's thread only."""
+        return self._probation.report()
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         """What a request did when, and what it waited for; None if it is not known any more."""

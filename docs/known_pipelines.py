@@ -1,0 +1,98 @@
+"""What is known of every pipeline class that diffusers ships, for `docs/models.md`.
+
+Rows of the matrix prove classes (`models/proof.json`), and tests do: those are named in
+`known_pipelines.json`. How a denoiser fuses is read from the types of the class's arguments.
+"""
+
+import inspect
+import json
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diffusers
+from torch import nn
+
+from carpool.engine.specs import SPECS
+from carpool.models.grid import proof
+
+FROM_TESTS = Path(__file__).parent / "known_pipelines.json"
+MEANING = {
+    "proven": "requests together got what plain diffusers gives each alone, in the rows of the "
+    "matrix or the test that is named",
+    "proven by inference": "likewise, and a denoiser without a table fused after it had proven "
+    "itself at run time",
+    "proven, alone": "likewise, and its denoiser runs alone",
+    "exclusive": "likewise; a request that changes a shared component has it to itself",
+    "refused": "it cannot be loaded",
+    "never tried": "no test has run it; nothing in it is refused, and `carpool check MODEL` shows "
+    "what it does",
+}
+BASES = ("DiffusionPipeline", "ModularPipeline")
+DENOISERS = ("transformer", "unet", "prior", "decoder", "denoiser", "dit")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One pipeline class."""
+
+    pipeline: str
+    known: str  # a key of `MEANING`
+    how: str  # the rows or the test that prove it, or why not
+    denoisers: str  # "transformer: table"
+
+
+def names() -> list[str]:
+    """All pipeline classes that diffusers exports, those too whose libraries are missing."""
+    return [name for name in dir(diffusers) if name.endswith("Pipeline") and name not in BASES]
+
+
+def everything() -> list[Known]:
+    """What is known of each class, by its name."""
+    return [_known(name) for name in sorted(names())]
+
+
+def from_tests() -> dict[str, dict[str, str]]:
+    """What `known_pipelines.json` says, by class: `known`, `test`, `why`."""
+    return {one["pipeline"]: one for one in json.loads(FROM_TESTS.read_text())}
+
+
+def _known(name: str) -> Known:
+    cls = getattr(diffusers, name)
+    if missing := sorted({*getattr(cls, "_backends", ())} - {"torch", "transformers"}):
+        return Known(name, "refused", f"needs {', '.join(missing)}, not installed here", "")
+    if not issubclass(cls, diffusers.DiffusionPipeline):
+        return Known(name, "refused", "is put together from blocks, which is not supported", "")
+    denoisers = ", ".join(_denoisers(cls))
+    tested = from_tests().get(name)
+    rows = sorted(row for row, one in proof().items() if one["pipeline"] == name)
+    if rows:
+        return Known(name, "proven", ", ".join(rows), denoisers)
+    if tested is not None:
+        file, _, test = tested["test"].partition("::")
+        how = f"{tested['why']}{'; ' * bool(tested['why'])}`{Path(file).name}`: {test}"
+        return Known(name, tested["known"], how, denoisers)
+    return Known(name, "never tried", "", denoisers)
+
+
+def _denoisers(cls: type) -> Iterator[str]:
+    init: Any = cls.__init__  # type: ignore[misc]
+    try:
+        types = typing.get_type_hints(init)
+    except NameError:  # of a library that is missing
+        types = {name: one.annotation for name, one in inspect.signature(init).parameters.items()}
+    for name, annotation in types.items():
+        if not name.startswith(DENOISERS) or "encoder" in name:
+            continue
+        classes = [one for one in _classes(annotation) if issubclass(one, nn.Module)]
+        if classes:
+            by_table = any((one.__name__, "forward") in SPECS for one in classes)
+            yield f"{name}: {'table' if by_table else 'inferred'}"
+
+
+def _classes(annotation: Any) -> list[type]:
+    """The classes of an annotation; several of a union."""
+    found = typing.get_args(annotation) or (annotation,)
+    return [one for one in found if isinstance(one, type)]

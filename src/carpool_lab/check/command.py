@@ -1,0 +1,127 @@
+"""The command `carpool check`: prove on this machine that fused forwards give the right answers."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from carpool.cli.generate import pairs, sides
+from carpool.cli.options import settings_from, settings_options
+from carpool.config import EngineSettings
+from carpool_lab.check.requests import QUICK, Wanted, described, mixed
+
+if TYPE_CHECKING:
+    from carpool_lab.check.report import CheckReport
+
+_SETTINGS = (
+    "device", "dtype", "revision", "threads", "min_gain", "cost_table", "max_decode_gib",
+    "max_pixels", "infer_specs",
+)  # fmt: skip
+
+
+@click.command()
+@click.argument("model", default="shapes")
+@click.option("--quick", is_flag=True, help="fewer and shorter requests: seconds for small models")
+@click.option("--size", help="WIDTHxHEIGHT in pixels  [default: the model's]")
+@click.option("--frames", type=click.IntRange(1), help="of a video  [default: the model's]")
+@click.option("--steps", type=click.IntRange(1), help="denoising steps of the longest request")
+@click.option("--max-rows", type=click.IntRange(1), help="widest forward that is timed")
+@click.option(
+    "--image",
+    type=click.Path(path_type=Path),
+    help="a picture that all requests bring, for models that need one",
+)
+@click.option(
+    "-p",
+    "--parameter",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="any other parameter of the pipeline; VALUE as JSON or plain text",
+)
+@click.option(
+    "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="write everything here"
+)
+@settings_options(EngineSettings, only=_SETTINGS)
+def check(
+    model: str,
+    quick: bool,
+    size: str | None,
+    frames: int | None,
+    steps: int | None,
+    max_rows: int | None,
+    image: Path | None,
+    parameter: tuple[str, ...],
+    file: Path | None,
+    **flags: Any,
+) -> None:
+    """Prove on this machine that requests of MODEL get the same answers together and alone.
+
+    Mixed requests run alone and together in both numerics. What fuses, differences, seconds and
+    memory are printed by component, and at last what to set. What was proven is kept for `carpool
+    serve`. Exit status 1: a difference is larger than docs/numerics.md allows.
+    """
+    if file is not None and not file.parent.is_dir():
+        raise click.UsageError(f"--json {file}: there is no folder {file.parent}")
+    parameters = dict(pairs(parameter)) | sides(size)
+    if frames is not None:
+        parameters["num_frames"] = frames
+    if image is not None:
+        from carpool.media import read_picture
+
+        parameters["image"] = read_picture(image)
+    wanted = replace(QUICK if quick else Wanted(), parameters=parameters)
+    wanted = replace(wanted, steps=steps or wanted.steps, max_rows=max_rows or wanted.max_rows)
+    settings = settings_from(flags).engine()
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from tqdm import tqdm
+
+    with tqdm(unit="run", disable=not sys.stderr.isatty()) as bar:
+        report = checked(model, settings, wanted, bar)
+    if file is not None:
+        text = json.dumps(report.as_json(), indent=1, allow_nan=False)
+        file.write_text(text + "\n", encoding="utf-8")
+    click.echo(report.as_text())
+    if report.problems:
+        sys.exit(1)
+
+
+def checked(model: str, settings: EngineSettings, wanted: Wanted, bar: Any) -> "CheckReport":
+    """Load a model and check it.
+
+    Args:
+        bar: of tqdm; shows how far it is.
+
+    Raises:
+        CarpoolError: the model cannot be loaded, or a request failed.
+    """
+    from carpool.engine.cost_store import Table
+    from carpool.engine.model.load import load, log_as_others
+    from carpool_lab.check.report import CheckReport
+    from carpool_lab.check.run import limit, plain, prove
+    from carpool_lab.check.timing import timed
+
+    log_as_others(bars=False)
+    loaded = load(model, settings)
+    try:
+        jobs = mixed(loaded.card, wanted)
+        tick: Callable[[], object] = bar.update
+        table = Table(loaded, settings)
+        bar.total = _runs(len(jobs))
+        proofs = prove(loaded, settings, jobs, table=table, tick=tick)
+        tuned, notes = timed(loaded, settings, jobs[0], wanted, proofs["fast"], table, tick)
+        alone = plain(loaded, jobs, proofs["fast"].alone, tick)
+        allowed = limit(loaded.card, loaded, jobs)
+    finally:
+        loaded.undo()
+    requests = tuple(map(described, jobs))
+    return CheckReport(requests, allowed, proofs, alone, tuned, tuple(notes))
+
+
+def _runs(requests: int) -> int:
+    """Runs of a check at least: alone and together in both numerics, timed, and plain."""
+    return requests * (2 * (1 + 2) + 1) + 12

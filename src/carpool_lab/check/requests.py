@@ -1,0 +1,81 @@
+"""The requests of a check: different steps, guidance, seeds, prompts and arrivals.
+
+They are few and short, so that a check takes minutes. Steps are chosen so that requests that arrive
+a step later end together with earlier ones, and share a decode.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from carpool.errors import MissingParameter
+from carpool.request.parameters import Card, check
+from carpool.types import CheckedRequest, Request
+
+PROMPTS = (  # short: some models read few words, and say so where there are more
+    "a red circle",
+    "a blue star on black",
+    "a white ring",
+    "a green square",
+    "a yellow star on blue",
+    "a purple circle",
+)
+
+FEWER_STEPS = (0, 0, 1, 1, 0, 1)
+GUIDANCE = (1.0, 1.0, 0.75, 1.0, None, 0.75)  # parts of the model's own; None: without
+FIRST = 3  # so many arrive at once, the others a step later
+USUAL = 4  # a model that takes no more steps is distilled, and may take no fewer
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the user wants of a check."""
+
+    requests: int = 6
+    steps: int = 5  # of the longest request; at most the model's own
+    max_rows: int = 8  # widest forward that is timed
+    repeats: int = 3  # of each width that is timed
+    budget_s: float = 120.0  # for timing; widths that would take longer are left out
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # of all requests
+
+
+QUICK = Wanted(requests=4, steps=3, max_rows=4, budget_s=10.0)
+
+
+def mixed(card: Card, wanted: Wanted) -> list[CheckedRequest]:
+    """The requests, in the order of their arrival.
+
+    Raises:
+        Rejected: the model does not take them as they are.
+    """
+    task = card.task_for(wanted.parameters)
+    own = {one.name: one.default for one in task.parameters} | card.defaults
+    guidance, usual = own.get("guidance_scale"), card.steps(card.defaults)
+    found = []
+    for i in range(wanted.requests):
+        fewer = FEWER_STEPS[i] if usual > USUAL or not usual else 0
+        part = GUIDANCE[i]
+        offered: dict[str, Any] = {
+            "prompt": PROMPTS[i],
+            "output_type": "pt" if "pt" in task.output_types else "np",
+            "num_inference_steps": max(1, min(wanted.steps, usual or wanted.steps) - fewer),
+        }
+        if isinstance(guidance, (int, float)) and guidance > 1 and part != 1:
+            offered["guidance_scale"] = 1.0 if part is None else 1 + (guidance - 1) * part
+        taken = {name: value for name, value in offered.items() if task.takes(name)}
+        request = Request(
+            **{"prompt": None, "seed": i, "request_id": f"check-{i}", **taken, **wanted.parameters}
+        )
+        try:
+            found.append(check(card, request))
+        except MissingParameter as error:
+            give = "--image FILE" if "image" in str(error.param) else f"-p {error.param}=VALUE"
+            raise MissingParameter(f"{error.message} ({give})", param=error.param) from None
+    return found
+
+
+def described(job: CheckedRequest) -> str:
+    """A request in a few words, for messages."""
+    names = ("num_inference_steps", "guidance_scale")
+    said = [f"{name}={job.arguments[name]}" for name in names if name in job.arguments]
+    return ", ".join([f"seed={job.seed}", *said])

@@ -1,0 +1,248 @@
+"""Run the requests of a check alone and together, in both numerics, and as plain diffusers.
+
+The engine is the one that serves. Its policy fuses as much as memory permits, so that what fuses is
+not left to the speed of the machine.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+from carpool.config import EngineSettings, Numerics
+from carpool.engine.cost_store import Table
+from carpool.engine.loop import EngineCore
+from carpool.engine.model.load import Loaded
+from carpool.engine.request import Outcome
+from carpool.errors import CarpoolError, PipelineFailed
+from carpool.request.parameters import Card
+from carpool.schedule.cost import Costs
+from carpool.types import CheckedRequest, Event
+from carpool_lab.check.requests import FIRST, described
+from carpool_lab.check.watch import Seen, Watch, apart
+from carpool_lab.tune.lockstep import Lockstep
+
+MOST_ROUNDS = 6  # of all requests together, until nothing is on probation, and once more
+
+Tick = Callable[[], object]
+Answer = Mapping[str, Any]  # the fields of a pipeline's output
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How the calls of one method of a component fused."""
+
+    name: str  # "transformer.forward"
+    seen: Seen
+    how: str  # table, proven, probation, alone, exclusive
+    why: str
+
+    @property
+    def fuses(self) -> bool:
+        return self.how in ("table", "proven")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What one numerics mode did."""
+
+    difference: float  # the largest of any value, of requests together against alone
+    methods: tuple[Method, ...]  # in the order in which a request needs them
+    alone: tuple[Answer, ...]
+
+
+def prove(
+    loaded: Loaded,
+    settings: EngineSettings,
+    jobs: Sequence[CheckedRequest],
+    *,
+    table: Table,
+    tick: Tick,
+) -> dict[str, Proof]:
+    """Run the requests alone and together in each numerics mode, by name.
+
+    Raises:
+        CarpoolError: a request failed, which says which one.
+    """
+    return {
+        mode: _prove(loaded, replace(settings, numerics=mode), jobs, table, tick)
+        for mode in get_args(Numerics)
+    }
+
+
+def _prove(
+    loaded: Loaded,
+    settings: EngineSettings,
+    jobs: Sequence[CheckedRequest],
+    table: Table,
+    tick: Tick,
+) -> Proof:
+    watch = Watch(loaded.device, measures=settings.numerics == "fast")
+    before, table.costs = table.costs, Costs()  # forwards are slower here
+    engine = EngineCore(
+        replace(loaded, undo=lambda: None),  # more engines follow
+        replace(settings, max_batch_size=64, max_decode_size=64, max_running=64),
+        off_loop=lambda work: work(),
+        table=table,
+        policy=Lockstep(loaded.device),
+        around=watch.around,
+    )
+    engine.enter()
+    try:
+        alone = [_run(engine, [job], "alone", tick)[0] for job in jobs]
+        most, is_settled = 0.0, False
+        for _ in range(MOST_ROUNDS):
+            together = _run(engine, jobs, "together", tick)
+            most = max(most, *(apart_of(a, b) for a, b in zip(together, alone, strict=True)))
+            if is_settled:
+                break
+            is_settled = all(line["fuses"] != "probation" for line in engine.fusing())
+        timelines = [engine.timeline(job.request_id) or {} for job in jobs]
+        exclusive = {name for one in timelines for name in one.get("exclusive", ())}
+        lines = engine.fusing()
+    finally:
+        table.costs = before
+        engine.leave()
+    methods = [_method(name, seen, lines, exclusive) for name, seen in watch.methods.items()]
+    return Proof(most, tuple(methods), tuple(alone))
+
+
+def _method(
+    name: str, seen: Seen, lines: Sequence[Mapping[str, Any]], exclusive: set[str]
+) -> Method:
+    """Join what was observed with what the engine knows: by component, or by class."""
+    component, _, method = name.rpartition(".")
+    if component.partition(".")[0] in exclusive and seen.widest == 1:
+        return Method(name, seen, "exclusive", "requests change it while they run")
+    if method == "generate":
+        return Method(name, seen, "alone", "generates token by token, and keeps state")
+    kinds = [one for one in lines if one["call"] == f"{seen.class_name}.{method}"]
+    tables = [one for one in lines if one["call"] == name and one["fuses"] == "table"]
+    if not tables and not kinds:
+        return Method(name, seen, "alone", "has no table, and none could be inferred")
+    whys = [f"{one['fuses']}: {one['why']}" for one in kinds if one["fuses"] != "proven"]
+    why = "; ".join(dict.fromkeys(whys))
+    if seen.widest > 1 or len(whys) < len(kinds):
+        return Method(name, seen, "table" if tables else "proven", why)
+    if whys:
+        how = "alone" if any(one["fuses"] == "alone" for one in kinds) else "probation"
+        return Method(name, seen, how, why)
+    return Method(name, seen, "alone", "no two of these requests had calls that may share one")
+
+
+class _Listener:
+    """Keeps how a request ended, and whether it has made a step."""
+
+    def __init__(self) -> None:
+        self.outcome: Outcome | None = None
+        self.has_begun = False
+
+    def event(self, event: Event) -> None:
+        self.has_begun |= event.kind == "step" and event.step > 0
+
+    def done(self, outcome: Outcome) -> None:
+        self.outcome, self.has_begun = outcome, True
+
+
+def _run(
+    engine: EngineCore, jobs: Sequence[CheckedRequest], company: str, tick: Tick
+) -> list[Answer]:
+    """Run requests together; the first ones at once, the others when those have made a step."""
+    listeners = [_Listener() for _ in jobs]
+    pairs = list(zip(jobs, listeners, strict=True))
+    for job, listener in pairs[:FIRST]:
+        engine.submit(job, listener)
+    while not listeners[0].has_begun and engine.step():
+        pass
+    for job, listener in pairs[FIRST:]:
+        engine.submit(job, listener)
+    while engine.step():
+        pass
+    answers: list[Answer] = []
+    for job, listener in pairs:
+        assert listener.outcome is not None, "a request without an end"
+        error = listener.outcome.error
+        if isinstance(error, CarpoolError):
+            text = f"a request ({described(job)}) failed {company}: {error.message}"
+            raise type(error)(text, param=error.param) from error
+        if error is not None:
+            raise error
+        answers.append(listener.outcome.fields)
+        tick()
+    return answers
+
+
+def apart_of(ours: Answer, theirs: Answer) -> float:
+    """The largest difference of any value of two answers."""
+    return apart(*([_as_tensor(one[name]) for name in sorted(one)] for one in (ours, theirs)))
+
+
+def _as_tensor(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, (list, tuple)):
+        return [_as_tensor(one) for one in value]
+    if hasattr(value, "getpixel"):  # a PIL image
+        return torch.from_numpy(np.array(value)) / 255
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The pipeline itself, without Carpool, against the engine with one request."""
+
+    difference: float | None  # None: it cannot be compared
+    why: str = ""
+
+
+def plain(
+    loaded: Loaded, jobs: Sequence[CheckedRequest], alone: Sequence[Answer], tick: Tick
+) -> Plain:
+    """Run the requests on the pipeline itself. It keeps what that leaves on it: do it last.
+
+    A pipeline that draws numbers beside its generator cannot be compared: the engine gives each
+    request numbers of its own there. Two runs of different global numbers tell.
+    """
+    most = 0.0
+    with torch.no_grad():
+        for job, expected in zip(jobs, alone, strict=True):
+            try:
+                answer = _plain(loaded, job, seed=job.seed)
+                if found := apart_of(answer, expected):
+                    other = _plain(loaded, job, seed=job.seed + 1)
+                    if apart_of(answer, other):
+                        return Plain(None, "it draws random numbers beside its generator")
+            except CarpoolError:
+                raise
+            except Exception as error:
+                what = f"{type(error).__name__}: {str(error)[:200]}"
+                raise PipelineFailed(
+                    f"a request ({described(job)}) fails with plain diffusers only: {what}"
+                ) from error
+            most = max(most, found)
+            tick()
+    return Plain(most)
+
+
+def _plain(loaded: Loaded, job: CheckedRequest, *, seed: int) -> Answer:
+    pipe, task = loaded.originals[job.task], loaded.card.task(job.task)
+    pipe.set_progress_bar_config(disable=True)
+    arguments = dict(job.arguments)
+    if task.takes("generator"):
+        arguments["generator"] = torch.Generator().manual_seed(job.seed)
+    torch.manual_seed(seed)
+    output: Any = pipe(**arguments)
+    return dict(output)
+
+
+def limit(card: Card, loaded: Loaded, jobs: Sequence[CheckedRequest]) -> float | None:
+    """What `docs/numerics.md` allows requests together in fast numerics; None: not said.
+
+    That is said of float32. On CUDA, convolutions may round to TensorFloat-32.
+    """
+    is_tf32 = loaded.device.is_cuda and torch.backends.cudnn.allow_tf32
+    if loaded.device.dtype is not torch.float32 or is_tf32:
+        return None
+    return 2e-5 if card.task(jobs[0].task).makes == "pictures" else 1e-4

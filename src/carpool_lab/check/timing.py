@@ -1,0 +1,64 @@
+"""Time forwards by their rows, within a budget."""
+
+from dataclasses import replace
+
+from carpool.config import EngineSettings
+from carpool.engine.cost_store import Table
+from carpool.engine.model.load import Loaded
+from carpool.schedule.cost import STEPS
+from carpool.types import CheckedRequest
+from carpool_lab.check.requests import Wanted
+from carpool_lab.check.run import Proof, Tick
+from carpool_lab.tune.measure import TuneSettings, tune
+from carpool_lab.tune.results import TuneReport
+
+FEW_STEPS = 2  # of each request: enough for medians, as each width runs several times
+
+
+def timed(
+    loaded: Loaded,
+    settings: EngineSettings,
+    job: CheckedRequest,
+    wanted: Wanted,
+    proof: Proof,
+    table: Table,
+    tick: Tick,
+) -> tuple[TuneReport, list[str]]:
+    """What forwards take by their rows, and notes on what was left out.
+
+    Args:
+        job: one of those that were run.
+        proof: of fast numerics, whose seconds tell how many widths the budget allows.
+    """
+    widest = wanted.max_rows
+    while widest > 1 and _predicted_s(proof, wanted, widest) > wanted.budget_s:
+        widest -= 1
+    notes = []
+    if widest < wanted.max_rows:
+        notes.append(
+            f"forwards of more than {widest} rows were not timed, which takes minutes: use "
+            "`carpool tune`"
+        )
+    settings = replace(settings, numerics="fast")
+    most = TuneSettings(
+        max_rows=widest,
+        repeats=wanted.repeats,
+        steps=min(FEW_STEPS, wanted.steps) if _may_choose(job) else None,
+        parameters=wanted.parameters,
+    )
+    unchanged = replace(loaded, undo=lambda: None)
+    return tune(unchanged, settings, most, table=table, tick=tick), notes
+
+
+def _may_choose(job: CheckedRequest) -> bool:
+    return "num_inference_steps" in job.arguments
+
+
+def _predicted_s(proof: Proof, wanted: Wanted, widest: int) -> float:
+    """Seconds at worst: rows gain nothing, and all of a request's calls are repeated."""
+    row_s = 0.0
+    for method in proof.methods:
+        usual = method.seen.usual_s()
+        one = min((s / rows for rows, s in usual.items()), default=0.0)
+        row_s += one * (FEW_STEPS if method.seen.phase == "denoise" else 1)
+    return row_s * sum(n for n in STEPS if n <= widest) * (wanted.repeats + 1)

@@ -1,0 +1,157 @@
+"""Observe forwards: what each call would have got alone, seconds, and memory."""
+
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from carpool.engine.faults import Run
+from carpool.engine.model.device import Device
+from carpool.engine.request import RequestState
+from carpool.engine.specs.snapshot import tensors_in
+from carpool.types import Phase
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was observed of one method of a component."""
+
+    phase: Phase
+    class_name: str
+    widest: int = 1  # requests in a forward
+    compared: int = 0  # forwards of several requests
+    difference: float = 0.0  # the largest, of any number in an answer, against the call alone
+    seconds: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))  # by rows
+    bytes: dict[int, int] = field(default_factory=dict)  # by rows, beside weights and inputs
+    too_wide: int | None = None  # rows that did not fit the memory
+
+    @property
+    def row_bytes(self) -> int | None:
+        """What a row more takes; None: only one width was measured."""
+        least, most = min(self.bytes, default=0), max(self.bytes, default=0)
+        if least == most:
+            return None
+        return round((self.bytes[most] - self.bytes[least]) / (most - least))
+
+    def usual_s(self) -> dict[int, float]:
+        """Median seconds by rows, without the first, which allocates memory."""
+        return {n: median(s[1:]) for n, s in sorted(self.seconds.items()) if len(s) > 1}
+
+
+class Watch:
+    """Runs the calls of every shared forward apart as well, and compares.
+
+    Args:
+        measures: time forwards, and measure their memory once for each number of rows.
+    """
+
+    def __init__(self, device: Device, *, measures: bool) -> None:
+        self._device, self._measures = device, measures
+        self.methods: dict[str, Seen] = {}  # "transformer.forward"
+
+    def around(self, run: Run) -> Run:
+        """The same forward, observed; see `EngineCore`."""
+
+        def watched(states: Sequence[RequestState]) -> list[Any]:
+            target = states[0].call.target
+            seen = self.methods.setdefault(
+                f"{target.component}.{target.method}",
+                Seen(target.phase, type(target.module).__name__),
+            )
+            rows = sum(state.rows for state in states)
+            try:
+                if self._measures and rows not in seen.bytes:
+                    with allocated(self._device) as peak:
+                        run(states)
+                    seen.bytes[rows] = peak[0]
+                began_s = time.perf_counter()
+                answers = run(states)
+                wait(self._device)
+            except torch.OutOfMemoryError:
+                seen.too_wide = min(rows, seen.too_wide or rows)
+                raise
+            seen.seconds[rows].append(time.perf_counter() - began_s)
+            if len(states) > 1:
+                seen.widest = max(seen.widest, len(states))
+                seen.compared += 1
+                for state, together in zip(states, answers, strict=True):
+                    seen.difference = max(seen.difference, apart(together, run([state])[0]))
+            return answers
+
+        return watched
+
+
+def apart(ours: Any, theirs: Any) -> float:
+    """The largest difference of any two numbers in two answers; infinite where shapes differ."""
+    pairs = list(tensors_in(ours)), list(tensors_in(theirs))
+    if [one.shape for one in pairs[0]] != [one.shape for one in pairs[1]]:
+        return float("inf")
+    return max((_gap(a, b) for a, b in zip(*pairs, strict=True)), default=0.0)
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    if not a.numel():
+        return 0.0
+    a, b = a.double(), b.to(a.device).double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    return float((a - b).abs().masked_fill(same, 0).nan_to_num(nan=torch.inf).max())
+
+
+def wait(device: Device) -> None:
+    """Wait for all work of the device."""
+    if device.is_cuda:
+        torch.cuda.synchronize(device.torch)
+
+
+@contextmanager
+def allocated(device: Device) -> Iterator[list[int]]:
+    """Give the most bytes that torch held at once inside of the block, beside those before it."""
+    peak: list[int] = []
+    if device.is_cuda:
+        wait(device)
+        torch.cuda.reset_peak_memory_stats(device.torch)
+        before = torch.cuda.memory_allocated(device.torch)
+        yield peak
+        wait(device)
+        peak.append(device.peak_bytes() - before)
+        return
+    with _Allocations() as counted:
+        yield peak
+    peak.append(counted.peak)
+
+
+class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of tensors that operations make, until they are freed.
+
+    A CPU does not tell what was allocated. What an operation needs only while it runs is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = {one.untyped_storage().data_ptr() for one in tensors_in([args, kwargs])}
+        answer = func(*args, **(kwargs or {}))
+        for one in tensors_in(answer):
+            storage = one.untyped_storage()
+            if storage.data_ptr() not in given and storage not in self._known:
+                self._known.add(storage)
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self._free, storage.nbytes())
+        self.peak = max(self.peak, self.now)
+        return answer
+
+    def _free(self, count: int) -> None:
+        self.now -= count
