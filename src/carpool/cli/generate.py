@@ -125,6 +125,9 @@ def generate(
         }
     )
     settings = settings_from(flags).engine()
+    from carpool.preflight import check  # not for `--help`
+
+    check(model, settings)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from carpool.media import encode_image, encode_video, read_picture
     from carpool.media.metadata import told

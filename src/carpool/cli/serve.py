@@ -36,6 +36,9 @@ def serve(
     chosen = model or model_path or flags.pop("model", None) or "shapes"
     flags.pop("model", None)
     settings = settings_from(flags)
+    from carpool.preflight import check  # not for `--help`
+
+    check(chosen, settings.engine())
     from carpool.server.run import serve as run
 
     sys.exit(run(chosen, settings))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import errno
 import gc
 import itertools
 import logging
@@ -48,6 +49,7 @@ _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20  # as malloc.h numbers it
 def serve(model: str, settings: ServeSettings) -> int:
     """Serve until a signal; returns the exit status of the process."""
     logs.set_up(settings.log_level, settings.log_format, prompts=settings.log_prompts)
+    check_address(settings)
     os.umask(0o077)  # jobs and pictures are private
     _raise_descriptor_limit()
     _return_freed_memory()
@@ -73,6 +75,44 @@ def serve(model: str, settings: ServeSettings) -> int:
             return asyncio.run(_serve(store, model, settings, keys, traces))
     finally:
         traces.stop()
+
+
+def url_host(host: str) -> str:
+    """A host as URLs have it."""
+    return f"[{host}]" if ":" in host else host
+
+
+def check_address(settings: ServeSettings) -> None:
+    """Bind the address and let it go again, before anything is opened or loaded.
+
+    Raises:
+        SettingRejected: the port is taken, or the address is not one of this machine.
+    """
+    if settings.uds is not None:
+        return
+    host, port = settings.host, settings.port
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise SettingRejected(f"host={host!r} is no address: {error}") from error
+    for family, kind, protocol_, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol_) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as asyncio does
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+                probe.listen(1)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                told = f"port {port} is taken; use --port for another, or 0 for any free one"
+                raise SettingRejected(told) from error
+            if error.errno == errno.EACCES:
+                told = f"port {port} needs privileges; use --port for one above 1023"
+                raise SettingRejected(told) from error
+            if error.errno == errno.EADDRNOTAVAIL and len(found) == 1:
+                told = f"host={host!r} is no address of this machine; 0.0.0.0 is all of them"
+                raise SettingRejected(told) from error
 
 
 def _raise_descriptor_limit() -> None:
@@ -198,7 +238,8 @@ class _DrainingServer(uvicorn.Server):
                 forwarded_allow_ips="*" if settings.uds else None,  # a proxy connects
                 backlog=_ACCEPTED,
                 access_log=False,  # `RequestLogging` logs more
-                log_level=settings.log_level,
+                # uvicorn's own greeting and farewell are no news beside ours
+                log_level="warning" if settings.log_level == "info" else settings.log_level,
                 log_config=None,
                 timeout_graceful_shutdown=5,
                 lifespan="off",
@@ -226,6 +267,8 @@ class _DrainingServer(uvicorn.Server):
                 log.error("cannot listen on %s: %s", where, error)
             self.should_exit = True
             return
+        if self.unix is None:
+            log.info("listening on http://%s:%d", url_host(self.config.host), self.port())
         gc.collect()
         gc.freeze()  # permanent objects: to scan them again takes 70 ms
         self.is_up.set()
@@ -253,8 +296,11 @@ async def _greet(supervisor: Supervisor, server: _DrainingServer, settings: Serv
     """Print the address of the model, with a command that works when pasted."""
     ready = await supervisor.wait_ready()
     await server.is_up.wait()
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{server.port()}" if settings.uds is None else "http://localhost"
+    url = (
+        f"http://{url_host(settings.host)}:{server.port()}"
+        if settings.uds is None
+        else "http://localhost"
+    )
     where = url if settings.uds is None else f"unix:{settings.uds}"
     uds = "" if settings.uds is None else f"--unix-socket {settings.uds} "
     key = " -H 'authorization: Bearer KEY'" if settings.has_keys else ""
