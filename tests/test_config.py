@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from carpool.config import (
     EngineSettings,
@@ -134,6 +136,21 @@ def test_an_engine_takes_its_own_settings_and_those_of_its_jobs_only() -> None:
         load_settings({"max_runing": 3})
     with pytest.raises(SettingRejected, match="unknown setting 'port'"):
         load_settings({"port": 3})
+
+
+def test_what_torch_and_pathlib_have_objects_for_is_taken() -> None:
+    given = {"dtype": torch.bfloat16, "device": torch.device("cuda:1"), "state_dir": Path("jobs")}
+
+    taken = load_settings(given)
+
+    assert (taken.dtype, taken.device, taken.state_dir) == ("bfloat16", "cuda:1", "jobs")
+    with pytest.raises(SettingRejected, match=r"dtype='int8': must be one of auto, float32"):
+        load_settings({"dtype": torch.int8})
+
+
+def test_a_setting_of_another_program_is_pointed_at_ours() -> None:
+    with pytest.raises(SettingRejected, match="setting 'torch_dtype'; did you mean 'dtype'"):
+        load_settings({"torch_dtype": torch.bfloat16})
 
 
 @pytest.mark.parametrize(

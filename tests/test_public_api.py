@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,14 @@ def test_a_closed_engine_takes_nothing() -> None:
 def test_an_unknown_setting_is_refused_with_the_nearest() -> None:
     with pytest.raises(SettingRejected, match="unknown setting 'max_batch'; did you mean 'max_b"):
         carpool.load(served("sd15"), max_batch=3)
+
+
+@pytest.mark.parametrize("setting", [{"dtype": "bfloat16"}, {"revision": "main"}], ids=str)
+def test_a_setting_that_a_given_pipeline_overrides_is_refused(setting: dict[str, Any]) -> None:
+    [name] = setting
+
+    with pytest.raises(SettingRejected, match=f"{name}='.*': the pipeline given is loaded already"):
+        carpool.load(served("sd15"), **setting)
 
 
 def test_every_public_name_is_there() -> None:

@@ -9,6 +9,7 @@ Nothing here knows what a setting does.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from carpool.errors import SettingRejected, nearest
@@ -242,13 +243,29 @@ JOBS = ("state_dir", "job_ttl", "max_store_bytes", "metadata", "metadata_prompt"
 """Settings of the server's that `carpool.load` takes too, for the jobs of its engine."""
 
 
+_OTHER_NAMES = {"torch_dtype": "dtype", "device_map": "device", "batch_size": "max_batch_size"}
+"""What settings are called in other programs."""
+
+OF_FILES = ("dtype", "revision")
+"""Settings that say how a model is read: a pipeline that is there already has been."""
+
+
 def load_settings(settings: Mapping[str, Any]) -> ServeSettings:
     """Keyword arguments of `carpool.load`; names the nearest setting for an unknown one."""
     known = [*(field.name for field in dataclasses.fields(EngineSettings)), *JOBS]
     for name in settings:
         if name not in known:
-            raise SettingRejected(f"unknown setting {name!r}{nearest(name, known)}")
-    return ServeSettings(**settings)
+            hint = _OTHER_NAMES.get(name)
+            told = f"; did you mean {hint!r}?" if hint else nearest(name, known)
+            raise SettingRejected(f"unknown setting {name!r}{told}")
+    return ServeSettings(**{name: _plain(value) for name, value in settings.items()})
+
+
+def _plain(value: Any) -> Any:
+    """A setting as text where Python has an object for it: torch's types and devices, paths."""
+    if isinstance(value, PurePath) or type(value).__module__ == "torch":
+        return str(value).removeprefix("torch.")
+    return value
 
 
 def base_type(hint: Any) -> type:

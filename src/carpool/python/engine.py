@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tqdm.auto import tqdm
 
-from carpool.config import ServeSettings, load_settings
+from carpool.config import OF_FILES, ServeSettings, load_settings
 from carpool.engine.cost_store import Table
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load as load_pipeline
-from carpool.errors import CarpoolError, Draining, InvalidValue, Overloaded
+from carpool.errors import CarpoolError, Draining, InvalidValue, Overloaded, SettingRejected
 from carpool.python.handle import Handle, Output
 from carpool.request.expand import MAX_N, check_previews, merged, repeated
 from carpool.request.lora import check_name
@@ -259,8 +259,13 @@ def load(
     """
     if isinstance(lora, Mapping):
         lora = [f"{check_name(name)}={path}" for name, path in lora.items()]
-    if isinstance(settings.get("state_dir"), Path):
-        settings["state_dir"] = str(settings["state_dir"])
+    if not isinstance(model, (str, Path)):
+        for name in OF_FILES:
+            if settings.get(name) not in (None, "auto"):
+                raise SettingRejected(
+                    f"{name}={settings[name]!r}: the pipeline given is loaded already; say it to "
+                    "its from_pretrained"
+                )
     chosen = load_settings({**settings, "lora": tuple(lora)})
     with contextlib.ExitStack() as undo:
         store: JobStore | None = None
