@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import typing
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,14 @@ import pytest
 import torch
 
 from carpool.config import (
+    JOBS,
     EngineSettings,
     ServeSettings,
     base_type,
     load_settings,
 )
 from carpool.errors import SettingRejected
+from carpool.python.settings import LoadSettings
 
 
 def test_the_defaults_keep_their_own_rules() -> None:
@@ -166,3 +170,19 @@ def test_a_setting_of_another_program_is_pointed_at_ours() -> None:
 )
 def test_every_annotation_has_a_plain_type(hint: Any, plain: type) -> None:
     assert base_type(hint) is plain
+
+
+def test_type_checkers_know_every_setting_of_load_with_its_type() -> None:
+    texts = {"cost_table", "batching_config", "lora_dir", "state_dir"}  # or paths
+    objects = {"device", "dtype"}  # or torch's
+    hints = typing.get_type_hints(ServeSettings)
+    engine = {field.name for field in dataclasses.fields(EngineSettings)}
+
+    told = typing.get_type_hints(LoadSettings, localns={"torch": torch})
+
+    assert told.keys() == (engine | {*JOBS}) - {"lora"}  # which `load` takes in more forms
+    same = told.keys() - texts - objects
+    assert {name: told[name] for name in same} == {name: hints[name] for name in same}
+    assert {told[name] for name in texts} == {str | PathLike[str] | None}
+    assert told["device"] == str | torch.device
+    assert told["dtype"] == hints["dtype"] | torch.dtype

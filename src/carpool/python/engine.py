@@ -13,7 +13,7 @@ from concurrent.futures import wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from tqdm.auto import tqdm
 
@@ -22,7 +22,8 @@ from carpool.engine.cost_store import Table
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load as load_pipeline
 from carpool.errors import CarpoolError, Draining, InvalidValue, Overloaded, SettingRejected
-from carpool.python.handle import Handle, Output
+from carpool.python.handle import Handle, Output, Owner
+from carpool.python.settings import LoadSettings
 from carpool.request.expand import MAX_N, check_previews, merged, repeated
 from carpool.request.lora import check_name
 from carpool.request.parameters import Card, check, check_n
@@ -42,6 +43,7 @@ class Engine:
         self, loop: EngineCore, settings: ServeSettings, store: "JobStore | None" = None
     ) -> None:
         self._loop, self._settings = loop, settings
+        self._owner = Owner()
         self._jobs: Jobs | None = None
         self._making = threading.Lock()
         self._thread = threading.Thread(target=loop.run, name="carpool-engine", daemon=True)
@@ -63,6 +65,7 @@ class Engine:
         Raises:
             Draining: the engine was closed.
         """
+        self._owner.check()
         with self._making:
             if self._jobs is None:
                 if not self._thread.is_alive():
@@ -123,6 +126,7 @@ class Engine:
         Raises:
             Rejected: a request is wrong; nothing was started.
             CarpoolError: the first failure, after all others have finished.
+            Forked: this process is a fork of the one that loaded the model.
         """
         if isinstance(requests, (Request, str)):
             requests = [requests]
@@ -177,7 +181,7 @@ class Engine:
             try:
                 return self._start(job, partial(_advance, bar))
             except Overloaded as full:
-                mine = [h._future for h in before if isinstance(h, Handle)]
+                mine = [h._listener.future for h in before if isinstance(h, Handle)]
                 running = [future for future in mine if not future.done()]
                 if not running:
                     raise
@@ -186,9 +190,8 @@ class Engine:
     def _start(
         self, job: CheckedRequest, follow: Callable[[Event], object] | None = None
     ) -> Handle:
-        handle = Handle(job, self._loop, follow)
-        self._loop.submit(job, handle)
-        return handle
+        self._owner.check()
+        return Handle(job, self._loop, follow, self._owner)
 
     def add_lora(self, name: str, path: str | Path) -> None:
         """Register an adapter while requests run; from then on they may say `lora=[{"id": name}]`.
@@ -200,6 +203,7 @@ class Engine:
         Raises:
             LoraRejected: the name is taken, or the file is no LoRA for this model.
         """
+        self._owner.check()
         self._loop.add_lora(name, path)
 
     def statistics(self) -> dict[str, Any]:
@@ -221,6 +225,7 @@ class Engine:
 
         Jobs that are not done stay in their `state_dir`, for the next engine that opens it.
         """
+        self._owner.check()
         with self._making:
             if self._jobs is not None:
                 self._jobs.close()
@@ -239,7 +244,7 @@ def load(
     model: "str | Path | DiffusionPipeline" = "shapes",
     *,
     lora: Mapping[str, str | Path] | Sequence[str] = (),
-    **settings: Any,
+    **settings: Unpack[LoadSettings],
 ) -> Engine:
     """Load a model and start an engine for it.
 
@@ -261,9 +266,9 @@ def load(
         lora = [f"{check_name(name)}={path}" for name, path in lora.items()]
     if not isinstance(model, (str, Path)):
         for name in OF_FILES:
-            if settings.get(name) not in (None, "auto"):
+            if (said := settings.get(name)) not in (None, "auto"):
                 raise SettingRejected(
-                    f"{name}={settings[name]!r}: the pipeline given is loaded already; say it to "
+                    f"{name}={said!r}: the pipeline given is loaded already; say it to "
                     "its from_pretrained"
                 )
     chosen = load_settings({**settings, "lora": tuple(lora)})
