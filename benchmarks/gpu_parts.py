@@ -37,7 +37,7 @@ class Bench:
     report: Report
     tflops: float  # of the machine
     parts: tuple[str, ...]
-    modes: tuple[str, ...]
+    modes: tuple[BatchingMode, ...]
     sizes: tuple[str, ...]  # none: all of the model
     requests: int
     rows: tuple[int, ...]

@@ -143,6 +143,10 @@ def test_a_killed_worker_is_replaced_and_its_requests_are_run_again(
     assert [answer.status_code for answer in answers] == [200, 200]
     assert answers[1].json()["data"] == narrow.draw().json()["data"]  # the same picture
     assert narrow.worker() != worker
+    died, ready = "the worker died (signal 9, SIGKILL: killed, as the system does", "is ready again"
+    assert died in narrow.stderr
+    assert "requests that it had: req-" in narrow.stderr
+    assert ready in narrow.stderr
 
 
 def test_a_request_that_outlasts_the_drain_is_told(

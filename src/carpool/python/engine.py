@@ -211,12 +211,12 @@ class Engine:
         return self._loop.statistics()
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
-        """What a request did when, with how many it rode, and what it waited for.
+        """What a request did when, with which others it shared forwards, and what it waited for.
 
-        Moments are seconds since its submission. `place_in_forward` is time in which forwards
-        ran that it could have ridden in, had they been wider; `incompatible_forwards`, those of
-        its module that it could not share; `other_modules`, all others. None if it is unknown,
-        or ended before the last thousand.
+        Moments are seconds since its submission; those that end in `_at` are Unix time.
+        `place_in_forward` is time in which forwards ran that it could have shared, had they been
+        wider; `incompatible_forwards`, those of its module that it could not share;
+        `other_modules`, all others. None if it is unknown, or ended before the last thousand.
         """
         return self._loop.timeline(request_id)
 
