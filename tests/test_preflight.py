@@ -100,7 +100,7 @@ def test_a_taken_port_is_told_before_anything_else() -> None:
 
         status, lines = carpool("serve", "--port", str(port))
 
-    assert status == 2
+    assert status == 1
     [line] = lines
     assert line.startswith(f"carpool: port {port} is taken; use --port")
 
@@ -108,7 +108,7 @@ def test_a_taken_port_is_told_before_anything_else() -> None:
 def test_an_address_of_another_machine_is_refused() -> None:
     status, [line] = carpool("serve", "--host", "192.0.2.1")
 
-    assert status == 2
+    assert status == 1
     assert "host='192.0.2.1' is no address of this machine" in line
 
 

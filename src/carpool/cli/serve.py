@@ -16,11 +16,21 @@ from carpool.errors import CarpoolError
 @click.argument("model", required=False)
 @click.option("--model-path", help="MODEL, as a flag")
 @click.option(
+    "--pipeline",
+    metavar="MODULE:FUNCTION",
+    help="a function of yours that returns the pipeline to serve, instead of MODEL; the worker "
+    "calls it, and calls it again when it is restarted",
+)
+@click.option(
     "--deploy-config", type=click.Path(path_type=Path), help="YAML of stages with engine_args"
 )
 @settings_options(ServeSettings)
 def serve(
-    model: str | None, model_path: str | None, deploy_config: Path | None, **flags: Any
+    model: str | None,
+    model_path: str | None,
+    pipeline: str | None,
+    deploy_config: Path | None,
+    **flags: Any,
 ) -> None:
     """Serve MODEL over HTTP, with OpenAI's image API.
 
@@ -29,6 +39,8 @@ def serve(
     """
     if model and model_path and model != model_path:
         raise click.UsageError(f"MODEL is {model!r} and --model-path {model_path!r}: say one")
+    if pipeline and (model or model_path):
+        raise click.UsageError("--pipeline builds the model: leave MODEL out")
     deploy = _deploy(deploy_config)
     said = {name for name, value in flags.items() if value not in (None, ())}
     said |= {name.removeprefix(ENV_PREFIX).lower() for name in os.environ}
@@ -38,10 +50,10 @@ def serve(
     settings = settings_from(flags)
     from carpool.preflight import check  # not for `--help`
 
-    check(chosen, settings.engine())
+    check(chosen, settings.engine(), pipeline)
     from carpool.server.run import serve as run
 
-    sys.exit(run(chosen, settings))
+    sys.exit(run(chosen, settings, pipeline))
 
 
 def _deploy(file: Path | None) -> dict[str, Any]:

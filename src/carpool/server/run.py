@@ -46,7 +46,7 @@ _SWITCH_S = 0.001  # the event loop's longest wait for another thread's Python; 
 _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20  # as malloc.h numbers it
 
 
-def serve(model: str, settings: ServeSettings) -> int:
+def serve(model: str, settings: ServeSettings, factory: str | None = None) -> int:
     """Serve until a signal; returns the exit status of the process."""
     logs.set_up(settings.log_level, settings.log_format, prompts=settings.log_prompts)
     check_address(settings)
@@ -72,7 +72,7 @@ def serve(model: str, settings: ServeSettings) -> int:
             _say(settings, str(error), is_error=True)
             return 1
         with contextlib.closing(store):
-            return asyncio.run(_serve(store, model, settings, keys, traces))
+            return asyncio.run(_serve(store, model, factory, settings, keys, traces))
     finally:
         traces.stop()
 
@@ -86,7 +86,7 @@ def check_address(settings: ServeSettings) -> None:
     """Bind the address and let it go again, before anything is opened or loaded.
 
     Raises:
-        SettingRejected: the port is taken, or the address is not one of this machine.
+        LoadFailed: the port is taken, or the address is not one of this machine.
     """
     if settings.uds is not None:
         return
@@ -94,7 +94,7 @@ def check_address(settings: ServeSettings) -> None:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        raise SettingRejected(f"host={host!r} is no address: {error}") from error
+        raise LoadFailed(f"host={host!r} is no address: {error}") from error
     for family, kind, protocol_, _, address in found:
         try:
             with socket.socket(family, kind, protocol_) as probe:
@@ -105,14 +105,14 @@ def check_address(settings: ServeSettings) -> None:
                 probe.listen(1)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                told = f"port {port} is taken; use --port for another, or 0 for any free one"
-                raise SettingRejected(told) from error
+                told = f"port {port} is taken; use --port for another one (address already in use)"
+                raise LoadFailed(told) from error
             if error.errno == errno.EACCES:
                 told = f"port {port} needs privileges; use --port for one above 1023"
-                raise SettingRejected(told) from error
+                raise LoadFailed(told) from error
             if error.errno == errno.EADDRNOTAVAIL and len(found) == 1:
                 told = f"host={host!r} is no address of this machine; 0.0.0.0 is all of them"
-                raise SettingRejected(told) from error
+                raise LoadFailed(told) from error
 
 
 def _raise_descriptor_limit() -> None:
@@ -138,7 +138,12 @@ def _say(settings: ServeSettings, text: str, *, is_error: bool = False) -> None:
 
 
 async def _serve(
-    store: JobStore, model: str, settings: ServeSettings, keys: Keyring, traces: Tracing
+    store: JobStore,
+    model: str,
+    factory: str | None,
+    settings: ServeSettings,
+    keys: Keyring,
+    traces: Tracing,
 ) -> int:
     supervisor = Supervisor(
         model,
@@ -147,6 +152,7 @@ async def _serve(
         timeout_s=settings.worker_timeout,
         log=(settings.log_level, settings.log_format, settings.log_prompts),
         otel=traces.is_on,
+        factory=factory,
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, supervisor, keys)
     runner = Runner(
@@ -158,7 +164,7 @@ async def _serve(
         read=_read,
     )
     server = _DrainingServer(supervisor, settings, runner, keys, traces)
-    _say(settings, f"Loading {model} ...")
+    _say(settings, f"Loading {factory or model} ...")
     worker = supervisor.start()
     http = asyncio.create_task(server.serve())
     greeting = asyncio.create_task(_greet(supervisor, server, settings))

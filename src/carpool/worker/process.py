@@ -55,6 +55,7 @@ class WorkerProcess:
         # these import torch and diffusers, which takes seconds
         from carpool.engine.cost_store import Table
         from carpool.engine.loop import EngineCore
+        from carpool.engine.model.factory import build
         from carpool.engine.model.load import load, log_as_others, versions
         from carpool.engine.model.usage import Meter
         from carpool.engine.observe.co_riders import CoRiders
@@ -67,7 +68,8 @@ class WorkerProcess:
         try:
             if first.otel:
                 self._tracing = tracing.start("worker")
-            loaded = load(first.model, first.settings)
+            model = first.model if first.factory is None else build(first.factory)
+            loaded = load(model, first.settings)
             table = Table(loaded, first.settings)
             engine = EngineCore(loaded, first.settings, table=table, observers=observers)
         except CarpoolError as error:

@@ -29,6 +29,7 @@ class LoadModel(msgspec.Struct, tag="load_model"):
     log_format: LogFormat = "text"
     log_prompts: bool = False
     otel: bool = False  # export traces
+    factory: str | None = None  # `module:function` that builds the pipeline, instead of `model`
 
 
 class Submit(msgspec.Struct, tag="submit"):

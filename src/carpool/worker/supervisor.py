@@ -66,6 +66,7 @@ class Supervisor:
         timeout_s: how long a worker may make no progress; see `watchdog`.
         log: level and format of the worker's log, and whether it shows prompts.
         otel: whether the worker exports traces.
+        factory: builds the pipeline in each worker, as `module:function`; then `model` is unused.
     """
 
     def __init__(
@@ -77,10 +78,11 @@ class Supervisor:
         timeout_s: float = 60.0,
         log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
         otel: bool = False,
+        factory: str | None = None,
     ) -> None:
         self._spool, self._timeout_s = spool, timeout_s
         folder = "" if spool is None else str(spool)
-        self._load = protocol.LoadModel(model, settings, folder, *log, otel)
+        self._load = protocol.LoadModel(model, settings, folder, *log, otel, factory)
         self._state: State = "starting"
         self._is_draining = False
         self._in_flight = InFlight[_Pending]()
