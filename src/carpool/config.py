@@ -63,11 +63,14 @@ class EngineSettings:
     )
     batching_mode: BatchingMode = _setting(
         "continuous",
-        "continuous fuses calls at every step, as wide as pays; dynamic and request batch whole "
+        "continuous forms batches anew at every step; dynamic and request batch whole "
         "requests at admission, as SGLang-Diffusion and vLLM-Omni do; off runs one at a time",
     )
     min_gain: float = _setting(
-        0.05, "continuous: least gain in speed for one more row; a long line lowers it", least=0
+        0.05,
+        "continuous: add a row to a forward if throughput grows by at least this fraction; less "
+        "while many requests wait",
+        least=0,
     )
     cost_table: str | None = _setting(
         None, "file of what forwards take, as learned; default: one in the user's cache folder"
@@ -78,11 +81,14 @@ class EngineSettings:
         "an API key's name, or without keys what requests say as `user`",
     )
     admit_late: bool = _setting(
-        False, "take requests whose deadline_s cannot be met, with a warning in the log"
+        False, "accept requests whose deadline_s cannot be met, with a warning in the log"
     )
     batching_max_size: int = _setting(1, "dynamic: largest batch; 1 is off", "outputs", least=1)
     batching_delay_ms: float = _setting(
-        0.0, "dynamic: how old the first request may become while its batch fills", "ms", least=0
+        0.0,
+        "dynamic: longest time that the first request waits for its batch to fill",
+        "ms",
+        least=0,
     )
     batching_config: str | None = _setting(None, "dynamic: JSON file of rules that cap batches")
     enable_batching_metrics: bool = _setting(False, "dynamic: log a line for every batch")
@@ -97,8 +103,8 @@ class EngineSettings:
     )
     infer_specs: bool = _setting(
         True,
-        "fuse calls of model classes without a table, too, once their first forwards have shown "
-        "the same bits as alone; false: such calls run alone",
+        "batch calls of model classes that Carpool does not know, once their first batches gave "
+        "the same bits as single requests; false: requests run one at a time through them",
     )
     lora: tuple[str, ...] = _setting((), "NAME=PATH of an adapter (.safetensors); repeatable")
     lora_dir: str | None = _setting(
@@ -107,17 +113,17 @@ class EngineSettings:
     lora_batching: LoraBatching = _setting(
         "mixed", "mixed: requests with different adapters share forwards; grouped: they do not"
     )
-    max_batch_size: int = _setting(8, "widest fused forward", unit="rows", least=1)
-    max_decode_size: int = _setting(4, "widest fused VAE decode", unit="rows", least=1)
+    max_batch_size: int = _setting(8, "most rows in one forward", unit="rows", least=1)
+    max_decode_size: int = _setting(4, "most rows in one VAE decode", unit="rows", least=1)
     max_decode_gib: float = _setting(
-        8.0, "memory that a fused VAE decode may take at its peak", unit="GiB", least=0.0
+        8.0, "most memory that a batched VAE decode may take", unit="GiB", least=0.0
     )
-    max_running: int = _setting(32, "requests in flight at once", least=1)
-    max_queue: int = _setting(1024, "requests that may wait beyond those", least=0)
+    max_running: int = _setting(32, "most requests that run at the same time", least=1)
+    max_queue: int = _setting(1024, "most requests that wait in the queue", least=0)
     max_wait: float = _setting(
         600.0,
-        "predicted work of those that wait at which new requests are refused; previews stop at "
-        "half of it, requests of priority below 0 are refused at four fifths",
+        "refuse new requests when the queue holds more than this many seconds of work; previews "
+        "stop at half of it, requests of priority below 0 are refused at four fifths",
         unit="s",
         least=0.1,
     )
@@ -194,8 +200,7 @@ class ServeSettings(EngineSettings):
     )
     worker_timeout: float = _setting(
         60.0,
-        "how long the worker may stand still before it is started anew; a forward has five times "
-        "what it is likely to take",
+        "restart a worker silent this long; running forwards get five times their predicted time",
         unit="s",
         least=0.1,
     )

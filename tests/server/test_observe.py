@@ -168,9 +168,22 @@ def test_metrics_answer_while_the_worker_is_restarted(server: Server) -> None:
 
 def test_others_are_named_to_their_own_key_and_only_counted_to_another() -> None:
     def phases(*others: str) -> dict[str, Any]:
-        phase = {"phase": "denoise", "start_s": 0, "duration_s": 1, "forwards": 1, "forward_s": 1}
+        phase: dict[str, Any] = {
+            "phase": "denoise",
+            "start_s": 0,
+            "duration_s": 1,
+            "forwards": 1,
+            "forward_s": 1,
+        }
         phase |= {"waited_s": 0, "waited_for_s": {}, "others_mean": 1, "others_most": 3}
-        one = {"id": "a", "status": "ok", "error": None, "step": 1, "steps": 1, "queued_s": 0}
+        one: dict[str, Any] = {
+            "id": "a",
+            "status": "ok",
+            "error": None,
+            "step": 1,
+            "steps": 1,
+            "queued_s": 0,
+        }
         one |= {"total_s": 1, "submitted_at": 1.8e9, "started_at": 1.8e9, "ended_at": 1.8e9}
         return {**one, "phases": [{**phase, "others": list(others)}]}
 

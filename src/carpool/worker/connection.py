@@ -111,7 +111,7 @@ def describe_end(status: int | None, *, is_killed: bool = False) -> str:
         name = signal.Signals(-status).name
     except ValueError:  # a real-time signal
         name = "a real-time signal"
-    hints = {
+    hints: dict[int, str] = {
         signal.SIGKILL: ": killed, as the system does when memory runs out",
         signal.SIGSEGV: ": a library crashed",
         signal.SIGABRT: ": a library gave up",

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from diffusers import DiffusionPipeline
 
@@ -24,7 +25,7 @@ def build(factory: str) -> DiffusionPipeline:
     """
     place, _, name = factory.rpartition(":")
     try:
-        found = _module(place)
+        found: Any = _module(place)
         for part in name.split("."):
             found = getattr(found, part)
         pipe = found()
