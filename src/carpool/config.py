@@ -86,7 +86,7 @@ class EngineSettings:
     batching_max_size: int = _setting(1, "dynamic: largest batch; 1 is off", "outputs", least=1)
     batching_delay_ms: float = _setting(
         0.0,
-        "dynamic: longest time that the first request waits for its batch to fill",
+        "dynamic: longest wait of the first request for its batch to fill",
         "ms",
         least=0,
     )

@@ -35,6 +35,7 @@ class Output:
     timings: Timings = field(default_factory=Timings)
     error: CarpoolError | None = None  # only with `return_errors=True`
     others: Mapping[str, Any] = field(default_factory=dict)  # further fields of the pipeline
+    warnings: tuple[str, ...] = ()  # such as that the prompt was truncated
 
 
 class Owner:
@@ -208,5 +209,6 @@ class _Listener:
                 frames=fields.pop("frames", None),
                 timings=outcome.timings,
                 others=fields,
+                warnings=outcome.warnings,
             )
         )

@@ -197,7 +197,11 @@ class _RequestListener:
         except Exception as error:
             self._worker.send(_failed(request_id, error))
             return
-        self._worker.send(protocol.Done(request_id, seed, pictures, outcome.timings, used, video))
+        self._worker.send(
+            protocol.Done(
+                request_id, seed, pictures, outcome.timings, used, video, list(outcome.warnings)
+            )
+        )
 
 
 def _raw_output(fields: Mapping[str, Any], *, pipe: Any, spool: str) -> RawOutput:

@@ -137,6 +137,7 @@ class Done(msgspec.Struct, tag="done"):
     timings: Timings
     usage: TokenUsage
     clip: RawVideo | None = None  # in place of pictures
+    warnings: list[str] = []  # for the client
 
 
 class RequestFailed(msgspec.Struct, tag="request_failed"):

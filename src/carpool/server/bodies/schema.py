@@ -158,6 +158,7 @@ class ImagesResponse(BaseModel):
     safety_identifier: str | None = None
     timings: Timings = Field(description="of the image that took longest; seconds")
     usage: UsageBody
+    warnings: list[str] | None = Field(None, description="such as that the prompt was truncated")
 
 
 class ModelParameter(BaseModel):
