@@ -81,6 +81,22 @@ def test_a_mistake_is_one_line_and_nothing_is_loaded(
     assert told in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("model", "output", "told"),
+    [
+        ("shapes", "a.mp4", "the model makes pictures: use .png"),
+        ("shapes-video", "a.png", "the model makes videos: use .mp4"),
+    ],
+)
+def test_a_file_that_cannot_hold_what_a_known_model_makes_is_refused(
+    model: str, output: str, told: str
+) -> None:
+    status, lines = carpool("generate", "a star", "--model", model, "-o", output)
+
+    assert status == 2
+    assert told in lines[-1]
+
+
 def test_a_torn_adapter_is_found_by_its_header(torn: Path) -> None:
     with pytest.raises(CarpoolError, match=r"adapter 'ink': torn.safetensors is not a readable"):
         check("shapes", EngineSettings(lora=(f"ink={torn}",)))

@@ -45,6 +45,15 @@ def find(model: str | Path) -> tuple[str, dict[str, Any]]:
     return text, {}
 
 
+def pipeline_of(model: str) -> str:
+    """The pipeline class that the index of a local model names; "" where it cannot be read."""
+    try:
+        index = jsonfile.loads(jsonfile.read(Path(find(model)[0]) / _INDEX))
+        return str(index["_class_name"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
 def check_hub(model: str, revision: str | None) -> None:
     """Check that a hub model can be had: fetch its index, if it is not in the cache.
 
