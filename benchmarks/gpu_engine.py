@@ -155,8 +155,8 @@ def likeness(engine: carpool.Engine, requests: Sequence[carpool.Request], **name
 
 
 def _pixels(output: carpool.Output) -> Tensor:
-    found: Tensor = output.frames if output.images is None else output.images
-    return found.float()
+    found: Any = output.frames if output.images is None else output.images
+    return Tensor.float(found)
 
 
 def psnr(one: Tensor, other: Tensor) -> float:

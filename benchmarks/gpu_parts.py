@@ -18,6 +18,7 @@ from benchmarks.gpu_clock import Deadline, Marks
 from benchmarks.gpu_models import Model, Size
 from benchmarks.gpu_page import Report
 from benchmarks.gpu_report import Curve, Kernels, Likeness, Record, Run
+from carpool.config import BatchingMode
 from carpool.engine.fuse import Fuser
 
 COMPILING_S = 60.0  # a guess, and SLACK another: they only decide whether a part is begun
@@ -36,7 +37,7 @@ class Bench:
     report: Report
     tflops: float  # of the machine
     parts: tuple[str, ...]
-    modes: tuple[str, ...]
+    modes: tuple[BatchingMode, ...]
     sizes: tuple[str, ...]  # none: all of the model
     requests: int
     rows: tuple[int, ...]
@@ -76,7 +77,7 @@ class Built:
         device, dtype = self.bench.marks.device, self.bench.dtype
         return request(self.model, size, steps, device, dtype=dtype, **more)
 
-    def engine(self, mode: str) -> carpool.Engine:
+    def engine(self, mode: BatchingMode) -> carpool.Engine:
         device = str(self.bench.marks.device)
         settings = {"max_batch_size": self.bench.max_batch_size, **self._batches(mode)}
         return carpool.load(self.pipe, device=device, batching_mode=mode, **settings)
@@ -138,7 +139,7 @@ def curve(one: Built, size: Size, deadline: Deadline) -> Curve:
                  peak_gib=bench.marks.peak_gib())  # fmt: skip
 
 
-def run(one: Built, size: Size, mode: str, code: str, _: Deadline) -> Run:
+def run(one: Built, size: Size, mode: BatchingMode, code: str, _: Deadline) -> Run:
     """Through an engine that has tried a few widths, but has not seen the compiler at work."""
     watch, short = gpu_engine.Watch(one.bench.marks), one.requests(size, 8, shortest=True)
     with one.engine(mode) as engine:

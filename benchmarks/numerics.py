@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 import carpool
+from carpool.config import DType, Numerics
 
 REQUESTS = 6
 MODELS = ("shapes",)
 
 
-def measured(model: str, dtype: str, numerics: str) -> tuple[float, float, float]:
+def measured(model: str, dtype: DType, numerics: Numerics) -> tuple[float, float, float]:
     """The largest difference; seconds of all requests one after another, and together."""
     with carpool.load(model, device="cpu", dtype=dtype, numerics=numerics) as engine:
         requests = [

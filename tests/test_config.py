@@ -2,17 +2,23 @@
 
 import dataclasses
 import math
+import typing
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from carpool.config import (
+    JOBS,
     EngineSettings,
     ServeSettings,
     base_type,
     load_settings,
 )
 from carpool.errors import SettingRejected
+from carpool.python.settings import LoadSettings
 
 
 def test_the_defaults_keep_their_own_rules() -> None:
@@ -136,6 +142,21 @@ def test_an_engine_takes_its_own_settings_and_those_of_its_jobs_only() -> None:
         load_settings({"port": 3})
 
 
+def test_what_torch_and_pathlib_have_objects_for_is_taken() -> None:
+    given = {"dtype": torch.bfloat16, "device": torch.device("cuda:1"), "state_dir": Path("jobs")}
+
+    taken = load_settings(given)
+
+    assert (taken.dtype, taken.device, taken.state_dir) == ("bfloat16", "cuda:1", "jobs")
+    with pytest.raises(SettingRejected, match=r"dtype='int8': must be one of auto, float32"):
+        load_settings({"dtype": torch.int8})
+
+
+def test_a_setting_of_another_program_is_pointed_at_ours() -> None:
+    with pytest.raises(SettingRejected, match="setting 'torch_dtype'; did you mean 'dtype'"):
+        load_settings({"torch_dtype": torch.bfloat16})
+
+
 @pytest.mark.parametrize(
     ("hint", "plain"),
     [
@@ -198,3 +219,19 @@ def test_settings_of_different_modes_are_refused_together(given: dict[str, Any],
 def test_a_wait_without_an_end_is_refused(name: str) -> None:
     with pytest.raises(SettingRejected, match=f"{name}=inf: must be a finite number"):
         load_settings({name: math.inf})
+
+
+def test_type_checkers_know_every_setting_of_load_with_its_type() -> None:
+    texts = {"cost_table", "batching_config", "lora_dir", "state_dir"}  # or paths
+    objects = {"device", "dtype"}  # or torch's
+    hints = typing.get_type_hints(ServeSettings)
+    engine = {field.name for field in dataclasses.fields(EngineSettings)}
+
+    told = typing.get_type_hints(LoadSettings, localns={"torch": torch})
+
+    assert told.keys() == (engine | {*JOBS}) - {"lora"}  # which `load` takes in more forms
+    same = told.keys() - texts - objects
+    assert {name: told[name] for name in same} == {name: hints[name] for name in same}
+    assert {told[name] for name in texts} == {str | PathLike[str] | None}
+    assert told["device"] == str | torch.device
+    assert told["dtype"] == hints["dtype"] | torch.dtype

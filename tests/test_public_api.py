@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,15 @@ def test_a_closed_engine_takes_nothing() -> None:
 
 def test_an_unknown_setting_is_refused_with_the_nearest() -> None:
     with pytest.raises(SettingRejected, match="unknown setting 'max_batch'; did you mean 'max_b"):
-        carpool.load(served("sd15"), max_batch=3)
+        carpool.load(served("sd15"), max_batch=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("setting", [{"dtype": "bfloat16"}, {"revision": "main"}], ids=str)
+def test_a_setting_that_a_given_pipeline_overrides_is_refused(setting: dict[str, Any]) -> None:
+    [name] = setting
+
+    with pytest.raises(SettingRejected, match=f"{name}='.*': the pipeline given is loaded already"):
+        carpool.load(served("sd15"), **setting)
 
 
 def test_every_public_name_is_there() -> None:
@@ -56,3 +65,11 @@ def test_importing_carpool_brings_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+def test_the_package_is_the_command_line_too() -> None:
+    asked = [sys.executable, "-m", "carpool", "--version"]
+
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+
+    assert done.stdout == f"python -m carpool, version {carpool.__version__}\n"

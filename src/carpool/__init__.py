@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from carpool.python.engine import Engine, load
     from carpool.python.handle import Handle, Output
     from carpool.python.jobs import BackgroundJob, Jobs
+    from carpool.server.serve import serve
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,12 +30,13 @@ __all__ = [
     "Request",
     "Timings",
     "load",
+    "serve",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:  # the rest of the public names need torch: brought in on first use
         modules = {"BackgroundJob": "jobs", "Jobs": "jobs", "Handle": "handle", "Output": "handle"}
-        module = modules.get(name, "engine")
-        return getattr(importlib.import_module(f"carpool.python.{module}"), name)
+        module = f"python.{modules.get(name, 'engine')}" if name != "serve" else "server.serve"
+        return getattr(importlib.import_module(f"carpool.{module}"), name)
     raise AttributeError(f"module 'carpool' has no attribute {name!r}")

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from carpool.errors import SettingRejected, nearest
@@ -65,12 +66,15 @@ class EngineSettings:
     )
     batching_mode: BatchingMode = _setting(
         "continuous",
-        "continuous fuses calls at every step, as wide as pays; dynamic and request batch whole "
+        "continuous forms batches anew at every step; dynamic and request batch whole "
         "requests at admission, as SGLang-Diffusion and vLLM-Omni do; off runs one at a time. A "
         "setting of dynamic or request chooses its mode",
     )
     min_gain: float = _setting(
-        0.05, "continuous: least gain in speed for one more row; a long line lowers it", least=0
+        0.05,
+        "continuous: add a row to a forward if throughput grows by at least this fraction; less "
+        "while many requests wait",
+        least=0,
     )
     cost_table: str | None = _setting(
         None, "file of what forwards take, as learned; default: one in the user's cache folder"
@@ -81,12 +85,12 @@ class EngineSettings:
         "an API key's name, or without keys what requests say as `user`",
     )
     admit_late: bool = _setting(
-        False, "take requests whose deadline_s cannot be met, with a warning in the log"
+        False, "accept requests whose deadline_s cannot be met, with a warning in the log"
     )
     batching_max_size: int = _setting(1, "dynamic: largest batch; 1 is off", "outputs", least=1)
     batching_delay_ms: float = _setting(
         0.0,
-        "dynamic: how old the first request may become while its batch fills",
+        "dynamic: longest wait of the first request for its batch to fill",
         "ms",
         least=0,
         finite=True,
@@ -114,8 +118,8 @@ class EngineSettings:
     )
     infer_specs: bool = _setting(
         True,
-        "fuse calls of model classes without a table, too, once their first forwards have shown "
-        "the same bits as alone; false: such calls run alone",
+        "batch calls of model classes that Carpool does not know, once their first batches gave "
+        "the same bits as single requests; false: requests run one at a time through them",
     )
     lora: tuple[str, ...] = _setting((), "NAME=PATH of an adapter (.safetensors); repeatable")
     lora_dir: str | None = _setting(
@@ -126,20 +130,20 @@ class EngineSettings:
     )
     max_batch_size: int = _setting(
         8,
-        "continuous: widest fused forward; the other modes have caps of their own",
+        "continuous: most rows in one forward; the other modes have caps of their own",
         unit="rows",
         least=1,
     )
-    max_decode_size: int = _setting(4, "widest fused VAE decode", unit="rows", least=1)
+    max_decode_size: int = _setting(4, "most rows in one VAE decode", unit="rows", least=1)
     max_decode_gib: float = _setting(
-        8.0, "memory that a fused VAE decode may take at its peak", unit="GiB", least=0.0
+        8.0, "most memory that a batched VAE decode may take", unit="GiB", least=0.0
     )
-    max_running: int = _setting(32, "requests in flight at once", least=1)
-    max_queue: int = _setting(1024, "requests that may wait beyond those", least=0)
+    max_running: int = _setting(32, "most requests that run at the same time", least=1)
+    max_queue: int = _setting(1024, "most requests that wait in the queue", least=0)
     max_wait: float = _setting(
         600.0,
-        "predicted work of those that wait at which new requests are refused; previews stop at "
-        "half of it, requests of priority below 0 are refused at four fifths",
+        "refuse new requests when the queue holds more than this many seconds of work; previews "
+        "stop at half of it, requests of priority below 0 are refused at four fifths",
         unit="s",
         least=0.1,
         finite=True,
@@ -217,8 +221,7 @@ class ServeSettings(EngineSettings):
     )
     worker_timeout: float = _setting(
         60.0,
-        "how long the worker may stand still before it is started anew; a forward has five times "
-        "what it is likely to take",
+        "restart a worker silent this long; running forwards get five times their predicted time",
         unit="s",
         least=0.1,
     )
@@ -313,13 +316,29 @@ JOBS = ("state_dir", "job_ttl", "max_store_bytes", "metadata", "metadata_prompt"
 """Settings of the server's that `carpool.load` takes too, for the jobs of its engine."""
 
 
+_OTHER_NAMES = {"torch_dtype": "dtype", "device_map": "device", "batch_size": "max_batch_size"}
+"""What settings are called in other programs."""
+
+OF_FILES = ("dtype", "revision")
+"""Settings that say how a model is read: a pipeline that is there already has been."""
+
+
 def load_settings(settings: Mapping[str, Any]) -> ServeSettings:
     """Keyword arguments of `carpool.load`; names the nearest setting for an unknown one."""
     known = [*(field.name for field in dataclasses.fields(EngineSettings)), *JOBS]
     for name in settings:
         if name not in known:
-            raise SettingRejected(f"unknown setting {name!r}{nearest(name, known)}")
-    return ServeSettings(**with_mode(settings))
+            hint = _OTHER_NAMES.get(name)
+            told = f"; did you mean {hint!r}?" if hint else nearest(name, known)
+            raise SettingRejected(f"unknown setting {name!r}{told}")
+    return ServeSettings(**with_mode({name: _plain(value) for name, value in settings.items()}))
+
+
+def _plain(value: Any) -> Any:
+    """A setting as text where Python has an object for it: torch's types and devices, paths."""
+    if isinstance(value, PurePath) or type(value).__module__ == "torch":
+        return str(value).removeprefix("torch.")
+    return value
 
 
 def base_type(hint: Any) -> type:

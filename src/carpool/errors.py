@@ -39,6 +39,7 @@
     DeadlineExceeded         504  deadline_exceeded
     LoadFailed                    the model cannot be served at all
     LoraRejected                  an adapter cannot be registered
+    Forked                        a fork of the process that loaded the model
     LibraryMissing                an optional library is not installed
     SettingRejected               a flag or an environment variable is wrong
 
@@ -347,6 +348,10 @@ class LoadFailed(CarpoolError):
 
 class LoraRejected(CarpoolError):
     """An adapter cannot be registered under this name for this model."""
+
+
+class Forked(CarpoolError):
+    """This process is a fork of the one that loaded the model, and has none of its threads."""
 
 
 class LibraryMissing(CarpoolError):

@@ -1,10 +1,13 @@
 """The same promise on CUDA: fused equals alone. Skipped where there is no such device."""
 
+from typing import Any
+
 import pytest
 import torch
 from diffusers import DiffusionPipeline
 
 import carpool
+from carpool.config import DType
 from support.tiny import ARGUMENTS, checkpoint
 
 pytestmark = [
@@ -15,7 +18,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("family", ["flux", "sd3", "sdxl", "sd15"])
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-3), ("bfloat16", 0.1)])
-def test_fused_equals_alone_on_cuda(family: str, dtype: str, most: float) -> None:
+def test_fused_equals_alone_on_cuda(family: str, dtype: DType, most: float) -> None:
     path, base = checkpoint(family), dict(ARGUMENTS[family])
     base.pop("num_inference_steps")
     pipe = DiffusionPipeline.from_pretrained(path, dtype=getattr(torch, dtype)).to("cuda")
@@ -33,4 +36,5 @@ def test_fused_equals_alone_on_cuda(family: str, dtype: str, most: float) -> Non
         outputs = engine.generate(requests, **base)
 
     for solo, output in zip(alone, outputs, strict=True):
-        assert (output.images.float() - solo.float()).abs().max() <= most
+        drawn: Any = output.images
+        assert (drawn.float() - solo.float()).abs().max() <= most

@@ -1,5 +1,7 @@
 """A pipeline in half precision whose VAE must not be: every decode is in float32, for everybody."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -28,5 +30,6 @@ def test_requests_in_half_precision_get_float32_pictures_together_as_alone() -> 
         alone = [engine.generate(p, seed=1, **ARGUMENTS["sdxl"])[0] for p in ("a cat", "a dog")]
 
     for one, other in zip(together, alone, strict=True):
-        assert one.images.dtype == torch.float32
-        assert gap(one.images, other.images) < 0.02  # float16 rounds by company
+        drawn: Any = one.images
+        assert drawn.dtype == torch.float32
+        assert gap(drawn, other.images) < 0.02  # float16 rounds by company

@@ -143,6 +143,10 @@ def test_a_killed_worker_is_replaced_and_its_requests_are_run_again(
     assert [answer.status_code for answer in answers] == [200, 200]
     assert answers[1].json()["data"] == narrow.draw().json()["data"]  # the same picture
     assert narrow.worker() != worker
+    died, ready = "the worker died (signal 9, SIGKILL: killed, as the system does", "is ready again"
+    assert died in narrow.stderr
+    assert "requests that it had: req-" in narrow.stderr
+    assert ready in narrow.stderr
 
 
 def test_a_request_that_outlasts_the_drain_is_told(
@@ -243,7 +247,7 @@ def test_a_port_that_is_taken_ends_it_with_one_line() -> None:
         port = taken.getsockname()[1]
         with starting("--port", str(port), "--log-level", "warning") as server:
             assert server.wait() == 1
-            [_, told] = server.stderr.splitlines()
+            [told] = server.stderr.splitlines()
 
-    assert str(port) in told
+    assert f"port {port} is taken; use --port" in told
     assert "already in use" in told

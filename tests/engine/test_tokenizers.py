@@ -1,5 +1,6 @@
 """Whoever sends a long text waits for its tokens, and nobody else does."""
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -133,3 +134,23 @@ def test_an_engine_that_sleeps_goes_on_when_the_tokens_are_there() -> None:
         [output] = engine.generate(LONG, seed=1, **arguments)
 
     assert gap(output.images, solo("flux", LONG, seed=1, num_inference_steps=2)) < CLOSE
+
+
+def test_a_truncated_prompt_is_told_to_its_request_and_its_log_line_names_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logger = logging.getLogger("diffusers")
+    logger.addHandler(caplog.handler)
+    try:
+        with driving("sd15") as drive:
+            long = drive.submit("a cat and a dog " * 30, request_id="req-long", **ARGUMENTS["sd15"])
+            short = drive.submit("a cat", request_id="req-short", **ARGUMENTS["sd15"])
+            drive.finish()
+    finally:
+        logger.removeHandler(caplog.handler)
+
+    [told] = long.outcome.warnings
+    assert "was truncated because" in told
+    assert short.outcome.warnings == ()
+    [line] = [text for text in caplog.messages if "was truncated because" in text]
+    assert line.startswith("request req-long: ")

@@ -1,7 +1,9 @@
 """The Python API: what goes in comes out in order, and can be followed, awaited and cancelled."""
 
 import asyncio
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from carpool import Request
 from carpool.errors import (
     Cancelled,
     DeadlineExceeded,
+    Forked,
     InvalidValue,
     Overloaded,
     PipelineFailed,
@@ -75,16 +78,17 @@ def test_a_seed_is_drawn_and_told_for_who_brings_none(engine: carpool.Engine) ->
 def test_pictures_are_pil_by_default_and_arrays_on_demand(engine: carpool.Engine) -> None:
     arguments = {name: value for name, value in QUICK.items() if name != "output_type"}
 
-    default, array, tensor, latent = (
-        engine.submit("a cat", seed=1, **arguments, output_type=kind).result(10)
+    pictures: list[Any] = [
+        engine.submit("a cat", seed=1, **arguments, output_type=kind).result(10).images
         for kind in (None, "np", "pt", "latent")
-    )
+    ]
+    default, array, tensor, latent = pictures
 
-    assert [image.size for image in default.images] == [(32, 32)]
-    assert array.images.shape == (1, 32, 32, 3)
-    assert tensor.images.shape == (1, 3, 32, 32)
-    assert torch.allclose(torch.from_numpy(array.images[0]), tensor.images[0].permute(1, 2, 0))
-    assert latent.images.ndim == 3
+    assert [image.size for image in default] == [(32, 32)]
+    assert array.shape == (1, 32, 32, 3)
+    assert tensor.shape == (1, 3, 32, 32)
+    assert torch.allclose(torch.from_numpy(array[0]), tensor[0].permute(1, 2, 0))
+    assert latent.ndim == 3
 
 
 def test_what_a_request_says_itself_wins(engine: carpool.Engine) -> None:
@@ -255,3 +259,56 @@ def test_a_list_longer_than_the_queue_is_no_overload() -> None:
         engine.submit("a cat", **ENDLESS)
         with pytest.raises(Overloaded):
             engine.submit("a cat", **QUICK)
+
+
+def test_a_handle_has_the_verbs_of_a_future_and_says_how_far_it_is(engine: carpool.Engine) -> None:
+    handle = engine.submit("a cat", seed=7, request_id="req-mine", **ENDLESS)
+
+    assert not handle.done()
+    assert next(event for event in handle if event.kind == "step").step == 1
+    assert repr(handle).startswith("<carpool.Handle req-mine seed=7 step ")
+    handle.cancel()
+    with pytest.raises(Cancelled):
+        handle.result(60)
+    assert handle.done()
+    assert repr(handle) == "<carpool.Handle req-mine seed=7 failed: Cancelled>"
+
+
+def test_events_come_in_an_async_loop_too(engine: carpool.Engine) -> None:
+    async def follow() -> list[str]:
+        handle = engine.submit("a cat", **(QUICK | {"output_type": "pil"}))
+        kinds: list[str] = [event.kind async for event in handle]
+        again = [event.kind async for event in handle]
+        assert kinds == again == [event.kind for event in handle]
+        assert (await handle).images[0].size == (32, 32)
+        assert repr(handle).endswith(" done>")
+        return kinds
+
+    assert asyncio.run(follow()) == ["queued", "started", "step", "step", "finished"]
+
+
+def test_a_fork_is_told_that_it_has_no_engine(engine: carpool.Engine) -> None:
+    handle = engine.submit("a cat", **ENDLESS)
+    asks: list[Callable[[], object]] = [
+        lambda: engine.generate("a dog", **QUICK),
+        lambda: engine.submit("a dog", **QUICK),
+        lambda: engine.jobs,
+        engine.close,
+        handle.result,
+        handle.events,
+        handle.cancel,
+    ]
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # what hangs
+        told = 0
+        for ask in asks:
+            try:
+                ask()
+            except Forked as error:
+                told += "without the engine's thread" in str(error)
+        os._exit(told)
+    _, status = os.waitpid(child, 0)
+    handle.cancel()
+
+    assert os.waitstatus_to_exitcode(status) == len(asks)

@@ -370,7 +370,7 @@ def test_settings_of_jobs_are_checked_before_the_model_is_loaded(tmp_path: Path)
     with pytest.raises(SettingRejected, match="job_ttl=0: must be at least 1"):
         carpool.load("/nowhere", job_ttl=0)
     with pytest.raises(SettingRejected, match="unknown setting 'state_dirs'; did you mean 'state_"):
-        carpool.load("/nowhere", state_dirs=tmp_path)
+        carpool.load("/nowhere", state_dirs=tmp_path)  # type: ignore[call-arg]
     with pytest.raises(StoreFailed, match="cannot hold jobs"):
         carpool.load("/nowhere", state_dir=tmp_path / "file")
     with pytest.raises(LoadFailed):

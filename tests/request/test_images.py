@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from carpool.errors import InvalidValue, MissingParameter, UnknownParameter
+from carpool.errors import InvalidValue, MaskMismatch, MissingParameter, UnknownParameter
 from carpool.request.images import ORIENTATION, size_of
 from carpool.request.parameters import Card, Parameter, Task, check
 from carpool.types import Request
@@ -37,7 +37,7 @@ def editor(**task: Any) -> Card:
 
 
 def picture(width: int = 64, height: int = 64, mode: str = "RGB") -> Image.Image:
-    return Image.new(mode, (width, height))
+    return Image.new(mode, (width, height), "white")
 
 
 def turned() -> Image.Image:
@@ -121,3 +121,19 @@ def test_sizes_are_read_by_the_habits_of_diffusers() -> None:
     assert size_of(np.zeros((2, 4, 3))) == size_of(np.zeros((1, 2, 4, 3))) == (4, 2)
     assert size_of(np.zeros((2, 4))) == (4, 2)
     assert size_of("cat.png") is size_of(3) is None
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        Image.new("L", (64, 64)),
+        Image.new("1", (64, 64)),
+        Image.new("RGB", (64, 64)),
+        np.zeros((64, 64), np.float32),
+        torch.zeros(1, 1, 64, 64),
+    ],
+    ids=["L", "1", "RGB", "array", "tensor"],
+)
+def test_a_mask_that_marks_nothing_is_refused(mask: Any) -> None:
+    with pytest.raises(MaskMismatch, match="mask_image marks nothing: what is to be drawn anew"):
+        check(CARD, Request("a cat", image=picture(), mask_image=mask))

@@ -533,3 +533,39 @@ def test_defaults_of_a_model_are_not_the_callers_and_do_not_count() -> None:
     own = replace(WORDY, defaults={"negative_prompt": "a" * 40_000})
 
     assert check(own, Request("")).arguments["negative_prompt"] == "a" * 40_000
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("steps", "; did you mean 'num_inference_steps'?"),
+        ("cfg", "; did you mean 'guidance_scale'?"),
+        ("CFG_scale", "; did you mean 'guidance_scale'?"),
+        ("Width", "; did you mean 'width'?"),
+        ("size", ": say width and height, in pixels"),
+        ("scheduler", ": every request runs a copy of the model's own scheduler"),
+        (
+            "sampler_name",
+            ": every request runs a copy of the model's own scheduler",
+        ),
+        ("seconds", ": say num_frames, which is seconds x frames a second"),
+        ("torch_dtype", ": it is a setting of the server or engine"),
+    ],
+)
+@pytest.mark.parametrize("from_json", [True, False], ids=["HTTP", "Python"])
+def test_names_from_other_programs_are_pointed_at_ours(
+    name: str, told: str, from_json: bool
+) -> None:
+    refused = refusal(from_json=from_json, **{name: "4"})
+
+    assert type(refused) is UnknownParameter
+    assert refused.param == name
+    assert str(refused).startswith(f"TestPipeline has no parameter {name!r}{told}")
+
+
+def test_a_name_of_another_program_is_pointed_at_what_the_task_takes() -> None:
+    names = ("prompt", "true_cfg_scale")
+    task = Task("text-to-image", "TestPipeline", tuple(Parameter(n, "str") for n in names))
+
+    with pytest.raises(UnknownParameter, match="did you mean 'true_cfg_scale'"):
+        check(replace(CARD, tasks=(task,)), Request("a cat", cfg=4))

@@ -16,6 +16,7 @@ from carpool.errors import FileNotFound, StoreFailed
 from carpool.request.parameters import Card, Parameter, Task
 from carpool.server.access.signed_links import TTL_S, SignedFiles
 from carpool.server.app import create_app
+from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from support.app import CARD, Grey, ask, parts, refusal
 from support.endpoints import ENDPOINT
@@ -301,3 +302,17 @@ def test_a_link_of_another_server_is_not_ours() -> None:
 
     with pytest.raises(FileNotFound):
         SignedFiles(clock=lambda: 0.0).get(*parts(link))
+
+
+def test_the_client_is_told_once_that_its_prompt_was_truncated() -> None:
+    class Truncating(Grey):
+        async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+            done = await super().submit(job)
+            done.warnings = ["your prompt was truncated"]
+            return done
+
+    told = ask(json.dumps({"prompt": "a", "n": 2}), worker=Truncating()).json()
+    plain = ask(json.dumps({"prompt": "a"})).json()
+
+    assert told["warnings"] == ["your prompt was truncated"]
+    assert plain["warnings"] is None

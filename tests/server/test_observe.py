@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -15,6 +15,8 @@ from carpool.config import ServeSettings
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
+from carpool.server.observer import Observer
+from carpool.types import CheckedRequest
 from support.app import CARD, Grey
 from support.endpoints import ENDPOINT
 from support.server_process import MODEL_ID, Server, body, eventually, serving
@@ -162,3 +164,39 @@ def test_metrics_answer_while_the_worker_is_restarted(server: Server) -> None:
     assert value(server, "carpool_images_total") == images
     eventually(lambda: server.health() == 200, 100, "its successor is ready")
     assert ask(server, f"/v1/requests/{request_id}").status_code == 404
+
+
+def test_others_are_named_to_their_own_key_and_only_counted_to_another() -> None:
+    def phases(*others: str) -> dict[str, Any]:
+        phase: dict[str, Any] = {
+            "phase": "denoise",
+            "start_s": 0,
+            "duration_s": 1,
+            "forwards": 1,
+            "forward_s": 1,
+        }
+        phase |= {"waited_s": 0, "waited_for_s": {}, "others_mean": 1, "others_most": 3}
+        one: dict[str, Any] = {
+            "id": "a",
+            "status": "ok",
+            "error": None,
+            "step": 1,
+            "steps": 1,
+            "queued_s": 0,
+        }
+        one |= {"total_s": 1, "submitted_at": 1.8e9, "started_at": 1.8e9, "ended_at": 1.8e9}
+        return {**one, "phases": [{**phase, "others": list(others)}]}
+
+    class Together(Grey):
+        async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
+            return [phases("b", "c", "d", "e")]
+
+    observer = Observer(Together(), ServeSettings(), None)
+    asked = [("mine", "key", "a", "b"), ("other", "key", "c"), ("theirs", "stranger", "d")]
+    for request_id, owner, *ids in asked:
+        observer._note(("request", owner, request_id), [CheckedRequest(one, 1, {}) for one in ids])
+
+    told = asyncio.run(observer.report("key", "mine"))
+
+    assert told.outputs[0].phases[0].others == ["mine", "other", "another"]
+    assert told.outputs[0].ended_at == 1.8e9

@@ -70,6 +70,16 @@ def test_a_length_that_grows_beyond_the_limit_says_so() -> None:
     assert told["message"].startswith("num_frames=512 makes 513 frames: must be at most 512")
 
 
+def test_too_many_seconds_are_answered_about_seconds() -> None:
+    told = refused(Filming(WAN), seconds=99)
+
+    assert (told["code"], told["param"]) == ("invalid_value", "seconds")
+    assert told["message"] == (
+        "seconds=99 is 1585 frames at 16 a second: must be at most 512 (--max-frames), which is "
+        "31.9 seconds"
+    )
+
+
 @pytest.mark.parametrize("fps", [1e-9, 0, 0.5, 241, "0", "1_0", " 10", "\u0661\u0660", True])
 def test_frames_a_second_have_two_bounds(fps: Any) -> None:
     told = refused(Filming(), fps=fps)

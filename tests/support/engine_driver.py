@@ -207,8 +207,8 @@ def solo(family: str, prompt: str, *, seed: int = 0, **parameters: Any) -> torch
     return image
 
 
-def gap(left: torch.Tensor, right: torch.Tensor) -> float:
-    """The largest difference between two images; infinite when one holds a NaN."""
+def gap(left: Any, right: Any) -> float:
+    """Of tensors: the largest difference between two images; infinite when one holds a NaN."""
     assert left.shape == right.shape
     return float((left - right).abs().nan_to_num(nan=torch.inf).max())
 

@@ -174,7 +174,16 @@ def starting(*flags: str, model: str = MODEL, fault: str = "") -> Iterator[Serve
         environ |= {"XDG_STATE_HOME": str(folder / "state")}
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", "carpool.cli.main", "serve", model, "--port", "0", *flags],
+                [
+                    sys.executable,
+                    "-m",
+                    "carpool.cli.main",
+                    "serve",
+                    *filter(None, [model]),
+                    "--port",
+                    "0",
+                    *flags,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,

@@ -78,6 +78,8 @@ def test_every_request_leaves_one_line_that_says_whose_it_was(lines: list[dict[s
         "method": "POST",
         "path": "/v1/images/generations",
         "status": 503,
+        "error": "starting",
+        "reason": "the model is still loading",
     }
 
 
@@ -114,11 +116,28 @@ def test_a_path_cannot_forge_a_line(lines: list[dict[str, Any]]) -> None:
         assert len(line["message"]) < 300
 
 
-@pytest.mark.parametrize("path", ["/livez", "/metrics"])
+@pytest.mark.parametrize("path", ["/livez", "/metrics", "/health"])
 def test_probes_are_for_debugging_only(lines: list[dict[str, Any]], path: str) -> None:
     ask("GET", path)
 
     assert [line["level"] for line in lines] == ["debug"]
+
+
+def test_a_refused_request_says_its_code_and_its_reason(lines: list[dict[str, Any]]) -> None:
+    asked(json.dumps({"prompt": PROMPT, "stepz": 4}))
+
+    [line] = lines
+    assert (line["status"], line["error"]) == (400, "unknown_parameter")
+    assert line["reason"] == "GreyPipeline has no parameter 'stepz'"
+    assert f" error=unknown_parameter reason={line['reason']}" in line["message"]
+
+
+def test_a_refused_prompt_is_not_in_its_reason(lines: list[dict[str, Any]]) -> None:
+    asked(json.dumps({"prompt": {"is": PROMPT}}))
+
+    [line] = lines
+    assert (line["status"], line["error"]) == (400, "invalid_value")
+    assert PROMPT not in json.dumps(line)
 
 
 def test_whatever_is_logged_for_a_request_says_which(

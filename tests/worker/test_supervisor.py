@@ -10,6 +10,7 @@ from carpool.config import EngineSettings
 from carpool.errors import LoadFailed, Overloaded, WorkerLost
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
+from carpool.worker.connection import describe_end
 from carpool.worker.protocol import WorkerReady
 from carpool.worker.supervisor import Supervisor
 from support.app import CARD
@@ -90,6 +91,8 @@ def test_a_request_leaves_a_later_one_of_its_id_in_flight() -> None:
 
 class Scripted:
     """Workers that are none: each says what it is told to and dies, the last one lives on."""
+
+    end = "it is none"
 
     def __init__(self, *told: protocol.ToFront) -> None:
         self._told, self.opened = list(told), 0
@@ -177,3 +180,17 @@ def test_a_file_that_is_broken_at_the_start_ends_the_server(
             await supervisor.start()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (-9, "signal 9, SIGKILL: killed, as the system does when memory runs out"),
+        (-11, "signal 11, SIGSEGV: a library crashed"),
+        (-15, "signal 15, SIGTERM"),
+        (1, "it ended with exit code 1"),
+    ],
+)
+def test_the_end_of_a_worker_is_told_in_words(status: int, told: str) -> None:
+    assert describe_end(status) == told
+    assert "it did not end by itself" in describe_end(status, is_killed=True)

@@ -125,6 +125,13 @@ def generate(
         }
     )
     settings = settings_from(flags).engine()
+    from carpool.models import grid  # not for `--help`
+    from carpool.models.source import pipeline_of
+    from carpool.preflight import check
+
+    check(model, settings)
+    if makes := grid.makes(pipeline_of(model)):
+        _output_for(makes, output)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from carpool.media import encode_image, encode_video, read_picture
     from carpool.media.metadata import told

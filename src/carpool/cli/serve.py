@@ -17,12 +17,22 @@ from carpool.errors import CarpoolError
 @click.argument("model", required=False)
 @click.option("--model-path", help="MODEL, as a flag")
 @click.option(
+    "--pipeline",
+    metavar="MODULE:FUNCTION",
+    help="a function of yours that returns the pipeline to serve, instead of MODEL; the worker "
+    "calls it, and calls it again when it is restarted",
+)
+@click.option(
     "--deploy-config", type=click.Path(path_type=Path), help="YAML of stages with engine_args"
 )
 @settings_options(ServeSettings)
 @peer_options
 def serve(
-    model: str | None, model_path: str | None, deploy_config: Path | None, **flags: Any
+    model: str | None,
+    model_path: str | None,
+    pipeline: str | None,
+    deploy_config: Path | None,
+    **flags: Any,
 ) -> None:
     """Serve MODEL over HTTP, with OpenAI's image API.
 
@@ -32,6 +42,8 @@ def serve(
     """
     if model and model_path and model != model_path:
         raise click.UsageError(f"MODEL is {model!r} and --model-path {model_path!r}: say one")
+    if pipeline and (model or model_path):
+        raise click.UsageError("--pipeline builds the model: leave MODEL out")
     overrides = flags.pop("stage_overrides")
     flags = translated(flags)
     deploy = _deploy(deploy_config, overrides)
@@ -49,9 +61,12 @@ def serve(
     settings = settings_from(flags)
     if flags["batching_mode"] is None and settings.batching_mode in MODES_OF.values():
         _tell_mode(settings)
+    from carpool.preflight import check  # not for `--help`
+
+    check(chosen, settings.engine(), pipeline)
     from carpool.server.run import serve as run
 
-    sys.exit(run(chosen, settings))
+    sys.exit(run(chosen, settings, pipeline))
 
 
 def _tell_mode(settings: ServeSettings) -> None:

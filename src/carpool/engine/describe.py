@@ -91,7 +91,11 @@ class Describer:
         name = type(target.module).__name__
         if name not in self._logged:
             self._logged.add(name)
-            log.warning("%s (%s) has no fusing spec: its calls run alone", name, target.component)
+            log.warning(
+                "Carpool cannot batch %s (%s): requests run one at a time through it",
+                name,
+                target.component,
+            )
 
 
 def _tests(target: Target, call: Call) -> tuple[Callable[[Any], bool], ...] | None:

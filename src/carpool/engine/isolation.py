@@ -67,6 +67,7 @@ class RequestContext:
 
     def __init__(self, overlay: Overlay, random: RandomState) -> None:
         self.overlay, self.random = overlay, random
+        self.request_id, self.warnings = "", list[str]()  # whose it is; what its answer is to say
         self._modes, self._outside = _Modes(), _Modes()
         self._no_inference: torch.inference_mode | None = None
         self._is_free = False

@@ -28,6 +28,7 @@ from carpool.engine.isolation import Isolation
 from carpool.engine.model.load import Loaded, versions
 from carpool.engine.model.preview import PreviewSender
 from carpool.engine.numerics import Exact
+from carpool.engine.observe import truncation
 from carpool.engine.observe.forward import Observer, forward_of
 from carpool.engine.observe.heartbeat import Heartbeat
 from carpool.engine.observe.stats import Stats, memory
@@ -79,6 +80,7 @@ class EngineCore:
         ]  # fmt: skip
         self._isolation = Isolation(loaded.modules, loaded.device.torch)  # before all that patches
         self._interception = Interception(loaded.modules)
+        truncation.install()
         self._tokenizers = Tokenizers(loaded.pipe.components)
         self._fuser = Fuser(is_exact=settings.numerics == "exact")
         kept = table.path.with_suffix(".fusing.json") if table else None

@@ -33,6 +33,7 @@ class Outcome:
     fields: dict[str, Any]  # "images", "frames", ...: on the host, in the type asked for
     error: Exception | None
     timings: Timings
+    warnings: tuple[str, ...] = ()  # that the caller should see, such as of a truncated prompt
 
 
 class Listener(Protocol):
@@ -62,6 +63,7 @@ class RequestState:
     preview_hook: SchedulerHook | None = None
     descriptions: Descriptions = field(default_factory=dict)
     is_parked: bool = False
+    warnings: list[str] = field(default_factory=list)
     call: Call = field(init=False)  # the call it is parked on; unset while it is not
     key: Hashable = None  # the fuse key of that call
     rows: int = 0  # batch rows of that call

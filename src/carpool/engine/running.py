@@ -73,6 +73,7 @@ class RunningRequests:
         mine = view(self._loaded, request.task)
         state.preview_hook = self._previews.hook(mine, request, state.listener.event)
         context = self._isolation.context(request.seed)
+        context.request_id, context.warnings = request.request_id, state.warnings
         state.start(mine, context, partial(call, mine, request, self._loaded.card), now_s)
         self._resume(state)
 

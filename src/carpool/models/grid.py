@@ -42,6 +42,14 @@ def proof() -> dict[str, Any]:
     return found
 
 
+def makes(pipeline: str) -> str | None:
+    """ "pictures" or "videos", as a pipeline class was proven to make; None: it is not known."""
+    tasks = [one["task"] for one in proof().values() if one["pipeline"] == pipeline]
+    if not tasks:
+        return None
+    return "videos" if tasks[0].endswith("-video") else "pictures"
+
+
 def rows() -> list[dict[str, Any]]:
     """The grid, as `carpool models --json` prints it."""
     return [_row(family) for family in families()]

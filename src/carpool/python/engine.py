@@ -13,16 +13,17 @@ from concurrent.futures import wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from tqdm.auto import tqdm
 
-from carpool.config import ServeSettings, load_settings
+from carpool.config import OF_FILES, ServeSettings, load_settings
 from carpool.engine.cost_store import Table
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load as load_pipeline
-from carpool.errors import CarpoolError, Draining, InvalidValue, Overloaded
-from carpool.python.handle import Handle, Output
+from carpool.errors import CarpoolError, Draining, InvalidValue, Overloaded, SettingRejected
+from carpool.python.handle import Handle, Output, Owner
+from carpool.python.settings import LoadSettings
 from carpool.request.expand import MAX_N, check_previews, grouped, merged, outputs_each, repeated
 from carpool.request.lora import check_name
 from carpool.request.parameters import Card, check, check_n
@@ -42,6 +43,7 @@ class Engine:
         self, loop: EngineCore, settings: ServeSettings, store: "JobStore | None" = None
     ) -> None:
         self._loop, self._settings = loop, settings
+        self._owner = Owner()
         self._jobs: Jobs | None = None
         self._making = threading.Lock()
         self._thread = threading.Thread(target=loop.run, name="carpool-engine", daemon=True)
@@ -63,6 +65,7 @@ class Engine:
         Raises:
             Draining: the engine was closed.
         """
+        self._owner.check()
         with self._making:
             if self._jobs is None:
                 if not self._thread.is_alive():
@@ -123,6 +126,7 @@ class Engine:
         Raises:
             Rejected: a request is wrong; nothing was started.
             CarpoolError: the first failure, after all others have finished.
+            Forked: this process is a fork of the one that loaded the model.
         """
         if isinstance(requests, (Request, str)):
             requests = [requests]
@@ -178,7 +182,7 @@ class Engine:
             try:
                 return self._start(job, partial(_advance, bar))
             except Overloaded as full:
-                mine = [h._future for h in before if isinstance(h, Handle)]
+                mine = [h._listener.future for h in before if isinstance(h, Handle)]
                 running = [future for future in mine if not future.done()]
                 if not running:
                     raise
@@ -187,9 +191,8 @@ class Engine:
     def _start(
         self, job: CheckedRequest, follow: Callable[[Event], object] | None = None
     ) -> Handle:
-        handle = Handle(job, self._loop, follow)
-        self._loop.submit(job, handle)
-        return handle
+        self._owner.check()
+        return Handle(job, self._loop, follow, self._owner)
 
     def add_lora(self, name: str, path: str | Path) -> None:
         """Register an adapter while requests run; from then on they may say `lora=[{"id": name}]`.
@@ -201,6 +204,7 @@ class Engine:
         Raises:
             LoraRejected: the name is taken, or the file is no LoRA for this model.
         """
+        self._owner.check()
         self._loop.add_lora(name, path)
 
     def statistics(self) -> dict[str, Any]:
@@ -208,12 +212,12 @@ class Engine:
         return self._loop.statistics()
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
-        """What a request did when, with how many it rode, and what it waited for.
+        """What a request did when, with which others it shared forwards, and what it waited for.
 
-        Moments are seconds since its submission. `place_in_forward` is time in which forwards
-        ran that it could have ridden in, had they been wider; `incompatible_forwards`, those of
-        its module that it could not share; `other_modules`, all others. None if it is unknown,
-        or ended before the last thousand.
+        Moments are seconds since its submission; those that end in `_at` are Unix time.
+        `place_in_forward` is time in which forwards ran that it could have shared, had they been
+        wider; `incompatible_forwards`, those of its module that it could not share;
+        `other_modules`, all others. None if it is unknown, or ended before the last thousand.
         """
         return self._loop.timeline(request_id)
 
@@ -222,6 +226,7 @@ class Engine:
 
         Jobs that are not done stay in their `state_dir`, for the next engine that opens it.
         """
+        self._owner.check()
         with self._making:
             if self._jobs is not None:
                 self._jobs.close()
@@ -240,7 +245,7 @@ def load(
     model: "str | Path | DiffusionPipeline" = "shapes",
     *,
     lora: Mapping[str, str | Path] | Sequence[str] = (),
-    **settings: Any,
+    **settings: Unpack[LoadSettings],
 ) -> Engine:
     """Load a model and start an engine for it.
 
@@ -260,8 +265,13 @@ def load(
     """
     if isinstance(lora, Mapping):
         lora = [f"{check_name(name)}={path}" for name, path in lora.items()]
-    if isinstance(settings.get("state_dir"), Path):
-        settings["state_dir"] = str(settings["state_dir"])
+    if not isinstance(model, (str, Path)):
+        for name in OF_FILES:
+            if (said := settings.get(name)) not in (None, "auto"):
+                raise SettingRejected(
+                    f"{name}={said!r}: the pipeline given is loaded already; say it to "
+                    "its from_pretrained"
+                )
     chosen = load_settings({**settings, "lora": tuple(lora)})
     with contextlib.ExitStack() as undo:
         store: JobStore | None = None

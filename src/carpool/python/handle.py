@@ -1,17 +1,22 @@
 """A request that was submitted, and what it gave."""
 
 import asyncio
+import contextlib
 import itertools
+import os
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carpool.engine.loop import EngineCore
 from carpool.engine.request import Outcome
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, Forked
 from carpool.types import CheckedRequest, Event, Timings
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +30,57 @@ class Output:
 
     request_id: str
     seed: int | None  # None: rejected before one was drawn
-    images: Any = None
-    frames: Any = None
+    images: "list[Image.Image] | Any" = None  # None where the model makes videos
+    frames: "list[list[Image.Image]] | Any" = None  # None where it makes pictures
     timings: Timings = field(default_factory=Timings)
     error: CarpoolError | None = None  # only with `return_errors=True`
     others: Mapping[str, Any] = field(default_factory=dict)  # further fields of the pipeline
+    warnings: tuple[str, ...] = ()  # such as that the prompt was truncated
+
+
+class Owner:
+    """The process that may use an engine: a fork copies its memory, but no thread of it.
+
+    A child would wait for ever for the engine's thread.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def check(self) -> None:
+        """Raise `Forked` in any other process."""
+        if os.getpid() != self._pid:
+            raise Forked(
+                f"the engine runs in process {self._pid}, and this is its fork {os.getpid()}, "
+                "without the engine's thread: load the model in the child, start children by "
+                "'spawn', or use `carpool serve`"
+            )
 
 
 class Handle:
-    """A request that was submitted: wait for it, `await` it, follow it, cancel it."""
+    """A request that was submitted: wait for it, `await` it, follow it, cancel it.
+
+    Iterating over it, with `for` or `async for`, gives its events.
+    """
 
     def __init__(
-        self, job: CheckedRequest, loop: EngineCore, follow: Callable[[Event], object] | None = None
+        self,
+        job: CheckedRequest,
+        loop: EngineCore,
+        follow: Callable[[Event], object] | None = None,
+        owner: Owner | None = None,
     ) -> None:
-        self._job, self._loop, self._follow = job, loop, follow
-        self._future: Future[Output] = Future()
-        self._events: list[Event] = []
-        self._news = threading.Condition()
-        self._future.set_running_or_notify_cancel()  # only the engine ends it
+        """Submit the request.
+
+        Args:
+            follow: called with every event, on a thread of the engine's.
+
+        Raises:
+            TooLate, Overloaded, Draining: see `EngineCore.submit`.
+        """
+        self._job, self._loop, self._owner = job, loop, owner or Owner()
+        self._listener = _Listener(job, follow)
+        loop.submit(job, self._listener)
 
     @property
     def request_id(self) -> str:
@@ -52,6 +90,13 @@ class Handle:
     def seed(self) -> int:
         return self._job.seed
 
+    def __repr__(self) -> str:
+        return f"<carpool.Handle {self.request_id} seed={self.seed} {self._listener.state}>"
+
+    def done(self) -> bool:
+        """Whether the request has ended: with an output, an error, or because it was cancelled."""
+        return self._listener.future.done()
+
     def result(self, timeout: float | None = None) -> Output:
         """Wait for the output.
 
@@ -59,21 +104,60 @@ class Handle:
             CarpoolError: the request failed, was cancelled, or its `timeout_s` ran out.
             TimeoutError: it goes on, but `timeout` seconds are over.
         """
-        return self._future.result(timeout)
+        if not self.done():
+            self._owner.check()
+        return self._listener.future.result(timeout)
 
     def __await__(self) -> Generator[Any, None, Output]:
+        if not self.done():
+            self._owner.check()
         try:
-            return (yield from asyncio.wrap_future(self._future).__await__())
+            return (yield from asyncio.wrap_future(self._listener.future).__await__())
         except asyncio.CancelledError:
             self.cancel()
             raise
 
     def cancel(self) -> None:
         """End the request within one step. A finished one stays as it is."""
+        self._owner.check()
         self._loop.cancel(self.request_id)
 
     def events(self) -> Iterator[Event]:
         """Everything that happens to the request, from `queued` to `finished`, as it happens."""
+        self._owner.check()
+        return self._listener.events()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self.events()
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        self._owner.check()
+        return self._listener.events_async()
+
+
+class _Listener:
+    """The engine's side of a handle."""
+
+    def __init__(self, job: CheckedRequest, follow: Callable[[Event], object] | None) -> None:
+        self._job, self._follow = job, follow
+        self.future: Future[Output] = Future()
+        self._events: list[Event] = []
+        self._news = threading.Condition()
+        self._wakers: list[Callable[[], object]] = []  # of event loops
+        self.future.set_running_or_notify_cancel()  # only the engine ends it
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        if self.future.done():
+            error = self.future.exception()
+            return "done" if error is None else f"failed: {type(error).__name__}"
+        last = self._events[-1] if self._events else None
+        if last is None or last.kind == "queued":
+            return "queued"
+        return f"step {last.step} of {last.steps}" if last.steps else last.kind
+
+    def events(self) -> Iterator[Event]:
         for seen in itertools.count():
             with self._news:
                 while len(self._events) <= seen:
@@ -83,27 +167,48 @@ class Handle:
             if event.kind == "finished":
                 return
 
-    # The engine's side (`Listener`)
+    async def events_async(self) -> AsyncIterator[Event]:
+        news, here = asyncio.Event(), asyncio.get_running_loop()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # its event loop was closed
+                here.call_soon_threadsafe(news.set)
+
+        self._wakers.append(wake)
+        try:
+            for seen in itertools.count():
+                while len(self._events) <= seen:
+                    news.clear()
+                    if len(self._events) <= seen:  # none came between
+                        await news.wait()
+                yield self._events[seen]
+                if self._events[seen].kind == "finished":
+                    return
+        finally:
+            self._wakers.remove(wake)
 
     def event(self, event: Event) -> None:
         with self._news:
             self._events.append(event)
             self._news.notify_all()
+        for wake in list(self._wakers):
+            wake()
         if self._follow is not None:
             self._follow(event)
 
     def done(self, outcome: Outcome) -> None:
         if outcome.error is not None:
-            self._future.set_exception(outcome.error)
+            self.future.set_exception(outcome.error)
             return
         fields = dict(outcome.fields)
-        self._future.set_result(
+        self.future.set_result(
             Output(
-                request_id=self.request_id,
-                seed=self.seed,
+                request_id=self._job.request_id,
+                seed=self._job.seed,
                 images=fields.pop("images", None),
                 frames=fields.pop("frames", None),
                 timings=outcome.timings,
                 others=fields,
+                warnings=outcome.warnings,
             )
         )

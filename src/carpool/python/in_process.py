@@ -123,9 +123,7 @@ class InProcess:
                 with contextlib.suppress(RuntimeError):  # closed: nobody looks any more
                     here.call_soon_threadsafe(on_progress, event.step, event.steps)
 
-        handle = Handle(job, self._loop, follow)
-        self._loop.submit(job, handle)
-        return await handle
+        return await Handle(job, self._loop, follow)
 
 
 def write_pictures(record: Record, done: Sequence[Output], folder: Path) -> None:

@@ -8,7 +8,7 @@ imported here.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from carpool.errors import InvalidValue, MissingParameter
+from carpool.errors import InvalidValue, MaskMismatch, MissingParameter
 
 PICTURES = ("image", "control_image", "ip_adapter_image", "last_image", "image_reference")
 MASKS = ("mask_image", "control_mask")
@@ -93,6 +93,12 @@ def _check_one(
 
 
 def _check_mask(arguments: Mapping[str, Any]) -> None:
+    for name in MASKS:
+        given = arguments.get(name)
+        ones = given if isinstance(given, (list, tuple)) else [given]
+        if given is not None and not any(map(_marks, ones)):
+            rule = "what is to be drawn anew must be white, and nothing is"
+            raise MaskMismatch(f"{name} marks nothing: {rule}", param=name)
     mask = arguments.get("mask_image")
     if mask is None:
         return
@@ -106,6 +112,13 @@ def _check_mask(arguments: Mapping[str, Any]) -> None:
             f"{of_image[1]}: both must have the same size",
             param="mask_image",
         )
+
+
+def _marks(mask: Any) -> bool:
+    """Whether any pixel of a mask is not black."""
+    if is_pil(mask):
+        return bool(mask.convert("L").getbbox())
+    return bool((mask != 0).any())
 
 
 def size_of(picture: Any) -> Size | None:

@@ -4,6 +4,7 @@ A request says `lora=[{"id": NAME, "scale": 0.8}, ...]`. Names are given by whoe
 engine; a request never says where weights lie. No torch: the front process checks with this too.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from carpool.errors import (
 )
 
 MAX_SCALE = 10.0
+SUFFIX = ".safetensors"
+MOST_HEADER_BYTES = 100 << 20  # as the safetensors library has it
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ATTENTION = ("joint_attention_kwargs", "cross_attention_kwargs", "attention_kwargs")
 
@@ -101,6 +104,44 @@ def parse_lora(entries: Sequence[str]) -> dict[str, str]:
 def files_in(folder: Path) -> dict[str, Path]:
     """The adapters of a folder, by their names: those of the files without their endings."""
     return {file.stem: file for file in sorted(folder.expanduser().glob("*.safetensors"))}
+
+
+def adapter_file(path: Path) -> Path:
+    """The one safetensors file that is meant. A pickle would run code: it is never opened.
+
+    Raises:
+        LoraRejected: there is none.
+    """
+    if path.is_dir():
+        files = sorted(path.glob(f"*{SUFFIX}"))
+        if len(files) != 1:
+            seen = ", ".join(file.name for file in files) or "none"
+            raise LoraRejected(f"{path} must hold one {SUFFIX} file, it has: {seen}")
+        return files[0]
+    if path.suffix != SUFFIX:
+        raise LoraRejected(f"{path} is not a {SUFFIX} file, and a pickle can run code")
+    if not path.is_file():
+        raise LoraRejected(f"there is no file {path}")
+    return path
+
+
+def check_header(file: Path) -> None:
+    """Read the header of a safetensors file: a torn download is seen without its weights.
+
+    Raises:
+        LoraRejected: it is no such file.
+    """
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        text = opened.read(size) if size <= MOST_HEADER_BYTES else b""
+    try:
+        names = json.loads(text)
+        ends = [entry["data_offsets"][1] for key, entry in names.items() if key != "__metadata__"]
+        is_whole = file.stat().st_size == 8 + size + max(ends, default=0)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise LoraRejected(f"{file.name} is not a readable {SUFFIX} file: is the download whole?")
 
 
 def _wrong(what: str) -> InvalidValue:

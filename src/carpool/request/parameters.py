@@ -35,6 +35,33 @@ INSTEAD = {
     **dict.fromkeys(PER_PROMPT, "pass n"),
     "n": "one request has one output; generate(..., n=...) makes several",
 }
+OTHER_NAMES: dict[str, tuple[str, ...]] = {  # in other programs: what they are called here
+    **dict.fromkeys(
+        ("steps", "step", "num_steps", "sampling_steps", "n_steps", "inference_steps"),
+        ("num_inference_steps",),
+    ),
+    **dict.fromkeys(
+        ("cfg", "cfg_scale", "guidance", "guidance_strength", "scale"),
+        ("guidance_scale", "true_cfg_scale"),
+    ),
+    **dict.fromkeys(("true_cfg", "real_cfg"), ("true_cfg_scale",)),
+    **dict.fromkeys(("negative", "neg_prompt", "uncond_prompt"), ("negative_prompt",)),
+    **dict.fromkeys(("denoise", "denoising_strength", "image_strength"), ("strength",)),
+    **dict.fromkeys(("frames", "length", "video_length"), ("num_frames",)),
+    **dict.fromkeys(("fps",), ("frame_rate",)),
+    **dict.fromkeys(("mask",), ("mask_image",)),
+    **dict.fromkeys(("init_image", "input_image"), ("image",)),
+}
+_SCHEDULER = (
+    "every request runs a copy of the model's own scheduler; choose another in the model's folder "
+    "(scheduler/scheduler_config.json), or set pipe.scheduler before the pipeline is loaded"
+)
+ELSEWHERE = {
+    **dict.fromkeys(("scheduler", "sampler", "sampler_name", "scheduler_name"), _SCHEDULER),
+    **dict.fromkeys(("size", "resolution"), "say width and height, in pixels"),
+    **dict.fromkeys(("seconds", "duration"), "say num_frames, which is seconds x frames a second"),
+    **dict.fromkeys(("dtype", "torch_dtype", "device"), "it is a setting of the server or engine"),
+}
 HIDDEN = (*INSTEAD, "return_dict")  # outputs are always objects, whatever it says
 
 
@@ -212,8 +239,13 @@ def _unknown(card: Card, task: Task, name: str, from_json: bool) -> UnknownParam
     if others:  # as `strength` without a picture
         pictures = [p.name for p in others[0].parameters if p.name in PICTURE_NAMES]
         hint = f": {others[0].name} takes it, with {' and '.join(pictures) or 'other inputs'}"
+    elif name.lower() in ELSEWHERE:
+        hint = f": {ELSEWHERE[name.lower()]}"
     else:
-        hint = nearest(name, (n for n in card.names() if not (from_json and n == "output_type")))
+        names = [n for n in card.names() if not (from_json and n == "output_type")]
+        called = (n for n in OTHER_NAMES.get(name.lower(), ()) if task.takes(n))
+        known = next(called, None) or (name.lower() if name.lower() in names else None)
+        hint = f"; did you mean {known!r}?" if known else nearest(name, names)
     return UnknownParameter(f"{task.pipeline} has no parameter {name!r}{hint}", param=name)
 
 

@@ -13,6 +13,7 @@ from starlette.routing import Match
 
 from carpool import errors
 from carpool.errors import CarpoolError, InvalidJSON, in_full, show
+from carpool.telemetry import logs
 
 log = logging.getLogger("carpool")
 
@@ -41,6 +42,7 @@ async def on_error(request: Request, error: Exception) -> JSONResponse:
     if told.retry_after_s is not None:
         headers["retry-after-ms"] = str(round(told.retry_after_s * 1000))
         headers["retry-after"] = str(max(1, round(told.retry_after_s)))
+    logs.refused(told)
     if told.status >= 500 and told.__cause__ is not None:
         log.error("a request failed: %s", in_full(told))
     return JSONResponse({"error": told.body}, status_code=told.status, headers=headers)

@@ -35,6 +35,7 @@ class Observer:
         self._supervisor, self._settings, self._runner = supervisor, settings, runner
         self._metrics = Metrics()
         self._request_ids: OrderedDict[Origin, list[str]] = OrderedDict()
+        self._origins: dict[str, Origin] = {}  # by the ids of the engine's requests
         if runner is not None:
             runner.watch(self)
 
@@ -59,8 +60,11 @@ class Observer:
             log.info("%s asks for %r", origin[2], made[0].arguments.get("prompt"))
         self._request_ids.pop(origin, None)
         self._request_ids[origin] = [one.request_id for one in made]
+        self._origins |= dict.fromkeys(self._request_ids[origin], origin)
         if len(self._request_ids) > KEPT:
-            self._request_ids.popitem(last=False)
+            _, oldest = self._request_ids.popitem(last=False)
+            for one in oldest:
+                self._origins.pop(one, None)
 
     def ended(self, record: Record, state: str, took_s: float, done: Sequence[Output]) -> None:
         """A job has ended."""
@@ -104,7 +108,20 @@ class Observer:
                 f"no request {request_id[:128]!r} is known: the id is `x-request-id` of its "
                 f"answer, or a job's, and the last {KEPT} since the worker started are kept"
             )
+        for phase in (phase for output in outputs for phase in output["phases"]):
+            names = (self._name_of(one, owner, origin) for one in phase["others"])
+            phase["others"] = list(dict.fromkeys(names))
         return schema.RequestReport.model_validate({"id": request_id, "outputs": outputs})
+
+    def _name_of(self, output_id: str, owner: str, mine: Origin) -> str:
+        """How a client may know a request of the engine's: by the id of its own HTTP request or
+        job, or not at all."""
+        origin = self._origins.get(output_id)
+        if origin is None:
+            return "another"
+        kind, of, name = origin
+        is_own = origin == mine or (kind == "request" and of == owner)
+        return name if is_own else "another"
 
     async def metrics(self) -> bytes:
         """The page for Prometheus. Without a worker it has the front's own counts only."""

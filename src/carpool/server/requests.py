@@ -113,9 +113,16 @@ def video_request(
     length = length_of(card, arguments)
     if length > max_frames:
         makes_more = f" makes {length} frames" if length != asked else ""
+        rule = f"must be at most {max_frames}"
+        if seconds is not None:
+            most = math.floor(10 * (max_frames - 1) / fps) / 10
+            raise InvalidValue(
+                f"seconds={show(body.seconds)} is {length} frames at {fps:g} a second: {rule} "
+                f"(--max-frames), which is {most:g} seconds",
+                param="seconds",
+            )
         raise InvalidValue(
-            f"num_frames={asked}{makes_more}: must be at most {max_frames} (--max-frames)",
-            param="num_frames" if seconds is None else "seconds",
+            f"num_frames={asked}{makes_more}: {rule} (--max-frames)", param="num_frames"
         )
     if length != asked:
         checked = replace(checked, arguments={**checked.arguments, "num_frames": length})

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import errno
 import gc
 import itertools
 import logging
@@ -45,9 +46,10 @@ _SWITCH_S = 0.001  # the event loop's longest wait for another thread's Python; 
 _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20  # as malloc.h numbers it
 
 
-def serve(model: str, settings: ServeSettings) -> int:
+def serve(model: str, settings: ServeSettings, factory: str | None = None) -> int:
     """Serve until a signal; returns the exit status of the process."""
     logs.set_up(settings.log_level, settings.log_format, prompts=settings.log_prompts)
+    check_address(settings)
     os.umask(0o077)  # jobs and pictures are private
     _raise_descriptor_limit()
     _return_freed_memory()
@@ -70,9 +72,47 @@ def serve(model: str, settings: ServeSettings) -> int:
             _say(settings, str(error), is_error=True)
             return 1
         with contextlib.closing(store):
-            return asyncio.run(_serve(store, model, settings, keys, traces))
+            return asyncio.run(_serve(store, model, factory, settings, keys, traces))
     finally:
         traces.stop()
+
+
+def url_host(host: str) -> str:
+    """A host as URLs have it."""
+    return f"[{host}]" if ":" in host else host
+
+
+def check_address(settings: ServeSettings) -> None:
+    """Bind the address and let it go again, before anything is opened or loaded.
+
+    Raises:
+        LoadFailed: the port is taken, or the address is not one of this machine.
+    """
+    if settings.uds is not None:
+        return
+    host, port = settings.host, settings.port
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise LoadFailed(f"host={host!r} is no address: {error}") from error
+    for family, kind, protocol_, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol_) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as asyncio does
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+                probe.listen(1)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                told = f"port {port} is taken; use --port for another one (address already in use)"
+                raise LoadFailed(told) from error
+            if error.errno == errno.EACCES:
+                told = f"port {port} needs privileges; use --port for one above 1023"
+                raise LoadFailed(told) from error
+            if error.errno == errno.EADDRNOTAVAIL and len(found) == 1:
+                told = f"host={host!r} is no address of this machine; 0.0.0.0 is all of them"
+                raise LoadFailed(told) from error
 
 
 def _raise_descriptor_limit() -> None:
@@ -98,7 +138,12 @@ def _say(settings: ServeSettings, text: str, *, is_error: bool = False) -> None:
 
 
 async def _serve(
-    store: JobStore, model: str, settings: ServeSettings, keys: Keyring, traces: Tracing
+    store: JobStore,
+    model: str,
+    factory: str | None,
+    settings: ServeSettings,
+    keys: Keyring,
+    traces: Tracing,
 ) -> int:
     supervisor = Supervisor(
         model,
@@ -107,6 +152,7 @@ async def _serve(
         timeout_s=settings.worker_timeout,
         log=(settings.log_level, settings.log_format, settings.log_prompts),
         otel=traces.is_on,
+        factory=factory,
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, supervisor, keys)
     runner = Runner(
@@ -118,7 +164,7 @@ async def _serve(
         read=_read,
     )
     server = _DrainingServer(supervisor, settings, runner, keys, traces)
-    _say(settings, f"Loading {model} ...")
+    _say(settings, f"Loading {factory or model} ...")
     worker = supervisor.start()
     http = asyncio.create_task(server.serve())
     greeting = asyncio.create_task(_greet(supervisor, server, settings))
@@ -198,7 +244,8 @@ class _DrainingServer(uvicorn.Server):
                 forwarded_allow_ips="*" if settings.uds else None,  # a proxy connects
                 backlog=_ACCEPTED,
                 access_log=False,  # `RequestLogging` logs more
-                log_level=settings.log_level,
+                # uvicorn's own greeting and farewell are no news beside ours
+                log_level="warning" if settings.log_level == "info" else settings.log_level,
                 log_config=None,
                 timeout_graceful_shutdown=5,
                 lifespan="off",
@@ -226,6 +273,8 @@ class _DrainingServer(uvicorn.Server):
                 log.error("cannot listen on %s: %s", where, error)
             self.should_exit = True
             return
+        if self.unix is None:
+            log.info("listening on http://%s:%d", url_host(self.config.host), self.port())
         gc.collect()
         gc.freeze()  # permanent objects: to scan them again takes 70 ms
         self.is_up.set()
@@ -253,8 +302,11 @@ async def _greet(supervisor: Supervisor, server: _DrainingServer, settings: Serv
     """Print the address of the model, with a command that works when pasted."""
     ready = await supervisor.wait_ready()
     await server.is_up.wait()
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{server.port()}" if settings.uds is None else "http://localhost"
+    url = (
+        f"http://{url_host(settings.host)}:{server.port()}"
+        if settings.uds is None
+        else "http://localhost"
+    )
     where = url if settings.uds is None else f"unix:{settings.uds}"
     uds = "" if settings.uds is None else f"--unix-socket {settings.uds} "
     key = " -H 'authorization: Bearer KEY'" if settings.has_keys else ""

@@ -10,14 +10,18 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 
 from carpool.config import LogFormat, LogLevel
+from carpool.errors import CarpoolError, without_paths
 
 TEXT = "%(asctime)s %(levelname)s %(message)s"
 MOST_TEXT = 16_000  # characters of a message, or of an exception with its traceback
 PROBES = ("/health", "/livez", "/metrics")  # polled every few seconds: logged at `debug` only
+MOST_REASON = 300  # characters
+_NAMED = ("retry", "error", "reason")  # in text
 FIELDS = ("request_id", "key", "method", "path", "status", "duration_ms")
 
 about: ContextVar[dict[str, str]] = ContextVar("about")
-"""Of the present HTTP request: `request_id`, and `key` once it is authenticated."""
+"""Of the present HTTP request: `request_id`, `key` once it is authenticated, and of one that failed
+the `error` (its code) and the `reason`."""
 
 access = logging.getLogger("carpool.access")
 
@@ -40,6 +44,18 @@ def without_prompts(record: logging.LogRecord) -> bool:
     return True
 
 
+def refused(error: CarpoolError) -> None:
+    """Note the code and the reason of an error for the access log line of the present request.
+
+    A reason may repeat what it is about: that of a prompt is left out.
+    """
+    here = about.get({})
+    here["error"] = error.code
+    if "prompt" not in (error.param or ""):
+        said = error.message if error.status < 500 else without_paths(error.message)
+        here["reason"] = " ".join(said.split())[:MOST_REASON]
+
+
 def answered(method: str, path: str, status: int, duration_s: float) -> None:
     """Write the access log line of an HTTP request.
 
@@ -48,13 +64,13 @@ def answered(method: str, path: str, status: int, duration_s: float) -> None:
     """
     here, took_ms = about.get({}), round(1000 * duration_s)
     access.log(
-        logging.DEBUG if path in PROBES and status < 500 else logging.INFO,
+        logging.DEBUG if path in PROBES and status != 500 else logging.INFO,
         "%s %s %d %d ms %s",
         method,
         path,
         status,
         took_ms,
-        " ".join(f"retry={text}" if name == "retry" else text for name, text in here.items()),
+        " ".join(f"{name}={text}" if name in _NAMED else text for name, text in here.items()),
         extra={"method": method, "path": path, "status": status, "duration_ms": took_ms, **here},
     )
 

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import mmap
 import os
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -34,7 +35,7 @@ class WorkerConnection:
         spool: Path | None = None,
     ) -> None:
         self._process, self._reader, self._writer = process, reader, writer
-        self._spool = spool
+        self._spool, self._is_killed = spool, False
 
     @classmethod
     async def open(cls, spool: Path | None = None) -> "WorkerConnection":
@@ -74,7 +75,13 @@ class WorkerConnection:
             yield _mapped(message) if isinstance(message, protocol.Done) else message
 
     def kill(self) -> None:
+        self._is_killed = True
         self._process.kill()
+
+    @property
+    def end(self) -> str:
+        """How the process ended, for the log; once `close` has returned."""
+        return describe_end(self._process.returncode, is_killed=self._is_killed)
 
     async def close(self) -> None:
         """Close the socket and wait for the process; kill it if it does not end by itself."""
@@ -82,11 +89,35 @@ class WorkerConnection:
         try:
             await asyncio.wait_for(self._process.wait(), _EXIT_TIMEOUT_S)
         except TimeoutError:
-            self._process.kill()
+            self.kill()
             await self._process.wait()
         with contextlib.suppress(OSError):  # such as a folder that was removed
             for path in self._spool.iterdir() if self._spool else ():
                 path.unlink()
+
+
+def describe_end(status: int | None, *, is_killed: bool = False) -> str:
+    """How a process ended, in words.
+
+    Args:
+        status: its exit status; negative: the signal.
+        is_killed: by the front.
+    """
+    if status is None or is_killed:
+        return "it was killed, for it did not end by itself"
+    if status >= 0:
+        return f"it ended with exit code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:  # a real-time signal
+        name = "a real-time signal"
+    hints: dict[int, str] = {
+        signal.SIGKILL: ": killed, as the system does when memory runs out",
+        signal.SIGSEGV: ": a library crashed",
+        signal.SIGABRT: ": a library gave up",
+        signal.SIGBUS: ": memory or a mapped file was not there",
+    }
+    return f"signal {-status}, {name}{hints.get(-status, '')}"
 
 
 def _mapped(done: protocol.Done) -> protocol.Done | protocol.RequestFailed:

@@ -57,6 +57,7 @@ class WorkerProcess:
         # these import torch and diffusers, which takes seconds
         from carpool.engine.cost_store import Table
         from carpool.engine.loop import EngineCore
+        from carpool.engine.model.factory import build
         from carpool.engine.model.load import load, log_as_others, versions
         from carpool.engine.model.usage import Meter
         from carpool.engine.observe.co_riders import CoRiders
@@ -69,7 +70,8 @@ class WorkerProcess:
         try:
             if first.otel:
                 self._tracing = tracing.start("worker")
-            loaded = load(first.model, first.settings)
+            model = first.model if first.factory is None else build(first.factory)
+            loaded = load(model, first.settings)
             table = Table(loaded, first.settings)
             engine = EngineCore(loaded, first.settings, table=table, observers=observers)
             self._at_end = engine.log_last_batches
@@ -200,7 +202,11 @@ class _RequestListener:
         except Exception as error:
             self._worker.send(_failed(request_id, error))
             return
-        self._worker.send(protocol.Done(request_id, seed, pictures, outcome.timings, used, video))
+        self._worker.send(
+            protocol.Done(
+                request_id, seed, pictures, outcome.timings, used, video, list(outcome.warnings)
+            )
+        )
 
 
 def _raw_output(fields: Mapping[str, Any], *, pipe: Any, spool: str) -> RawOutput:

@@ -29,6 +29,7 @@ class LoadModel(msgspec.Struct, tag="load_model"):
     log_format: LogFormat = "text"
     log_prompts: bool = False
     otel: bool = False  # export traces
+    factory: str | None = None  # `module:function` that builds the pipeline, instead of `model`
 
 
 class Submit(msgspec.Struct, tag="submit"):
@@ -136,6 +137,7 @@ class Done(msgspec.Struct, tag="done"):
     timings: Timings
     usage: TokenUsage
     clip: RawVideo | None = None  # in place of pictures
+    warnings: list[str] = []  # for the client
 
 
 class RequestFailed(msgspec.Struct, tag="request_failed"):

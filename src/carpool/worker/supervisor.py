@@ -37,6 +37,7 @@ log = logging.getLogger("carpool")
 OnProgress = Callable[[int, int], None]
 OnPreview = Callable[[protocol.Preview], None]
 State = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
+_MOST_LISTED = 8  # requests in one line
 _BACKOFF_S = (0.1, 0.5, 2.0, 8.0, 30.0)  # between restarts of workers that never got ready
 
 
@@ -65,6 +66,7 @@ class Supervisor:
         timeout_s: how long a worker may make no progress; see `watchdog`.
         log: level and format of the worker's log, and whether it shows prompts.
         otel: whether the worker exports traces.
+        factory: builds the pipeline in each worker, as `module:function`; then `model` is unused.
     """
 
     def __init__(
@@ -76,10 +78,11 @@ class Supervisor:
         timeout_s: float = 60.0,
         log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
         otel: bool = False,
+        factory: str | None = None,
     ) -> None:
         self._spool, self._timeout_s = spool, timeout_s
         folder = "" if spool is None else str(spool)
-        self._load = protocol.LoadModel(model, settings, folder, *log, otel)
+        self._load = protocol.LoadModel(model, settings, folder, *log, otel, factory)
         self._state: State = "starting"
         self._is_draining = False
         self._in_flight = InFlight[_Pending]()
@@ -92,6 +95,7 @@ class Supervisor:
         self._started_s = 0.0  # start of the newest worker; event loop's clock
         self._startup_s = 3.0  # from that to its readiness, of the newest that got so far
         self._task: asyncio.Task[None] | None = None
+        self._end = ""  # of the last worker: how it ended, and which requests it had
 
     @property
     def state(self) -> State:
@@ -222,11 +226,12 @@ class Supervisor:
         while True:
             was_ready = await self._run_once()
             if not self._first_ready.is_set():
-                raise LoadFailed("the worker died while it loaded the model; see its messages")
+                cause = self._end.partition(";")[0]
+                raise LoadFailed(f"the worker died while it loaded the model ({cause})")
             if was_ready:
                 deaths = itertools.count()
             delay_s = _BACKOFF_S[min(next(deaths), len(_BACKOFF_S) - 1)]
-            log.error("the worker died; a new one starts in %g s", delay_s)
+            log.error("the worker died (%s); a new one starts in %g s", self._end, delay_s)
             await asyncio.sleep(delay_s)
 
     async def _run_once(self) -> bool:
@@ -257,12 +262,14 @@ class Supervisor:
         finally:
             if watching is not None:
                 watching.cancel()
+            had = [request.id for request in self._in_flight if request.is_sent]
             if self._first_ready.is_set():
                 self._state = "worker_lost"
                 self._is_open.clear()
                 self._requeue()
             self._connection = None
             await connection.close()
+            self._end = f"{connection.end}; requests that it had: {_listed(had)}"
         return watching is not None
 
     async def _watch(self, connection: WorkerConnection, watchdog: Watchdog) -> None:
@@ -287,6 +294,9 @@ class Supervisor:
     def _receive(self, message: protocol.ToFront) -> None:
         match message:
             case protocol.WorkerReady() as ready:
+                if self.ready is not None:
+                    again = len(self._in_flight)
+                    log.info("the worker is ready again; requests that go on: %d", again)
                 self.ready, self._state = ready, "ready"
                 self._first_ready.set()
                 if not self._is_draining:
@@ -348,3 +358,9 @@ class Supervisor:
     def _send(self, message: protocol.ToWorker) -> None:
         if self._connection is not None:
             self._connection.send(message)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names for a line of the log."""
+    rest = len(names) - _MOST_LISTED
+    return ", ".join(names[:_MOST_LISTED]) + (f" and {rest} more" if rest > 0 else "") or "none"

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from carpool.engine.faults import Run
 from carpool.engine.model.device import Device
+from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.request import RequestState
-from carpool.engine.specs.snapshot import tensors_in
 from carpool.types import Phase
 
 

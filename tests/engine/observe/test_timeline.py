@@ -10,7 +10,7 @@ import torch
 import carpool
 from carpool.engine.loop import EngineCore
 from carpool.engine.observe.forward import Forward
-from carpool.engine.observe.timeline import Timeline, Timelines
+from carpool.engine.observe.timeline import MOST_OTHERS, Timeline, Timelines
 from carpool.engine.observe.width_reason import differences, nearest, width_reason
 from carpool.errors import Cancelled, PipelineFailed
 from carpool.types import CallKind, Choice, ParkedCall
@@ -69,6 +69,7 @@ def test_a_life_has_its_phases_with_their_starts_durations_and_company() -> None
     assert told["total_s"] == sum(one["duration_s"] for one in told["phases"])
     assert (denoise["forwards"], denoise["forward_s"]) == (3, 3 * STEP_S)
     assert (denoise["others_mean"], denoise["others_most"]) == (2.0, 2)
+    assert denoise["others"] == ["one", "three"]
     assert denoise["waited_s"] == 0
 
 
@@ -172,6 +173,33 @@ def test_the_oldest_that_ended_are_forgotten_and_the_living_never() -> None:
     assert timelines.to_json("a", 2.0) is None
     assert [timelines.to_json(name, 2.0) is not None for name in ("b", "c", "living")] == [True] * 3
     assert living.status == "queued"
+
+
+def test_moments_are_told_by_the_wall_clock_too() -> None:
+    timelines = Timelines(wall_clock=lambda: 1_800_000_000.0)
+    one = timelines.begin("one", 5.0)
+    told = one.to_json(6.0)
+    assert (told["submitted_at"], told["started_at"], told["ended_at"]) == (1.8e9, None, None)
+
+    one.start(7.0)
+    timelines.end(one, None, 9.5)
+
+    told = one.to_json(20.0)
+    assert (told["started_at"], told["ended_at"]) == (1.8e9 + 2, 1.8e9 + 4.5)
+
+
+def test_the_others_of_a_phase_are_named_up_to_a_bound() -> None:
+    timelines = Timelines()
+    lives = [timelines.begin(f"{n}", 0.0) for n in range(100)]
+    for life_ in lives:
+        life_.start(0.0)
+        timelines.parked(life_, "m", "k", 0.0)
+    states: Any = tuple(SimpleNamespace(timeline=one) for one in lives)
+
+    timelines.forward(Forward("", "forward", "denoise", states, (1,) * 100, 0.0, 1.0))
+
+    others = lives[1].to_json(2.0)["phases"][0]["others"]
+    assert others == ["0", *(f"{n}" for n in range(2, MOST_OTHERS + 1))]
 
 
 def test_an_id_that_comes_again_means_the_youngest() -> None:

@@ -21,11 +21,11 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from carpool.errors import LoraRejected
+from carpool.request.lora import SUFFIX, adapter_file
 
 LOADING = threading.Lock()
 """PEFT and diffusers patch `nn.Module` while they load without initializing: never two at once."""
 
-SUFFIX = ".safetensors"
 _INSIDE = "adapter"  # the name in the shadow: PEFT takes no dots, and nobody else sees it
 _OTHERS = {  # in the names of weights: what they are of, which is not plain LoRA
     "dora_scale": "DoRA",
@@ -63,7 +63,7 @@ class Shadows:
         """
         from peft.tuners.tuners_utils import BaseTunerLayer  # nobody else needs it
 
-        file = _file(path)
+        file = adapter_file(path)
         _check_weights(file)
         pipe = type(self._pipe).__name__
         if not hasattr(self._pipe, "load_lora_weights"):
@@ -126,21 +126,6 @@ class Shadows:
         if not all(weight.isfinite().all() for weight in weights):
             raise LoraRejected(f"the weights for {where} do not fit into {dtype}")
         return Part(down, up, float(layer.scaling[_INSIDE]), dtype)
-
-
-def _file(path: Path) -> Path:
-    """The one safetensors file that is meant. A pickle would run code: it is never opened."""
-    if path.is_dir():
-        files = sorted(path.glob(f"*{SUFFIX}"))
-        if len(files) != 1:
-            seen = ", ".join(file.name for file in files) or "none"
-            raise LoraRejected(f"{path} must hold one {SUFFIX} file, it has: {seen}")
-        return files[0]
-    if path.suffix != SUFFIX:
-        raise LoraRejected(f"{path} is not a {SUFFIX} file, and a pickle can run code")
-    if not path.is_file():
-        raise LoraRejected(f"there is no file {path}")
-    return path
 
 
 def _check_weights(file: Path) -> None:

@@ -17,24 +17,16 @@ from diffusers.utils import logging as diffusers_log
 from torch import nn
 from transformers.utils import logging as transformers_log
 
-from carpool import jsonfile
 from carpool.config import EngineSettings
 from carpool.engine.model.card import describe
 from carpool.engine.model.device import Device
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.tasks import tasks_of
 from carpool.errors import LoadFailed
-from carpool.models import embedded
+from carpool.models.source import check_hub, find
 from carpool.request.lora import parse_lora
 from carpool.request.parameters import Card
 from carpool.schedule.peers.sglang_rules import Server
-
-CARD_FILE = "carpool.json"
-"""Optional, beside a local model's `model_index.json`: its public id, values for what requests
-leave out, and its largest picture: {"id": ..., "defaults": {...}, "max_pixels": ...}."""
-
-
-EMBEDDED = {"shapes": embedded.MODEL_DIR, "shapes-video": embedded.VIDEO_MODEL_DIR}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +94,9 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
     if isinstance(model, DiffusionPipeline):
         pipe, name = model, type(model).__name__
     else:
-        source, extra = _source(model)
+        source, extra = find(model)
+        if not extra:
+            check_hub(source, settings.revision)
         name = str(extra.get("id", model))
         try:
             pipe = _from_pretrained(source, settings.revision, device.dtype)
@@ -168,44 +162,6 @@ def _from_pretrained(source: str, revision: str | None, dtype: torch.dtype) -> D
 def versions() -> dict[str, str]:
     """Of the libraries that a picture depends on."""
     return {name: metadata.version(name) for name in ("torch", "diffusers", "transformers")}
-
-
-def _source(model: str | Path) -> tuple[str, dict[str, Any]]:
-    """Where `from_pretrained` finds the model, and what its card file says."""
-    folder = EMBEDDED.get(str(model)) or Path(model).expanduser()
-    if (folder / "model_index.json").is_file():
-        card = folder / CARD_FILE
-        extra = _card(card) if card.is_file() else {}
-        lora = {name: folder / str(path) for name, path in extra.get("lora", {}).items()}
-        extra = {"id": folder.resolve().name, **extra, "lora": lora}  # never a path to clients
-        return str(folder), extra
-    text = str(model)
-    if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
-        raise LoadFailed(
-            f"no model at {text!r}: give {' or '.join(map(repr, EMBEDDED))}, a hub id like "
-            "'org/name', or a folder that holds a model_index.json"
-        )
-    return text, {}
-
-
-def _card(file: Path) -> dict[str, Any]:
-    """What a card file says.
-
-    Raises:
-        LoadFailed: it is none.
-    """
-    kinds = {"id": str, "defaults": dict, "max_pixels": int, "lora": dict}
-    try:
-        said = jsonfile.loads(jsonfile.read(file))
-    except (OSError, ValueError) as error:
-        raise LoadFailed(f"{file} cannot be read: {error}") from error
-    if not isinstance(said, dict):
-        raise LoadFailed(f"{file} is a {type(said).__name__}: must be an object")
-    for name, kind in kinds.items():
-        if name in said and type(said[name]) is not kind:
-            seen, rule = type(said[name]).__name__, kind.__name__
-            raise LoadFailed(f"{file}: {name} is a {seen}: must be a {rule}")
-    return said
 
 
 def _refuse_what_breaks(pipe: DiffusionPipeline) -> None:

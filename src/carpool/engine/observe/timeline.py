@@ -7,6 +7,7 @@ So waiting requests cost nothing, however many they are. All but `to_json` is fo
 thread.
 """
 
+import time
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -15,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from carpool.errors import Cancelled, CarpoolError
-from carpool.types import Phase, Timings
+from carpool.types import Clock, Phase, Timings
 
 if TYPE_CHECKING:
     from carpool.engine.observe.forward import Forward
 
 KEPT = 1000  # timelines of requests that have ended
+MOST_OTHERS = 32  # requests that a phase names
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -54,6 +56,7 @@ class PhaseTimes:
     forward_s: float = 0.0  # on CUDA until they were launched, as `Forward.duration_s`
     others: int = 0  # requests that shared its forwards, summed over these
     others_most: int = 0
+    with_ids: dict[str, None] = field(default_factory=dict)  # requests that shared its forwards
     place_s: float = 0.0  # parked while forwards of its own key ran
     incompatible_s: float = 0.0  # ... of its module, with other keys
     modules_s: float = 0.0  # ... of other modules
@@ -76,6 +79,7 @@ class PhaseTimes:
             "waited_for_s": waited,
             "others_mean": self.others / self.forwards if self.forwards else 0.0,
             "others_most": self.others_most,
+            "others": list(self.with_ids.copy()),
         }
 
 
@@ -89,6 +93,7 @@ class Timeline:
     ended_s: float = inf
     step: int = 0  # denoising steps done
     steps: int = 0  # denoising steps in all
+    submitted_at: float = 0.0  # Unix time
     error: str | None = None  # code of the error that it ended with
     is_cancelled: bool = False
     phase: Phase = "encode"
@@ -147,6 +152,10 @@ class Timeline:
             return "queued" if self.started_s == inf else "running"
         return "cancelled" if self.is_cancelled else "failed" if self.error else "ok"
 
+    def _at(self, moment_s: float) -> float | None:
+        """Unix time of a moment of the engine's clock; None for one that is still to come."""
+        return None if moment_s == inf else self.submitted_at + moment_s - self.submitted_s
+
     def to_json(self, now_s: float) -> dict[str, Any]:
         """All of it. Moments are seconds since submission; the call it is parked on is not in."""
         until_s = min(self.ended_s, now_s)
@@ -162,6 +171,9 @@ class Timeline:
             "step": self.step,
             "steps": self.steps,
             "exclusive": self.exclusive,
+            "submitted_at": self.submitted_at,
+            "started_at": self._at(self.started_s),
+            "ended_at": self._at(self.ended_s),
             "queued_s": min(self.started_s, until_s) - self.submitted_s,
             "total_s": until_s - self.submitted_s,
             "phases": phases,
@@ -171,7 +183,8 @@ class Timeline:
 class Timelines:
     """All requests that are queued or run, and the last that ended; sums of their forwards."""
 
-    def __init__(self, kept: int = KEPT) -> None:
+    def __init__(self, kept: int = KEPT, wall_clock: Clock = time.time) -> None:
+        self._wall_clock = wall_clock
         self._known: WeakValueDictionary[str, Timeline] = WeakValueDictionary()
         self._ended: deque[Timeline] = deque(maxlen=kept)
         self._all_s = 0.0
@@ -180,7 +193,9 @@ class Timelines:
 
     def begin(self, request_id: str, now_s: float) -> Timeline:
         """A new timeline. It can be found for as long as the caller holds it, and longer."""
-        timeline = self._known[request_id] = Timeline(request_id, now_s)
+        timeline = self._known[request_id] = Timeline(
+            request_id, now_s, submitted_at=self._wall_clock()
+        )
         return timeline
 
     def to_json(self, request_id: str, now_s: float) -> dict[str, Any] | None:
@@ -207,12 +222,17 @@ class Timelines:
         """Calls of one key have shared a forward."""
         timelines = [state.timeline for state in forward.states]
         seconds, others = forward.duration_s, len(timelines) - 1
+        ids = [timeline.request_id for timeline in timelines]
         for timeline in timelines:
             times = timeline.stop_waiting(self._all_s, forward.began_s)
             times.forwards += 1
             times.forward_s += seconds
             times.others += others
             times.others_most = max(times.others_most, others)
+            if others and len(times.with_ids) < MOST_OTHERS:
+                names = dict.fromkeys(ids[: MOST_OTHERS + 1])
+                names.pop(timeline.request_id, None)
+                times.with_ids = dict.fromkeys([*times.with_ids, *names][:MOST_OTHERS])
         self._all_s += seconds
         if (mark := timelines[0].mark) is not None:
             mark.of_module.seconds += seconds

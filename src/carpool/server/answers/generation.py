@@ -131,4 +131,5 @@ async def generate(
         safety_identifier=generation.user,
         timings=max((one.timings for one in done), key=lambda timings: timings.total_s),
         usage=generation.usage([one.usage for one in done]),
+        warnings=list(dict.fromkeys(text for one in done for text in one.warnings)) or None,
     )

@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from carpool.errors import CarpoolError
 from carpool.server.answers.generation import ImageGeneration, RunInThread, gather
 from carpool.server.bodies import schema
+from carpool.telemetry import logs
 from carpool.worker import protocol
 from carpool.worker.supervisor import Supervisor
 
@@ -71,6 +72,7 @@ class EventStream(EventSourceResponse):
                     yield event
                 self._status = 200
             except CarpoolError as error:
+                logs.refused(error)
                 failure = schema.Error(error=schema.ErrorBody(**error.body)).model_dump_json()
                 yield format_sse_event(data_str=failure, event="error")
                 self._status = error.status

@@ -151,7 +151,7 @@ def _white_mask(image: Any, size: Size) -> Any:
     alpha = image.getchannel("A")
     if alpha.getextrema()[0] == 255:
         rule = "what is to be drawn anew must be transparent, and nothing is"
-        raise MaskMismatch(f"mask: {rule}", param="mask")
+        raise MaskMismatch(f"mask marks nothing: {rule}", param="mask")
     return _resized(alpha.point(lambda value: 255 - value), size)
 
 

@@ -158,6 +158,7 @@ class ImagesResponse(BaseModel):
     safety_identifier: str | None = None
     timings: Timings = Field(description="of the image that took longest; seconds")
     usage: UsageBody
+    warnings: list[str] | None = Field(None, description="such as that the prompt was truncated")
 
 
 class ModelParameter(BaseModel):
@@ -204,6 +205,10 @@ class PhaseReport(BaseModel):
     )
     others_mean: float = Field(description="requests that shared a forward with it")
     others_most: int
+    others: list[str] = Field(
+        description="ids of requests that shared a forward with it, at most 32: `id` for those of "
+        "the same API key, else only that there was one: `another`"
+    )
 
 
 class OutputReport(BaseModel):
@@ -214,6 +219,9 @@ class OutputReport(BaseModel):
     error: str | None = Field(description="the code of what it failed with")
     step: int
     steps: int
+    submitted_at: float = Field(description="Unix time, as the other moments that end in _at")
+    started_at: float | None = Field(description="admitted; null while it is queued")
+    ended_at: float | None
     queued_s: float = Field(description="waited until it was admitted")
     total_s: float
     phases: list[PhaseReport]

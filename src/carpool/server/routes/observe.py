@@ -56,7 +56,7 @@ async def metrics(state: State) -> Response:
 
 @router.get("/v1/requests/{request_id}")
 async def report(request_id: str, context: Context) -> schema.RequestReport:
-    """What a request did when, with how many it shared forwards, and what it waited for.
+    """What a request did when, with which others it shared forwards, and what it waited for.
 
     A job's id means its last run; while the job is queued it has no outputs.
     """

@@ -1,0 +1,48 @@
+"""Build a pipeline by a function of the user's own, named as `module:function`.
+
+So the worker can build it, and a later worker can build it again.
+"""
+
+import importlib
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from diffusers import DiffusionPipeline
+
+from carpool.errors import LoadFailed
+
+
+def build(factory: str) -> DiffusionPipeline:
+    """Import the function and call it.
+
+    Args:
+        factory: `module:function`, or `path/to/file.py:function`.
+
+    Raises:
+        LoadFailed: there is no such function, it failed, or it gave something else.
+    """
+    place, _, name = factory.rpartition(":")
+    try:
+        found: Any = _module(place)
+        for part in name.split("."):
+            found = getattr(found, part)
+        pipe = found()
+    except Exception as error:  # whatever the user's code raises
+        raise LoadFailed(f"--pipeline {factory}: {type(error).__name__}: {error}") from error
+    if not isinstance(pipe, DiffusionPipeline):
+        rule = "it must return a diffusers pipeline"
+        raise LoadFailed(f"--pipeline {factory} returned a {type(pipe).__name__}: {rule}")
+    return pipe
+
+
+def _module(place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{place} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,148 @@
+"""Where a model's files lie: an embedded one, a folder in diffusers layout, or a hub id.
+
+No torch: `carpool serve` asks before it starts anything.
+"""
+
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from carpool import jsonfile
+from carpool.errors import LoadFailed, nearest
+from carpool.models import embedded
+
+CARD_FILE = "carpool.json"
+"""Optional, beside a local model's `model_index.json`: its public id, values for what requests
+leave out, and its largest picture: {"id": ..., "defaults": {...}, "max_pixels": ...}."""
+
+EMBEDDED = {"shapes": embedded.MODEL_DIR, "shapes-video": embedded.VIDEO_MODEL_DIR}
+
+_INDEX = "model_index.json"
+
+
+def find(model: str | Path) -> tuple[str, dict[str, Any]]:
+    """Find a model: what `from_pretrained` takes, and what its card file says.
+
+    Raises:
+        LoadFailed: no such embedded model or folder, or its card file is none.
+    """
+    folder = EMBEDDED.get(str(model)) or Path(model).expanduser()
+    if (folder / _INDEX).is_file():
+        card = folder / CARD_FILE
+        extra = _card(card) if card.is_file() else {}
+        lora = {name: folder / str(path) for name, path in extra.get("lora", {}).items()}
+        extra = {"id": folder.resolve().name, **extra, "lora": lora}  # never a path to clients
+        return str(folder), extra
+    text = str(model)
+    if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
+        raise LoadFailed(
+            f"no model at {text!r}{nearest(text, EMBEDDED)}: give "
+            f"{' or '.join(map(repr, EMBEDDED))}, a hub id like 'org/name', or a folder that holds "
+            f"a {_INDEX}"
+        )
+    return text, {}
+
+
+def pipeline_of(model: str) -> str:
+    """The pipeline class that the index of a local model names; "" where it cannot be read."""
+    try:
+        index = jsonfile.loads(jsonfile.read(Path(find(model)[0]) / _INDEX))
+        return str(index["_class_name"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
+def check_hub(model: str, revision: str | None) -> None:
+    """Check that a hub model can be had: fetch its index, if it is not in the cache.
+
+    Raises:
+        LoadFailed: says which of these it is: no such model or revision, a gated one, no network,
+            offline mode, or no diffusers pipeline.
+    """
+    from huggingface_hub import constants, errors, hf_hub_download, try_to_load_from_cache
+
+    at = f" at revision {revision!r}" if revision else ""
+    try:
+        if isinstance(try_to_load_from_cache(model, _INDEX, revision=revision), str):
+            return
+        if not constants.is_offline_mode():
+            _connect(constants.ENDPOINT)  # the library tries for half a minute
+        hf_hub_download(model, _INDEX, revision=revision, etag_timeout=5)
+    except errors.GatedRepoError as error:
+        raise LoadFailed(
+            f"{model} is gated: accept its terms at {constants.ENDPOINT}/{model}, then log in with "
+            "`hf auth login`, or set HF_TOKEN"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise LoadFailed(
+            f"the hub has no model {model!r} that this token may see: check the name; for a "
+            "private model log in with `hf auth login`, or set HF_TOKEN"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise LoadFailed(f"{model} has no revision {revision!r}: see its branches") from error
+    except (errors.LocalEntryNotFoundError, _Unreachable) as error:
+        if constants.is_offline_mode():
+            why = "HF_HUB_OFFLINE is set: unset it"
+        else:
+            why = (
+                f"{constants.ENDPOINT} cannot be reached ({_last_cause(error)}): check the network"
+            )
+        raise LoadFailed(
+            f"{model}{at} is not in the hub cache ({constants.HF_HUB_CACHE}), and {why}, or fetch "
+            f"it elsewhere with `hf download {model}`"
+        ) from error
+    except errors.EntryNotFoundError as error:
+        raise LoadFailed(
+            f"{model}{at} has no {_INDEX}: it is no diffusers pipeline; look for a conversion, "
+            "often called NAME-diffusers"
+        ) from error
+    except errors.HFValidationError as error:
+        raise LoadFailed(f"no model at {model!r}: {error}") from error
+    except (errors.HfHubHTTPError, OSError, ValueError) as error:
+        raise LoadFailed(f"the hub does not give {model}{at}: {_last_cause(error)}") from error
+
+
+class _Unreachable(Exception):
+    """Nothing answers where the hub should be."""
+
+
+def _connect(url: str) -> None:
+    """See that the hub can be reached at all; a proxy is left to the library."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    if getproxies().get(parts.scheme):
+        return
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=3).close()
+    except OSError as error:
+        raise _Unreachable from error
+
+
+def _last_cause(error: BaseException) -> str:
+    """The first line of the exception that all the others came of."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _card(file: Path) -> dict[str, Any]:
+    """What a card file says.
+
+    Raises:
+        LoadFailed: it is none.
+    """
+    kinds = {"id": str, "defaults": dict, "max_pixels": int, "lora": dict}
+    try:
+        said = jsonfile.loads(jsonfile.read(file))
+    except (OSError, ValueError) as error:
+        raise LoadFailed(f"{file} cannot be read: {error}") from error
+    if not isinstance(said, dict):
+        raise LoadFailed(f"{file} is a {type(said).__name__}: must be an object")
+    for name, kind in kinds.items():
+        if name in said and type(said[name]) is not kind:
+            seen, rule = type(said[name]).__name__, kind.__name__
+            raise LoadFailed(f"{file}: {name} is a {seen}: must be a {rule}")
+    return said

@@ -1,0 +1,69 @@
+"""What can be found wrong with a model and its settings before anything is loaded.
+
+`carpool serve` checks before it starts a worker, `carpool generate` before it imports torch. What
+only the loaded model can tell is found later, by the same errors. No torch.
+"""
+
+import re
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from carpool.config import OF_FILES, EngineSettings
+from carpool.errors import LoraRejected, SettingRejected
+from carpool.models.source import check_hub, find
+from carpool.request.lora import adapter_file, check_header, check_name, parse_lora
+from carpool.schedule.peers.sglang_rules import load_rules
+from carpool.schedule.policy import weights
+
+_DEVICE = re.compile(r"auto|cpu(:0)?|cuda(:[0-9]{1,3})?")
+
+
+def check(model: str, settings: EngineSettings, factory: str | None = None) -> None:
+    """Check what the settings name: device, shares, rules, adapters, the model.
+
+    Args:
+        factory: builds the pipeline, instead of `model`; as `module:function`.
+
+    Raises:
+        SettingRejected: a setting has an impossible value, or names a missing file.
+        LoraRejected: an adapter has a taken name, or no readable file.
+        LoadFailed: there is no such model.
+    """
+    if not _DEVICE.fullmatch(settings.device):
+        raise SettingRejected(f"device={settings.device!r}: must be auto, cpu, cuda or cuda:N")
+    weights(settings.fair_share)
+    if settings.batching_mode == "dynamic" and settings.batching_config is not None:
+        load_rules(Path(settings.batching_config))
+    if settings.lora_dir is not None and not Path(settings.lora_dir).expanduser().is_dir():
+        raise SettingRejected(f"lora_dir={settings.lora_dir!r}: there is no such folder")
+    adapters = parse_lora(settings.lora)
+    source, card = ("", {"lora": {}}) if factory is not None else find(model)
+    if factory is not None:
+        _check_factory(factory, settings)
+    for name, path in adapters.items():
+        check_name(name, list(card.get("lora", {})))
+        try:
+            check_header(adapter_file(Path(path).expanduser()))
+        except (LoraRejected, OSError) as error:
+            raise LoraRejected(f"adapter {name!r}: {error}") from error
+    if not card:
+        check_hub(source, settings.revision)
+
+
+def _check_factory(factory: str, settings: EngineSettings) -> None:
+    for name in OF_FILES:
+        if (said := getattr(settings, name)) not in (None, "auto"):
+            rule = "the function loads the pipeline itself; say it there"
+            raise SettingRejected(f"{name}={said!r}: {rule}")
+    place, _, function = factory.rpartition(":")
+    if not place or not function:
+        raise SettingRejected(f"pipeline={factory!r}: write MODULE:FUNCTION, as mine:build")
+    if place.endswith(".py"):
+        is_there = Path(place).is_file()
+    else:
+        top = place.partition(".")[0]
+        is_there = bool(PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]))
+    if not is_there:
+        rule = "it must lie in the present folder, be installed, or be a file's path"
+        raise SettingRejected(f"pipeline={factory!r}: there is no module {place!r}: {rule}")

@@ -1,0 +1,49 @@
+"""Keyword arguments of `carpool.load` for type checkers: those of `carpool.config`, with types.
+
+A test holds both equal. What a setting means stands in `carpool.config` only.
+"""
+
+from os import PathLike
+from typing import TYPE_CHECKING, TypedDict
+
+from carpool.config import BatchingMode, DType, LoraBatching, Numerics
+
+if TYPE_CHECKING:
+    import torch
+
+
+class LoadSettings(TypedDict, total=False):
+    """Settings of an engine and of its jobs; all may be left out."""
+
+    device: "str | torch.device"
+    dtype: "DType | torch.dtype"
+    revision: str | None
+    threads: int | None
+    batching_mode: BatchingMode
+    min_gain: float
+    cost_table: str | PathLike[str] | None
+    fair_share: tuple[str, ...]
+    admit_late: bool
+    batching_max_size: int
+    batching_delay_ms: float
+    batching_config: str | PathLike[str] | None
+    enable_batching_metrics: bool
+    max_num_seqs: int
+    request_batch_max_wait_ms: float
+    numerics: Numerics
+    infer_specs: bool
+    lora_dir: str | PathLike[str] | None
+    lora_batching: LoraBatching
+    max_batch_size: int
+    max_decode_size: int
+    max_decode_gib: float
+    max_running: int
+    max_queue: int
+    max_wait: float
+    max_pixels: int
+    max_steps: int
+    state_dir: str | PathLike[str] | None
+    job_ttl: float
+    max_store_bytes: int
+    metadata: bool
+    metadata_prompt: bool

@@ -1,0 +1,57 @@
+"""`carpool.serve`: the server of `carpool serve`, from Python."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from carpool import preflight
+from carpool.config import ServeSettings
+from carpool.errors import SettingRejected, nearest
+from carpool.server import run
+
+
+def serve(model: "str | Path | Callable[[], Any]" = "shapes", **settings: Any) -> int:
+    """Serve a model over HTTP until a signal ends it.
+
+    Args:
+        model: as for `carpool serve`, or a function that builds a pipeline. The worker process
+            imports and calls it, and so does every worker after that one; so it must be defined at
+            the top level of a module or script, and a script starts the server under
+            `if __name__ == "__main__":`.
+        settings: those of `carpool.config.ServeSettings`, such as `port`, `device`, `api_key`.
+
+    Returns:
+        The exit status of `carpool serve`.
+
+    Raises:
+        SettingRejected, LoraRejected, LoadFailed: found before anything is loaded.
+    """
+    known = [field.name for field in fields(ServeSettings)]
+    for name in settings:
+        if name not in known:
+            raise SettingRejected(f"unknown setting {name!r}{nearest(name, known)}")
+    chosen = ServeSettings.from_environment(os.environ, **settings)
+    factory = None if isinstance(model, (str, Path)) else name_of(model)
+    preflight.check(str(model), chosen.engine(), factory)
+    return run.serve(str(model), chosen, factory)
+
+
+def name_of(factory: Any) -> str:
+    """A function as `module:function`, or `file:function` where it is of the script itself.
+
+    Raises:
+        SettingRejected: another process cannot find it by its name.
+    """
+    name, module = getattr(factory, "__qualname__", ""), getattr(factory, "__module__", "")
+    if not callable(factory) or not name or "<" in name or hasattr(factory, "components"):
+        raise SettingRejected(
+            f"a {type(factory).__name__} cannot be handed to the worker process, which builds the "
+            "model again after a death: give a function at the top level of a module that returns "
+            "the pipeline"
+        )
+    if module == "__main__":
+        module = str(Path(str(sys.modules["__main__"].__file__)).resolve())
+    return f"{module}:{name}"
