@@ -6,7 +6,7 @@ A test holds both equal. What a setting means stands in `carpool.config` only.
 from os import PathLike
 from typing import TYPE_CHECKING, TypedDict
 
-from carpool.config import BatchingMode, DType, LoraBatching, Numerics
+from carpool.config import BatchingMode, DType, LoraBatching, MetricsFormat, Numerics
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +28,10 @@ class LoadSettings(TypedDict, total=False):
     batching_delay_ms: float
     batching_config: str | PathLike[str] | None
     enable_batching_metrics: bool
+    batching_metrics_format: MetricsFormat
     max_num_seqs: int
     request_batch_max_wait_ms: float
+    default_sampling_params: str | None
     numerics: Numerics
     infer_specs: bool
     lora_dir: str | PathLike[str] | None
