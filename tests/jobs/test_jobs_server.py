@@ -20,7 +20,7 @@ from support.pictures import ALIKE, gap, picture
 from support.server_process import PATIENCE_S, Server, body, eventually, serving, starting
 
 pytestmark = pytest.mark.timeout(300)  # starting a server may take long, and here are several
-LONG = 30  # steps; some 0.7 s where nothing else runs: long enough to be killed in
+LONG = 80  # steps; some 0.6 s where nothing else runs: long enough to be seen, and killed in
 
 
 class Client:

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 
 from carpool.config import LogFormat, LogLevel
-from carpool.errors import CarpoolError, without_paths
+from carpool.errors import CarpoolError, ModelNotFound, without_paths
 
 TEXT = "%(asctime)s %(levelname)s %(message)s"
 MOST_TEXT = 16_000  # characters of a message, or of an exception with its traceback
@@ -47,11 +47,12 @@ def without_prompts(record: logging.LogRecord) -> bool:
 def refused(error: CarpoolError) -> None:
     """Note the code and the reason of an error for the access log line of the present request.
 
-    A reason may repeat what it is about: that of a prompt is left out.
+    A reason may repeat what it is about, so that of a prompt, or of text sent as a model's name,
+    is left out.
     """
     here = about.get({})
     here["error"] = error.code
-    if "prompt" not in (error.param or ""):
+    if not isinstance(error, ModelNotFound) and "prompt" not in (error.param or ""):
         said = error.message if error.status < 500 else without_paths(error.message)
         here["reason"] = " ".join(said.split())[:MOST_REASON]
 
