@@ -26,7 +26,8 @@ APART = 1 / 30  # of `FORGOTTEN_S`: between two runs that are kept, once there a
 MEAN = 0.05  # weight of a run in the mean
 COLD = 0.2  # runs that the first of a width in a process stands for
 NOISE = 0.1  # relative standard deviation of a run, until more is known
-REFIT_EVERY = 8  # runs; at each while little is known
+REFIT_EVERY = 8  # runs, or an eighth of all; at each while little is known
+REFIT_AT_LEAST = 64  # every so many, once much is known: a fit takes 0.3 ms
 REFIT_EVERY_S = 20.0  # device seconds
 MOST_OPTIMISM = 2.0  # standard deviations
 LEAST_WEIGHT = 1e-4  # of a run, however old
@@ -118,7 +119,7 @@ class LearnedCurve:
             runs.append((seconds, self.now_s))
         self._runs_since_fit += 1
         is_new = len(runs) <= 3 or self._fits < REFIT_EVERY
-        is_due = self._runs_since_fit >= REFIT_EVERY
+        is_due = self._runs_since_fit >= max(REFIT_EVERY, min(REFIT_AT_LEAST, self._learned // 8))
         if is_new or is_due or self.now_s - self._fitted_s > REFIT_EVERY_S:
             self._is_stale = True
 
@@ -168,10 +169,10 @@ class LearnedCurve:
 
     def _refit(self) -> None:
         """Fit again, if enough was learned or much time has passed."""
-        from carpool.schedule.regression import fit  # numpy: 0.1 s that `--help` need not wait
-
         if not self._is_stale and self.now_s - self._fitted_s <= self._forgotten_s:
             return
+        from carpool.schedule.regression import fit  # numpy: 0.1 s that `--help` need not wait
+
         self._is_stale, self._fitted_s, self._runs_since_fit = False, self.now_s, 0
         self._fits += 1
         self._speedups = {}
