@@ -35,8 +35,8 @@ test-models: .venv/ready build/torchvision  ## every model and task against plai
 	  tests/training/test_training.py tests/matrix/test_agreement.py tests/test_proof.py tests/engine/test_deaths.py
 
 demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo-video.mp4
-	$(BIN)/python examples/demo.py
-	$(BIN)/python examples/demo_video.py
+	PYTHONPATH=. $(BIN)/python examples/demo.py
+	PYTHONPATH=. $(BIN)/python examples/demo_video.py
 
 bench: .venv/ready  ## against plain diffusers, LitServe, a lock, the simulator: docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python benchmarks/cpu.py --output docs/benchmarks.md
