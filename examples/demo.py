@@ -1,6 +1,6 @@
 """24 clients at once: start a server, request a picture from each client, show the co-riders.
 
-usage: make demo        (or: python examples/demo.py [--output demo.png] [--url URL])
+usage: make demo        (or: PYTHONPATH=. python examples/demo.py [--output demo.png] [--url URL])
 
 Every request has its own prompt, steps, guidance and seed, and a quarter of them the adapter
 `outlined`. Writes a contact sheet and prints how many requests shared each forward of the

@@ -1,6 +1,6 @@
 """Eight videos at once, without a server: which shared forwards, and whether they are right.
 
-usage: make demo        (or: python examples/demo_video.py [--output demo-video.mp4])
+usage: make demo        (or: PYTHONPATH=. python examples/demo_video.py [--output demo-video.mp4])
 
 Writes one video of all clips side by side.
 """
