@@ -108,8 +108,8 @@ def test_another_tenant_is_served_and_the_front_stays_small(
 
     asyncio.run(scene())
 
-    assert max(pictures_s) < MOST_S + 20 * calm_picture_s
-    assert max(alive_s) < MOST_S / 2 + 20 * calm_look_s
+    assert max(pictures_s) < max(MOST_S, 20 * calm_picture_s)
+    assert max(alive_s) < max(MOST_S / 2, 20 * calm_look_s)
     assert most_mib - before_mib < MOST_MIB
 
 
