@@ -116,10 +116,11 @@ async def generate(
     pictures = [one.pictures[0] for one in done]
 
     def answered(number: int) -> schema.Image:
-        file = generation.file(number, pictures[number])
+        file, one = generation.file(number, pictures[number]), done[number]
+        image = schema.Image(seed=one.seed, skipped_steps=one.skipped_steps or None)
         if generation.body.response_format == "url":
-            return schema.Image(seed=done[number].seed, url=link(file))
-        return schema.Image(seed=done[number].seed, b64_json=base64.b64encode(file).decode())
+            return image.model_copy(update={"url": link(file)})
+        return image.model_copy(update={"b64_json": base64.b64encode(file).decode()})
 
     return schema.ImagesResponse(
         created=int(time.time()),

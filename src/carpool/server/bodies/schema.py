@@ -47,6 +47,11 @@ class GenerationRequest(BaseModel):
     timeout_s: Any = ours("number", "give up when it is not done in so many seconds")
     priority: Any = ours("integer", "-10 to 10; higher goes first")
     num_inference_steps: Any = ours("integer", "denoising steps")
+    step_cache: Any = ours(
+        "number",
+        "skip steps while the denoiser's answer is predicted to change by less than this share, "
+        "0 (none) to 1; the header `x-step-cache` says the same; default: the server's own",
+    )
     guidance_scale: Any = ours("number", "how closely to follow the prompt")
     negative_prompt: Any = ours("string", "what not to show")
     user: Name = Field(None, description="of the client's own: users divide a key's share")
@@ -116,7 +121,7 @@ class RemixRequest(BaseModel):
 
 
 _PIPELINE_FIELDS = """num_inference_steps guidance_scale guidance_scale_2 true_cfg_scale
-negative_prompt num_frames lora deadline_s priority"""
+negative_prompt num_frames lora deadline_s priority step_cache"""
 PIPELINE_FIELDS = frozenset(_PIPELINE_FIELDS.split())
 """Fields of the bodies here that are handed on to the pipeline, as all unknown ones are."""
 
@@ -130,6 +135,9 @@ class Image(BaseModel):
     url: str | None = Field(default=None, description="a link that needs no key, for an hour")
     revised_prompt: None = Field(default=None, description="prompts are never revised here")
     seed: int = Field(description="that gives this image again")
+    skipped_steps: int | None = Field(
+        default=None, description="denoising steps without a forward; where `step_cache` was said"
+    )
 
 
 class TokenDetails(BaseModel):
@@ -219,6 +227,7 @@ class OutputReport(BaseModel):
     error: str | None = Field(description="the code of what it failed with")
     step: int = Field(description="denoising steps that are done")
     steps: int = Field(description="denoising steps in all; 0 while that is not known")
+    skipped_steps: int = Field(default=0, description="those that `step_cache` answered")
     submitted_at: float = Field(description="Unix time, as the other moments that end in _at")
     started_at: float | None = Field(description="admitted; null while it is queued")
     ended_at: float | None = Field(description="answered, failed or cancelled; null before")

@@ -92,6 +92,7 @@ async def _answer(
     digests: list[str] | None = None,
 ) -> Any:
     """Answer with a job, with pictures, or with a stream of them."""
+    context.with_headers(body)
 
     def sent() -> dict[str, Any]:
         return body.model_dump(exclude_unset=True) | ({"pictures": digests} if digests else {})
