@@ -11,7 +11,7 @@ the request's own state. Which requests are like that is observed, not listed.
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 
 from carpool.engine.intercept import Target
 from carpool.engine.overlay import Overlay, SharedModules
+from carpool.engine.pins import Pins
 from carpool.engine.random_state import PATCHES, RandomState
 
 log = logging.getLogger("carpool")
@@ -29,24 +30,27 @@ class Isolation:
 
     def __init__(self, components: Mapping[str, nn.Module], device: torch.device) -> None:
         self._shared, self._device = SharedModules(components), device
+        self._pins = Pins(components.values())
         self._is_installed = False
         self._logged: set[str] = set()
 
     def install(self) -> None:
         self._shared.install()
+        self._pins.install()
         PATCHES.add()
         self._is_installed = True
 
     def remove(self) -> None:
         """Leave the process as `install` found it. Harmless when not installed."""
         if self._is_installed:
+            self._pins.remove()
             self._shared.remove()
             PATCHES.drop()
         self._is_installed = False
 
     def context(self, seed: int) -> "RequestContext":
         """The state of a request that is about to start."""
-        return RequestContext(Overlay(self._shared), RandomState(seed, self._device))
+        return RequestContext(Overlay(self._shared), RandomState(seed, self._device), self._pins)
 
     def exclusive(self, context: "RequestContext") -> list[str]:
         """The components that a request has changed for itself; each kind is logged once."""
@@ -65,30 +69,35 @@ class Isolation:
 class RequestContext:
     """The private state of one request; see `fiber.Context`."""
 
-    def __init__(self, overlay: Overlay, random: RandomState) -> None:
-        self.overlay, self.random = overlay, random
+    def __init__(self, overlay: Overlay, random: RandomState, pins: Pins) -> None:
+        self.overlay, self.random, self.pins = overlay, random, pins
         self.request_id, self.warnings = "", list[str]()  # whose it is; what its answer is to say
-        self._modes, self._outside = _Modes(), _Modes()
+        self._modes = self._outside = _PLAIN
         self._no_inference: torch.inference_mode | None = None
         self._is_free = False
 
     def enter(self) -> None:
-        self._outside = _Modes.now()
+        now: _Modes | None = _Modes.now()
+        self._outside = now
         if self._no_inference is not None:
             self._no_inference.__exit__(None, None, None)
-            self._no_inference = None
-        self._modes.set()
+            self._no_inference = now = None  # it has changed the modes
+        if self._modes is not now:
+            self._modes.set()
         self.random.swap()
         self.overlay.apply()
 
     def leave(self) -> None:
         self.overlay.withdraw()
         self.random.swap()
-        self._modes = _Modes.now()
+        now: _Modes | None = _Modes.now()
+        self._modes = now
         if torch.is_inference_mode_enabled():  # of a `with` that the fiber paused in
             self._no_inference = torch.inference_mode(mode=False)
             self._no_inference.__enter__()
-        self._outside.set()
+            now = None
+        if self._outside is not now:
+            self._outside.set()
 
     def own(self, target: Target) -> Target:
         """The method that a call from this request means.
@@ -124,30 +133,29 @@ class RequestContext:
             self.random.free()
 
 
+@dataclass(frozen=True, slots=True)
 class _Modes:
-    """Torch's modes of the thread."""
+    """Torch's modes of the thread. By default those in which pipelines start."""
 
-    _DEVICES = ("cpu", "cuda")
-
-    def __init__(self) -> None:
-        """Those in which pipelines start: no gradients, no autocast."""
-        self._has_grad = False
-        self._autocast: dict[str, torch.dtype] = {}
+    has_grad: bool = False
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()  # of devices for which it is on
 
     @classmethod
     def now(cls) -> "_Modes":
-        modes = cls()
-        modes._has_grad = torch.is_grad_enabled()
-        for device in cls._DEVICES:
-            if torch.is_autocast_enabled(device):
-                modes._autocast[device] = torch.get_autocast_dtype(device)
-        return modes
+        has_grad = torch.is_grad_enabled()
+        on = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
+        if not (has_grad or on):
+            return _PLAIN  # the usual case
+        return cls(has_grad, tuple([(one, torch.get_autocast_dtype(one)) for one in on]))
 
     def set(self) -> None:
-        if torch.is_grad_enabled() != self._has_grad:
-            torch.set_grad_enabled(self._has_grad)
-        for device in self._DEVICES:
-            if torch.is_autocast_enabled(device) != (device in self._autocast):
-                torch.set_autocast_enabled(device, device in self._autocast)
-            if device in self._autocast:
-                torch.set_autocast_dtype(device, self._autocast[device])
+        torch.set_grad_enabled(self.has_grad)
+        wanted = dict(self.autocast)
+        for device in _DEVICES:
+            torch.set_autocast_enabled(device, device in wanted)
+            if device in wanted:
+                torch.set_autocast_dtype(device, wanted[device])
+
+
+_DEVICES = ("cpu", "cuda")
+_PLAIN = _Modes()
