@@ -11,6 +11,10 @@ import torch
 
 import carpool
 from carpool import Request
+from carpool.config import load_settings
+from carpool.engine.loop import EngineCore
+from carpool.engine.model.load import load as load_pipeline
+from carpool.engine.observe.forward import Forward
 from carpool.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -21,7 +25,7 @@ from carpool.errors import (
     Rejected,
     UnknownParameter,
 )
-from support.engine_driver import gap, served
+from support.engine_driver import InLine, gap, served
 from support.tiny import ARGUMENTS
 
 FLUX: dict[str, Any] = ARGUMENTS["flux"]
@@ -259,6 +263,21 @@ def test_a_list_longer_than_the_queue_is_no_overload() -> None:
         engine.submit("a cat", **ENDLESS)
         with pytest.raises(Overloaded):
             engine.submit("a cat", **QUICK)
+
+
+def test_the_requests_of_one_list_start_together_on_an_idle_engine() -> None:
+    chosen, forwards = load_settings({"device": "cpu"}), list[Forward]()
+    core = EngineCore(
+        load_pipeline(served("flux"), chosen.engine()),
+        chosen.engine(),
+        observers=[forwards.append],
+        policy=InLine(8),
+    )
+    with carpool.Engine(core, chosen) as engine:
+        for _ in range(5):
+            forwards.clear()
+            engine.generate(["a cat", "a dog", "the moon", "the sun"], **QUICK)
+            assert {forward.requests for forward in forwards} == {4}
 
 
 def test_a_handle_has_the_verbs_of_a_future_and_says_how_far_it_is(engine: carpool.Engine) -> None:

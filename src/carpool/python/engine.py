@@ -158,10 +158,13 @@ class Engine:
         handles: list[Handle | Output] = []
         with tqdm(total=steps, unit="step", disable=hidden) as bar:
             try:
-                for job in jobs:
-                    handles.append(
-                        self._queue(job, handles, bar) if isinstance(job, CheckedRequest) else job
-                    )
+                with self._loop.together(), contextlib.suppress(Overloaded):
+                    for job in jobs:
+                        is_job = isinstance(job, CheckedRequest)
+                        handles.append(self._start(job, partial(_advance, bar)) if is_job else job)
+                for job in jobs[len(handles) :]:  # for which there was no place
+                    is_job = isinstance(job, CheckedRequest)
+                    handles.append(self._queue(job, handles, bar) if is_job else job)
                 outputs = [_settled(handle) for handle in handles]
             except BaseException:  # interrupted: nobody waits for the rest any more
                 for handle in handles:
