@@ -143,9 +143,10 @@ class _Modes:
     @classmethod
     def now(cls) -> "_Modes":
         has_grad = torch.is_grad_enabled()
-        on = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
-        if not (has_grad or on):
+        is_on = torch.is_autocast_enabled
+        if not (has_grad or is_on("cpu") or is_on("cuda")):
             return _PLAIN  # the usual case
+        on = [device for device in _DEVICES if is_on(device)]
         return cls(has_grad, tuple([(one, torch.get_autocast_dtype(one)) for one in on]))
 
     def set(self) -> None:
