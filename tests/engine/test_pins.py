@@ -28,7 +28,8 @@ class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
         return super().named_modules(*args, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.inner(x.to(self.inner.weight.dtype)).float()
+        y: Tensor = x + self.inner(x.to(self.inner.weight.dtype)).float()
+        return y
 
 
 class Asking(DiffusionPipeline):  # type: ignore[misc]

@@ -16,9 +16,11 @@ from carpool.errors import CarpoolError
 GROUP = "carpool.commands"
 LAB = {  # of `carpool_lab`, which is in the same wheel; what each does, so that a list imports none
     "bench": "Send load to an OpenAI-compatible server and say how it did.",
-    "check": "Prove on this machine that requests of MODEL get the same answers together and alone.",
+    "check": "Prove on this machine that requests of MODEL get the same answers together and "
+    "alone.",
     "simulate": "Say how a scheduling mode would do, without a model or a device.",
-    "tune": "Measure what forwards of MODEL take by their rows, and where one more row no longer pays.",
+    "tune": "Measure what forwards of MODEL take by their rows, and where one more row no longer "
+    "pays.",
 }
 
 

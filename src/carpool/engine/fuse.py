@@ -116,7 +116,7 @@ class Fuser:
         device = everyone[0][spec.rows][0].device
         rules, joined = spec.rules, dict(spec.adds)
         for name in everyone[0]:
-            if all([name in one for one in everyone]):  # else it was the default, or is not read
+            if all(name in one for one in everyone):  # else it was the default, or is not read
                 values = [one[name] for one in everyone]
                 joined[name] = self._join(rules.get(name), values, rows, device)
         if spec.casts:
@@ -242,7 +242,7 @@ class Fuser:
         Text embeddings are the same objects at every step, latents never are. So a stack is only
         kept from the second time on, and is dropped as soon as one of its parts is gone.
         """
-        if any([value.is_inference() for value in values]):
+        if any(value.is_inference() for value in values):
             return torch.cat(list(values))  # such tensors do not count their versions
         ids = tuple([id(value) for value in values])
         versions = tuple([value._version for value in values])

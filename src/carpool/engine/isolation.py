@@ -77,12 +77,12 @@ class RequestContext:
         self._is_free = False
 
     def enter(self) -> None:
-        now: _Modes | None = _Modes.now()
-        self._outside = now
+        self._outside = _Modes.now()
+        is_known = True
         if self._no_inference is not None:
             self._no_inference.__exit__(None, None, None)
-            self._no_inference = now = None  # it has changed the modes
-        if self._modes is not now:
+            self._no_inference, is_known = None, False  # it has changed the modes
+        if not is_known or self._modes is not self._outside:
             self._modes.set()
         self.random.swap()
         self.overlay.apply()
@@ -90,13 +90,13 @@ class RequestContext:
     def leave(self) -> None:
         self.overlay.withdraw()
         self.random.swap()
-        now: _Modes | None = _Modes.now()
-        self._modes = now
+        self._modes = _Modes.now()
+        is_known = True
         if torch.is_inference_mode_enabled():  # of a `with` that the fiber paused in
             self._no_inference = torch.inference_mode(mode=False)
             self._no_inference.__enter__()
-            now = None
-        if self._outside is not now:
+            is_known = False
+        if not is_known or self._outside is not self._modes:
             self._outside.set()
 
     def own(self, target: Target) -> Target:

@@ -112,14 +112,21 @@ class Scheduler:
         known = state.parked
         if known is not None and known.order == state.order and not self.widths.are_limited:
             return known
+        if known is not None and known.key is state.key and not self.widths.are_limited:
+            cap = known.max_rows  # the usual case: the next step
+        else:
+            cap = self.widths.cap(state.key, self._most_rows(state))
+        if known is None or known.order != state.order or known.max_rows != cap:
+            known = state.parked = self._predictor.parked_call(state, cap)
+        return known
+
+    def _most_rows(self, state: RequestState) -> int:
+        """Rows that a forward of a request's call may have by the settings."""
         settings, phase = self._settings, state.call.target.phase
         most = widest(settings, phase)
         if phase == "decode" and (row_bytes := decode_bytes(state.call)):
             most = max(1, min(most, int(settings.max_decode_gib * 2**30 // row_bytes)))
-        cap = self.widths.cap(state.key, most)
-        if known is None or known.order != state.order or known.max_rows != cap:
-            known = state.parked = self._predictor.parked_call(state, cap)
-        return known
+        return most
 
     def expected_s(self, rows: Sequence[int]) -> float | None:
         """Predicted seconds of a forward of the selected; None if nothing like it has ever run."""

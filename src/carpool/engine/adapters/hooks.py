@@ -137,7 +137,7 @@ class Adapters:
 
     def riding(self, calls: Sequence[Call], rows: Sequence[int]) -> AbstractContextManager[None]:
         """For the time of one forward of these calls, let each ride with its adapters."""
-        return self._riding(calls, rows) if any([call.lora for call in calls]) else _NOBODY
+        return self._riding(calls, rows) if any(call.lora for call in calls) else _NOBODY
 
     @contextmanager
     def _riding(self, calls: Sequence[Call], rows: Sequence[int]) -> Iterator[None]:
