@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from carpool.engine.intercept import Target
+from carpool.engine.model.pins import Pins
 from carpool.engine.overlay import Overlay, SharedModules
-from carpool.engine.pins import Pins
 from carpool.engine.random_state import PATCHES, RandomState
 
 log = logging.getLogger("carpool")

@@ -10,7 +10,7 @@ from diffusers.pipelines.flux import pipeline_flux
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from carpool.engine.pins import _owner
+from carpool.engine.model.pins import _owner
 from support.engine_driver import driving
 
 
