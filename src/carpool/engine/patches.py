@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+_INHERITED = object()
+
 
 class Patches:
     """Replacements of attributes of one object, shared by all engines of the process."""
@@ -23,8 +25,8 @@ class Patches:
             self._users += 1
             if self._users == 1:
                 for name, replacement in self._replace.items():
-                    self._plain[name] = vars(self._owner)[name]
-                    setattr(self._owner, name, replacement(self._plain[name]))
+                    self._plain[name] = vars(self._owner).get(name, _INHERITED)
+                    setattr(self._owner, name, replacement(getattr(self._owner, name)))
 
     def drop(self) -> None:
         """Undo one `add`; the last one puts the plain values back."""
@@ -32,5 +34,8 @@ class Patches:
             self._users -= 1
             if not self._users:
                 for name, value in self._plain.items():
-                    setattr(self._owner, name, value)
+                    if value is _INHERITED:
+                        delattr(self._owner, name)
+                    else:
+                        setattr(self._owner, name, value)
                 self._plain.clear()
