@@ -16,6 +16,7 @@ Strides = tuple[int, ...]
 Layouts = tuple[Strides | None, ...]  # of each call; None: as its part of the batch is laid out
 
 RESHAPES = frozenset(["reshape", "view", "unflatten", "flatten"])
+PERMUTES = frozenset(["permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims"])
 ALIGNMENT_BYTES = 64  # of what torch allocates: kernels may take other paths for other addresses
 
 
@@ -25,15 +26,15 @@ def follow(
     kwargs: Mapping[str, Any],
     made: Tensor,
     rows: Sequence[int],
-    layouts: Callable[[Tensor], Layouts | None],
+    known: Layouts | None,
 ) -> Layouts | None:
-    """The layouts of the calls after an operation on a batch: it is repeated without values.
+    """The layouts of the calls after a reshape or permutation, which is repeated without values.
 
     Args:
-        func: the operation, with its arguments; all tensors as long as args[0] are batches.
+        func: the operation, with its arguments; args[0] is the batch.
         made: what it gave.
         rows: of each call.
-        layouts: of a tensor.
+        known: of args[0].
     """
     x, total = args[0], sum(rows)
     if not made.ndim or not isinstance(x, Tensor) or not x.ndim:
@@ -43,25 +44,16 @@ def follow(
     is_reshape = getattr(func, "__name__", "") in RESHAPES
     found: list[Strides | None] = []
     for i, n in enumerate(rows):
-
-        def alone(one: Any, i: int = i, n: int = n) -> Any:
-            if not isinstance(one, Tensor):
-                return one
-            size: Strides = tuple(one.shape)
-            strides: Strides = one.stride()
-            if one.ndim and one.shape[0] == x.shape[0]:
-                size, own = (x.shape[0] // total * n, *size[1:]), layouts(one)
-                strides = strides if own is None else own[i] or strides
-            return torch.empty_strided(size, strides, dtype=one.dtype, device="meta")
-
-        rest = args[1:]
-        if is_reshape:
-            rest = _scaled(rest, made, n, total)
+        own = known and known[i]
+        if own is None and (n > 1 or not is_reshape):
+            found.append(None)
+            continue
+        shape = (x.shape[0] // total * n, *x.shape[1:])
+        alone = torch.empty_strided(shape, own or x.stride(), dtype=x.dtype, device="meta")
+        rest = _scaled(args[1:], made, n, total) if is_reshape else args[1:]
         try:
-            strides = func(
-                alone(x), *map(alone, rest), **{name: alone(one) for name, one in kwargs.items()}
-            ).stride()
-        except (RuntimeError, TypeError, NotImplementedError):
+            strides = func(alone, *rest, **kwargs).stride()
+        except (RuntimeError, TypeError):
             return None
         found.append(None if strides == made.stride() else strides)
     return tuple(found) if any(one is not None for one in found) else None
@@ -75,6 +67,23 @@ def _scaled(args: Sequence[Any], made: Tensor, rows: int, total: int) -> tuple[A
     if isinstance(first, (list, tuple)) and len(first) == made.ndim and first[0] == made.shape[0]:
         return ((first[0] // total * rows, *first[1:]), *args[1:])
     return tuple(args)
+
+
+def keep(made: Tensor, operands: Sequence[tuple[Tensor, Layouts | None]]) -> Layouts | None:
+    """The layouts after an operation by entries: those of its first operand.
+
+    Where all operands have their channels last, what they give is laid out as a batch is.
+    """
+    whole = [(one, layouts) for one, layouts in operands if one.shape == made.shape]
+    if not whole or whole[0][1] is None or whole[0][0].stride() != made.stride():
+        return None
+    (_, layouts), *others = whole
+    if all(its == layouts for _, its in others):
+        return layouts
+    is_last = made.ndim == 4 and all(
+        one.is_contiguous(memory_format=torch.channels_last) for one, _ in whole
+    )
+    return None if is_last else layouts
 
 
 def as_alone(part: Tensor, strides: Strides | None) -> Tensor:

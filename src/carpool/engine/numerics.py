@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from carpool.engine.layouts import RESHAPES, Layouts, as_alone, follow, join
+from carpool.engine.layouts import PERMUTES, RESHAPES, Layouts, as_alone, follow, join, keep
 
 # marks of a tensor: bits
 ROWS = 1  # axis 0 is the batch, or is folded with it, call after call
@@ -160,11 +160,14 @@ class Exact(TorchFunctionMode):
         made: Tensor,
     ) -> None:
         """Note how each call's part of what an operation gave would be laid out alone."""
-        known = [self._layouts(one) for one in _tensors(args, kwargs)] if self._has_layouts else []
-        is_new = name in RESHAPES and 1 in self._rows and not args[0].is_contiguous()
         layouts: Layouts | None = None
-        if is_new or any(one is not None for one in known):
-            layouts = follow(func, args, kwargs, made, self._rows, self._layouts)
+        if name in RESHAPES or name in PERMUTES:
+            before = self._layouts(args[0])
+            if before is not None or (1 in self._rows and not args[0].is_contiguous()):
+                layouts = follow(func, args, kwargs, made, self._rows, before)
+        elif self._has_layouts:
+            operands = [(one, self._layouts(one)) for one in _tensors(args, kwargs)]
+            layouts = keep(made, operands)
         if layouts is not None or self._has_layouts:
             self._has_layouts |= layouts is not None
             setattr(made, self._laid, layouts)
