@@ -2,6 +2,7 @@
 
 import copy
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,10 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.hooks import HookRegistry, ModelHook
 from torch import Tensor, nn
 
+from carpool.config import EngineSettings
 from carpool.engine.fiber import current_context
+from carpool.engine.model import load as load_module
+from carpool.errors import LoadFailed
 from support.engine_driver import Recorder, driving
 from support.isolation import differences, state_of
 
@@ -456,3 +460,25 @@ def test_a_pipeline_keeps_its_modes_over_an_engine() -> None:
 
     assert differences(before, state_of(pipe)) == []
     assert pipe._progress_bar_config == {"desc": "mine"}
+
+
+def test_no_class_is_patched_while_a_library_loads_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate exchanges `nn.Module.register_parameter` for as long, and puts it back."""
+    patched = threading.Event()
+
+    def start_another() -> None:
+        with driving(made()):
+            patched.set()
+
+    def loads(*_: Any) -> Any:
+        other.start()
+        assert not patched.wait(0.3)
+        raise OSError("no such model")
+
+    other = threading.Thread(target=start_another)
+    monkeypatch.setattr(load_module, "_from_pretrained", loads)
+    with pytest.raises(LoadFailed):
+        load_module.load("shapes", EngineSettings(device="cpu"))
+    other.join()
+
+    assert patched.is_set()

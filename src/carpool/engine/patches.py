@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _INHERITED = object()
+CLASSES = threading.RLock()
+"""Held while classes are patched, and while a library loads a model, which patches them as well."""
 
 
 class Patches:
@@ -18,10 +20,10 @@ class Patches:
         """
         self._owner, self._replace = owner, dict(replace)
         self._plain: dict[str, Any] = {}
-        self._lock, self._users = threading.Lock(), 0
+        self._users = 0
 
     def add(self) -> None:
-        with self._lock:
+        with CLASSES:
             self._users += 1
             if self._users == 1:
                 for name, replacement in self._replace.items():
@@ -30,7 +32,7 @@ class Patches:
 
     def drop(self) -> None:
         """Undo one `add`; the last one puts the plain values back."""
-        with self._lock:
+        with CLASSES:
             self._users -= 1
             if not self._users:
                 for name, value in self._plain.items():
