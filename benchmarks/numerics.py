@@ -1,4 +1,4 @@
-"""What each numerics mode promises and costs, measured: alone against in company, by model and type.
+"""What each numerics mode promises and costs: alone against in company, by model and type.
 
     python -m benchmarks.numerics [MODEL ...] [--append-to FILE]
 

@@ -247,7 +247,10 @@ def test_a_weight_of_two_modules_is_one_weight_in_every_request() -> None:
         drive.finish()
 
     with torch.no_grad():
-        plainly = {"generator": torch.Generator().manual_seed(2), "num_inference_steps": 8}
+        plainly: dict[str, Any] = {
+            "generator": torch.Generator().manual_seed(2),
+            "num_inference_steps": 8,
+        }
         assert same(plain, judge("", **plainly)["images"])
         given = torch.Generator().manual_seed(1)
         expected = judge("", write=write, num_inference_steps=5, generator=given)["images"]
@@ -259,7 +262,8 @@ def test_a_buffer_that_forwards_write_on_is_everybodys() -> None:
     class Counting(Net):
         def forward(self, x: Tensor) -> Tensor:
             self.shift.add_(1.0)
-            return x + self.shift
+            y: Tensor = x + self.shift
+            return y
 
     def build() -> Meddler:
         return Meddler(Counting())

@@ -50,7 +50,7 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
         (63, 6),
     ),
     "frames that are folded into rows, and back": (  # AnimateDiff's motion modules
-        lambda x: F.linear(folded(x), SQUARE).unflatten(0, (-1, 64)),
+        lambda x: F.linear(folded(x), SQUARE).view(-1, 64, 4, 8),
         (8, 4, 8, 8),
     ),
     "frames as an axis of pictures": (  # SANA-Video's convolution over time
@@ -68,7 +68,7 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
         (2, 6, 7, 9),
     ),
     "a sum of one that is laid out by a reshape": (
-        lambda x: F.linear(1 + folded(x), SQUARE).unflatten(0, (-1, 64)),
+        lambda x: F.linear(1 + folded(x), SQUARE).view(-1, 64, 4, 8),
         (8, 4, 8, 8),
     ),
 }

@@ -170,10 +170,10 @@ def test_lumina_2_fuses_by_its_table_whatever_the_lengths_of_its_texts(numerics:
         drive.finish()
 
     got = [whole(one.outcome.fields) for one in heard]
-    for one, other in zip(got, expected, strict=True):
-        assert gap(one, other) < IMAGE
-    for one, solo in zip(got, by_itself, strict=False):
-        assert torch.equal(one, whole(solo.outcome.fields))
+    for ours, theirs in zip(got, expected, strict=True):
+        assert gap(ours, theirs) < IMAGE
+    for ours, solo in zip(got, by_itself, strict=False):
+        assert torch.equal(ours, whole(solo.outcome.fields))
     assert fuses(drive, "transformer").keys() <= {"proven"}
     assert drive.widest("transformer") == (5 if numerics == "fast" else 3)  # exact: equal lengths
 

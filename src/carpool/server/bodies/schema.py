@@ -84,6 +84,7 @@ class ImageRequest(GenerationRequest):
     model_config = _example("a red circle on a blue background", size="64x64")
 
     prompt: Prompts  # of a list, each has n images, in order
+    negative_prompt: Any = ours("string", "what not to show; a list where prompt is one")
     n: Any = ours("integer", "images of each prompt, with seeds s, s+1, ...", 1)
     deadline_s: Any = ours("number", "wished for in so many seconds; refused if it cannot be")
     true_cfg_scale: Any = ours("number", "classifier-free guidance of distilled models")
