@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from carpool.engine.intercept import Target
-from carpool.engine.overlay import Overlay
+from carpool.engine.overlay.overlay import Overlay
+from carpool.engine.overlay.shared_modules import SharedModules
 from carpool.engine.random_state import PATCHES, RandomState
-from carpool.engine.shared_modules import SharedModules
 
 log = logging.getLogger("carpool")
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from carpool.engine.module_state import ModuleState
-from carpool.engine.shared_modules import SharedModules
-from carpool.engine.writes import data, point
+from carpool.engine.overlay.module_state import ModuleState
+from carpool.engine.overlay.shared_modules import SharedModules
+from carpool.engine.overlay.writes import data, point
 
 
 class Overlay:

@@ -9,7 +9,7 @@ import torch
 from diffusers.configuration_utils import FrozenDict
 from torch import Tensor, nn
 
-from carpool.engine.writes import data, point
+from carpool.engine.overlay.writes import data, point
 
 REGISTRY = "_diffusers_hook"  # the attribute that diffusers keeps its hooks in
 _ABSENT = object()

@@ -13,8 +13,8 @@ from diffusers.hooks import HookRegistry
 from diffusers.models.cache_utils import CacheMixin
 from torch import Tensor, nn
 
-from carpool.engine.module_state import REGISTRY, ModuleState
-from carpool.engine.writes import PATCHES, data
+from carpool.engine.overlay.module_state import REGISTRY, ModuleState
+from carpool.engine.overlay.writes import PATCHES, data
 
 MAX_BUFFER_BYTES = 2**20  # of one whose copy is kept
 MAX_BUFFERS = 256
