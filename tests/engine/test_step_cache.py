@@ -89,7 +89,9 @@ def test_an_answer_that_is_changed_in_place_is_not_given_changed_again(target: A
         cache.ran(call, target.original(*call.args))
     for moment in (2, 3):
         again = Call(target, (call.args[0], torch.tensor([float(moment)])), {})
-        [answer] = cache.answer(again, moment, 9)
+        answers = cache.answer(again, moment, 9)
+        assert answers is not None
+        [answer] = answers
         assert float(answer[0, 0]) == 4.0
         answer.zero_()
 

@@ -365,3 +365,37 @@ def test_the_document_says_that_prompts_may_be_lists() -> None:
 
     taken = known["ImageRequest"]["properties"]["prompt"]["anyOf"]
     assert [one["type"] for one in taken] == ["string", "array"]
+
+
+# Skipped steps
+
+
+class Skipping(Grey):
+    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+        done = await super().submit(job)
+        done.skipped_steps = 3 if job.step_cache else 0
+        return done
+
+
+def test_the_body_or_a_header_says_how_much_may_be_skipped_and_the_answer_how_much_was() -> None:
+    said: list[tuple[dict[str, Any], dict[str, str], float | None]] = [
+        ({"step_cache": 0.2}, {}, 0.2),
+        ({}, {"x-step-cache": "0.1"}, 0.1),
+        ({"step_cache": 0}, {"x-step-cache": "0.1"}, 0.0),  # the body wins
+        ({}, {}, None),
+    ]
+    for body, headers, threshold in said:
+        worker = Skipping()
+        answer = ask(json.dumps({"prompt": "a", **body}), worker=worker, headers=headers)
+
+        assert worker.jobs[0].step_cache == threshold
+        assert "step_cache" not in worker.jobs[0].arguments
+        assert answer.json()["data"][0]["skipped_steps"] == (3 if threshold else None)
+
+
+@pytest.mark.parametrize("header", ["2", "much", "-1", ""])
+def test_a_header_that_is_no_threshold_is_refused_by_its_name(header: str) -> None:
+    answer = ask(json.dumps({"prompt": "a"}), headers={"x-step-cache": header})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "step_cache"
