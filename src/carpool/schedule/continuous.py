@@ -66,6 +66,7 @@ class Continuous:
     _ranks: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by order
     _shares: Shares | None = field(init=False)
     _trying: float | None = None  # seconds that the width asked for last may lose, if it is a trial
+    _has_tried: bool = False  # in the last forward: the next is none, to compare with
     _trials: dict[tuple[int, int], float] = field(default_factory=dict)  # by leader and calls
 
     def __post_init__(self) -> None:
@@ -333,7 +334,7 @@ class Continuous:
     ) -> int:
         """The calls of a width that may well be better than the best, if it may be tried now."""
         self._trying = None
-        if len(means) < 2 or isinstance(curve, Curve):
+        if len(means) < 2 or isinstance(curve, Curve) or self._has_tried:
             return best
         _, best_rows, best_s, rounds = means[best - 1]
         chosen, loss_s = best, 0.0
@@ -357,6 +358,7 @@ class Continuous:
         loss_s = self._trials.get((leader.order, len(choice.calls)))
         if loss_s is not None:
             self.costs.trials.ran(loss_s)
+        self._has_tried = loss_s is not None
         chosen, is_denoise = {call.order for call in choice.calls}, leader.phase == "denoise"
         if is_denoise:
             self._load.ran(choice.calls, self.costs.curve(leader.kind))

@@ -164,8 +164,7 @@ class Costs:
         if curve.has_run(rows):
             usual_s = curve.seconds(rows)
             uncertainty = curve.sd(rows) / usual_s
-            log_ratio = math.log(seconds / usual_s)
-            wrong = self._speed.learn((kind, rows), log_ratio, uncertainty, now_s)
+            wrong = self._speed.learn((kind, rows), seconds, usual_s, uncertainty, now_s)
             if wrong is not None:
                 self._doubt(*wrong)
         elif curve.is_new:
