@@ -17,10 +17,10 @@ from math import exp, log, sqrt
 from carpool.schedule.medians import Point, monotone, weighted_median
 
 KEPT = 40  # runs of one width
-FORGOTTEN_S = 600.0  # device seconds, at least
-FORGOTTEN = 1000  # mean runs: where these take longer
+FORGOTTEN_S = 500.0  # device seconds, at least
+FORGOTTEN = 300  # mean runs: where these take longer
 PRIOR = 0.6  # runs that an entry of a table stands for
-APART = 1 / 60  # of `FORGOTTEN_S`: between two runs that are kept, once there are `KEPT`. So the
+APART = 1 / 50  # of `FORGOTTEN_S`: between two runs that are kept, once there are `KEPT`. So the
 # curve is slower than the machine's speed, and a width that runs all the time does not take for its
 # own what is a change of the machine.
 MEAN = 0.05  # weight of a run in the mean
