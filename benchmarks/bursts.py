@@ -253,10 +253,10 @@ def page(found: Sequence[Row]) -> str:
     least = min(row.rounds for row in found)
     text = f"""Made by `python -m benchmarks.bursts`. Machine: {machine()}; torch with one thread.
 Bursts of {CLIENTS} requests at once, all modes in turn, medians of {least} rounds or more; the
-first burst of each engine is not counted. *Busy*: beside a process that takes a core for {PHASE_S:g} of
-every {2 * PHASE_S:g} seconds. *Fresh*: nothing was learned before; *wrong*: one width of each kind
-is {WRONG:g} times off. Throughput is over that of the best other mode (`off`, `dynamic` and
-`request` with 8), mean latency over the least of theirs. Promised are at least
+first burst of each engine is not counted. *Busy*: beside a process that takes a core for
+{PHASE_S:g} of every {2 * PHASE_S:g} seconds. *Fresh*: nothing was learned before; *wrong*: one
+width of each kind is {WRONG:g} times off. Throughput is over that of the best other mode (`off`,
+`dynamic` and `request` with 8), mean latency over the least of theirs. Promised are at least
 {LEAST_THROUGHPUT:g} and at most {MOST_LATENCY:g}, kept in {kept} of {len(found)} rows."""
     lines = [
         MARKS[0],
