@@ -135,6 +135,24 @@ a p99 at most {p99:g} times the best of the others.
 """
 
 
+def code() -> str:
+    """A hash of all code that a simulation runs, and of this file; not of comments."""
+    files = [*(SOURCE / "carpool" / "schedule").rglob("*.py"), Path(__file__)]
+    files += [*(SOURCE / "carpool_lab" / "simulate").glob("*.py")]
+    files += [SOURCE / "carpool_lab" / "workload.py", SOURCE / "carpool" / "types.py"]
+    digest = sha256()
+    for path in sorted(files):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                node.value = ast.Constant(None)  # a docstring
+        digest.update(ast.dump(tree).encode())
+    return digest.hexdigest()[:12]
+
+
+CODE = code()  # once: what is edited while this runs is not what runs
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=COUNT, help="requests for each seed")
@@ -184,7 +202,7 @@ def write(
 def study(task: tuple[str, str, int, bool]) -> tuple[list[Point], bool, float]:
     """All modes at all loads on one table and mix, and what that took. In a process of its own."""
     table, name, count, is_learned = task
-    kept = KEPT / f"{code()}-{table}-{name}-{count}-{'learned' if is_learned else 'known'}.pickle"
+    kept = KEPT / f"{CODE}-{table}-{name}-{count}-{'learned' if is_learned else 'known'}.pickle"
     if kept.exists():
         return pickle.loads(kept.read_bytes())
     result = played(table, name, count, is_learned=is_learned)
@@ -192,21 +210,6 @@ def study(task: tuple[str, str, int, bool]) -> tuple[list[Point], bool, float]:
     beside.write_bytes(pickle.dumps(result))
     beside.replace(kept)  # whole or not at all
     return result
-
-
-def code() -> str:
-    """A hash of all code that a simulation runs, and of this file; not of comments."""
-    files = [*(SOURCE / "carpool" / "schedule").rglob("*.py"), Path(__file__)]
-    files += [*(SOURCE / "carpool_lab" / "simulate").glob("*.py")]
-    files += [SOURCE / "carpool_lab" / "workload.py", SOURCE / "carpool" / "types.py"]
-    digest = sha256()
-    for path in sorted(files):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-                node.value = ast.Constant(None)  # a docstring
-        digest.update(ast.dump(tree).encode())
-    return digest.hexdigest()[:12]
 
 
 def played(
