@@ -17,7 +17,7 @@ from math import exp, log, sqrt
 from carpool.schedule.medians import Point, monotone, weighted_median
 
 KEPT = 40  # runs of one width
-FORGOTTEN_S = 300.0  # device seconds, at least
+FORGOTTEN_S = 500.0  # device seconds, at least
 FORGOTTEN = 300  # mean runs: where these take longer
 PRIOR = 0.6  # runs that an entry of a table stands for
 APART = 1 / 50  # of `FORGOTTEN_S`: between two runs that are kept, once there are `KEPT`. So the
