@@ -32,7 +32,7 @@ from typing import Any
 
 import diffusers
 import torch
-import transformers  # type: ignore[import-untyped]
+import transformers
 
 import carpool
 from benchmarks.cpu import machine

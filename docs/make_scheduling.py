@@ -137,11 +137,11 @@ a p99 at most {p99:g} times the best of the others.
 
 
 def code() -> str:
-    """A hash of all code that a simulation runs, and of this file; not of comments."""
-    files = [*(SOURCE / "carpool" / "schedule").rglob("*.py"), Path(__file__)]
+    """A hash of all code that a simulation runs, without comments, and of what is asked of it."""
+    files = [*(SOURCE / "carpool" / "schedule").rglob("*.py")]
     files += [*(SOURCE / "carpool_lab" / "simulate").glob("*.py")]
     files += [SOURCE / "carpool_lab" / "workload.py", SOURCE / "carpool" / "types.py"]
-    digest = sha256()
+    digest = sha256(repr((LOADS, SEEDS)).encode())
     for path in sorted(files):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
@@ -205,7 +205,8 @@ def study(task: tuple[str, str, int, bool]) -> tuple[list[Point], bool, float]:
     table, name, count, is_learned = task
     kept = KEPT / f"{CODE}-{table}-{name}-{count}-{'learned' if is_learned else 'known'}.pickle"
     if kept.exists():
-        return pickle.loads(kept.read_bytes())
+        found: tuple[list[Point], bool, float] = pickle.loads(kept.read_bytes())
+        return found
     result = played(table, name, count, is_learned=is_learned)
     beside = kept.with_suffix(".part")
     beside.write_bytes(pickle.dumps(result))
