@@ -40,6 +40,7 @@ demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo
 
 bench: .venv/ready  ## against plain diffusers, LitServe, a lock, the simulator: docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.cpu --output docs/benchmarks.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.numerics --append-to docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.live --append-to docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.bursts --output docs/benchmarks.md
 
