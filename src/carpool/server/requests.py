@@ -66,7 +66,7 @@ def image_requests(
     parameters |= _size(model.card, body.size, parameters) | dict(pictures or {})
     first_to_last = seeds(body.seed, check_n(1 if body.n is None else body.n, model.max_n))
     parameters |= _steps(model.card, body.quality, parameters)
-    previews = body.partial_images or 0 if body.stream else 0
+    previews = body.partial_images or 0 if body.stream or body.background_job else 0
     requests = [_request(body, key, parameters, seed) for seed in first_to_last]
     checked = [
         replace(check(model.card, one, from_json=True), previews=previews) for one in requests

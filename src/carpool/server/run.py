@@ -251,6 +251,7 @@ class _DrainingServer(uvicorn.Server):
                 lifespan="off",
             )
         )
+        self._app = app
         self._supervisor, self._drain_timeout_s = supervisor, settings.drain_timeout
         self._draining: asyncio.Task[None] | None = None
         self.exit_status = 0
@@ -291,6 +292,7 @@ class _DrainingServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         await self._supervisor.drain(self._drain_timeout_s)
+        self._app.state.server.events.close()  # their viewers would stay for ever
         self.should_exit = True
 
     def port(self) -> int:
