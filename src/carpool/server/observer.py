@@ -121,12 +121,8 @@ class Observer:
     def _name_of(self, output_id: str, owner: str, mine: Origin) -> str:
         """How a client may know a request of the engine's: by the id of its own HTTP request or
         job, or not at all."""
-        origin = self._origins.get(output_id)
-        if origin is None:
-            return "another"
-        kind, of, name = origin
-        is_own = origin == mine or (kind == "request" and of == owner)
-        return name if is_own else "another"
+        is_own = self._owners.get(output_id) == owner or self._origins.get(output_id) == mine
+        return self._origins[output_id][2] if is_own else "another"
 
     def own_name(self, output_id: str, owner: str) -> tuple[str, int] | None:
         """The id of the HTTP request or job that became a request of the engine's, and which of

@@ -158,7 +158,7 @@ const act = trying(async (what, job, name) => {
     await form.draw();
   }
   if (what === "input") {
-    const content = await (await fetch(await jobs.file(job, name))).blob();
+    const content = await jobs.content(job, name);
     show("draw");
     if (!form.pictures) throw new ApiError(0, { message: "This model takes no pictures." });
     await form.pictures.add([new File([content], name, { type: content.type })]);

@@ -70,11 +70,12 @@ export class Jobs extends EventTarget {
 
   report(id) { return get(`v1/requests/${id}`); }
 
+  /** The content of a file of a job. */
+  content(job, name) { return blob(local(job.files.find((one) => one.name === name).url)); }
+
   /** A file of a job as a URL of this page; fetched once. */
   file(job, name) {
-    const file = job.files.find((one) => one.name === name);
-    if (!file) return Promise.resolve(null);
-    job.urls[name] ??= blob(local(file.url)).then((content) => URL.createObjectURL(content)).catch(() => null);
+    job.urls[name] ??= this.content(job, name).then((content) => URL.createObjectURL(content)).catch(() => null);
     return job.urls[name];
   }
 
