@@ -177,8 +177,8 @@ def _drop(page: Tab, content: bytes) -> None:
           const data = new DataTransfer();
           data.items.add(new File([new Uint8Array(bytes)], "dropped.png", {type: "image/png"}));
           const target = document.querySelector("main");
-          for (const kind of ["dragover", "drop"])
-            target.dispatchEvent(new DragEvent(kind, {dataTransfer: data, bubbles: true, cancelable: true}));
+          const how = {dataTransfer: data, bubbles: true, cancelable: true};
+          for (const kind of ["dragover", "drop"]) target.dispatchEvent(new DragEvent(kind, how));
         }""",
         list(content),
     )
@@ -195,9 +195,11 @@ def test_nothing_serious_is_in_the_way_of_keyboards_and_screen_readers(
         opened.page.wait_for_selector("#results .card")
         for view in ("draw", "gallery", "engine"):
             opened.page.click(f"#tab-{view}")
-            for one in Axe().run(opened.page).response["violations"]:
-                if one["impact"] in SERIOUS:
-                    found.append((view, one["id"], [node["html"] for node in one["nodes"]][:3]))
+            found += [
+                (view, one["id"], [node["html"] for node in one["nodes"]][:3])
+                for one in Axe().run(opened.page).response["violations"]
+                if one["impact"] in SERIOUS
+            ]
         opened.picture(f"engine-{scheme}")
 
     assert not found
@@ -231,7 +233,11 @@ def test_two_hundred_running_requests_are_drawn_in_less_than_a_frame(page: Tab) 
           const lanes = new Lanes(document.querySelector("#lanes"), activity, String);
           lanes.frozenS = 108;
           const took = [];
-          for (let i = 0; i < 20; i += 1) { const began = performance.now(); lanes.draw(); took.push(performance.now() - began); }
+          for (let i = 0; i < 20; i += 1) {
+            const began = performance.now();
+            lanes.draw();
+            took.push(performance.now() - began);
+          }
           return took.sort((a, b) => a - b)[5];
         }"""
     )
@@ -273,7 +279,9 @@ def test_the_page_and_its_files_say_what_may_run_and_are_all_there(server: Serve
 
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
-    assert [one.headers["content-type"] for one in scripts] == ["text/javascript; charset=utf-8"] * 3
+    assert [one.headers["content-type"] for one in scripts] == [
+        "text/javascript; charset=utf-8"
+    ] * 3
     assert server.get("/playground/index.html").status_code == 404
     assert server.get("/playground/..%2f__init__.py").status_code == 404
     assert json.loads(server.get("/playground/none.js").text)["error"]["code"]

@@ -49,14 +49,16 @@ class Observer:
     def began(self, request: Request, owner: str, made: Sequence[CheckedRequest]) -> None:
         """An HTTP request became these. A later one of the same id takes its place."""
         tracing.asked(self.model, [one.seed for one in made], "image")
-        self._note(("request", owner, request.scope["request_id"]), owner, made)
+        self._note(("request", owner, request.scope["request_id"]), made)
 
     def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
         """A job is run, in the trace of the request that it came with."""
         tracing.take_up(str(record.work.get("trace", "")))
-        self._note(("job", "", record.id), record.owner, parts)
+        self._note(("job", "", record.id), parts, record.owner)
 
-    def _note(self, origin: Origin, owner: str, made: Sequence[CheckedRequest]) -> None:
+    def _note(
+        self, origin: Origin, made: Sequence[CheckedRequest], owner: str | None = None
+    ) -> None:
         if self._settings.log_prompts:
             log.info("%s asks for %r", origin[2], made[0].arguments.get("prompt"))
         for one in self._request_ids.pop(origin, []):
@@ -64,7 +66,9 @@ class Observer:
             self._owners.pop(one, None)
         self._request_ids[origin] = [one.request_id for one in made]
         self._origins |= dict.fromkeys(self._request_ids[origin], origin)
-        self._owners |= dict.fromkeys(self._request_ids[origin], owner)
+        self._owners |= dict.fromkeys(
+            self._request_ids[origin], origin[1] if owner is None else owner
+        )
         if len(self._request_ids) > KEPT:
             _, oldest = self._request_ids.popitem(last=False)
             for one in oldest:

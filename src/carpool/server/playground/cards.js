@@ -149,7 +149,7 @@ function timeline(output, jobs) {
     part.style.width = `${100 * s / total}%`;
     bar.append(part);
   }
-  const legend = el("p.legend", {}, parts.flatMap(([name, s]) => [el(`i.${name}`), `${name} ${seconds(s)}`]));
+  const legend = el("p.legend", {}, parts.map(([name, s]) => el("span", {}, el(`i.${name}`), `${name} ${seconds(s)}`)));
   const denoise = output.phases.find((phase) => phase.phase === "denoise");
   let told = "It had every forward for itself.";
   if (denoise?.others.length) {

@@ -274,7 +274,7 @@ export class Numbers {
     const top = Math.max(1, ...points.map((one) => one.pace)) * 1.15;
     const nowMs = performance.now();
     context.font = "11px system-ui, sans-serif"; context.fillStyle = colour("soft");
-    context.fillText(`${top.toFixed(0)} steps a second`, 4, 11);
+    context.fillText(`${top.toFixed(top < 10 ? 1 : 0)} steps a second`, 4, 11);
     context.fillText("three minutes ago", 4, height - 3); context.fillText("now", width - 26, height - 3);
     if (points.length < 2) return;
     context.beginPath();

@@ -61,7 +61,7 @@ async def metrics(state: State) -> Response:
 async def events(context: Context) -> EventStream:
     """What the engine does and the client's own jobs do, as it happens, until the client goes.
 
-    Events are `status`, `activity`, `stats`, `job` and `preview`: see docs/reference.md.
+    Events are `status`, `activity`, `stats`, `job` and `preview`: see docs/playground.md.
     """
     told = context.state.events.follow(context.client.owner)
     return EventStream(await anext(told), told)
