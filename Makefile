@@ -42,7 +42,7 @@ test-browser: .venv/ready  ## what people do on the playground, in a real Chromi
 	  -m "slow or not slow" tests/server/test_playground.py
 
 bench-viewers: .venv/ready  ## what ten viewers of /v1/events cost a busy server, in seconds of processor
-	PYTHONPATH=tests $(ONE_THREAD) $(BIN)/python -m benchmarks.viewers
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.viewers
 
 demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo-video.mp4
 	PYTHONPATH=. $(BIN)/python examples/demo.py

@@ -11,20 +11,50 @@ process is the same for any number of viewers, as the front serves them.
 
 import argparse
 import os
+import re
 import statistics
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from support.endpoints import ENDPOINT
-from support.server_process import Server, serving
+import httpx2
 
+ENDPOINT = "/v1/images/generations"
 VIEWERS = 10
 DRAWN = {"prompt": "a red circle", "n": 8, "num_inference_steps": 28}
 AT_ONCE, REQUESTS = 3, 6  # HTTP requests of eight pictures: 24 run at a time
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class Server:
+    """A `carpool serve shapes` of its own; ended by `with`."""
+
+    def __init__(self, folder: str) -> None:
+        self.front = subprocess.Popen(
+            [sys.executable, "-m", "carpool", "serve", "shapes", "--port", "0", "--log-level",
+             "warning", "--cost-table", f"{folder}/costs.json"],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.front.stdout is not None
+        said = iter(self.front.stdout)
+        self.url = next(m[0] for line in said if (m := re.search(r"http://[0-9.]+:\d+", line)))
+        children = Path(f"/proc/{self.front.pid}/task/{self.front.pid}/children").read_text()
+        self.worker = int(children.split()[0])
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.front.terminate()
+        self.front.wait(60)
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=300, trust_env=False)
 
 
 def used_s(pid: int) -> float:
@@ -119,8 +149,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    with serving(model="shapes") as server:
-        worker, front = server.worker(), server.process.pid
+    with tempfile.TemporaryDirectory() as folder, Server(folder) as server:
+        worker, front = server.worker, server.front.pid
         draw(server)  # widths and kernels are chosen
         found: dict[str, list[tuple[float, float]]] = {"nobody": [], "ten": []}
         sent = 0

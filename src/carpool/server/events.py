@@ -17,6 +17,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 import carpool
@@ -90,8 +91,11 @@ class Events:
             runner.watch(self)
             runner.follow(self)
 
-    async def follow(self, owner: str) -> AsyncIterator[bytes]:
+    async def follow(self, owner: str, for_s: float | None = None) -> AsyncIterator[bytes]:
         """The events for one viewer, from now on.
+
+        Args:
+            for_s: how long; None: until it is closed.
 
         Raises:
             Overloaded: as many of this key watch already as may.
@@ -104,9 +108,15 @@ class Events:
         self._viewers[viewer] = None
         self._update()
         try:
+            until_s = inf if for_s is None else asyncio.get_running_loop().time() + for_s
+            is_first = True
             while not self._is_closed:
+                left_s = until_s - asyncio.get_running_loop().time()
+                if left_s <= 0 and not is_first:
+                    return
+                is_first = False
                 try:
-                    async with asyncio.timeout(SILENCE_S):
+                    async with asyncio.timeout(max(0.0, min(SILENCE_S, left_s))):
                         event = await viewer.events.get()
                 except TimeoutError:
                     event = b": ping\n\n"

@@ -1,8 +1,8 @@
 """What a server reports of itself: health, versions, `/stats`, `/metrics`, single requests."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Query, Response
 
 import carpool
 from carpool.server.answers.stream import STREAMED, EventStream
@@ -16,6 +16,7 @@ from carpool.server.dependencies import (
     request_context,
 )
 from carpool.server.requests import image_requests, video_request
+from carpool.server.transport.middleware import IS_HEAD
 from carpool.telemetry.metrics import CONTENT_TYPE
 
 _FORBIDDEN: dict[int | str, dict[str, Any]] = {403: ERRORS[403]}  # by Host or Origin
@@ -58,12 +59,17 @@ async def metrics(state: State) -> Response:
 
 
 @router.get("/v1/events", response_model=None, responses=STREAMED)
-async def events(context: Context) -> EventStream:
+async def events(
+    context: Context,
+    seconds: Annotated[float | None, Query(ge=0, description="end after so many seconds")] = None,
+) -> EventStream:
     """What the engine does and the client's own jobs do, as it happens, until the client goes.
 
     Events are `status`, `activity`, `stats`, `job` and `preview`: see docs/playground.md.
     """
-    told = context.state.events.follow(context.client.owner)
+    if context.request.scope.get(IS_HEAD):
+        seconds = 0.0
+    told = context.state.events.follow(context.client.owner, seconds)
     return EventStream(await anext(told), told)
 
 
