@@ -24,25 +24,39 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 _ID = click.argument("job_id", metavar="ID")
 
 
+def server_client(url: str, api_key: str | None, flag: str = "--url") -> "httpx2.Client":
+    """An HTTP client of a server.
+
+    Args:
+        flag: that gave the URL.
+
+    Raises:
+        click.UsageError: it is none.
+    """
+    import httpx2  # not for `--help`
+
+    try:
+        base = httpx2.URL(url.rstrip("/").removesuffix("/v1") + "/")
+    except httpx2.InvalidURL:
+        base = httpx2.URL()
+    if base.scheme not in ("http", "https") or not base.host:
+        raise click.UsageError(f"{flag} {url}: write http://HOST:PORT")
+    return httpx2.Client(
+        base_url=base,
+        headers={"authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=30,
+        trust_env=base.host not in _LOOPBACK,  # proxies
+    )
+
+
 class JobsClient:
     """HTTP client of a server's job endpoints."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         import httpx2  # not for `--help`
 
-        try:
-            base = httpx2.URL(url.rstrip("/").removesuffix("/v1") + "/")
-        except httpx2.InvalidURL:
-            base = httpx2.URL()
-        if base.scheme not in ("http", "https") or not base.host:
-            raise click.UsageError(f"--url {url}: write http://HOST:PORT")
         self._url, self._failures = url, httpx2.HTTPError
-        self._http = httpx2.Client(
-            base_url=base,
-            headers={"authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=30,
-            trust_env=base.host not in _LOOPBACK,  # proxies
-        )
+        self._http = server_client(url, api_key)
 
     def close(self) -> None:
         self._http.close()
