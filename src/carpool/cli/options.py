@@ -75,7 +75,7 @@ class GroupedHelp(click.Command):
         records = {
             str(one.name): record
             for one in self.get_params(ctx)
-            if (record := one.get_help_record(ctx)) is not None
+            if isinstance(one, click.Option) and (record := one.get_help_record(ctx)) is not None
         }
         for title, names in GROUPS.items():
             with formatter.section(title):

@@ -44,8 +44,8 @@ def serve(
     """Serve MODEL over HTTP, with OpenAI's image API.
 
     MODEL is 'shapes' (embedded; the default), a hub id like 'org/name', or a folder in diffusers
-    layout. Every flag can be given as an environment variable, such as CARPOOL_MAX_QUEUE, or in a file
-    (--config; `carpool config --show` says what is in force).
+    layout. Every flag can be given as an environment variable, such as CARPOOL_MAX_QUEUE, or in
+    a file (--config; `carpool config --show` says what is in force).
     Commands of `sglang serve` and `vllm serve --omni` are understood, too.
     """
     if model and model_path and model != model_path:

@@ -53,6 +53,7 @@ class WorkerProcess:
         first = self._next()
         if not isinstance(first, protocol.LoadModel):
             return
+        is_noisy = first.log_level == "debug" and first.log_format == "text"
         if first.log_format == "json":
             os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read as it is imported
         # these import torch and diffusers, which takes seconds
@@ -66,7 +67,7 @@ class WorkerProcess:
 
         began_s = time.monotonic()
         logs.set_up(first.log_level, first.log_format, prompts=first.log_prompts)
-        log_as_others(bars=first.log_format == "text")
+        log_as_others(bars=is_noisy)
         co_riders = CoRiders()
         activity = ActivityLog()
         observers = [activity.forward, *([co_riders.forward] if first.otel else [])]
@@ -91,7 +92,17 @@ class WorkerProcess:
                 self._connection.shutdown(socket.SHUT_RDWR)
 
         threading.Thread(target=run, name="carpool-engine", daemon=True).start()
-        self.send(protocol.WorkerReady(engine.loaded.card, versions(), time.monotonic() - began_s))
+        load_s, held = time.monotonic() - began_s, engine.statistics()["memory"]
+        self.send(
+            protocol.WorkerReady(
+                engine.loaded.card,
+                versions(),
+                load_s,
+                held["device"],
+                held["weights_bytes"],
+                loaded.device.free_bytes(),
+            )
+        )
         threading.Thread(
             target=self._send_heartbeats, args=[engine], name="carpool-heartbeat", daemon=True
         ).start()

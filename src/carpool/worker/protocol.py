@@ -72,6 +72,9 @@ class WorkerReady(msgspec.Struct, tag="worker_ready"):
     card: Card
     versions: dict[str, str]  # of the libraries that the engine uses
     load_s: float
+    device: str = ""
+    weights_bytes: int = 0
+    free_bytes: int | None = None  # of the device's memory, once it was loaded; None: not known
 
 
 class Reloaded(msgspec.Struct, tag="reloaded"):

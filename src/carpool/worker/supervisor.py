@@ -326,7 +326,10 @@ class Supervisor:
                     self._on_activity(activity)
             case protocol.Reloaded(card, problems):
                 assert self.ready is not None
-                self.ready = protocol.WorkerReady(card, self.ready.versions, self.ready.load_s)
+                before = self.ready
+                self.ready = protocol.WorkerReady(
+                    card, before.versions, before.load_s, before.device, before.weights_bytes
+                )
                 log.info("reloaded; adapters: %s", ", ".join(card.lora) or "none")
                 for problem in problems:
                     log.error("not reloaded: %s", problem)
