@@ -1,4 +1,4 @@
-"""What a server says as it starts: what was loaded, where, and where to go; nothing else's noise."""
+"""What a server says as it starts: what was loaded, where, and where to go; and no noise."""
 
 import logging
 
