@@ -97,7 +97,6 @@ CLAIMS: dict[str, list[Check]] = {  # a module or a package: what its docstring 
     "carpool.schedule": [NO_TORCH, NO_CLOCK],
     "carpool.jobs.store": [("never", ("carpool.worker", "carpool.media", "carpool.server"))],
     "carpool.schedule.peers.compatibility": [NO_CLOCK],
-    "carpool.schedule.peers.vllm_omni_deploy": [("only", ("yaml",))],
     "carpool.schedule.policy": [NO_TORCH, NO_CLOCK],
     "carpool.schedule.peers.sglang_metrics": [NO_CLOCK, ("not directly", ("pathlib", "logging"))],
     "carpool.server": [NO_TORCH],
