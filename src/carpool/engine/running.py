@@ -143,6 +143,7 @@ class RunningRequests:
         self._states.pop(state.number, None)
         self._queue.note_completion()
         state.finish()
+        self._isolation.ended(state.request_id)
         self._timelines.end(state.timeline, error, now_s)
         if now_s > state.deadline_at_s:
             self._stats.late()

@@ -7,7 +7,16 @@ document only.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 
 from carpool.errors import InvalidValue
 from carpool.request.parameters import MOST_TEXT
@@ -26,12 +35,24 @@ def _example(prompt: str, **fields: Any) -> ConfigDict:
 
 def _single(prompt: Any) -> Any:
     if isinstance(prompt, list):
-        rule = "send one request for each prompt"
+        rule = "send one request for each prompt, as a video is made of one"
         raise InvalidValue(f"prompt is a list of {len(prompt)}: {rule}", param="prompt")
     return prompt
 
 
+def _one_or_several(prompt: Any, validated: ValidatorFunctionWrapHandler) -> Any:
+    return [validated(one) for one in prompt] if isinstance(prompt, list) else validated(prompt)
+
+
 Prompt = Annotated[str, Field(max_length=MOST_TEXT), BeforeValidator(_single)]
+_TEXT = {"type": "string", "maxLength": MOST_TEXT}
+Prompts = Annotated[  # a text, or a list of such
+    str,
+    Field(max_length=MOST_TEXT),
+    WrapValidator(_one_or_several),
+    PlainSerializer(lambda prompts: prompts),
+    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}),
+]
 Name = Annotated[str | None, Field(max_length=256)]  # of one of the client's own users
 
 
@@ -62,7 +83,9 @@ class ImageRequest(GenerationRequest):
 
     model_config = _example("a red circle on a blue background", size="64x64")
 
-    n: Any = ours("integer", "images of this prompt, with seeds s, s+1, ...", 1)
+    prompt: Prompts  # of a list, each has n images, in order
+    negative_prompt: Any = ours("string", "what not to show; a list where prompt is one")
+    n: Any = ours("integer", "images of each prompt, with seeds s, s+1, ...", 1)
     deadline_s: Any = ours("number", "wished for in so many seconds; refused if it cannot be")
     true_cfg_scale: Any = ours("number", "classifier-free guidance of distilled models")
     lora: Any = ours("array", 'adapters of `GET /v1/models`: [{"id": NAME, "scale": 1.0}, ...]')

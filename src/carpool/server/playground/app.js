@@ -233,7 +233,7 @@ document.addEventListener("paste", (event) => {
 
 /* Engine */
 
-const nameOf = (id) => jobs.known.get(id)?.settings?.prompt || id;
+const nameOf = (id) => String(jobs.known.get(id)?.settings?.prompt || id);
 const numbers = new Numbers(activity, nameOf);
 const lanes = new Lanes(byId("lanes"), activity, nameOf);
 const strip = new Lanes(byId("strip"), activity, nameOf, { spanS: 6, isSmall: true });

@@ -4,7 +4,7 @@ import { el, plural, seconds } from "./dom.js";
 import { isOpen, isVideoFile, leftS } from "./jobs.js";
 
 const WORDS = { queued: "waiting", in_progress: "drawing", completed: "done", failed: "failed", cancelled: "cancelled", expired: "out of time" };
-const promptOf = (job) => job.settings?.prompt || (job.task || "").replaceAll("-", " ");
+const promptOf = (job) => [job.settings?.prompt || []].flat().join(" / ") || (job.task || "").replaceAll("-", " ");
 
 export class Card {
   /** @param act is called with the name of an action and the job */

@@ -250,6 +250,10 @@ export class Form {
 
   /** Put settings into the form: those of a job, or of a file. */
   fill(settings) {
+    if (Array.isArray(settings.prompt)) {
+      settings = { ...settings, prompt: settings.prompt.join("\n") };
+      if (byId("f-lines")) byId("f-lines").checked = true;
+    }
     for (const [name, value] of Object.entries(settings)) {
       const input = byId(`f-${name}`);
       if (!input || name === "model" || name === "lora" || value === null) continue;

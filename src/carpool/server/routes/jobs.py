@@ -158,7 +158,12 @@ def settings_of(record: Record) -> dict[str, Any]:
     """What would make a job's outputs again, pictures that it began with aside."""
     first, output = _first(record), record.work.get("output", {})
     settings = dict(first.get("arguments", {}))
-    settings |= {"seed": first.get("seed", 0), "n": len(record.work.get("jobs", []))}
+    parts = [one for one in record.work.get("jobs") or [] if isinstance(one, dict)]
+    texts = [one.get("arguments", {}).get("prompt") for one in parts]
+    prompts = list(dict.fromkeys(text for text in texts if isinstance(text, str)))
+    settings |= {"seed": first.get("seed", 0), "n": len(parts) // max(1, len(prompts))}
+    if len(prompts) > 1:
+        settings["prompt"] = prompts
     if lora := first.get("lora"):
         settings["lora"] = [{"id": name, "scale": scale} for name, scale in lora]
     return settings | ({"fps": output["fps"]} if "fps" in output else {})
