@@ -57,10 +57,10 @@ class Tab:
             self.page.fill(f"#f-{name}", text)
         self.page.click("#form button[type=submit]:not([disabled])")
 
-    def card(self, prompt: str, status: str = "completed") -> Any:
+    def card(self, prompt: str, status: str = "completed", within_ms: float = PATIENCE_MS) -> Any:
         """The newest card of a prompt on the stage, once it has this status."""
         found = self.page.locator(f'#results [data-status="{status}"]', has_text=prompt).first
-        found.wait_for()
+        found.wait_for(timeout=within_ms)
         return found
 
     def until(self, expression: str) -> None:
