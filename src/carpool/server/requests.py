@@ -68,7 +68,7 @@ def image_requests(
     whole = _request(body, key, parameters, None)
     first_to_last = seeds(body.seed, outputs_of(model, body))
     parameters |= _steps(model.card, body.quality, parameters)
-    previews = body.partial_images or 0 if body.stream else 0
+    previews = body.partial_images or 0 if body.stream or body.background_job else 0
     requests = fanned_out(whole, parameters, first_to_last, n)
     checked = [
         replace(check(model.card, one, from_json=True), previews=previews) for one in requests
