@@ -35,7 +35,8 @@ def settings_options(
             command = click.option(
                 f"--{flag}/--no-{flag}" if is_flag else f"--{flag}",
                 type=click.Choice(get_args(hint)) if is_choice else base_type(hint),
-                multiple=get_origin(hint) is tuple,
+                multiple=get_origin(hint) is tuple or rule["listed"],
+                callback=_joined if rule["listed"] else None,
                 default=None,
                 metavar=rule["unit"].upper() or None,
                 help=rule["help"] + default,
@@ -43,6 +44,11 @@ def settings_options(
         return command
 
     return add
+
+
+def _joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """A flag that may be repeated, as one list."""
+    return ",".join(values) or None
 
 
 def settings_from(flags: dict[str, Any]) -> ServeSettings:

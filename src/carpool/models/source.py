@@ -1,4 +1,4 @@
-"""Where a model's files lie: an embedded one, a folder in diffusers layout, or a hub id.
+"""Where a model's files lie: an embedded one, a folder in diffusers layout, a file, or a hub id.
 
 No torch: `carpool serve` asks before it starts anything.
 """
@@ -20,6 +20,8 @@ leave out, and its largest picture: {"id": ..., "defaults": {...}, "max_pixels":
 EMBEDDED = {"shapes": embedded.MODEL_DIR, "shapes-video": embedded.VIDEO_MODEL_DIR}
 
 _INDEX = "model_index.json"
+SINGLE_FILES = (".safetensors", ".gguf")
+_PICKLES = (".ckpt", ".pt", ".pth", ".bin")
 
 
 def find(model: str | Path) -> tuple[str, dict[str, Any]]:
@@ -36,13 +38,34 @@ def find(model: str | Path) -> tuple[str, dict[str, Any]]:
         extra = {"id": folder.resolve().name, **extra, "lora": lora}  # never a path to clients
         return str(folder), extra
     text = str(model)
+    if folder.suffix in SINGLE_FILES and folder.is_file():
+        return str(folder), {"id": folder.stem, "lora": {}}
+    if folder.suffix in _PICKLES and folder.is_file():
+        raise LoadFailed(f"{text!r} may hold a pickle, which can run code: take a .safetensors")
     if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
         raise LoadFailed(
             f"no model at {text!r}{nearest(text, EMBEDDED)}: give "
-            f"{' or '.join(map(repr, EMBEDDED))}, a hub id like 'org/name', or a folder that holds "
-            f"a {_INDEX}"
+            f"{' or '.join(map(repr, EMBEDDED))}, a hub id like 'org/name', a folder that holds "
+            f"a {_INDEX}, or a file ({' or '.join(SINGLE_FILES)})"
         )
     return text, {}
+
+
+def is_single_file(source: str) -> bool:
+    """Is what `find` gave one file of weights?"""
+    return source.endswith(SINGLE_FILES) and Path(source).is_file()
+
+
+def components_of(source: str) -> dict[str, str]:
+    """The modules of a local pipeline: class names by component; {} where its index tells none."""
+    folder = Path(source)
+    try:
+        index = jsonfile.loads(jsonfile.read(folder / _INDEX))
+        entries = {name: entry for name, entry in index.items() if isinstance(entry, list)}
+    except (OSError, ValueError, AttributeError):
+        return {}
+    is_module = {name: (folder / name / "config.json").is_file() for name in entries}
+    return {name: str(entries[name][-1]) for name in entries if is_module[name]}
 
 
 def pipeline_of(model: str) -> str:
