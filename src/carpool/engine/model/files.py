@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+from carpool.engine.model.quantize import quantize_read
 from carpool.errors import LoadFailed
 from carpool.models.source import SINGLE_FILES, check_hub, find
 
@@ -71,7 +72,7 @@ def read_component(
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise LoadFailed(f"component {name}={where} cannot be read: {lines[0]}") from error
-    except (AttributeError, SafetensorError) as error:
+    except (AttributeError, IndexError, SafetensorError) as error:
         raise LoadFailed(f"component {name}={where} cannot be read: {error}") from error
 
 
@@ -97,10 +98,9 @@ def _single(
     quantization: Any,
     revision: str | None,
 ) -> nn.Module:
-    given: dict[str, Any] = {"dtype": dtype, "quantization_config": quantization}
+    given: dict[str, Any] = {"dtype": dtype}
     if file.suffix == ".gguf":
         given["quantization_config"] = GGUFQuantizationConfig(compute_dtype=dtype)
-    given = {key: value for key, value in given.items() if value is not None}
     if not hasattr(cls, "from_single_file"):
         rule = "cannot be read from a single file: give its folder"
         raise ValueError(f"a {cls.__name__} {rule}")
@@ -109,6 +109,8 @@ def _single(
     module: nn.Module = cls.from_single_file(str(file), config=source, subfolder=name, **given)
     if left := [path for path, one in module.named_parameters() if one.is_meta]:
         raise ValueError(f"the file lacks {left[0]} and {len(left) - 1} other weights")
+    if quantization is not None:
+        quantize_read(module, quantization)
     return module
 
 
@@ -179,7 +181,10 @@ def config_of(file: str) -> str:
     Raises:
         LoadFailed: the file cannot be read.
     """
-    return str(fetch_diffusers_config(weights_of(file))["pretrained_model_name_or_path"])
+    try:
+        return str(fetch_diffusers_config(weights_of(file))["pretrained_model_name_or_path"])
+    except (KeyError, IndexError, AttributeError) as error:
+        raise LoadFailed(f"{file} is of no model that diffusers knows: give --config") from error
 
 
 def weights_of(file: str) -> dict[str, torch.Tensor]:

@@ -42,6 +42,7 @@ from carpool.preparation import (
 
 log = logging.getLogger("carpool")
 
+COMPILER = "inductor"  # of torch.compile
 WARMUP_STEPS = 2  # the first step of a scheduler may differ from the others
 _SEVERAL = ("num_images_per_prompt", "num_videos_per_prompt")
 WARMUP_WIDTHS = (1, 2)  # graphs are made for one row and for many; none after those
@@ -269,7 +270,7 @@ def _compile(modules: Mapping[str, nn.Module], undo: ExitStack) -> None:
         raise SettingRejected("compile: the model has no repeated blocks: leave it out")
     for block in blocks:
         undo.callback(setattr, block, "_compiled_call_impl", block._compiled_call_impl)
-        block.compile()
+        block.compile(backend=COMPILER)
 
 
 def warm_up(pipe: DiffusionPipeline, settings: EngineSettings, device: Device) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from carpool.config import EngineSettings
 from carpool.errors import SettingRejected, nearest
-from carpool.preparation import ALL, Kind, quantizations
+from carpool.preparation import ALL, KINDS, Kind, quantizations
 
 
 def is_denoiser(component: str) -> bool:
@@ -95,6 +95,26 @@ def _torchao(options: dict[str, Any]) -> dict[str, Any]:
         return {"quant_type": getattr(ao, name)(**given), **options}
     except (TypeError, ValueError, AssertionError) as error:
         raise SettingRejected(f"quantize: torchao's {name}: {error}") from error
+
+
+def quantize_read(module: nn.Module, config: Any) -> None:
+    """Quantize a module that was read from a single file: diffusers' loader leaves that out.
+
+    Args:
+        config: of `quantization_of`.
+
+    Raises:
+        SettingRejected: its back end only quantizes while it reads a folder.
+    """
+    if not isinstance(config, diffusers.TorchAoConfig):
+        able = [name for name, kind in KINDS.items() if kind.backend in ("torchao", "layerwise")]
+        raise SettingRejected(
+            f"quantize: {config.quant_method.value} does not quantize what is read from a single "
+            f"file: take one of {', '.join(able)}, or a folder"
+        )
+    from torchao.quantization import quantize_
+
+    quantize_(module, config.quant_type)
 
 
 def store_as_float8(module: nn.Module, storage: str, dtype: torch.dtype) -> None:
