@@ -7,9 +7,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 
+from carpool.cli.options import settings_options
 from carpool.config import (
     JOBS,
     EngineSettings,
@@ -127,6 +129,26 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_default() -> None:
     settings = ServeSettings.from_environment(environ, port=7000, host=None, max_n=None)
 
     assert (settings.port, settings.host, settings.max_n) == (7000, "0.0.0.0", 10)
+
+
+def test_a_flag_that_may_be_repeated_makes_one_list() -> None:
+    flags: dict[str, Any] = {}
+
+    @click.command()
+    @settings_options(ServeSettings, only=("dtype", "quantize"))
+    def command(**given: Any) -> None:
+        flags.update(given)
+
+    command.main(["--dtype", "bfloat16", "--dtype", "vae=float32"], standalone_mode=False)
+
+    settings = ServeSettings.from_environment({}, **flags)
+    assert (settings.dtype, settings.quantize) == ("bfloat16,vae=float32", None)
+
+
+def test_json_in_the_environment_keeps_its_commas() -> None:
+    text = '{"vae": {"quant_backend": "quanto", "weights_dtype": "int8"}}'
+
+    assert ServeSettings.from_environment({"CARPOOL_QUANTIZE": text}).quantize == text
 
 
 def test_a_flag_keeps_the_rules_too() -> None:

@@ -96,7 +96,7 @@ class EngineSettings:
     )
     attention_backend: str | None = _setting(
         None,
-        "how denoisers compute attention, by diffusers' names: native, flash, sage, xformers...",
+        "how denoisers compute attention, by diffusers' names: native, flash, sage and more",
     )
     vae_tiling: bool = _setting(
         False, "encode and decode large pictures tile by tile: less memory, faint seams"

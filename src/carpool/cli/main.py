@@ -13,6 +13,7 @@ from carpool.cli.generate import generate
 from carpool.cli.jobs import jobs
 from carpool.cli.models import models
 from carpool.cli.plugins import Commands
+from carpool.cli.pull import pull
 from carpool.cli.serve import serve
 from carpool.config import ENV_PREFIX
 from carpool.errors import CarpoolError, SettingRejected
@@ -26,7 +27,7 @@ def cli() -> None:
     """Serve diffusion models whose requests share every denoising step."""
 
 
-for command in (jobs, serve, generate, models):
+for command in (jobs, serve, generate, models, pull):
     cli.add_command(command)
 
 

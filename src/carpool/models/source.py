@@ -4,6 +4,8 @@ No torch: `carpool serve` asks before it starts anything.
 """
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -84,15 +86,31 @@ def check_hub(model: str, revision: str | None) -> None:
         LoadFailed: says which of these it is: no such model or revision, a gated one, no network,
             offline mode, or no diffusers pipeline.
     """
-    from huggingface_hub import constants, errors, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 
-    at = f" at revision {revision!r}" if revision else ""
-    try:
+    with hub_errors(model, revision, _INDEX):
         if isinstance(try_to_load_from_cache(model, _INDEX, revision=revision), str):
             return
         if not constants.is_offline_mode():
             _connect(constants.ENDPOINT)  # the library tries for half a minute
         hf_hub_download(model, _INDEX, revision=revision, etag_timeout=5)
+
+
+@contextmanager
+def hub_errors(model: str, revision: str | None, file: str) -> Iterator[None]:
+    """Say what a hub refuses, and what to do about it.
+
+    Args:
+        file: of the model, that is asked for.
+
+    Raises:
+        LoadFailed: the hub refused, or cannot be reached.
+    """
+    from huggingface_hub import constants, errors
+
+    at = f" at revision {revision!r}" if revision else ""
+    try:
+        yield
     except errors.GatedRepoError as error:
         raise LoadFailed(
             f"{model} is gated: accept its terms at {constants.ENDPOINT}/{model}, then log in with "
@@ -117,10 +135,9 @@ def check_hub(model: str, revision: str | None) -> None:
             f"it elsewhere with `hf download {model}`"
         ) from error
     except errors.EntryNotFoundError as error:
-        raise LoadFailed(
-            f"{model}{at} has no {_INDEX}: it is no diffusers pipeline; look for a conversion, "
-            "often called NAME-diffusers"
-        ) from error
+        rule = "it is no diffusers pipeline; look for a conversion, often called NAME-diffusers"
+        rule = rule if file == _INDEX else f"see its files at {constants.ENDPOINT}/{model}"
+        raise LoadFailed(f"{model}{at} has no {file}: {rule}") from error
     except errors.HFValidationError as error:
         raise LoadFailed(f"no model at {model!r}: {error}") from error
     except (errors.HfHubHTTPError, OSError, ValueError) as error:

@@ -44,8 +44,9 @@ log = logging.getLogger("carpool")
 
 COMPILER = "inductor"  # of torch.compile
 WARMUP_STEPS = 2  # the first step of a scheduler may differ from the others
-_SEVERAL = ("num_images_per_prompt", "num_videos_per_prompt")
-WARMUP_WIDTHS = (1, 2)  # graphs are made for one row and for many; none after those
+SHORT, LONG = "a cat", "an astronaut who rides a horse over the moon in the rain"
+WARMUP_PROMPTS = ((SHORT,), (LONG,), (LONG, LONG), (SHORT, LONG))
+"""Graphs are made for one row and for many, one length and many, with masks and without."""
 
 
 def read(source: str, settings: EngineSettings, device: Device) -> DiffusionPipeline:
@@ -317,15 +318,13 @@ def warm_up(pipe: DiffusionPipeline, settings: EngineSettings, device: Device) -
 
 def _calls(pipe: DiffusionPipeline, wanted: list[tuple[int, int]]) -> Iterator[partial[Any]]:
     takes = signature(pipe.__call__).parameters
-    several = next((name for name in _SEVERAL if name in takes), "")
     for width_px, height_px in wanted:
         size = {"width": width_px, "height": height_px} if width_px else {}
-        for outputs in WARMUP_WIDTHS if several else (1,):
+        for prompts in WARMUP_PROMPTS:
             given = {
-                "prompt": "a warm-up",
+                "prompt": list(prompts),
                 "num_inference_steps": WARMUP_STEPS,
                 "output_type": "pt",
-                several: outputs,
                 "generator": torch.Generator().manual_seed(0),
                 **size,
             }
