@@ -42,10 +42,11 @@ from carpool.preparation import (
 
 log = logging.getLogger("carpool")
 
+GRAPHS = 64  # of one block, at most
 COMPILER = "inductor"  # of torch.compile
 WARMUP_STEPS = 2  # the first step of a scheduler may differ from the others
 SHORT, LONG = "a cat", "an astronaut who rides a horse over the moon in the rain"
-WARMUP_PROMPTS = ((SHORT,), (LONG,), (LONG, LONG), (SHORT, LONG))
+WARMUP_PROMPTS = ((SHORT,), (LONG,), (LONG, LONG), (SHORT, LONG), (SHORT, LONG, LONG))
 """Graphs are made for one row and for many, one length and many, with masks and without."""
 
 
@@ -269,6 +270,9 @@ def _compile(modules: Mapping[str, nn.Module], undo: ExitStack) -> None:
     ]
     if not blocks:
         raise SettingRejected("compile: the model has no repeated blocks: leave it out")
+    limits = torch._dynamo.config  # graphs of one block: sizes, lengths, masks; then eager for good
+    undo.callback(setattr, limits, "recompile_limit", limits.recompile_limit)
+    limits.recompile_limit = max(GRAPHS, limits.recompile_limit)
     for block in blocks:
         undo.callback(setattr, block, "_compiled_call_impl", block._compiled_call_impl)
         block.compile(backend=COMPILER)
