@@ -175,7 +175,7 @@ def test_weights_that_are_pickles_only_are_refused() -> None:
 def test_a_model_that_does_not_fit_the_disk_is_refused_before_it_is_fetched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pulling.shutil, "disk_usage", lambda _: SimpleNamespace(free=30 * 10**9))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=30 * 10**9))
     files = [SimpleNamespace(file_size=16 * 10**9, will_download=n != 1) for n in range(3)]
 
     with pytest.raises(LoadFailed, match=r"org/name takes 32.0 GB, and .* has 30.0 GB free"):

@@ -14,7 +14,7 @@ import click
 from carpool.errors import CarpoolError
 
 GROUP = "carpool.commands"
-LAB = ("bench", "check", "simulate", "tune")  # of `carpool_lab`, which is in the same wheel
+LAB = ("bench", "check", "plan", "simulate", "tune")  # of `carpool_lab`, which is in the same wheel
 
 
 class Commands(click.Group):

@@ -30,7 +30,7 @@ def wanted(files: Iterable[str], index: Mapping[str, Any], variant: str | None) 
         LoadFailed: a component has weights only as pickles, which can run code.
     """
     given = sorted(files)
-    found = [name for name in ("carpool.json", "model_index.json") if name in given]
+    found: list[str] = [name for name in ("carpool.json", "model_index.json") if name in given]
     for component, entry in index.items():
         if not isinstance(entry, list) or entry[0] is None:
             continue

@@ -1,1 +1,1 @@
-"""`carpool plan`: whether a model fits a device, and what it will give there, by its configs alone."""
+"""`carpool plan`: does a model fit a device, and what will it give, by its configs alone."""

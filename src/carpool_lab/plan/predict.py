@@ -148,24 +148,32 @@ def plan(
     each = {name: (bits or {}).get(name, 8 * VALUE_BYTES) / 8 for name in parameters}
     weights = {name: count * each[name] for name, count in parameters.items()}
     peak = max(stage.work.peak_bytes for stage in stages)
-    free = on.memory_bytes - RESERVED_BYTES - peak
+    row = max((one.work.peak_bytes for one in stages if one.phase == "denoise"), default=0)
     calls = {name: sum(s.calls for s in stages if s.component == name) for name in parameters}
-    streamed = {}
-    for name in sorted(weights, key=lambda name: -calls[name] / max(1.0, weights[name])):
-        streamed[name] = max(0.0, weights[name] - max(0.0, free))
-        free -= weights[name] - streamed[name]
-    seconds: dict[Phase, dict[int, float]] = {}
-    for stage in stages:
-        curve = seconds.setdefault(stage.phase, dict.fromkeys(WIDTHS, 0.0))
-        for width in WIDTHS:
-            curve[width] += stage.calls * forward_s(
-                stage.work,
-                width,
-                on,
-                weight_bytes=each[stage.component],
-                streamed_bytes=streamed[stage.component],
-                is_compiled=is_compiled,
-            )
-    denoise = max(s.work.peak_bytes for s in stages if s.phase == "denoise")
-    widest = max((n for n in WIDTHS if (n - 1) * denoise <= max(free, 0.0)), default=1)
-    return Plan(size, steps, weights, streamed, peak, seconds, widest)
+
+    def at(widest: int) -> Plan:
+        """With room for so many requests: what they take, weights cannot have."""
+        free = on.memory_bytes - RESERVED_BYTES - max(peak, widest * row)
+        streamed = {}
+        for name in sorted(weights, key=lambda name: -calls[name] / max(1.0, weights[name])):
+            streamed[name] = max(0.0, weights[name] - max(0.0, free))
+            free -= weights[name] - streamed[name]
+        seconds: dict[Phase, dict[int, float]] = {}
+        for stage in stages:
+            curve = seconds.setdefault(stage.phase, dict.fromkeys(WIDTHS, 0.0))
+            for width in WIDTHS:
+                curve[width] += stage.calls * forward_s(
+                    stage.work,
+                    width,
+                    on,
+                    weight_bytes=each[stage.component],
+                    streamed_bytes=streamed[stage.component],
+                    is_compiled=is_compiled,
+                )
+        return Plan(size, steps, weights, streamed, peak, seconds, widest)
+
+    plans = [at(width) for width in WIDTHS]
+    fitting = [one for one in plans if one.fits]
+    if fitting:
+        return fitting[-1]
+    return max(plans, key=lambda one: one.requests_per_s(one.knee))

@@ -10,7 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from inspect import signature
+from functools import wraps
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,18 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from carpool.engine.intercept import methods_of
+from carpool.engine.model.files import class_of, modules_of
 from carpool.errors import LoadFailed, nearest
+from carpool.models.source import find
 from carpool.types import Phase, phase_of
 
 MODELS = Path(__file__).with_name("models.json")
 META = torch.device("meta")
-_VIEWS = frozenset(["view", "reshape", "transpose", "permute", "expand", "slice", "select", "t", "unsqueeze", "squeeze", "split", "chunk", "unbind", "detach", "alias", "as_strided", "_unsafe_view", "unflatten", "split_with_sizes"])  # fmt: skip
+_VIEWS = (
+    *("view", "reshape", "transpose", "permute", "expand", "slice", "select", "t", "unsqueeze"),
+    *("squeeze", "split", "chunk", "unbind", "detach", "alias", "as_strided", "_unsafe_view"),
+    *("unflatten", "split_with_sizes"),
+)
 
 
 @dataclass(slots=True)
@@ -104,44 +110,84 @@ def known() -> dict[str, Any]:
 def build(name: str, dtype: torch.dtype = torch.bfloat16) -> Model:
     """Build a pipeline of configs, without weights.
 
+    Args:
+        name: of a model that comes with the planner, or a folder in diffusers layout.
+
     Raises:
-        LoadFailed: the model is not known.
+        LoadFailed: the model is not known, or its configs cannot be read.
     """
     models = known()
     if name not in models:
-        raise LoadFailed(f"no configs of {name!r}{nearest(name, models)}: there are "
-                         f"{', '.join(models)}")  # fmt: skip
+        return _from_folder(name, dtype, f"{nearest(name, models)}: there are {', '.join(models)}")
     data = models[name]
-    parts, modules = {}, {}
+    parts: dict[str, Any] = {}
     for component, (library, *what) in data["components"].items():
         if library == "tokenizer":
             parts[component] = Tokenizer(what[0])
-            continue
-        cls = getattr(diffusers if library == "diffusers" else transformers, what[0])
-        if not issubclass(cls, nn.Module):
-            parts[component] = cls(**what[1])
-            continue
+        else:
+            parts[component] = _part(getattr(diffusers, what[0], None), what, dtype)
+    return _model(name, getattr(diffusers, data["pipeline"])(**parts), data)
+
+
+def _part(cls: Any, what: list[Any], dtype: torch.dtype) -> Any:
+    if cls is None:
+        cls = getattr(transformers, what[0])
         with META:
-            module = (
-                cls(cls.config_class(**what[1])) if library == "transformers" else cls(**what[1])
-            )
-        parts[component] = modules[component] = module.to(dtype).eval().requires_grad_(False)
-    pipe = getattr(diffusers, data["pipeline"])(**parts)
+            return cls(cls.config_class(**what[1])).to(dtype)
+    if not issubclass(cls, nn.Module):
+        return cls(**what[1])
+    with META:
+        return cls(**what[1]).to(dtype)
+
+
+def _from_folder(name: str, dtype: torch.dtype, others: str) -> Model:
+    """A pipeline of a local folder: its configs, tokenizers and schedulers, not its weights."""
+    try:
+        source, _ = find(name)
+        index = dict(diffusers.DiffusionPipeline.load_config(source, local_files_only=True))
+    except (LoadFailed, OSError) as error:
+        raise LoadFailed(f"no configs of {name!r} here ({error}){others}") from error
+    parts: dict[str, Any] = {}
+    modules = modules_of(index)
+    for component, entry in index.items():
+        if not isinstance(entry, (list, tuple)) or entry[0] is None:
+            continue
+        cls = class_of(*map(str, entry))
+        if component not in modules:
+            parts[component] = cls.from_pretrained(source, subfolder=component)
+        elif entry[0] == "transformers":
+            config = cls.config_class.from_pretrained(source, subfolder=component)
+            with META:
+                parts[component] = cls(config).to(dtype)
+        else:
+            config = cls.load_config(source, subfolder=component)
+            with META:
+                parts[component] = cls.from_config(config).to(dtype)
+    pipe = class_of("diffusers", str(index["_class_name"]))(**parts)
+    return _model(Path(source).name, pipe, {"call": {}, "sizes": ["default"], "source": source})
+
+
+def _model(name: str, pipe: Any, data: Mapping[str, Any]) -> Model:
     pipe.set_progress_bar_config(disable=True)
+    modules = {n: one for n, one in pipe.components.items() if isinstance(one, nn.Module)}
+    for module in modules.values():
+        module.eval().requires_grad_(False)
     return Model(name, pipe, modules, data["call"], tuple(data["sizes"]), data["source"])
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts products, element-wise traffic, operations and live memory of a forward on `meta`."""
 
     def __init__(self, work: Work) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._work, self._live = work, 0
         self._alive: Counter[int] = Counter()  # tensors by storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
         name, work = func._schema.name.removeprefix("aten::"), self._work
+        if name == "_local_scalar_dense" and args[0].dtype == torch.bool:
+            return True  # "is nothing masked?": nothing is
+        out = func(*args, **(kwargs or {}))
         tensors = [one for one in tree_leaves(out) if isinstance(one, Tensor)]
         for one in tensors:
             self._hold(one)
@@ -183,16 +229,15 @@ class _Attention(TorchFunctionMode):
         self._work = work
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is nn.functional.scaled_dot_product_attention:
-            query, key, value = (
-                args + tuple((kwargs or {}).get(n) for n in ("query", "key", "value"))
-            )[:3]
-            *batch, length, width = query.shape
-            flops = 2 * prod(batch) * length * key.shape[-2] * (width + value.shape[-1])
-            self._work.attention_flops += flops
-            self._work.operations += 1
-            return query.new_empty(*batch, length, value.shape[-1])
-        return func(*args, **(kwargs or {}))
+        if func is not nn.functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        named = [(kwargs or {}).get(name) for name in ("query", "key", "value")]
+        query, key, value = [one for one in (*args, *named) if isinstance(one, Tensor)][:3]
+        *batch, length, width = query.shape
+        flops = 2 * prod(batch) * length * key.shape[-2] * (width + value.shape[-1])
+        self._work.attention_flops += flops
+        self._work.operations += 1
+        return query.new_empty(*batch, length, value.shape[-1])
 
 
 def work_of(original: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Work]:
@@ -206,18 +251,19 @@ def work_of(original: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, 
     return answer, work
 
 
-def stages(model: Model, width_px: int, height_px: int) -> list[Stage]:
+def stages(model: Model, size: str = "default") -> list[Stage]:
     """What one request makes its modules do, in the order in which it first does.
 
     Args:
         model: of `build`; nothing of it is changed.
+        size: WIDTHxHEIGHT in pixels, or `default` for the model's own.
     """
     found: dict[Any, tuple[Stage, Any]] = {}
 
     def stub(component: str, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)  # pipelines and libraries read its signature
         def call(*args: Any, **kwargs: Any) -> Any:
-            leaves = tree_leaves((args, kwargs))
-            tensors = [one for one in leaves if isinstance(one, Tensor)]
+            tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
             key = component, method, tuple(tuple(one.shape) for one in tensors)
             if key not in found:
                 answer, work = work_of(original, args, kwargs)
@@ -227,9 +273,13 @@ def stages(model: Model, width_px: int, height_px: int) -> list[Stage]:
             stage.calls += 1
             return _zeros(answer)
 
-        call.__signature__ = signature(original)  # type: ignore[attr-defined]
         return call
 
+    given = dict(model.call)
+    if size != "default":
+        given["width"], given["height"] = map(int, size.split("x"))
+    pipe, own = model.pipe, type(model.pipe)
+    pins = {"_execution_device": torch.device("cpu"), "__module__": own.__module__}
     replaced: list[tuple[nn.Module, str]] = []
     try:
         for component, module in model.modules.items():
@@ -237,20 +287,10 @@ def stages(model: Model, width_px: int, height_px: int) -> list[Stage]:
                 if method != "generate":
                     vars(module)[method] = stub(component, method, getattr(module, method))
                     replaced.append((module, method))
-        own = type(model.pipe)
-        cls = type(
-            own.__name__,
-            (own,),
-            {"_execution_device": torch.device("cpu"), "__module__": own.__module__},
-        )
-        before, model.pipe.__class__ = model.pipe.__class__, cls
-        try:
-            model.pipe(
-                prompt="a plan", width=width_px, height=height_px, output_type="pt", **model.call
-            )
-        finally:
-            model.pipe.__class__ = before
+        pipe.__class__ = type(own.__name__, (own,), pins)
+        pipe(prompt="a plan", output_type="pt", **given)
     finally:
+        pipe.__class__ = own
         for module, method in replaced:
             del vars(module)[method]
     return [stage for stage, _ in found.values()]
@@ -258,11 +298,10 @@ def stages(model: Model, width_px: int, height_px: int) -> list[Stage]:
 
 def _zeros(answer: Any) -> Any:
     """An answer on `meta` as zeros on the host, which take next to no memory."""
-    if hasattr(answer, "latent_dist"):
-        raise LoadFailed("pictures that are encoded are not planned")
-    return tree_map(
-        lambda one: (
-            one.new_zeros((), device="cpu").expand(one.shape) if isinstance(one, Tensor) else one
-        ),
-        answer,
-    )
+
+    def zero(one: Any) -> Any:
+        if not isinstance(one, Tensor):
+            return one
+        return torch.zeros((), dtype=one.dtype).expand(one.shape)
+
+    return tree_map(zero, answer)
