@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from carpool.config import EngineSettings
 from carpool.engine.intercept import Interception
+from carpool.engine.model.border import at_border
 from carpool.engine.model.load import load
 from carpool.engine.model.quantize import mixes_rows, quantization_of, quantize_read
 from carpool.errors import LoadFailed, SettingRejected
@@ -396,3 +397,46 @@ def test_a_file_that_lacks_weights_is_refused(tmp_path: Path, flux_weights: Any)
 
     with pytest.raises(LoadFailed, match=r"few.safetensors cannot be read: .*"):
         load(checkpoint("flux"), settings)
+
+
+# Devices and number types of single components
+
+
+def test_what_enters_a_module_is_moved_and_cast_but_no_step_or_place_is_rounded() -> None:
+    seen: dict[str, torch.Tensor] = {}
+
+    def forward(x: torch.Tensor, timestep: torch.Tensor, ids: Any = None) -> Any:
+        seen.update(x=x, timestep=timestep, ids=ids[0])
+        return {"sample": x}
+
+    meta, names = torch.device("meta"), ("x", "timestep", "ids")
+    entered = at_border(forward, names, device=meta, dtype=torch.bfloat16)
+    answered = at_border(forward, names, home=meta)
+
+    entered(torch.ones(2), torch.tensor(999.3), ids=[torch.ones(2, dtype=torch.int64)])
+    types = {name: one.dtype for name, one in seen.items()}
+    devices = {one.device.type for one in seen.values()}
+    answer = answered(torch.ones(2), torch.tensor(1.0), [torch.ones(2)])
+
+    assert types == {"x": torch.bfloat16, "timestep": torch.float32, "ids": torch.int64}
+    assert devices == {"meta"}
+    assert answer["sample"].device == meta
+
+
+def test_components_that_are_placed_share_forwards_and_are_given_back() -> None:
+    heard, solos, widths = together_and_alone(
+        checkpoint("flux"), "flux", place="text_encoder=cpu:0,vae=cpu"
+    )
+
+    assert max(gap(one, solo) for one, solo in zip(heard, solos, strict=True)) <= CLOSE
+    assert mean(widths) > 1.4
+    pipe = DiffusionPipeline.from_pretrained(checkpoint("flux"))
+    load(pipe, EngineSettings(device="cpu", place="vae=cpu")).undo()
+    assert not {"encode", "decode", "forward"} & vars(pipe.vae).keys()
+
+
+def test_a_device_that_is_not_there_and_adapters_beside_places_are_refused() -> None:
+    with pytest.raises(SettingRejected, match="place=vae=cuda:7: no such device here"):
+        load(checkpoint("flux"), EngineSettings(device="cpu", place="vae=cuda:7"))
+    with pytest.raises(SettingRejected, match="leave one of them out"):
+        load(checkpoint("flux"), EngineSettings(device="cpu", place="vae=cpu", lora=("a=b",)))

@@ -41,6 +41,7 @@ class Loaded:
     shared: Mapping[int, Any]  # what views share, by id: modules, and those inside of them
     lora: Mapping[str, str | Path] = field(default_factory=dict)  # adapters to begin with, by name
     source: str = ""  # the model as it was asked for
+    is_spread: bool = False  # over several devices
     classes: dict[int, type] = field(default_factory=dict)  # of views, by id of their pipeline
 
     @property
@@ -125,6 +126,7 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
             {id(part): part for _, one in _modules(pipe) for part in one.modules()},
             {**extra.get("lora", {}), **parse_lora(settings.lora)},
             source=name if isinstance(model, DiffusionPipeline) else str(model),
+            is_spread=settings.place is not None,
         )
 
 

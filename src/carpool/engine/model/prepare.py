@@ -166,6 +166,10 @@ def _set_borders(
 ) -> None:
     """Put components on the devices of their own, and let all take what others give."""
     places = by_component("place", settings.place)
+    if places and (settings.lora or settings.lora_dir):
+        raise SettingRejected(
+            "place: adapters (lora, lora_dir) lie on the device of the engine: leave one of them out"
+        )
     check_components(settings, modules)
     is_mixed = len(set(device.dtypes.values())) > 1
     for name, module in modules.items():
