@@ -1,4 +1,4 @@
-"""The engine: pipelines in fibers, their module calls fused."""
+"""The engine: pipelines in fibers, their module calls fused. The only folder that imports torch."""
 
 import logging
 

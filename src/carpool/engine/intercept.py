@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from carpool.engine.fiber import current_context, in_fiber, park
-from carpool.engine.model.quantize import mixes_rows
+from carpool.engine.row_mixing import mixes_rows
 from carpool.engine.specs import Spec
 from carpool.engine.specs.plugins import spec_of
 from carpool.request.lora import Riding

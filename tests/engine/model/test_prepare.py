@@ -17,7 +17,8 @@ from carpool.config import EngineSettings
 from carpool.engine.intercept import Interception
 from carpool.engine.model.border import at_border
 from carpool.engine.model.load import load
-from carpool.engine.model.quantize import mixes_rows, quantization_of, quantize_read
+from carpool.engine.model.quantize import quantization_of, quantize_read
+from carpool.engine.row_mixing import mixes_rows
 from carpool.errors import LoadFailed, SettingRejected
 from carpool.preparation import KINDS
 from support.engine_driver import driving, gap, mean

@@ -168,7 +168,7 @@ def _set_borders(
     places = by_component("place", settings.place)
     if places and (settings.lora or settings.lora_dir):
         raise SettingRejected(
-            "place: adapters (lora, lora_dir) lie on the device of the engine: leave one of them out"
+            "place: adapters (lora, lora_dir) lie on the engine's device: leave one of them out"
         )
     check_components(settings, modules)
     is_mixed = len(set(device.dtypes.values())) > 1
