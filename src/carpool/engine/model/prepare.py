@@ -277,6 +277,9 @@ def _compile(modules: Mapping[str, nn.Module], undo: ExitStack) -> None:
     limits = torch._dynamo.config  # graphs of one block: sizes, lengths, masks; then eager for good
     undo.callback(setattr, limits, "recompile_limit", limits.recompile_limit)
     limits.recompile_limit = max(GRAPHS, limits.recompile_limit)
+    # hooks of adapters come later: without guards, compiled blocks would never see them
+    undo.callback(setattr, limits, "skip_nnmodule_hook_guards", limits.skip_nnmodule_hook_guards)
+    limits.skip_nnmodule_hook_guards = False
     for block in blocks:
         undo.callback(setattr, block, "_compiled_call_impl", block._compiled_call_impl)
         block.compile(backend=COMPILER)
