@@ -70,6 +70,9 @@ bench-step-cache: .venv/ready  ## steps skipped, pictures right, requests done: 
 simulate: .venv/ready  ## every mode on every cost table; writes docs/scheduling.md
 	$(ONE_THREAD) $(BIN)/python docs/make_scheduling.py
 
+plans: .venv/ready  ## what the planner's models need and give on five devices; writes docs/plans.md
+	$(ONE_THREAD) $(BIN)/python docs/make_plans.py
+
 # Not among the project's requirements: it brings versions of its own.
 build/fuzz/ready: | .venv/ready
 	$(PYTHON) -m venv build/fuzz

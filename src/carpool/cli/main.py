@@ -14,6 +14,7 @@ from carpool.cli.generate import generate
 from carpool.cli.jobs import jobs
 from carpool.cli.models import models
 from carpool.cli.plugins import Commands
+from carpool.cli.pull import pull
 from carpool.cli.serve import serve
 from carpool.cli.top import top
 from carpool.config import ENV_PREFIX
@@ -28,7 +29,7 @@ def cli() -> None:
     """Serve diffusion models whose requests share every denoising step."""
 
 
-for command in (config, jobs, serve, generate, models, top):
+for command in (config, jobs, serve, generate, models, pull, top):
     cli.add_command(command)
 
 

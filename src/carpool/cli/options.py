@@ -36,7 +36,8 @@ def settings_options(
             command = click.option(
                 f"--{flag}/--no-{flag}" if is_flag else f"--{flag}",
                 type=click.Choice(get_args(hint)) if is_choice else base_type(hint),
-                multiple=get_origin(hint) is tuple,
+                multiple=get_origin(hint) is tuple or rule["listed"],
+                callback=_joined if rule["listed"] else None,
                 default=None,
                 metavar=rule["unit"].upper() or None,
                 hidden=hidden,
@@ -98,6 +99,11 @@ def _short(help_: str) -> str:
     """The help of a flag up to its first semicolon or colon, with its default."""
     text, mark, default = help_.partition("  [default: ")
     return text.split(";")[0] + (mark + default)
+
+
+def _joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """A flag that may be repeated, as one list."""
+    return ",".join(values) or None
 
 
 def settings_from(flags: dict[str, Any]) -> ServeSettings:
