@@ -1,0 +1,77 @@
+"""Check the built site: its pages load nothing from other hosts.
+
+usage: make site     (or: python docs/check_site.py FOLDER)
+
+A link that a reader may follow is no asset. Scripts and styles are searched for addresses that they
+would load; what they only name, as a licence or an XML namespace does, is none.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+LOADS = {"src", "srcset", "data", "poster", "action", "formaction", "background"}
+ELSEWHERE = re.compile(r"^\s*(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
+IN_STYLE = re.compile(r"""(?:url\(\s*|@import\s+)["']?((?:https?:)?//[^"')\s]+)""", re.IGNORECASE)
+IN_SCRIPT = re.compile(
+    r"""(?:importScripts|import|fetch|\.src\s*=|loadScript|\bopen)\(?\s*["'`]((?:https?:)?//[^"'`]+)"""
+)
+
+
+class Assets(HTMLParser):
+    """Collects what a page loads from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self._inside = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag
+        said = {name: value or "" for name, value in attrs}
+        for name, value in said.items():
+            parts = value.split(",") if name == "srcset" else [value]
+            loads = name in LOADS or (name == "href" and self._fetched(tag, said))
+            self.found += [one for one in parts if loads and ELSEWHERE.match(one)]
+            if name == "style":
+                self.found += IN_STYLE.findall(value)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "style":
+            self.found += IN_STYLE.findall(data)
+        if self._inside == "script":
+            self.found += IN_SCRIPT.findall(data)
+
+    @staticmethod
+    def _fetched(tag: str, said: dict[str, str]) -> bool:
+        named = {"canonical", "next", "prev", "alternate", "author", "license"}
+        return tag in ("image", "use") or (tag == "link" and not {said.get("rel", "")} & named)
+
+
+def outside(folder: Path) -> Iterator[str]:
+    """Each asset from elsewhere, with the file that loads it."""
+    for file in sorted(folder.rglob("*")):
+        if file.suffix in (".html", ".svg"):
+            page = Assets()
+            page.feed(file.read_text())
+            found = page.found
+        elif file.suffix in (".css", ".js"):
+            pattern = IN_STYLE if file.suffix == ".css" else IN_SCRIPT
+            found = pattern.findall(file.read_text())
+        else:
+            continue
+        yield from (f"{file.relative_to(folder)} loads {one}" for one in found)
+
+
+if __name__ == "__main__":
+    root = Path(sys.argv[1])
+    pages = list(root.rglob("*.html"))
+    bad = list(outside(root))
+    if bad or not pages:
+        sys.exit("\n".join(bad) or f"{root} has no pages")
+    print(f"{len(pages)} pages, nothing from other hosts")  # noqa: T201

@@ -1,0 +1,85 @@
+"""Hooks of MkDocs for `make site`: pages of the project's root, and links that leave `docs/`.
+
+A page links to files as GitHub shows them (`../examples/jobs.py`). In the site, those that are pages
+lead there, and the others to copies below `files/`. What does not exist stays as it is, and MkDocs,
+which is strict, names it. Pages that `mkdocs.yml` does not list stand under "More".
+"""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    "ARCHITECTURE.md": "architecture.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "README.md": "index.md",
+}
+LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add pages of the project's root, and the files that pages link to outside of `docs/`."""
+    for name, page in PAGES.items():
+        if files.get_file_from_path(page) is None:
+            text = (ROOT / name).read_text()
+            files.append(File.generated(config, page, content=text))
+    wanted = {
+        target
+        for file in files.documentation_pages()
+        for link in LINK.finditer(file.content_string)
+        if (target := _outside(link[1], file.src_uri))
+    }
+    for target in sorted(wanted):
+        files.append(File.generated(config, _copy(target), abs_src_path=str(ROOT / target)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Lead links that leave `docs/` to what stands for their files in the site."""
+    uri = page.file.src_uri
+
+    def led(link: re.Match[str]) -> str:
+        target, anchor = _target(link[1], uri), link[2] or ""
+        if target in PAGES:
+            return PAGES[target] + anchor
+        if target.startswith("docs/"):
+            return target.removeprefix("docs/") + anchor
+        return _copy(target) if _outside(link[1], uri) else link[0]
+
+    return LINK.sub(led, markdown)
+
+
+def on_nav(nav: Any, config: Any, files: Files) -> Any:
+    """Nothing is lost: pages that nobody listed are listed at the end."""
+    from mkdocs.structure.nav import Section
+    from mkdocs.structure.pages import Page
+
+    listed = {page.file.src_uri for page in nav.pages}
+    rest = [file for file in files.documentation_pages() if file.src_uri not in listed]
+    if rest:
+        pages = [Page(None, file, config) for file in rest]
+        nav.items.append(Section("More", pages))
+        nav.pages.extend(pages)
+    return nav
+
+
+def _target(link: str, page: str) -> str:
+    """The file that a link of a page names, from the project's root."""
+    folder = "" if page in PAGES.values() and page != "index.md" else "docs"
+    return posixpath.normpath(posixpath.join(folder, link))
+
+
+def _outside(link: str, page: str) -> str:
+    """That file, if it exists outside of `docs/` and is no page of the site; else nothing."""
+    target = _target(link, page)
+    inside = target in PAGES or target.startswith(("docs/", ".."))
+    return "" if inside or not (ROOT / target).is_file() else target
+
+
+def _copy(target: str) -> str:
+    return f"files/{target}" + ("" if target.endswith(".png") else ".txt")
