@@ -131,7 +131,19 @@ docs: .venv/ready  ## write docs/reference.md, http.md, models.md and the files 
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_http.py
 	$(BIN)/python docs/make_models.py
+	$(BIN)/python docs/make_python.py
+	$(BIN)/python docs/make_drawing.py
 	$(BIN)/python docs/make_files.py
+
+# An environment of its own, as for fuzzing.
+build/site/ready:
+	$(PYTHON) -m venv build/site
+	build/site/bin/pip install --quiet mkdocs==1.6.1 mkdocs-material==9.8.1 pymdown-extensions==13.1
+	touch $@
+
+site: build/site/ready  ## build/html from docs/, its links checked, nothing from other hosts
+	NO_MKDOCS_2_WARNING=1 build/site/bin/mkdocs build --strict --quiet
+	build/site/bin/python docs/check_site.py build/html
 
 lock:  ## choose the newest versions that pyproject.toml allows, and write requirements.lock
 	rm -rf build/lock && $(PYTHON) -m venv build/lock

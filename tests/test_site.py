@@ -1,0 +1,180 @@
+"""The pages of `docs/`: links lead somewhere, commands are understood, Python runs, and the built
+site loads nothing from other hosts."""
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import make_drawing
+import make_python
+import pytest
+from check_site import outside
+from PIL import Image
+
+from carpool.cli.main import cli
+from support.server_process import serving
+from training.shapes.judge import shows
+
+ROOT = Path(__file__).parents[1]
+PAGES = {str(p.relative_to(ROOT)): p.read_text() for p in sorted((ROOT / "docs").glob("*.md"))}
+ROOTS = {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ARCHITECTURE.md")}  # fmt: skip
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(?:#([^)\s]*))?\)")
+SERVER = "http://127.0.0.1:8000"
+MKDOCS = ROOT / "build" / "site" / "bin" / "mkdocs"
+WRITTEN_ELSEWHERE = {"docs/step-cache.md"}  # by a target of make that takes long
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))
+
+
+def anchors(text: str) -> set[str]:
+    """Of a page's headings, as MkDocs and GitHub make them."""
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    heads = re.findall(r"^#+ (.*)$", plain, re.M)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", head).strip().lower()) for head in heads}
+
+
+def broken(page: str, text: str, root: Path = ROOT) -> Iterator[str]:
+    for target, anchor in LINK.findall(without_code(text)):
+        file = (root / page).parent / target if target else root / page
+        name = os.path.relpath(file, root)
+        if name in WRITTEN_ELSEWHERE:
+            continue
+        if not file.exists():
+            yield f"{page}: {target} does not exist"
+        elif anchor and anchor not in anchors(file.read_text()):
+            yield f"{page}: {target}#{anchor} is no heading"
+
+
+def blocks(language: str) -> list[Any]:
+    found = []
+    for page, text in PAGES.items():
+        codes = re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M)
+        found += [pytest.param(c, id=f"{page[5:-3]}-{i}") for i, c in enumerate(codes)]
+    return found
+
+
+def commands() -> list[str]:
+    """Lines that begin with `carpool`, without what a shell would do with them."""
+    code = "\n".join(param.values[0] for param in blocks("bash")).replace("\\\n", " ")
+    lines = [line for line in code.splitlines() if line.startswith("carpool ")]
+    return list(dict.fromkeys(re.split(r" [|>&]", line)[0] for line in lines))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *ROOTS])
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page: str) -> None:
+    assert list(broken(page, {**PAGES, **ROOTS}[page])) == []
+
+
+def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text("# A head: one\n")
+    page = "[a](there.md#a-head-one) [b](there.md#two) [c](gone.md) `[d](code.md)`"
+
+    assert list(broken("page.md", page, tmp_path)) == [
+        "page.md: there.md#two is no heading", "page.md: gone.md does not exist",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", commands())
+def test_the_command_lines_of_the_pages_are_understood(line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    command: click.Command = cli
+    context = click.Context(cli)
+    while isinstance(command, click.Group):
+        found = command.get_command(context, words[0])
+        assert found is not None, f"there is no {words[0]}"
+        command, words = found, words[1:]
+
+    command.make_context(command.name, list(words))  # raises a usage error otherwise
+
+
+def test_the_make_targets_of_the_pages_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    named = {(page, target) for page, text in {**PAGES, **ROOTS}.items()
+             for target in re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", text, re.M)}  # fmt: skip
+
+    assert named
+    assert [one for one in named if not re.search(rf"^{''.join(one[1])}:", makefile, re.M)] == []
+
+
+@pytest.mark.parametrize("code", [b for b in blocks("python") if SERVER not in b.values[0]])
+def test_the_python_of_the_pages_runs(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    exec(compile(code, "page", "exec"), {"__name__": "page"})
+
+    assert list(tmp_path.rglob("*.png"))
+
+
+@pytest.mark.timeout(150)
+def test_the_clients_of_the_pages_run_against_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    codes = [b.values[0] for b in blocks("python") if SERVER in b.values[0]]
+
+    for model, kind in (("shapes", "images"), ("shapes-video", "videos")):
+        with serving(model=model) as server:
+            for code in (one for one in codes if f"client.{kind}." in one):
+                exec(compile(code.replace(SERVER, server.url), "page", "exec"), {})
+
+    assert shows(Image.open(tmp_path / "star.png"), "a yellow star on a black background")
+    assert {file.name for file in tmp_path.iterdir()} >= {"outlined.png", "clip.mp4"}
+
+
+def test_the_page_of_the_python_api_is_what_the_code_makes() -> None:
+    assert make_python.PAGE.read_text() == make_python.page(), "run `make docs`"
+
+
+def test_the_drawing_is_what_its_schedule_makes_and_says_how_many_forwards() -> None:
+    page = PAGES["docs/how-it-works.md"]
+
+    assert make_drawing.PAGE.read_text() == make_drawing.page(), "run `make docs`"
+    shared, alone = len(make_drawing.FORWARDS), make_drawing.alone()
+    assert f"share {shared} forwards; alone they would take {alone}" in page
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        '<link rel="stylesheet" href="https://fonts.example/css">',
+        '<script src="//cdn.example/a.js"></script>',
+        '<img srcset="a.png 1x, https://cdn.example/b.png 2x">',
+        "<style>@import 'https://cdn.example/a.css';</style>",
+        '<p style="background: url(https://cdn.example/a.png)">',
+        '<script>fetch("https://cdn.example/data")</script>',
+    ],
+)
+def test_an_asset_from_another_host_is_found(page: str, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(f'<a href="https://elsewhere.example">a link</a>{page}')
+
+    assert len(list(outside(tmp_path))) == 1
+
+
+def test_links_that_a_reader_may_follow_are_no_assets(tmp_path: Path) -> None:
+    head = '<link rel="canonical" href="https://here.example/"><img src="a.png">'
+    (tmp_path / "page.html").write_text(f'{head}<a href="https://elsewhere.example">a link</a>')
+
+    assert list(outside(tmp_path)) == []
+
+
+@pytest.mark.skipif(not MKDOCS.exists(), reason="`make site` installs MkDocs; CI runs it first")
+def test_the_site_is_built_strictly_and_loads_nothing_from_other_hosts(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [MKDOCS, "build", "--strict", "--quiet", "--site-dir", tmp_path / "html"],
+        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (0, "")
+    built = {file.stem for file in (tmp_path / "html").glob("*.html")}
+    assert built >= {Path(page).stem for page in PAGES}
+    assert list(outside(tmp_path / "html")) == []
