@@ -142,7 +142,7 @@ build/site/ready:
 	touch $@
 
 site: build/site/ready  ## build/html from docs/, its links checked, nothing from other hosts
-	NO_MKDOCS_2_WARNING=1 build/site/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 build/site/bin/mkdocs build --strict
 	build/site/bin/python docs/check_site.py build/html
 
 lock:  ## choose the newest versions that pyproject.toml allows, and write requirements.lock
