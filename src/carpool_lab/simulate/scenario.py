@@ -20,16 +20,9 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.machine import Machine, wrong
 from carpool.types import QueuedRequest
 from carpool_lab.simulate.report import Numbers, Point, mean, numbers
-from carpool_lab.simulate.simulator import (
-    Policy,
-    Result,
-    Ride,
-    Route,
-    Stage,
-    Worker,
-    least_work,
-    simulate,
-)
+from carpool_lab.simulate.fleet import simulate
+from carpool_lab.simulate.routers import ROUTERS
+from carpool_lab.simulate.simulator import Policy, Result, Ride, Stage, Worker
 from carpool_lab.simulate.tables import WIDEST, Table
 from carpool_lab.workload import WORDS, Arrival, Mix, Setting, bursts, generators, plan
 
@@ -171,7 +164,7 @@ def play(
     mode: BatchingMode,
     *,
     workers: int = 1,
-    route: Route = least_work,
+    router: str = "extra-seconds",
     clients: int | None = None,
     learned: int | None = None,
 ) -> Result:
@@ -183,7 +176,7 @@ def play(
     """
     devices = [_worker(model, mode, learned) for _ in range(workers)]
     rides = model.rides(arrivals, Labels.among(arrivals))
-    return simulate(rides, devices, route, clients=clients)
+    return simulate(rides, devices, ROUTERS[router](), clients=clients)
 
 
 def _worker(model: Model, mode: BatchingMode, learned: int | None) -> Worker:
@@ -209,7 +202,7 @@ class Comparison:
     burst: int = 1
     slo_scale: float = 5.0
     workers: int = 1
-    route: Route = least_work
+    router: str = "extra-seconds"
     is_learned: bool = False  # costs are learned; see `play`
 
 
@@ -229,7 +222,7 @@ def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
                     arrivals,
                     mode,
                     workers=wanted.workers,
-                    route=wanted.route,
+                    router=wanted.router,
                     learned=learned,
                 )
                 several.append(numbers(result, wanted.slo_scale))
