@@ -7,7 +7,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 # Each file of tests runs in one of two processes: its servers and models are started once.
 TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler test-noise simulate fuzz chaos soak hostile overload lint types lines test-wheel shapes shapes-lora shapes-video docs lock
+.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler test-noise simulate simulate-routing fuzz chaos soak hostile overload lint types lines test-wheel shapes shapes-lora shapes-video docs lock
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -53,6 +53,9 @@ bench-scheduler: .venv/ready  ## how long the policy thinks, and what explaining
 
 simulate: .venv/ready  ## every mode on every cost table; writes docs/scheduling.md
 	$(ONE_THREAD) $(BIN)/python docs/make_scheduling.py
+
+simulate-routing: .venv/ready  ## every router in every scene; writes docs/routing.md
+	$(ONE_THREAD) $(BIN)/python docs/make_routing.py
 
 # Not among the project's requirements: it brings versions of its own.
 build/fuzz/ready: | .venv/ready
