@@ -164,6 +164,10 @@ class Router:
         is_open = sum(worker.is_open for worker in self.workers.values())
         return self.held_s / is_open if is_open else inf
 
+    def needed_s(self, work: RoutedRequest) -> float | None:
+        """Predicted seconds until a request that comes now has ended; None: nothing is known."""
+        return self.held_for_s() + self._work_s(work) if work.kind in self._tables else None
+
     def assign(self, now_s: float) -> list[Binding]:
         """Bind what is to be bound now.
 

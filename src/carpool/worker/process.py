@@ -94,19 +94,25 @@ class WorkerProcess:
         ).start()
         while (message := self._next()) is not None:
             match message:
-                case protocol.Submit(job, follow, trace):
+                case protocol.Submit(job, follow, trace, waited_s):
                     try:
                         listener = _RequestListener(self, job, meter.usage(job), convert, follow)
                         if self._tracing.is_on:
                             listener.at_start = partial(co_riders.start, job.request_id, trace)
                             listener.at_end = partial(self._trace, engine, co_riders, trace, job)
-                        engine.submit(job, listener)
+                        engine.submit(job, listener, waited_s)
                     except Exception as error:  # such as a tokenizer's: the other requests go on
                         self.send(_failed(job.request_id, error))
                 case protocol.Cancel(request_id):
                     engine.cancel(request_id)
+                case protocol.Held(work_s):
+                    engine.held_s = work_s
+                case protocol.AddLora(name, path):
+                    adding = [engine, partial(_added, engine, name, path)]
+                    threading.Thread(target=self._reload, args=adding, daemon=True).start()
                 case protocol.Reload():
-                    threading.Thread(target=self._reload, args=[engine], daemon=True).start()
+                    reading = [engine, engine.reload]
+                    threading.Thread(target=self._reload, args=reading, daemon=True).start()
                 case protocol.GetStatistics():
                     self.send(protocol.Statistics(engine.statistics()))
                 case protocol.GetTimelines(request_ids):
@@ -117,7 +123,9 @@ class WorkerProcess:
     def _send_heartbeats(self, engine: Any) -> None:
         while True:
             stalled_s, expected_s = engine.heartbeat.read()
-            self.send(protocol.Heartbeat(stalled_s, expected_s, engine.place_s))
+            costs = [protocol.StepCost(*size, table) for size, table in engine.step_costs.items()]
+            report = protocol.Report(costs, engine.steps_left())
+            self.send(protocol.Heartbeat(stalled_s, expected_s, engine.place_s, report))
             time.sleep(INTERVAL_S)
 
     def _trace(self, engine: Any, co_riders: Any, trace: str, job: CheckedRequest) -> None:
@@ -125,9 +133,9 @@ class WorkerProcess:
         if (timeline := engine.timeline(job.request_id)) is not None:
             self._tracing.life(trace, job, timeline, shared_with)
 
-    def _reload(self, engine: Any) -> None:
+    def _reload(self, engine: Any, read: Callable[[], list[str]]) -> None:
         try:
-            problems = engine.reload()  # may read gigabytes
+            problems = read()  # may read gigabytes
         except Exception as error:  # a defect, or an unforeseen file: requests go on
             log.exception("the reload failed")
             problems = [f"{type(error).__name__}: {error}"]
@@ -249,6 +257,17 @@ def _pictures(fields: Mapping[str, Any]) -> list[protocol.Picture]:
         protocol.Picture(image.width, image.height, image.convert("RGB").tobytes())
         for image in fields["images"]
     ]
+
+
+def _added(engine: Any, name: str, path: str) -> list[str]:
+    """Register an adapter. Returns what is wrong with it; nothing if it is there already."""
+    if name in engine.loaded.card.lora:
+        return []
+    try:
+        engine.add_lora(name, path)
+    except CarpoolError as error:
+        return [str(error)]
+    return []
 
 
 def _failed(request_id: str, error: Exception) -> protocol.RequestFailed:

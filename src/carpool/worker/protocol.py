@@ -36,6 +36,7 @@ class Submit(msgspec.Struct, tag="submit"):
     job: CheckedRequest
     follow: bool = False  # send `Progress` at every step
     trace: str = ""  # context of the front's span, as in the header `traceparent`
+    waited_s: float = 0.0  # how long the front held it: its times count from its arrival there
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
@@ -48,6 +49,19 @@ class GetStatistics(msgspec.Struct, tag="get_statistics"):
 
 class GetTimelines(msgspec.Struct, tag="get_timelines"):
     request_ids: list[str]
+
+
+class Held(msgspec.Struct, tag="held"):
+    """This worker's part of the work that the front holds: it decides how wide forwards are."""
+
+    work_s: float
+
+
+class AddLora(msgspec.Struct, tag="add_lora"):
+    """Register an adapter while requests run; answered by `Reloaded`."""
+
+    name: str
+    path: str
 
 
 class Reload(msgspec.Struct, tag="reload"):
@@ -115,12 +129,29 @@ class Started(msgspec.Struct, tag="started"):
     request_id: str
 
 
+class StepCost(msgspec.Struct, array_like=True):
+    """What a denoising step takes at one size, as learned so far."""
+
+    width: int | None  # as requests say it; None: they do not
+    height: int | None
+    frames: int | None
+    seconds: list[float]  # by the requests that share it, from one on
+
+
+class Report(msgspec.Struct, array_like=True):
+    """What the router of the front wants to know of a worker."""
+
+    costs: list[StepCost]
+    steps_left: dict[str, float]  # of running requests, by their ids
+
+
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
     """Sent every second: the progress of the engine's loop."""
 
     stalled_s: float  # since the loop last made progress; 0 while it is idle
     expected_s: float | None  # predicted duration of the present forward; None: unknown
     slot_s: float | None = None  # predicted until the next request can start; None: unknown
+    report: Report | None = None
 
 
 class TokenUsage(msgspec.Struct):
@@ -158,7 +189,7 @@ class Timelines(msgspec.Struct, tag="timelines"):
     timelines: list[dict[str, Any]]
 
 
-ToWorker = LoadModel | Submit | Cancel | GetStatistics | GetTimelines | Reload
+ToWorker = LoadModel | Submit | Cancel | GetStatistics | GetTimelines | Held | AddLora | Reload
 ToFront = (
     WorkerReady
     | LoadFailure

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.errors import (
@@ -29,7 +29,7 @@ from carpool.telemetry import tracing
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.connection import WorkerConnection
-from carpool.worker.in_flight import InFlight, InFlightRequest
+from carpool.worker.in_flight import SUSPECT, InFlight, InFlightRequest
 from carpool.worker.watchdog import INTERVAL_S, Watchdog
 
 log = logging.getLogger("carpool")
@@ -49,13 +49,35 @@ class _Pending(InFlightRequest):
     on_progress: OnProgress | None
     on_preview: OnPreview | None
 
-    def resolve(self, answer: protocol.Done | CarpoolError) -> None:
+    def resolve(self, answer: protocol.Done | Exception) -> None:
         if self.answer.done():  # its client has gone
             return
-        if isinstance(answer, CarpoolError):
+        if isinstance(answer, Exception):
             self.answer.set_exception(answer)
         else:
             self.answer.set_result(answer)
+
+
+class Moved(Exception):
+    """The worker died, and the request is to be run by another one.
+
+    Args:
+        deaths: of workers that ran it.
+    """
+
+    def __init__(self, deaths: int) -> None:
+        super().__init__(f"the worker died; it ran in {deaths} that did")
+        self.deaths = deaths
+
+
+class WorkerListener(Protocol):
+    """Is told of a worker, on the event loop."""
+
+    def changed(self) -> None:
+        """Its state is another, or it may take requests again, or no more."""
+
+    def reported(self, report: protocol.Report) -> None:
+        """It says, once a second, what steps take and what its requests have left."""
 
 
 class Supervisor:
@@ -67,6 +89,7 @@ class Supervisor:
         log: level and format of the worker's log, and whether it shows prompts.
         otel: whether the worker exports traces.
         factory: builds the pipeline in each worker, as `module:function`; then `model` is unused.
+        listener: where the worker is one of several: what it had when it died is `Moved` to others.
     """
 
     def __init__(
@@ -79,8 +102,10 @@ class Supervisor:
         log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
         otel: bool = False,
         factory: str | None = None,
+        listener: WorkerListener | None = None,
     ) -> None:
         self._spool, self._timeout_s = spool, timeout_s
+        self._listener = listener
         folder = "" if spool is None else str(spool)
         self._load = protocol.LoadModel(model, settings, folder, *log, otel, factory)
         self._state: State = "starting"
@@ -120,6 +145,9 @@ class Supervisor:
         job: CheckedRequest,
         on_progress: OnProgress | None = None,
         on_preview: OnPreview | None = None,
+        *,
+        waited_s: float = 0.0,
+        deaths: int = 0,
     ) -> protocol.Done:
         """Run a request in the worker. Cancelling the awaiting task cancels the request.
 
@@ -127,15 +155,19 @@ class Supervisor:
             on_progress: called with the steps done and their total; with (0, 0) if the request
                 starts over because the worker died.
             on_preview: called with the request's previews, all before the answer.
+            waited_s: how long it was held.
+            deaths: of workers that ran it.
 
         Raises:
+            Moved: the worker died, and there are others.
             Starting, WorkerLost, Draining: no requests are accepted now.
             PipelineFailed: it was running in every worker that died, in the last one alone.
             CarpoolError: the request failed.
         """
         self.check_open()
         request = _Pending(
-            submit=protocol.Submit(job, on_progress is not None, tracing.carried()),
+            submit=protocol.Submit(job, on_progress is not None, tracing.carried(), waited_s),
+            deaths=deaths,
             answer=asyncio.get_running_loop().create_future(),
             on_progress=on_progress,
             on_preview=on_preview,
@@ -148,6 +180,25 @@ class Supervisor:
             if self._in_flight.remove(request) and request.is_sent:  # not answered
                 self._send(protocol.Cancel(request.id))
             self._send_due()
+            if request.deaths:  # others were kept from the worker while it ran
+                self._tell_changed()
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a request would be run at once: the worker is ready, and none has to run alone."""
+        return self._state == "ready" and not self._is_draining and not self._in_flight.has_suspects
+
+    def hold(self, work_s: float) -> None:
+        """Tell the worker of its part of the work that is held for all."""
+        self._send(protocol.Held(work_s))
+
+    def add_lora(self, name: str, path: str) -> None:
+        """Have the worker register an adapter; it says in the log what is wrong with it."""
+        self._send(protocol.AddLora(name, path))
+
+    def _tell_changed(self) -> None:
+        if self._listener is not None:
+            self._listener.changed()
 
     def check_open(self) -> None:
         """Raise unless requests are accepted now."""
@@ -258,6 +309,8 @@ class Supervisor:
                 elif isinstance(message, protocol.Heartbeat):
                     watchdog.receive(message)
                     self._slot_s = message.slot_s
+                    if self._listener is not None and message.report is not None:
+                        self._listener.reported(message.report)
                 self._receive(message)
         finally:
             if watching is not None:
@@ -267,6 +320,7 @@ class Supervisor:
                 self._state = "worker_lost"
                 self._is_open.clear()
                 self._requeue()
+                self._tell_changed()
             self._connection = None
             await connection.close()
             self._end = f"{connection.end}; requests that it had: {_listed(had)}"
@@ -289,6 +343,9 @@ class Supervisor:
         for request in self._in_flight:
             if not request.answer.done() and request.on_progress is not None:
                 request.on_progress(0, 0)
+            if self._listener is not None and request.deaths < SUSPECT:
+                self._in_flight.remove(request)
+                request.resolve(Moved(request.deaths))
         self._fail_queries(WorkerLost("the worker died", retry_after_s=self._until_ready_s()))
 
     def _receive(self, message: protocol.ToFront) -> None:
@@ -302,6 +359,7 @@ class Supervisor:
                 if not self._is_draining:
                     self._is_open.set()
                 self._send_due()
+                self._tell_changed()
             case protocol.Started(request_id):
                 if request := self._in_flight.get(request_id):
                     request.has_started = True
