@@ -20,11 +20,11 @@ def main() -> int:
             f"| {scene} | {mean:.3f} | {p99:.3f} | {routing.below_random(found):.0%} | "
             f"{'yes' if is_kept else 'no'} |"
         )
-        print(rows[-1], flush=True)
+        sys.stdout.write(rows[-1] + "\n")
     text = (
         "# Routers, compared\n\n"
-        "Written by `make simulate-routing`: `extra-seconds` (the server's router) against the best "
-        "of least-work, least-requests, round-robin and random, on the same 3 x 1,000 requests.\n"
+        "Written by `make simulate-routing`: `extra-seconds` (the server's router) against the "
+        "best of least-work, least-requests, round-robin and random, on the same 3 x 1,000 requests.\n"
         f"The promise: mean at most {routing.MOST_MEAN} and p99 at most {routing.MOST_P99} times "
         f"the best of the others. It is kept at {len(rows) - broken} of {len(rows)} points.\n\n"
         "| scene | mean, of the best | p99, of the best | p99 below random | kept |\n"

@@ -186,6 +186,22 @@ class ServeSettings(EngineSettings):
         least=1,
     )
     served_model_name: str | None = _setting(None, "model id in answers; default: the model's own")
+    workers: int | None = _setting(
+        None,
+        "worker processes, each with the model, one a device; default: one, or one for each of "
+        "--devices",
+        least=1,
+        most=1024,
+    )
+    devices: str | None = _setting(
+        None, "devices of the workers by commas, as cuda:0,cuda:1; default: all, as --device says"
+    )
+    max_loaded: int | None = _setting(
+        None,
+        "of several models, how many may be loaded at the same time: those of load: on_demand make "
+        "room; default: no limit",
+        least=1,
+    )
     max_n: int = _setting(10, "most images of one HTTP request", least=1)
     max_body_bytes: int = _setting(1 << 20, "largest HTTP body", unit="bytes", least=1)
     max_upload_bytes: int = _setting(

@@ -17,6 +17,7 @@ from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.machine import WIDTHS, Machine, wrong
 from carpool.types import CallKind
 from carpool_lab.simulate.command import simulate as command
+from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.report import Point, Verdict, comparison, numbers, verdicts
 from carpool_lab.simulate.scenario import (
     MIXES,
@@ -28,7 +29,6 @@ from carpool_lab.simulate.scenario import (
     mix,
     play,
 )
-from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.simulator import Worker
 from carpool_lab.simulate.tables import TABLES, WIDEST, Table, learned, siblings, table
 from carpool_lab.workload import Arrival, Mix, Setting, generators, plan, poisson

@@ -11,8 +11,8 @@ from carpool.config import BatchingMode
 from carpool.engine.request import RequestState
 from carpool.schedule.cost import Costs, Curve
 from carpool.types import CallKind, QueuedRequest
-from carpool_lab.simulate.scenario import MODES
 from carpool_lab.simulate.fleet import simulate
+from carpool_lab.simulate.scenario import MODES
 from carpool_lab.simulate.simulator import Ride, Stage, Worker
 from support.engine_driver import Drive, Recorder, VirtualClock, driving
 from support.tiny import ARGUMENTS

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from carpool.schedule.continuous import MAX_PASSED, Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.types import Admission, CallKind, Choice, ParkedCall, QueuedRequest
-from carpool_lab.simulate.scenario import Labels, Model
 from carpool_lab.simulate.fleet import simulate
+from carpool_lab.simulate.scenario import Labels, Model
 from carpool_lab.simulate.simulator import Worker
 from carpool_lab.simulate.tables import WIDEST, Table
 from carpool_lab.workload import Arrival

@@ -14,8 +14,14 @@ from carpool.errors import CarpoolError
 
 
 @click.command()
-@click.argument("model", required=False)
+@click.argument("models", nargs=-1, metavar="[[NAME=]MODEL]...")
 @click.option("--model-path", help="MODEL, as a flag")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML of several models: `models:` with model, name, workers, devices, load (start, "
+    "on_demand), keep_alive and settings of each",
+)
 @click.option(
     "--pipeline",
     metavar="MODULE:FUNCTION",
@@ -28,22 +34,27 @@ from carpool.errors import CarpoolError
 @settings_options(ServeSettings)
 @peer_options
 def serve(
-    model: str | None,
+    models: tuple[str, ...],
     model_path: str | None,
+    config: Path | None,
     pipeline: str | None,
     deploy_config: Path | None,
     **flags: Any,
 ) -> None:
-    """Serve MODEL over HTTP, with OpenAI's image API.
+    """Serve a MODEL, or several, over HTTP, with OpenAI's image API.
 
     MODEL is 'shapes' (embedded; the default), a hub id like 'org/name', or a folder in diffusers
     layout. Every flag can be given as an environment variable, such as CARPOOL_MAX_QUEUE.
+    Requests choose among several by `model`: the MODEL's own id, or the NAME given here.
     Commands of `sglang serve` and `vllm serve --omni` are understood, too.
     """
-    if model and model_path and model != model_path:
-        raise click.UsageError(f"MODEL is {model!r} and --model-path {model_path!r}: say one")
-    if pipeline and (model or model_path):
+    if model_path and models not in ((), (model_path,)):
+        named = " ".join(models)
+        raise click.UsageError(f"MODEL is {named!r} and --model-path {model_path!r}: say one")
+    if pipeline and (models or model_path):
         raise click.UsageError("--pipeline builds the model: leave MODEL out")
+    if config and (models or model_path or pipeline):
+        raise click.UsageError("--config names the models: leave MODEL out")
     overrides = flags.pop("stage_overrides")
     flags = translated(flags)
     deploy = _deploy(deploy_config, overrides)
@@ -56,17 +67,21 @@ def serve(
             del deploy[name]
         del deploy["batching_mode"]
     flags |= {name: value for name, value in deploy.items() if name not in said}
-    chosen = model or model_path or flags.pop("model", None) or "shapes"
-    flags.pop("model", None)
+    of_deploy = flags.pop("model", None)
+    chosen = models or (model_path or of_deploy or "shapes",)
     settings = settings_from(flags)
     if flags["batching_mode"] is None and settings.batching_mode in MODES_OF.values():
         _tell_mode(settings)
+    from carpool.fleet.models import models_of, read_models, settings_on
     from carpool.preflight import check  # not for `--help`
 
-    check(chosen, settings.engine(), pipeline)
+    specs = read_models(config, settings) if config else models_of(chosen, settings, pipeline)
+    for spec in specs:
+        for device in dict.fromkeys(spec.devices):
+            check(spec.model, settings_on(spec, device), spec.factory)
     from carpool.server.run import serve as run
 
-    sys.exit(run(chosen, settings, pipeline))
+    sys.exit(run(specs, settings))
 
 
 def _tell_mode(settings: ServeSettings) -> None:

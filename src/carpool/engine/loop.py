@@ -111,9 +111,7 @@ class EngineCore:
 
     # From any thread
 
-    def submit(
-        self, request: CheckedRequest, listener: Listener, waited_s: float = 0.0
-    ) -> None:
+    def submit(self, request: CheckedRequest, listener: Listener, waited_s: float = 0.0) -> None:
         """Queue a checked request.
 
         Args:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from carpool.errors import CarpoolError, Draining, LoadFailed, ModelNotFound, nearest
 from carpool.fleet.pool import Pool
@@ -42,7 +42,7 @@ class Deployment:
     running: "asyncio.Task[None] | None" = None
 
     @property
-    def state(self) -> ServingState:
+    def state(self) -> ServingState | Literal["unloaded"]:
         return "unloaded" if self.pool is None else self.pool.state
 
     @property
@@ -50,6 +50,11 @@ class Deployment:
         if self.pool is not None and self.pool.ready is not None:
             self.known = self.pool.ready
         return self.known
+
+    def check_open(self) -> None:
+        """Raise unless requests are accepted now. One that is not loaded is loaded for them."""
+        if self.pool is not None and not (self.is_on_demand and self.pool.state == "starting"):
+            self.pool.check_open()
 
     def ready_in_s(self, now_s: float) -> float | None:
         """Predicted seconds until it is loaded; None where it is."""
@@ -97,10 +102,15 @@ class Fleet:
         return next((one for one in order if one in states), "stopped")
 
     @property
+    def has_several(self) -> bool:
+        """Whether it may have more than one worker: it has several models."""
+        return True
+
+    @property
     def is_degraded(self) -> bool:
         """Whether a model that is to be loaded is not, or lacks workers."""
         return self.state == "ready" and any(
-            not one.is_on_demand and (one.pool is None or one.pool.state != "ready")
+            (not one.is_on_demand and (one.pool is None or one.pool.state != "ready"))
             or (one.pool is not None and one.pool.is_degraded)
             for one in self._deployments.values()
         )
@@ -121,6 +131,11 @@ class Fleet:
                 f"model {name[:60]!r} is not served here; there are {names}{hint}", param="model"
             )
         return found
+
+    @property
+    def loads_at_start(self) -> bool:
+        """Whether any model is loaded before it is asked for."""
+        return any(not one.is_on_demand for one in self._deployments.values())
 
     # Its life
 
@@ -146,9 +161,9 @@ class Fleet:
         return pool
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (error := task.exception()) and self._failed:
-            if not self._failed.done():
-                self._failed.set_exception(error)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._failed is not None and not self._failed.done():
+            self._failed.set_exception(error)
 
     async def wait_ready(self) -> protocol.WorkerReady:
         """Wait until the first model that is to be loaded is."""
@@ -160,8 +175,15 @@ class Fleet:
 
     async def wait_open(self) -> None:
         """Wait until requests of some model are accepted; for ever once the server drains."""
-        while self._is_draining or self.state != "ready":
-            await asyncio.sleep(0.1)
+        if not any(one.is_on_demand for one in self._deployments.values()):
+            waits = [asyncio.create_task(pool.wait_open()) for pool in self._pools()]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+        if self._is_draining:
+            await asyncio.Event().wait()
 
     async def loaded(self, name: str | None) -> tuple[Pool, protocol.WorkerReady]:
         """A model's pool, once it is loaded; it is, if it was not.
@@ -239,10 +261,10 @@ class Fleet:
         while True:
             await asyncio.sleep(_LOOK_S)
             for one in self._deployments.values():
-                if self._is_idle(one) and self._now_s() - one.used_s >= one.keep_alive_s:
-                    if not one.loading.locked():
-                        await self._unload(one)
-                        self._freed.set()
+                is_old = self._now_s() - one.used_s >= one.keep_alive_s
+                if is_old and self._is_idle(one) and not one.loading.locked():
+                    await self._unload(one)
+                    self._freed.set()
 
     async def drain(self, timeout_s: float) -> None:
         """As `Supervisor.drain`, of all models."""

@@ -57,7 +57,9 @@ def step_s(table: StepTable, together: int) -> float:
     widest = len(table)
     if together <= widest:
         return table[together - 1]
-    return together // widest * table[-1] + (table[together % widest - 1] if together % widest else 0)
+    return together // widest * table[-1] + (
+        table[together % widest - 1] if together % widest else 0
+    )
 
 
 @dataclass(slots=True)

@@ -86,10 +86,15 @@ def _spec(entry: Any, settings: ServeSettings, path: str) -> ModelSpec:
         raise SettingRejected(f"config={path!r}: load={load!r}: must be of {', '.join(LOADS)}")
     if isinstance(keep_alive, bool) or not isinstance(keep_alive, (int, float)) or keep_alive < 0:
         raise SettingRejected(f"config={path!r}: keep_alive={keep_alive!r}: must be seconds")
-    workers, devices = entry.get("workers", settings.workers), entry.get("devices", settings.devices)
+    workers, devices = (
+        entry.get("workers", settings.workers),
+        entry.get("devices", settings.devices),
+    )
     devices = ",".join(map(str, devices)) if isinstance(devices, list) else devices
     if workers is not None and (not isinstance(workers, int) or not 1 <= workers <= 1024):
-        raise SettingRejected(f"config={path!r}: workers={workers!r}: must be a whole number from 1")
+        raise SettingRejected(
+            f"config={path!r}: workers={workers!r}: must be a whole number from 1"
+        )
     return ModelSpec(
         entry["model"],
         chosen,
@@ -156,7 +161,7 @@ def cuda_devices(environ: Mapping[str, str]) -> int:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
-    return len([one for one in Path("/dev").glob("nvidia[0-9]*")])
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def settings_on(spec: ModelSpec, device: str) -> EngineSettings:

@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from carpool.config import EngineSettings
 from carpool.errors import (
@@ -24,8 +24,9 @@ from carpool.errors import (
     TooLate,
     WorkerLost,
 )
-from carpool.fleet.load import RoutedRequest, WorkerLoad
+from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
 from carpool.fleet.router import Router
+from carpool.fleet.serving import ServingState
 from carpool.schedule.overload import Pressure, again_s, refuses, stage
 from carpool.schedule.policy import weights
 from carpool.types import CheckedRequest
@@ -36,7 +37,6 @@ log = logging.getLogger("carpool")
 
 AGAIN_S = 30.0  # until a worker that could not load is tried again, once another one is ready
 Size = tuple[int | None, int | None, int | None]
-PoolState = Literal["starting", "ready", "worker_lost", "draining", "stopped", "unloaded"]
 
 
 class WorkerHandle(Protocol):
@@ -52,7 +52,9 @@ class WorkerHandle(Protocol):
     @property
     def takes_requests(self) -> bool: ...
     def start(self) -> "asyncio.Task[None]": ...
-    async def submit(
+    async def wait_ready(self) -> protocol.WorkerReady: ...
+    async def wait_open(self) -> None: ...
+    async def run(
         self,
         job: CheckedRequest,
         on_progress: OnProgress | None = None,
@@ -119,6 +121,7 @@ class Pool:
         self._numbers_of: dict[str, int] = {}  # of requests in flight, by their ids
         self._lora: dict[str, str] = {}  # registered since the start
         self._first_ready, self._is_open = asyncio.Event(), asyncio.Event()
+        self._is_empty = asyncio.Event()  # nothing is in flight any more
         self._is_draining, self._is_due, self._stage = False, False, 0
         self._known: protocol.WorkerReady | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -154,13 +157,27 @@ class Pool:
         return self._known
 
     @property
-    def state(self) -> PoolState:
-        states: set[PoolState] = {handle.state for handle in self.handles}
+    def state(self) -> ServingState:
+        states: set[ServingState] = {handle.state for handle in self.handles}
         if self._is_draining and states & {"ready", "draining"}:
             return "draining"
-        order: tuple[PoolState, ...] = ("ready", "draining", "starting", "worker_lost", "stopped")
-        found = next((one for one in order if one in states), "stopped")
-        return "worker_lost" if found == "starting" and self._first_ready.is_set() else found
+        order: tuple[ServingState, ...] = (
+            "ready",
+            "draining",
+            "starting",
+            "worker_lost",
+            "stopped",
+        )
+        for one in order:
+            if one in states:
+                was_ready = one == "starting" and self._first_ready.is_set()
+                return "worker_lost" if was_ready else one
+        return "stopped"
+
+    @property
+    def has_several(self) -> bool:
+        """Whether it has more than one worker."""
+        return not self._is_alone
 
     @property
     def is_degraded(self) -> bool:
@@ -212,7 +229,7 @@ class Pool:
         """Say of each worker when it is ready, where there are several."""
 
         async def wait(member: _Member) -> None:
-            ready = await member.handle.wait_ready()  # type: ignore[attr-defined]
+            ready = await member.handle.wait_ready()
             self._first_ready.set()
             self._open()
             if not self._is_alone:
@@ -232,7 +249,7 @@ class Pool:
     async def wait_open(self) -> None:
         """Wait until requests are accepted; for ever once the server drains."""
         if self._is_alone:
-            await self._members[0].handle.wait_open()  # type: ignore[attr-defined]
+            await self._members[0].handle.wait_open()
         await self._is_open.wait()
 
     async def drain(self, timeout_s: float) -> None:
@@ -240,11 +257,12 @@ class Pool:
         self._is_draining = True
         self._is_open.clear()
         if not self._is_alone:
-            until_s = asyncio.get_running_loop().time() + timeout_s
             if self._numbers_of:
                 log.info("draining: %d requests still run", len(self._numbers_of))
-            while self._numbers_of and asyncio.get_running_loop().time() < until_s:
-                await asyncio.sleep(0.05)
+                self._is_empty.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(timeout_s):
+                        await self._is_empty.wait()
             timeout_s = 0.0
             self._fail_held(Draining("the server ended before this request could begin"))
         await asyncio.gather(*(handle.drain(timeout_s) for handle in self.handles))
@@ -309,7 +327,7 @@ class Pool:
             As `Supervisor.submit`; and Overloaded, TooLate as the engine does.
         """
         if self._is_alone:
-            return await self._members[0].handle.submit(job, on_progress, on_preview)
+            return await self._members[0].handle.run(job, on_progress, on_preview)
         self.check_open()
         self.check_room()
         began_s, number, deaths = self._now_s(), next(self._numbers), 0
@@ -321,7 +339,7 @@ class Pool:
                 member = await self._bound(job, work)
                 waited_s = self._now_s() - began_s
                 try:
-                    return await member.handle.submit(
+                    return await member.handle.run(
                         job, on_progress, on_preview, waited_s=waited_s, deaths=deaths
                     )
                 except Moved as moved:
@@ -332,6 +350,8 @@ class Pool:
                 self._router.drop(number)
         finally:
             del self._numbers_of[job.request_id]
+            if not self._numbers_of:
+                self._is_empty.set()
             self._router.drop(number)
             self._assign_soon()
 
@@ -344,17 +364,18 @@ class Pool:
         if refuses(self._stage, job.priority) and pressure.fill < 1:
             which = "no new one" if self._stage == 3 else "none of priority below 0"
             raise Overloaded(
-                f"the server is overloaded: {held} requests wait, with work for some {wait_s:.3g} s "
-                f"(the most is {most_s:g} s, --max-wait): {which} is taken",
+                f"the server is overloaded: {held} requests wait, with work for some "
+                f"{wait_s:.3g} s (the most is {most_s:g} s, --max-wait): {which} is taken",
                 retry_after_s=again_s(self._stage, wait_s, most_s),
             )
-        if job.deadline_s is not None and (needed_s := self._router.needed_s(work)) is not None:
-            if needed_s > job.deadline_s:
-                late = f"deadline_s={job.deadline_s:g} cannot be met: it would take {needed_s:.3g} s"
-                if not self._settings.admit_late:
-                    fewer = "ask for fewer steps or a smaller size"
-                    raise TooLate(f"{late}; {fewer}", param="deadline_s")
-                log.warning("request %s: %s", job.request_id, late)
+        needed_s = self._router.needed_s(work)
+        if job.deadline_s is not None and needed_s is not None and needed_s > job.deadline_s:
+            rule = f"cannot be met: it would take {needed_s:.3g} s"
+            late = f"deadline_s={job.deadline_s:g} {rule}"
+            if not self._settings.admit_late:
+                fewer = "ask for fewer steps or a smaller size"
+                raise TooLate(f"{late}; {fewer}", param="deadline_s")
+            log.warning("request %s: %s", job.request_id, late)
         return replace(job, previews=0) if self._stage else job
 
     def _routed(self, job: CheckedRequest, number: int, now_s: float) -> RoutedRequest:
@@ -437,7 +458,7 @@ class Pool:
 
     def worker_reported(self, member: _Member, report: protocol.Report) -> None:
         """A worker says what steps take, and what its requests have left."""
-        tables = {
+        tables: dict[Hashable, StepTable] = {
             self._kind(one.width, one.height, one.frames): tuple(one.seconds)
             for one in report.costs
         }
@@ -470,12 +491,14 @@ class Pool:
             return await self._members[0].handle.statistics()
         self.check_open()
         several = [one async for one in self._statistics()]
-        total = {key: sum(one[key] for one in several) for key in ("waiting", "running", "requests")}
+        total = {
+            key: sum(one[key] for one in several) for key in ("waiting", "running", "requests")
+        }
         total["waiting"] += len(self._held)
         held = {"requests": len(self._held), "work_s": self._router.held_s, "stage": self._stage}
         return {**total, "held": held, "workers": several}
 
-    async def _statistics(self) -> Any:
+    async def _statistics(self) -> AsyncIterator[dict[str, Any]]:
         for member, shown in zip(self._members, self.workers(), strict=True):
             with contextlib.suppress(CarpoolError):  # it died, or loads
                 if member.handle.state in ("ready", "draining"):
@@ -492,9 +515,6 @@ class Pool:
                 for one in await handle.timelines(request_ids):
                     found[one["id"]] = one
         return [found[name] for name in request_ids if name in found]
-
-    def __iter__(self) -> Iterator[WorkerHandle]:
-        return iter(self.handles)
 
     @staticmethod
     def _now_s() -> float:

@@ -1,17 +1,17 @@
 """The router: which worker runs which waiting request, and which requests wait at the front.
 
 Waiting requests are held and bound late: a request is bound to a worker only when that would serve
-it at once, so that none queues behind a slow worker. It is bound where the ends of all requests move
-least in sum (`load.extra_s`): together with its kind where fusing pays, where the least is to be
-done elsewhere. Where a full worker is the best place, because all others are slow, it waits for it.
+it at once, so that none queues behind a slow worker. It is bound where the ends of all requests
+move least in sum (`load.extra_s`): together with its kind where fusing pays, where the least is to
+be done elsewhere. Where a full worker is the best place, as the others are slow, it waits for that.
 
-*Order.* As in `schedule.continuous`: predicted work, aged by the arrival, with priorities; deadlines
-that press first; with shares, the tenant that the whole fleet served least by its weight. Requests
-that are bound at the same moment are bound longest first, each where it ends first, then moved and
-exchanged while that makes the last of them end earlier.
+*Order.* As in `schedule.continuous`: predicted work, aged by the arrival, with priorities; first
+deadlines that press; with shares, the tenant that the whole fleet served least by its weight.
+Requests that are bound at one moment are bound longest first, each where it ends first, then moved
+and exchanged while that makes the last of them end earlier.
 
-*Imbalance.* Predictions may be wrong: no worker gets another request while it has more than
-`IMBALANCE` times the mean number of requests, and `SLACK` more, and others have room.
+*Imbalance.* Predictions may be wrong: a worker that has `IMBALANCE` times the mean number of
+requests, and `SLACK` more than that mean, gets no other one.
 
 A choice looks at the workers with the least to do, and at those with the least to do that run the
 same kind: `LOOKED_AT` of each. Ties are broken by the worker's id. No clock: callers say the time.
@@ -276,9 +276,7 @@ class Router:
             if not self._improved(last, workers, movable):
                 return
 
-    def _improved(
-        self, last: WorkerLoad, workers: Sequence[WorkerLoad], movable: set[int]
-    ) -> bool:
+    def _improved(self, last: WorkerLoad, workers: Sequence[WorkerLoad], movable: set[int]) -> bool:
         latest_s = last.finish_s() * (1 - 1e-9)
         for one in [bound for bound in last.bound.values() if bound.work.request in movable]:
             for other in workers:

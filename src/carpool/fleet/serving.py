@@ -1,4 +1,4 @@
-"""What the server asks of whatever runs its requests: one worker, a pool of them, several models."""
+"""What the server asks of what runs its requests: a worker, a pool of workers, several models."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.supervisor import OnPreview, OnProgress
 
-ServingState = Literal["starting", "ready", "worker_lost", "draining", "stopped", "unloaded"]
+ServingState = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
 
 
 class Serving(Protocol):

@@ -11,13 +11,13 @@ from fastapi import Request
 import carpool
 from carpool.config import ServeSettings
 from carpool.errors import CarpoolError, JobNotFound, NoSuchEndpoint
+from carpool.fleet.serving import Serving
 from carpool.jobs.database import Record
 from carpool.jobs.runner import Output, Runner
 from carpool.server.bodies import schema
 from carpool.telemetry import tracing
 from carpool.telemetry.metrics import Metrics
 from carpool.types import CheckedRequest
-from carpool.worker.supervisor import Supervisor
 
 log = logging.getLogger("carpool")
 
@@ -29,9 +29,7 @@ Origin = tuple[str, str, str]
 class Observer:
     """The front's own counts, and a listener of the runner, if there is one (`jobs.runner`)."""
 
-    def __init__(
-        self, supervisor: Supervisor, settings: ServeSettings, runner: Runner | None
-    ) -> None:
+    def __init__(self, supervisor: Serving, settings: ServeSettings, runner: Runner | None) -> None:
         self._supervisor, self._settings, self._runner = supervisor, settings, runner
         self._metrics = Metrics()
         self._request_ids: OrderedDict[Origin, list[str]] = OrderedDict()

@@ -123,7 +123,10 @@ class WorkerProcess:
     def _send_heartbeats(self, engine: Any) -> None:
         while True:
             stalled_s, expected_s = engine.heartbeat.read()
-            costs = [protocol.StepCost(*size, table) for size, table in engine.step_costs.items()]
+            costs = [
+                protocol.StepCost(size[0], size[1], size[2], seconds)
+                for size, seconds in engine.step_costs.items()
+            ]
             report = protocol.Report(costs, engine.steps_left())
             self.send(protocol.Heartbeat(stalled_s, expected_s, engine.place_s, report))
             time.sleep(INTERVAL_S)
@@ -229,7 +232,7 @@ def _raw_output(fields: Mapping[str, Any], *, pipe: Any, spool: str) -> RawOutpu
     )
     raw = (frame.convert("RGB").tobytes() for frame in video)
     if spool and 3 * width * height * len(video) > protocol.MOST_INLINE_BYTES:
-        handle, raw_video.path = tempfile.mkstemp(".rgb", dir=spool)
+        handle, raw_video.path = tempfile.mkstemp(".rgb", f"{os.getpid()}-", spool)
         try:
             with open(handle, "wb") as file:
                 file.writelines(raw)

@@ -145,9 +145,6 @@ class Supervisor:
         job: CheckedRequest,
         on_progress: OnProgress | None = None,
         on_preview: OnPreview | None = None,
-        *,
-        waited_s: float = 0.0,
-        deaths: int = 0,
     ) -> protocol.Done:
         """Run a request in the worker. Cancelling the awaiting task cancels the request.
 
@@ -155,14 +152,31 @@ class Supervisor:
             on_progress: called with the steps done and their total; with (0, 0) if the request
                 starts over because the worker died.
             on_preview: called with the request's previews, all before the answer.
+
+        Raises:
+            Starting, WorkerLost, Draining: no requests are accepted now.
+            PipelineFailed: it was running in every worker that died, in the last one alone.
+            CarpoolError: the request failed.
+        """
+        return await self.run(job, on_progress, on_preview)
+
+    async def run(
+        self,
+        job: CheckedRequest,
+        on_progress: OnProgress | None = None,
+        on_preview: OnPreview | None = None,
+        *,
+        waited_s: float = 0.0,
+        deaths: int = 0,
+    ) -> protocol.Done:
+        """As `submit`, of a request that a pool held.
+
+        Args:
             waited_s: how long it was held.
             deaths: of workers that ran it.
 
         Raises:
             Moved: the worker died, and there are others.
-            Starting, WorkerLost, Draining: no requests are accepted now.
-            PipelineFailed: it was running in every worker that died, in the last one alone.
-            CarpoolError: the request failed.
         """
         self.check_open()
         request = _Pending(
@@ -185,7 +199,7 @@ class Supervisor:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether a request would be run at once: the worker is ready, and none has to run alone."""
+        """Whether it would run a request at once: it is ready, and none has to run alone."""
         return self._state == "ready" and not self._is_draining and not self._in_flight.has_suspects
 
     def hold(self, work_s: float) -> None:

@@ -15,8 +15,8 @@ from carpool.config import BatchingMode
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs
 from carpool_lab.simulate.report import Point, as_json, block, comparison, numbers
-from carpool_lab.simulate.scenario import MIXES, Comparison, Model, compare, mix, play
 from carpool_lab.simulate.routers import ROUTERS
+from carpool_lab.simulate.scenario import MIXES, Comparison, Model, compare, mix, play
 from carpool_lab.simulate.tables import TABLES, Table, learned, siblings, table
 from carpool_lab.tune.results import tables as tuned_tables
 from carpool_lab.workload import (

@@ -1,18 +1,18 @@
 """The loop of a simulation: requests arrive, a router binds them to workers, workers take turns.
 
-The router sees what it sees in a server: arrivals, ends, what steps take, and once a second how many
-steps the requests of a worker have left. A worker that goes loses what it has; that runs again.
+The router sees what it sees in a server: arrivals, ends, what steps take, and once a second how
+many steps the requests of a worker have left. A worker that goes loses what it has; that runs
+again.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
 from carpool.fleet.router import Router
 from carpool.schedule.cost import Costs
-from carpool.types import CallKind
 from carpool_lab.simulate.routers import AtOnce, least_work
 from carpool_lab.simulate.simulator import Result, Ride, Worker
 
@@ -67,7 +67,7 @@ class _Fleet:
         self._rides: list[Ride] = []  # by their number, from 1
         self._turns: list[tuple[float, int]] = []  # a heap; some entries are old
         self._asking: list[float] = []  # when a client asks next; a heap
-        self._tables: dict[int, dict[CallKind, StepTable]] = {}  # of costs that are known
+        self._tables: dict[int, dict[Hashable, StepTable]] = {}  # of costs that are known
         self._forwards = self._rows = 0  # of workers that have gone
         for number, worker in enumerate(workers):
             router.add_worker(WorkerLoad(number, self._learned(worker)))
@@ -153,7 +153,7 @@ class _Fleet:
                 number, {request: _left(ride) for request, ride in device.requests.items()}
             )
 
-    def _learned(self, worker: Worker) -> dict[CallKind, StepTable]:
+    def _learned(self, worker: Worker) -> dict[Hashable, StepTable]:
         """Seconds of denoising steps, by requests that share them."""
         costs = worker.beliefs if worker.beliefs is not None else worker.costs
         if worker.beliefs is None and id(costs) in self._tables:
@@ -205,7 +205,7 @@ def _left(ride: Ride) -> float:
     )
 
 
-def _tables(costs: Costs, widest: int) -> dict[CallKind, StepTable]:
+def _tables(costs: Costs, widest: int) -> dict[Hashable, StepTable]:
     return {
         kind: tuple(curve.seconds(rows) for rows in range(1, widest + 1))
         for kind, curve in costs

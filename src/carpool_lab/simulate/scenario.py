@@ -21,8 +21,8 @@ from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.machine import WIDTHS, Machine, wrong
 from carpool.types import QueuedRequest
-from carpool_lab.simulate.report import Numbers, Point, mean, numbers
 from carpool_lab.simulate.fleet import Change, simulate
+from carpool_lab.simulate.report import Numbers, Point, mean, numbers
 from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.simulator import Policy, Result, Ride, Stage, Worker
 from carpool_lab.simulate.tables import WIDEST, Table

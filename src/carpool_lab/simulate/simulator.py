@@ -118,9 +118,7 @@ class Worker:
         wake_s = admission.wake_s
         for request in sorted(admission.requests):
             self._board(request)
-        choice = self.policy.choose(
-            list(self.parked.values()), self.waiting_s + self.held_s, now_s
-        )
+        choice = self.policy.choose(list(self.parked.values()), self.waiting_s + self.held_s, now_s)
         if not choice.calls:
             return False, wake_s
         leader, rows = choice.calls[0], sum(call.rows for call in choice.calls)

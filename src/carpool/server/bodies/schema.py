@@ -182,6 +182,8 @@ class ModelEntry(BaseModel):
     size_multiple_px: int
     parameters: list[ModelParameter]
     lora: list[str]  # adapters that a request may name
+    state: str = Field("ready", description="ready, starting, worker_lost, unloaded, draining")
+    ready_in_s: float | None = Field(None, description="predicted, while it is not")
 
 
 class ModelList(BaseModel):
@@ -247,5 +249,16 @@ class Error(BaseModel):
     error: ErrorBody
 
 
+class WorkerHealth(BaseModel):
+    """One of several workers."""
+
+    worker: int
+    model: str
+    device: str
+    state: str
+    error: str | None = Field(None, description="why it cannot be loaded")
+
+
 class Health(BaseModel):
-    status: Literal["ready", "starting", "draining", "worker_lost", "stopped"]
+    status: Literal["ready", "degraded", "starting", "draining", "worker_lost", "stopped"]
+    workers: list[WorkerHealth] | None = Field(None, description="where there are several")

@@ -5,6 +5,8 @@ from typing import Any
 from fastapi import APIRouter, Depends, Response
 
 import carpool
+from carpool.fleet.fleet import Fleet
+from carpool.fleet.pool import Pool
 from carpool.server.bodies import schema
 from carpool.server.dependencies import (
     ERRORS,
@@ -23,11 +25,17 @@ router = APIRouter(
 )
 
 
-@public.get("/health", responses={503: {"model": schema.Health}})
+@public.get("/health", responses={503: {"model": schema.Health}}, response_model_exclude_none=True)
 async def health(response: Response, state: State) -> schema.Health:
-    """200 when a request would be accepted now."""
-    response.status_code = 200 if state.supervisor.state == "ready" else 503
-    return schema.Health(status=state.supervisor.state)
+    """200 when a request would be accepted now; `degraded` when not every worker is ready."""
+    serving = state.supervisor
+    response.status_code = 200 if serving.state == "ready" else 503
+    if not isinstance(serving, (Fleet, Pool)) or not serving.has_several:
+        return schema.Health(status=state.supervisor.state, workers=None)
+    workers = [schema.WorkerHealth.model_validate(one) for one in state.workers()]
+    return schema.Health(
+        status="degraded" if serving.is_degraded else serving.state, workers=workers
+    )
 
 
 @public.get("/livez")
