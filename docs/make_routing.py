@@ -24,7 +24,8 @@ def main() -> int:
     text = (
         "# Routers, compared\n\n"
         "Written by `make simulate-routing`: `extra-seconds` (the server's router) against the "
-        "best of least-work, least-requests, round-robin and random, on the same 3 x 1,000 requests.\n"
+        "best of least-work, least-requests, round-robin and random, on the same 3 x 1,000 "
+        "requests.\n"
         f"The promise: mean at most {routing.MOST_MEAN} and p99 at most {routing.MOST_P99} times "
         f"the best of the others. It is kept at {len(rows) - broken} of {len(rows)} points.\n\n"
         "| scene | mean, of the best | p99, of the best | p99 below random | kept |\n"

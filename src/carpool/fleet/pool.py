@@ -27,7 +27,7 @@ from carpool.errors import (
 from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
 from carpool.fleet.router import Router
 from carpool.fleet.serving import ServingState
-from carpool.schedule.overload import Pressure, again_s, refuses, stage
+from carpool.schedule.overload import ENTER, Pressure, again_s, refuses, stage
 from carpool.schedule.policy import weights
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
@@ -357,10 +357,13 @@ class Pool:
 
     def _admitted(self, job: CheckedRequest, work: RoutedRequest) -> CheckedRequest:
         """Refuse a request as the engine would whose queue holds what is held here."""
-        most_s, held = self._settings.max_wait, len(self._held)
-        wait_s = self._router.held_for_s()
-        pressure = Pressure(min(wait_s, 1e9) / most_s, held / max(1, self._settings.max_queue))
+        most_s = self._settings.max_wait
+        pressure = self._pressure()
+        if pressure.most >= ENTER[0] and self._is_due:  # some of it may be bound at once
+            self._assign()
+            pressure = self._pressure()
         self._stage = stage(self._stage, pressure)
+        held, wait_s = len(self._router.waiting), pressure.wait * most_s
         if refuses(self._stage, job.priority) and pressure.fill < 1:
             which = "no new one" if self._stage == 3 else "none of priority below 0"
             raise Overloaded(
@@ -377,6 +380,13 @@ class Pool:
                 raise TooLate(f"{late}; {fewer}", param="deadline_s")
             log.warning("request %s: %s", job.request_id, late)
         return replace(job, previews=0) if self._stage else job
+
+    def _pressure(self) -> Pressure:
+        waiting = len(self._router.waiting)
+        wait_s = self._router.held_for_s() if waiting else 0.0
+        return Pressure(
+            min(wait_s, 1e9) / self._settings.max_wait, waiting / max(1, self._settings.max_queue)
+        )
 
     def _routed(self, job: CheckedRequest, number: int, now_s: float) -> RoutedRequest:
         ready = self.ready

@@ -21,6 +21,7 @@ Timing Anomalies, SIAM Journal on Applied Mathematics 17(2), 1969.
 """
 
 import heapq
+import random
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -253,18 +254,38 @@ class Router:
         return slots * len(self.workers) - len(self._owners)
 
     def _spread(self) -> list[Binding]:
-        """Bind all that is held: longest first, each where it ends first."""
+        """Bind all that is held, so that the last of it ends early."""
         held = sorted(self._held.values(), key=lambda one: (-one.work_s, one.work.request))
         works = [one.work for one in held]
+        orders = [works]
+        if len(works) <= SWAPPED:  # the exchange may end at another place from another order
+            places = {kind: place for place, kind in enumerate({one.kind: 0 for one in works})}
+            orders.append(sorted(works, key=lambda one: places[one.kind]))
+            rng = random.Random(len(works))  # always the same orders
+            orders += [rng.sample(works, len(works)) for _ in range(SWAPPED // len(works))]
+        _, plan = min(map(self._planned, orders), key=lambda one: one[0])
+        for work in works:
+            self.bind(work, self.workers[plan[work.request]])
+        return [Binding(work.request, plan[work.request]) for work in works]
+
+    def _planned(self, works: Sequence[RoutedRequest]) -> tuple[float, dict[int, int]]:
+        """Where each goes if they are bound in this order, and when the last one ends then."""
         for work in works:
             best = min(
                 self._index.look(work.kind),
                 key=lambda worker: (worker.finish_s([self._as_bound(work, worker)]), worker.id),
             )
-            self.bind(work, best)
+            best.bound[work.request] = self._as_bound(work, best)
+            self._owners[work.request] = best.id
+            self._index.put(best)
         if len(works) <= SWAPPED and len(self.workers) > 1:
             self._exchange({work.request for work in works})
-        return [Binding(work.request, self._owners[work.request]) for work in works]
+        plan = {work.request: self._owners.pop(work.request) for work in works}
+        last_s = max(self.workers[number].finish_s() for number in set(plan.values()))
+        for request, number in plan.items():
+            del self.workers[number].bound[request]
+            self._index.put(self.workers[number])
+        return last_s, plan
 
     def _exchange(self, movable: set[int]) -> None:
         """Move and exchange requests while that makes the last end of all earlier."""

@@ -11,6 +11,8 @@ from fastapi import Request
 import carpool
 from carpool.config import ServeSettings
 from carpool.errors import CarpoolError, JobNotFound, NoSuchEndpoint
+from carpool.fleet.fleet import Fleet
+from carpool.fleet.pool import Pool
 from carpool.fleet.serving import Serving
 from carpool.jobs.database import Record
 from carpool.jobs.runner import Output, Runner
@@ -36,6 +38,21 @@ class Observer:
         self._origins: dict[str, Origin] = {}  # by the ids of the engine's requests
         if runner is not None:
             runner.watch(self)
+
+    @property
+    def _has_several(self) -> bool:
+        return isinstance(self._supervisor, (Fleet, Pool)) and self._supervisor.has_several
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Each worker, with the name of its model; see `Pool.workers`. Empty without a pool."""
+        serving = self._supervisor
+        if isinstance(serving, Fleet):
+            pools = {one.name: one.pool for one in serving.deployments.values() if one.pool}
+        elif isinstance(serving, Pool):
+            pools = {self._model: serving}
+        else:
+            return []
+        return [{"model": name, **one} for name, pool in pools.items() for one in pool.workers()]
 
     @property
     def _model(self) -> str:
@@ -135,4 +152,5 @@ class Observer:
         versions = ready.versions if ready else {}
         build = {"version": carpool.__version__, "revision": self._settings.revision or ""}
         build |= {name: versions.get(name, "") for name in ("torch", "diffusers")}
-        return self._metrics.page(self._model, build, statistics, jobs)
+        workers = self.workers() if self._has_several else []
+        return self._metrics.page(self._model, build, statistics, jobs, workers)

@@ -14,7 +14,6 @@ from starlette.types import Receive
 from carpool.config import ServeSettings
 from carpool.errors import UnsupportedParameter
 from carpool.fleet.fleet import Deployment, Fleet
-from carpool.fleet.pool import Pool
 from carpool.fleet.serving import Serving
 from carpool.jobs.runner import Runner
 from carpool.media.executors import FairExecutor
@@ -144,20 +143,6 @@ class AppState:
             settings.metadata,
             settings.metadata_prompt,
         )
-
-    def workers(self) -> list[dict[str, Any]]:
-        """Each worker, with the name of its model; see `Pool.workers`. Empty without a pool."""
-        serving = self.supervisor
-        if isinstance(serving, Fleet):
-            pools = {one.name: one.pool for one in serving.deployments.values() if one.pool}
-        elif isinstance(serving, Pool):
-            name = self.settings.served_model_name or (
-                serving.ready.card.id if serving.ready else ""
-            )
-            pools = {name: serving}
-        else:
-            return []
-        return [{"model": name, **one} for name, pool in pools.items() for one in pool.workers()]
 
     async def some_model(self, needs: Literal["ready", "restarting"]) -> ServedModel:
         """The model whose card a body is read by until it has named its own."""

@@ -52,7 +52,7 @@ class WorkerProcess:
         first = self._next()
         if not isinstance(first, protocol.LoadModel):
             return
-        if first.log_format == "json":
+        if first.log_format == "json" or not first.bars:
             os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read as it is imported
         # these import torch and diffusers, which takes seconds
         from carpool.engine.cost_store import Table
@@ -64,7 +64,7 @@ class WorkerProcess:
 
         began_s = time.monotonic()
         logs.set_up(first.log_level, first.log_format, prompts=first.log_prompts)
-        log_as_others(bars=first.log_format == "text")
+        log_as_others(bars=first.bars and first.log_format == "text")
         co_riders = CoRiders()
         observers = [co_riders.forward] if first.otel else []
         try:

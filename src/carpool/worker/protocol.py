@@ -29,6 +29,7 @@ class LoadModel(msgspec.Struct, tag="load_model"):
     log_format: LogFormat = "text"
     log_prompts: bool = False
     otel: bool = False  # export traces
+    bars: bool = True  # of progress, while it loads; several workers' would be mixed up
     factory: str | None = None  # `module:function` that builds the pipeline, instead of `model`
 
 

@@ -107,7 +107,9 @@ class Supervisor:
         self._spool, self._timeout_s = spool, timeout_s
         self._listener = listener
         folder = "" if spool is None else str(spool)
-        self._load = protocol.LoadModel(model, settings, folder, *log, otel, factory)
+        self._load = protocol.LoadModel(
+            model, settings, folder, *log, otel, listener is None, factory
+        )
         self._state: State = "starting"
         self._is_draining = False
         self._in_flight = InFlight[_Pending]()

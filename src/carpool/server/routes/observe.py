@@ -32,7 +32,7 @@ async def health(response: Response, state: State) -> schema.Health:
     response.status_code = 200 if serving.state == "ready" else 503
     if not isinstance(serving, (Fleet, Pool)) or not serving.has_several:
         return schema.Health(status=state.supervisor.state, workers=None)
-    workers = [schema.WorkerHealth.model_validate(one) for one in state.workers()]
+    workers = [schema.WorkerHealth.model_validate(one) for one in state.observer.workers()]
     return schema.Health(
         status="degraded" if serving.is_degraded else serving.state, workers=workers
     )
