@@ -328,6 +328,9 @@ def with_mode(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
+WORKERS = ("workers", "devices", "worker_timeout")
+"""Settings of the server's that `carpool.load` takes too, for worker processes."""
+
 JOBS = ("state_dir", "job_ttl", "max_store_bytes", "metadata", "metadata_prompt")
 """Settings of the server's that `carpool.load` takes too, for the jobs of its engine."""
 
@@ -341,7 +344,7 @@ OF_FILES = ("dtype", "revision")
 
 def load_settings(settings: Mapping[str, Any]) -> ServeSettings:
     """Keyword arguments of `carpool.load`; names the nearest setting for an unknown one."""
-    known = [*(field.name for field in dataclasses.fields(EngineSettings)), *JOBS]
+    known = [*(field.name for field in dataclasses.fields(EngineSettings)), *JOBS, *WORKERS]
     for name in settings:
         if name not in known:
             hint = _OTHER_NAMES.get(name)

@@ -12,6 +12,7 @@ from carpool.errors import (
     DeadlineExceeded,
     Draining,
     LoadFailed,
+    LoraRejected,
     Overloaded,
     Starting,
     TooLate,
@@ -256,12 +257,14 @@ def test_a_drain_fails_what_is_left_at_its_timeout() -> None:
 def test_adapters_are_registered_on_all_workers_and_again_on_their_successors() -> None:
     async def story() -> None:
         stage = await ready()
-        stage.pool.add_lora("watercolour", "w.safetensors")
+        await stage.pool.add_lora("watercolour", "w.safetensors")
         assert [worker.lora for worker in stage.workers] == [{"watercolour": "w.safetensors"}] * 2
         stage.workers[0].lora.clear()
         stage.workers[0].die()
         stage.workers[0].load()
         assert stage.workers[0].lora == {"watercolour": "w.safetensors"}
+        with pytest.raises(LoraRejected, match="it is no LoRA"):
+            await stage.pool.add_lora("other", "broken")
         stage.pool.reload()
         assert all("reloaded" in worker.lora for worker in stage.workers)
 

@@ -2,6 +2,8 @@
 
 import itertools
 import random
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,10 +24,10 @@ SLOW: StepTable = tuple(float(n) for n in range(1, 9))  # rows gain nothing
 FREE: StepTable = (1.0,) * 8  # rows are free
 
 
-def router_of(*tables: dict[object, StepTable], **options: object) -> Router:
-    router = Router(**options)  # type: ignore[arg-type]
+def router_of(*tables: Mapping[Any, StepTable], **options: Any) -> Router:
+    router = Router(**options)
     for number, table in enumerate(tables):
-        router.add_worker(WorkerLoad(number, table))  # type: ignore[arg-type]
+        router.add_worker(WorkerLoad(number, table))
     return router
 
 

@@ -17,7 +17,7 @@ class FakeWorker:
     def __init__(self, device: str, listener: WorkerListener | None) -> None:
         self.device, self.listener = device, listener
         self.ready: protocol.WorkerReady | None = None
-        self.state: State = "starting"
+        self._state: State = "starting"
         self.running: dict[str, asyncio.Future[protocol.Done]] = {}
         self.got: list[tuple[str, float, int]] = []  # request, waited_s, deaths
         self.held_s, self.lora = 0.0, dict[str, str]()
@@ -28,7 +28,7 @@ class FakeWorker:
     # What its process does
 
     def load(self) -> None:
-        self.ready, self.state = protocol.WorkerReady(CARD, {}, 0.5), "ready"
+        self.ready, self._state = protocol.WorkerReady(CARD, {}, 0.5), "ready"
         self._is_ready.set()
         self._tell()
 
@@ -37,7 +37,7 @@ class FakeWorker:
         self._failed.set()
 
     def die(self, deaths: int = 1) -> None:
-        self.state = "worker_lost"
+        self._state = "worker_lost"
         self._tell()
         for answer in self.running.values():
             if not answer.done():
@@ -61,8 +61,12 @@ class FakeWorker:
     # What a pool asks of it
 
     @property
+    def state(self) -> State:
+        return self._state
+
+    @property
     def takes_requests(self) -> bool:
-        return self.state == "ready"
+        return self._state == "ready"
 
     def start(self) -> "asyncio.Task[None]":
         return asyncio.create_task(self._run())
@@ -90,16 +94,17 @@ class FakeWorker:
     ) -> protocol.Done:
         self.check_open()
         self.got.append((job.request_id, waited_s, deaths))
-        answer = self.running[job.request_id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[protocol.Done] = asyncio.get_running_loop().create_future()
+        self.running[job.request_id] = answer
         try:
             return await answer
         finally:
             del self.running[job.request_id]
 
     def check_open(self) -> None:
-        if self.state == "starting":
+        if self._state == "starting":
             raise Starting("the model is still loading", retry_after_s=3)
-        if self.state != "ready":
+        if self._state != "ready":
             raise WorkerLost("the worker has died and is being restarted", retry_after_s=2)
 
     def check_room(self) -> None:
@@ -118,14 +123,17 @@ class FakeWorker:
     def hold(self, work_s: float) -> None:
         self.held_s = work_s
 
-    def add_lora(self, name: str, path: str) -> None:
+    def add_lora(self, name: str, path: str) -> "asyncio.Future[list[str]]":
+        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        answer.set_result(["it is no LoRA"] if path == "broken" else [])
         self.lora[name] = path
+        return answer
 
     async def drain(self, timeout_s: float) -> None:
         self._end(Draining("the server ended"))
 
     async def stop(self) -> None:
-        self.stopped, self.state = True, "stopped"
+        self.stopped, self._state = True, "stopped"
         self._end(Draining("the server was told to end at once"))
 
     def _end(self, error: CarpoolError) -> None:

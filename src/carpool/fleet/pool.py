@@ -19,6 +19,7 @@ from carpool.errors import (
     DeadlineExceeded,
     Draining,
     LoadFailed,
+    LoraRejected,
     Overloaded,
     Starting,
     TooLate,
@@ -69,7 +70,7 @@ class WorkerHandle(Protocol):
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]: ...
     def reload(self) -> None: ...
     def hold(self, work_s: float) -> None: ...
-    def add_lora(self, name: str, path: str) -> None: ...
+    def add_lora(self, name: str, path: str) -> "asyncio.Future[list[str]]": ...
     async def drain(self, timeout_s: float) -> None: ...
     async def stop(self) -> None: ...
 
@@ -489,11 +490,17 @@ class Pool:
         for handle in self.handles:
             handle.reload()
 
-    def add_lora(self, name: str, path: str) -> None:
-        """Register an adapter on all workers, and on those that replace them."""
+    async def add_lora(self, name: str, path: str) -> None:
+        """Register an adapter on all workers, and on those that replace them.
+
+        Raises:
+            LoraRejected: a worker says what is wrong with it; the others may have it.
+        """
         self._lora[name] = path
-        for handle in self.handles:
-            handle.add_lora(name, path)
+        told = await asyncio.gather(*(handle.add_lora(name, path) for handle in self.handles))
+        if problems := [problem for several in told for problem in several]:
+            del self._lora[name]
+            raise LoraRejected(problems[0])
 
     async def statistics(self) -> dict[str, Any]:
         """A lone worker's own; else sums, and those of every worker that is ready."""

@@ -44,6 +44,9 @@ class LoadSettings(TypedDict, total=False):
     max_wait: float
     max_pixels: int
     max_steps: int
+    workers: int | None
+    devices: str | None
+    worker_timeout: float
     state_dir: str | PathLike[str] | None
     job_ttl: float
     max_store_bytes: int

@@ -44,6 +44,7 @@ class WorkerProcess:
         self._tracing = tracing.Tracing()
         self._at_end: Callable[[], None] = lambda: None
         self._is_ending = threading.Lock()
+        self._additions: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[protocol.ToFront] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="carpool-write", daemon=True).start()
 
@@ -92,6 +93,7 @@ class WorkerProcess:
         threading.Thread(
             target=self._send_heartbeats, args=[engine], name="carpool-heartbeat", daemon=True
         ).start()
+        threading.Thread(target=self._add_in_turn, name="carpool-lora", daemon=True).start()
         while (message := self._next()) is not None:
             match message:
                 case protocol.Submit(job, follow, trace, waited_s):
@@ -109,7 +111,7 @@ class WorkerProcess:
                     engine.held_s = work_s
                 case protocol.AddLora(name, path):
                     adding = [engine, partial(_added, engine, name, path)]
-                    threading.Thread(target=self._reload, args=adding, daemon=True).start()
+                    self._additions.put(adding)
                 case protocol.Reload():
                     reading = [engine, engine.reload]
                     threading.Thread(target=self._reload, args=reading, daemon=True).start()
@@ -119,6 +121,11 @@ class WorkerProcess:
                     known = [engine.timeline(request_id) for request_id in request_ids]
                     self.send(protocol.Timelines([one for one in known if one is not None]))
         engine.close()
+
+    def _add_in_turn(self) -> None:
+        """Answer the additions of adapters in their order."""
+        while True:
+            self._reload(*self._additions.get())
 
     def _send_heartbeats(self, engine: Any) -> None:
         while True:
@@ -142,7 +149,8 @@ class WorkerProcess:
         except Exception as error:  # a defect, or an unforeseen file: requests go on
             log.exception("the reload failed")
             problems = [f"{type(error).__name__}: {error}"]
-        self.send(protocol.Reloaded(engine.loaded.card, problems))
+        is_addition = read != engine.reload
+        self.send(protocol.Reloaded(engine.loaded.card, problems, is_addition))
 
     def end(self) -> None:
         """End the process at once, even in the middle of a forward."""

@@ -78,10 +78,11 @@ class WorkerReady(msgspec.Struct, tag="worker_ready"):
 
 
 class Reloaded(msgspec.Struct, tag="reloaded"):
-    """The answer to `Reload`: the model as it is served now, and what could not be reloaded."""
+    """The answer to `Reload` and `AddLora`: the model as it is now, and what could not be read."""
 
     card: Card
     problems: list[str]
+    is_addition: bool = False  # of one adapter
 
 
 class LoadFailure(msgspec.Struct, tag="load_failure"):
@@ -204,6 +205,12 @@ ToFront = (
     | Timelines
     | Reloaded
 )
+
+
+def image_of(picture: Picture) -> Image.Image:
+    """A picture as a PIL image."""
+    return Image.frombytes("RGB", (picture.width, picture.height), bytes(picture.rgb))
+
 
 _PICTURE = 1  # msgpack extension code of a PIL image: mode, size, pixels
 _PACKED = "carpool-packed"  # key in the `info` of an image that was packed before

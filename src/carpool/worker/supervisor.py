@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,7 @@ class Supervisor:
         self._is_draining = False
         self._in_flight = InFlight[_Pending]()
         self._queries: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()  # answered in order
+        self._adding = deque[asyncio.Future[list[str]]]()  # of adapters; answered in order
         self._connection: WorkerConnection | None = None
         self._slot_s: float | None = None  # predicted until the worker can start a request
         self.ready: protocol.WorkerReady | None = None  # of the newest worker that got so far
@@ -208,9 +210,18 @@ class Supervisor:
         """Tell the worker of its part of the work that is held for all."""
         self._send(protocol.Held(work_s))
 
-    def add_lora(self, name: str, path: str) -> None:
-        """Have the worker register an adapter; it says in the log what is wrong with it."""
+    def add_lora(self, name: str, path: str) -> "asyncio.Future[list[str]]":
+        """Have the worker register an adapter; its answer says what is wrong with it.
+
+        A worker that is away answers nothing: its successor has to be told again.
+        """
+        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        if self._state != "ready":
+            answer.set_result([])
+            return answer
+        self._adding.append(answer)
         self._send(protocol.AddLora(name, path))
+        return answer
 
     def _tell_changed(self) -> None:
         if self._listener is not None:
@@ -362,6 +373,8 @@ class Supervisor:
             if self._listener is not None and request.deaths < SUSPECT:
                 self._in_flight.remove(request)
                 request.resolve(Moved(request.deaths))
+        while self._adding:
+            self._adding.popleft().set_result([])
         self._fail_queries(WorkerLost("the worker died", retry_after_s=self._until_ready_s()))
 
     def _receive(self, message: protocol.ToFront) -> None:
@@ -379,7 +392,9 @@ class Supervisor:
             case protocol.Started(request_id):
                 if request := self._in_flight.get(request_id):
                     request.has_started = True
-            case protocol.Reloaded(card, problems):
+            case protocol.Reloaded(card, problems, is_addition):
+                if is_addition and self._adding:
+                    self._adding.popleft().set_result(problems)
                 assert self.ready is not None
                 self.ready = protocol.WorkerReady(card, self.ready.versions, self.ready.load_s)
                 log.info("reloaded; adapters: %s", ", ".join(card.lora) or "none")
