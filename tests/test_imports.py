@@ -49,7 +49,7 @@ NOUNS = ROOMS[0] | ROOMS[1] | ROOMS[2]
 DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may import it
     "greenlet": ("carpool/engine/fiber.py",),
     "torch": ("carpool/engine/", "carpool_lab/tune/", "carpool_lab/check/"),
-    "yaml": ("carpool/schedule/peers/vllm_omni_deploy.py", "carpool/fleet/models.py"),
+    "yaml": ("carpool/schedule/peers/vllm_omni_deploy.py",),
     "peft": ("carpool/engine/adapters/reader.py",),
     "diffusers": ("carpool/engine/model/", "carpool/engine/overlay.py"),
     "transformers": ("carpool/engine/",),

@@ -7,11 +7,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from carpool.config import EngineSettings, ServeSettings, with_mode
 from carpool.errors import SettingRejected, nearest
 from carpool.models.source import find
+from carpool.schedule.peers.vllm_omni_deploy import read_yaml
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)")
 _OWN = ("model", "name", "workers", "devices", "load", "keep_alive")
@@ -57,10 +56,7 @@ def read_models(path: Path, settings: ServeSettings) -> list[ModelSpec]:
         SettingRejected: it cannot be read, or an entry breaks a rule.
         LoadFailed: there is no such model.
     """
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingRejected(f"config={str(path)!r}: cannot be read: {error}") from None
+    data = read_yaml(path, f"config {path}")
     entries = data.get("models") if isinstance(data, dict) else None
     if not isinstance(entries, list) or not entries or set(data) != {"models"}:
         raise SettingRejected(f"config={str(path)!r}: write `models:` and a list of models")
