@@ -12,10 +12,11 @@ import os
 import random
 import statistics
 import time
+from collections.abc import Hashable
 from pathlib import Path
 
 import carpool
-from carpool.fleet.load import RoutedRequest, WorkerLoad
+from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
 from carpool.fleet.router import Router
 
 LEAST = 1.8  # times as many requests a second with two workers
@@ -25,7 +26,7 @@ MOST_US = 100.0  # a choice among a thousand workers
 def choices_us(workers: int = 1000, count: int = 5000) -> list[float]:
     """CPU time of each choice of the router, under a load at which some requests wait."""
     router, rng, times = Router(), random.Random(0), list[float]()
-    tables = {
+    tables: dict[Hashable, StepTable] = {
         kind: tuple(0.04 * (1 + kind) * rows**0.8 for rows in range(1, 9)) for kind in range(4)
     }
     for number in range(workers):
