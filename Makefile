@@ -112,8 +112,9 @@ shapes-lora: .venv/ready  ## train the adapter `outlined` again (an hour on one 
 shapes-video: .venv/ready  ## train the embedded video model again (1.5 hours on two cores; wants g++)
 	$(ONE_THREAD) $(BIN)/python -m training.shapes.video.train
 
-docs: .venv/ready  ## write docs/reference.md, docs/models.md and the files in ARCHITECTURE.md
+docs: .venv/ready  ## write docs/reference.md, http.md, models.md and the files in ARCHITECTURE.md
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_http.py
 	$(BIN)/python docs/make_models.py
 	$(BIN)/python docs/make_files.py
 

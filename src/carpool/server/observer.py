@@ -15,7 +15,7 @@ from carpool.fleet.fleet import Fleet
 from carpool.fleet.pool import Pool
 from carpool.fleet.serving import Serving
 from carpool.jobs.database import Record
-from carpool.jobs.runner import Output, Runner
+from carpool.jobs.runner import Runner
 from carpool.server.bodies import schema
 from carpool.telemetry import tracing
 from carpool.telemetry.metrics import Metrics
@@ -81,7 +81,7 @@ class Observer:
             for one in oldest:
                 self._origins.pop(one, None)
 
-    def ended(self, record: Record, state: str, took_s: float, done: Sequence[Output]) -> None:
+    def ended(self, record: Record, state: str, took_s: float, done: Sequence[Any]) -> None:
         """A job has ended."""
         outcome = "ok" if state == "completed" else state
         self._metrics.ended(self._model, record.kind, outcome, took_s)
