@@ -22,10 +22,15 @@ def test_models_of_a_command_line_have_the_names_that_they_are_given_or_their_ow
     ]
 
 
-def test_one_model_keeps_a_name_that_is_only_known_once_it_is_loaded() -> None:
-    [one] = models_of(["./a=b"], settings(workers=3, device="cpu"))
+def test_one_model_keeps_a_name_that_is_only_known_once_it_is_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "a=b"
+    folder.mkdir()
 
-    assert (one.name, one.model, one.devices) == ("", "./a=b", ("cpu", "cpu", "cpu"))
+    [one] = models_of([str(folder)], settings(workers=3, device="cpu"))
+    [named] = models_of(["clips=shapes-video"], settings())
+
+    assert (one.name, one.model, one.devices) == ("", str(folder), ("cpu", "cpu", "cpu"))
+    assert (named.name, named.model) == ("clips", "shapes-video")
 
 
 def test_two_models_of_one_name_are_refused() -> None:

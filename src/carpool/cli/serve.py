@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ def serve(
     from carpool.preflight import check  # not for `--help`
 
     specs = read_models(config, settings) if config else models_of(chosen, settings, pipeline)
+    if len(specs) == 1 and specs[0].name and not settings.served_model_name:
+        settings = replace(settings, served_model_name=specs[0].name)
     for spec in specs:
         for device in dict.fromkeys(spec.devices):
             check(spec.model, settings_on(spec, device), spec.factory)

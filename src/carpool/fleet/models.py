@@ -42,7 +42,7 @@ def models_of(
     devices = devices_of(settings.device, settings.workers, settings.devices)
     specs = []
     for text in models:
-        named = _NAMED.fullmatch(text) if len(models) > 1 else None
+        named = None if Path(text).exists() else _NAMED.fullmatch(text)
         name, model = (named[1], named[2]) if named else ("", text)
         name = name or ("" if len(models) == 1 else _id(model))
         specs.append(ModelSpec(model, settings.engine(), name, devices, factory))
