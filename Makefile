@@ -7,7 +7,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 # Each file of tests runs in one of two processes: its servers and models are started once.
 TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler test-noise simulate simulate-routing fuzz chaos soak hostile overload lint types lines test-wheel shapes shapes-lora shapes-video docs lock
+.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler bench-step-cache test-noise simulate simulate-routing fuzz chaos soak hostile overload lint types lines test-wheel shapes shapes-lora shapes-video docs lock
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -39,7 +39,8 @@ demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo
 	PYTHONPATH=. $(BIN)/python examples/demo_video.py
 
 bench: .venv/ready  ## against plain diffusers, LitServe, a lock, the simulator: docs/benchmarks.md
-	$(ONE_THREAD) $(BIN)/python benchmarks/cpu.py --output docs/benchmarks.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.cpu --output docs/benchmarks.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.numerics --append-to docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.live --append-to docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.fleet --append-to docs/benchmarks.md
 
@@ -51,6 +52,9 @@ bench-lora: .venv/ready  ## adapters by row, against PEFT's mixed batch
 
 bench-scheduler: .venv/ready  ## how long the policy thinks, and what explaining costs
 	$(BIN)/python benchmarks/scheduler.py
+
+bench-step-cache: .venv/ready  ## steps skipped, pictures right, requests done: docs/step-cache.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.step_cache --output docs/step-cache.md
 
 simulate: .venv/ready  ## every mode on every cost table; writes docs/scheduling.md
 	$(ONE_THREAD) $(BIN)/python docs/make_scheduling.py

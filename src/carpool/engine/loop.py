@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,27 +107,32 @@ class EngineCore:
         )  # fmt: skip
         self._running = RunningRequests(
             loaded, clock, self._queue, self._isolation, describer, previews, self._off_loop,
-            self.heartbeat, self._stats, self._timelines,
+            self.heartbeat, self._stats, self._timelines, step_cache=settings.step_cache,
         )  # fmt: skip
 
     # From any thread
 
-    def submit(self, request: CheckedRequest, listener: Listener, waited_s: float = 0.0) -> None:
+    def submit(self, request: CheckedRequest, listener: Listener) -> None:
         """Queue a checked request.
-
-        Args:
-            waited_s: how long it waited elsewhere: all its times count from before that.
 
         Raises:
             TooLate, Overloaded, Draining: see `Scheduler.check_deadline`,
                 `AdmissionControl.check`, `RequestQueue.put`.
         """
+        self.submit_held(request, listener, 0.0)
+
+    def submit_held(self, request: CheckedRequest, listener: Listener, waited_s: float) -> None:
+        """As `submit`, of a request that waited elsewhere: its times count from before that."""
         self._scheduler.check_deadline(request, self._running.states, waited_s)
         self._scheduler.check_overload(request)
         free_places = max(0, self.settings.max_running - len(self._running))
         self._queue.put(
             request, listener, free_places=free_places, place_s=self.place_s, waited_s=waited_s
         )
+
+    def together(self) -> AbstractContextManager[object]:
+        """Have the requests that are submitted inside of it start together."""
+        return self._queue.together()
 
     def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
         """End a request, queued or running, before its next forward."""

@@ -38,6 +38,7 @@ class Output:
     error: CarpoolError | None = None  # only with `return_errors=True`
     others: Mapping[str, Any] = field(default_factory=dict)  # further fields of the pipeline
     warnings: tuple[str, ...] = ()  # such as that the prompt was truncated
+    skipped_steps: int = 0  # of `step_cache`
 
 
 class Owner:
@@ -144,7 +145,7 @@ class _Listener:
         self._job, self._follow = job, follow
         self.future: Future[Output] = Future()
         self._events: list[Event] = []
-        self._news = threading.Condition()
+        self._news, self._is_followed = threading.Condition(), False
         self._wakers: list[Callable[[], object]] = []  # of event loops
         self.future.set_running_or_notify_cancel()  # only the engine ends it
 
@@ -160,6 +161,7 @@ class _Listener:
         return f"step {last.step} of {last.steps}" if last.steps else last.kind
 
     def events(self) -> Iterator[Event]:
+        self._is_followed = True  # before the first look at what has come
         for seen in itertools.count():
             with self._news:
                 while len(self._events) <= seen:
@@ -190,9 +192,10 @@ class _Listener:
             self._wakers.remove(wake)
 
     def event(self, event: Event) -> None:
-        with self._news:
-            self._events.append(event)
-            self._news.notify_all()
+        self._events.append(event)
+        if self._is_followed:
+            with self._news:
+                self._news.notify_all()
         for wake in list(self._wakers):
             wake()
         if self._follow is not None:
@@ -212,5 +215,6 @@ class _Listener:
                 timings=outcome.timings,
                 others=fields,
                 warnings=outcome.warnings,
+                skipped_steps=outcome.skipped_steps,
             )
         )

@@ -44,6 +44,7 @@ class LoadSettings(TypedDict, total=False):
     max_wait: float
     max_pixels: int
     max_steps: int
+    step_cache: float
     workers: int | None
     devices: str | None
     worker_timeout: float

@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -158,6 +159,10 @@ class WorkerEngine:
             del self._requests[job.request_id]
             listener.done(Outcome(job, fields, error, timings, warnings))
             told("finished", error=error)
+
+    def together(self) -> AbstractContextManager[object]:
+        """Nothing: workers begin each request as it comes."""
+        return nullcontext()
 
     def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
         """End a request before its next forward."""

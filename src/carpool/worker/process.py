@@ -102,7 +102,7 @@ class WorkerProcess:
                         if self._tracing.is_on:
                             listener.at_start = partial(co_riders.start, job.request_id, trace)
                             listener.at_end = partial(self._trace, engine, co_riders, trace, job)
-                        engine.submit(job, listener, waited_s)
+                        engine.submit_held(job, listener, waited_s)
                     except Exception as error:  # such as a tokenizer's: the other requests go on
                         self.send(_failed(job.request_id, error))
                 case protocol.Cancel(request_id):
@@ -223,9 +223,10 @@ class _RequestListener:
             return
         self._worker.send(
             protocol.Done(
-                request_id, seed, pictures, outcome.timings, used, video, list(outcome.warnings)
+                request_id, seed, pictures, outcome.timings, used, video,
+                warnings=list(outcome.warnings), skipped_steps=outcome.skipped_steps,
             )
-        )
+        )  # fmt: skip
 
 
 def _raw_output(fields: Mapping[str, Any], *, pipe: Any, spool: str) -> RawOutput:

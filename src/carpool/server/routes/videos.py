@@ -108,6 +108,7 @@ async def _submit(
 ) -> Video:
     state, request, intake = context.state, context.request, context.intake()
     body = forms.validated(VideoRequest, form.values)
+    context.with_headers(body)
     await state.loaded(body.model)
     model = state.model("restarting", body.model)
     if importlib.util.find_spec("av") is None:
