@@ -56,7 +56,9 @@ class Observer:
 
     @property
     def _model(self) -> str:
-        """The served model's name; "" before it is known."""
+        """The served model's name; "" before it is known, and where there are several."""
+        if isinstance(self._supervisor, Fleet):
+            return ""
         ready = self._supervisor.ready
         return self._settings.served_model_name or (ready.card.id if ready else "")
 
@@ -83,13 +85,14 @@ class Observer:
 
     def ended(self, record: Record, state: str, took_s: float, done: Sequence[Any]) -> None:
         """A job has ended."""
+        model = str(record.asked.get("model") or self._model)
         outcome = "ok" if state == "completed" else state
-        self._metrics.ended(self._model, record.kind, outcome, took_s)
+        self._metrics.ended(model, record.kind, outcome, took_s)
         clips = [one.clip for one in done if one.clip is not None]
         if len(done) > len(clips):
-            self._metrics.drew(self._model, len(done) - len(clips))
+            self._metrics.drew(model, len(done) - len(clips))
         for clip in clips:
-            self._metrics.filmed(self._model, clip.length / record.work["output"]["fps"])
+            self._metrics.filmed(model, clip.length / record.work["output"]["fps"])
 
     def previewed(self, after_s: float) -> None:
         """The first preview of a request is sent."""
