@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
 
-from carpool.schedule.continuous import LONG_LINE
+from carpool.schedule.widths import LONG_LINE
 
 UNKNOWN: "StepTable" = (1.0, 1.5)
 """Of a kind that no worker has run: a second a step, and half of a row is free."""

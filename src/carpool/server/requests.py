@@ -18,7 +18,7 @@ from carpool.errors import (
 from carpool.media.outputs import FPS, MOST_FPS
 from carpool.request.expand import fanned_out, grouped, prompts_in
 from carpool.request.images import NAMES as PICTURES
-from carpool.request.parameters import Card, check, check_n, seeds
+from carpool.request.parameters import Card, check, check_n, check_size, seeds
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import number
 from carpool.server.state import ServedModel
@@ -264,7 +264,9 @@ def _size(card: Card, size: str | None, parameters: Mapping[str, Any]) -> dict[s
             f"{width}x{height}, or auto",
             param="size",
         )
-    return {"width": int(match[1]), "height": int(match[2])}
+    sides = {"width": int(match[1]), "height": int(match[2])}
+    check_size(replace(card, rounds_sizes=False), sides)  # the answer has the size that was asked
+    return sides
 
 
 def _rate(name: str, value: Any) -> float | None:
