@@ -33,7 +33,7 @@ test-models: .venv/ready build/torchvision  ## every model and task against plai
 	$(ONE_THREAD) CARPOOL_WRITE_PROOF=1 $(BIN)/python -m pytest -m "slow or not slow" \
 	  tests/matrix/test_matrix.py tests/matrix/test_outsiders.py tests/matrix/test_traps_*.py tests/lab/test_load_http.py tests/benchmarks/test_benchmark_gpu.py \
 	  tests/benchmarks/test_benchmark_live.py \
-	  tests/training/test_training.py tests/matrix/test_agreement.py tests/test_proof.py tests/engine/test_deaths.py
+	  tests/training/test_training.py tests/matrix/test_agreement.py tests/test_proof.py tests/engine/test_deaths.py tests/test_site.py
 
 # A browser is no Python package: Debian's and Ubuntu's is taken, where none is there yet.
 test-browser: .venv/ready  ## what people do on the playground, in a real Chromium; writes docs/playground
