@@ -74,6 +74,9 @@ simulate: .venv/ready  ## every mode on every cost table; writes docs/scheduling
 plans: .venv/ready  ## what the planner's models need and give on five devices; writes docs/plans.md
 	$(ONE_THREAD) $(BIN)/python docs/make_plans.py
 
+simulate-routing: .venv/ready  ## every router in every scene; writes docs/routing.md
+	$(ONE_THREAD) $(BIN)/python docs/make_routing.py
+
 # Not among the project's requirements: it brings versions of its own.
 build/fuzz/ready: | .venv/ready
 	$(PYTHON) -m venv build/fuzz
