@@ -8,6 +8,7 @@ reader's light or dark theme, on a background of the drawing's own.
 
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 PAGE = Path(__file__).with_name("how-it-works.svg")
@@ -132,14 +133,18 @@ def timeline() -> list[str]:
         begin = edges[at] + share * FORWARDS[at].width
         last = max(i for i, one in enumerate(FORWARDS) if name in one.steps)
         end = edges[last] + FORWARDS[last].width
-        parts += [text(24, y + 19, f"Request {name}", "name"), text(24, y + 37, what, "small quiet")]
+        parts += [
+            text(24, y + 19, f"Request {name}", "name"),
+            text(24, y + 37, what, "small quiet"),
+        ]
         parts += [line(begin, y + LANE / 2, end, y + LANE / 2)]
         parts.append(f'<circle cx="{begin:g}" cy="{y + LANE / 2:g}" r="4.5" class="tip"/>')
     device = TOP + PITCH * len(LANES) + 4
     parts += [text(24, device + 17, "Device", "name"), line(LEFT, device + 32, 980, device + 32)]
     for x, forward in zip(edges, FORWARDS, strict=True):
         names = list(forward.steps)
-        top, bottom = lane_y(names[0]), lane_y(names[-1]) + LANE
+        top: float = lane_y(names[0])
+        bottom: float = lane_y(names[-1]) + LANE
         parts.append(rect(x, top, forward.width, bottom - top, forward.phase))
         for name in names:
             step = forward.steps[name] or name
@@ -169,7 +174,7 @@ def closer(y: float) -> list[str]:
     )  # fmt: skip
     for x, width, title in steps:
         parts += [rect(x, y + 52, width, 178, "box", 9), text(x + 14, y + 76, title, "name")]
-    for left, right in zip(steps, steps[1:], strict=False):
+    for left, right in pairwise(steps):
         parts.append(arrow(left[0] + left[1] + 8, y + 141, right[0] - 8))
     parked = (("A 4/4", "guidance 3.5"), ("B 3/5", "guidance 7"), ("C 1/3", "with LoRA"))
     for index, (name, what) in enumerate(parked):
@@ -179,7 +184,10 @@ def closer(y: float) -> list[str]:
         parts.append(rect(466, row, 62, 26, "denoise", 5))
         parts.append(text(497, row + 17.5, name, "step", "middle"))
         parts.append(arrow(533, row + 13, 562))
-        parts += [rect(730, row, 62, 26, "denoise", 5), text(761, row + 17.5, name, "step", "middle")]
+        parts += [
+            rect(730, row, 62, 26, "denoise", 5),
+            text(761, row + 17.5, name, "step", "middle"),
+        ]
     parts.append(text(38, y + 214, "each at a module call", "small quiet"))
     for index, words in enumerate(("one fuse key:", "may they share?", "", "learned seconds:",
                                    "is one more row", "worth its time?")):  # fmt: skip

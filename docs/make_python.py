@@ -16,14 +16,15 @@ import carpool
 PAGE = Path(__file__).with_name("python.md")
 HEAD = """# Python
 
-Made from the docstrings by `make docs`; do not edit. Examples are in [Start in five minutes](start.md),
-[Jobs](jobs.md) and [LoRA](lora.md); keywords of `load` are the [settings](reference.md#settings) marked so.
+Made from the docstrings by `make docs`; do not edit. Examples are in
+[Start in five minutes](start.md), [Jobs](jobs.md) and [LoRA](lora.md); keywords of `load` are the
+[settings](reference.md#settings) marked so.
 """
 
 
 def page() -> str:
     """The whole page: functions first, then classes with their public members."""
-    names = sorted(carpool.__all__, key=lambda name: (inspect.isclass(getattr(carpool, name)), name))
+    names = sorted(carpool.__all__, key=lambda n: (inspect.isclass(getattr(carpool, n)), n))
     lines = [HEAD]
     for name in names:
         thing = getattr(carpool, name)
@@ -42,7 +43,12 @@ def _members(cls: type) -> Iterator[str]:
         if isinstance(member, property):
             yield from [f"### {cls.__name__}.{name}", "", *_prose(member)]
         elif inspect.isfunction(member):
-            yield from [f"### {cls.__name__}.{name}", "", *_signature(name, member), *_prose(member)]
+            yield from [
+                f"### {cls.__name__}.{name}",
+                "",
+                *_signature(name, member),
+                *_prose(member),
+            ]
 
 
 def _fields(cls: type) -> Iterator[str]:

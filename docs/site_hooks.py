@@ -1,8 +1,8 @@
 """Hooks of MkDocs for `make site`: pages of the project's root, and links that leave `docs/`.
 
-A page links to files as GitHub shows them (`../examples/jobs.py`). In the site, those that are pages
-lead there, and the others to copies below `files/`. What does not exist stays as it is, and MkDocs,
-which is strict, names it. Pages that `mkdocs.yml` does not list stand under "More".
+A page links to files as GitHub shows them (`../examples/jobs.py`). In the site, those that are
+pages lead there, and the others to copies below `files/`. What does not exist stays as it is, and
+MkDocs, which is strict, names it. Pages that `mkdocs.yml` does not list stand under "More".
 """
 
 import posixpath
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Section
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -56,9 +58,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def on_nav(nav: Any, config: Any, files: Files) -> Any:
     """Nothing is lost: pages that nobody listed are listed at the end."""
-    from mkdocs.structure.nav import Section
-    from mkdocs.structure.pages import Page
-
     listed = {page.file.src_uri for page in nav.pages}
     rest = [file for file in files.documentation_pages() if file.src_uri not in listed]
     if rest:

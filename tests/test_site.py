@@ -22,7 +22,10 @@ from training.shapes.judge import shows
 
 ROOT = Path(__file__).parents[1]
 PAGES = {str(p.relative_to(ROOT)): p.read_text() for p in sorted((ROOT / "docs").glob("*.md"))}
-ROOTS = {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ARCHITECTURE.md")}  # fmt: skip
+ROOTS = {
+    name: (ROOT / name).read_text()
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ARCHITECTURE.md")
+}
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(?:#([^)\s]*))?\)")
 SERVER = "http://127.0.0.1:8000"
 MKDOCS = ROOT / "build" / "site" / "bin" / "mkdocs"
