@@ -226,7 +226,9 @@ class ModelEntry(BaseModel):
     size_multiple_px: int = Field(description="both sides are multiples of it")
     parameters: list[ModelParameter] = Field(description="what requests may say")
     lora: list[str] = Field(description="adapters that a request may name")
-    limits: ModelLimits = Field(description="the most that one request may ask for")
+    limits: ModelLimits | None = Field(
+        default=None, description="the most that one request may ask for, once it is loaded"
+    )
     state: str = Field(
         default="ready", description="ready, starting, worker_lost, unloaded, draining"
     )
