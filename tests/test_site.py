@@ -190,3 +190,19 @@ def test_the_site_is_built_strictly_and_loads_nothing_from_other_hosts(tmp_path:
     built = {file.stem for file in (tmp_path / "html").glob("*.html")}
     assert built >= {Path(page).stem for page in PAGES}
     assert list(outside(tmp_path / "html")) == []
+
+
+def test_the_figures_of_the_readme_stand_on_the_pages_that_it_names() -> None:
+    rows = [line for line in ROOTS["README.md"].splitlines() if re.search(r"\*\*[\d.]+\*\*", line)]
+    wrong = []
+    for row in rows:
+        [page] = re.findall(r"\]\((docs/[a-z-]+\.md)\)", row)
+        figures = re.findall(r"\*\*([\d.]+)\*\*", row)
+        wrong += [
+            f"{figure} is not on {page}"
+            for figure in figures
+            if not re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d])", PAGES[page])
+        ]
+
+    assert len(rows) == 5
+    assert wrong == []
