@@ -30,6 +30,7 @@ class ImageGeneration:
     body: schema.ImageRequest
     requests: Sequence[CheckedRequest]
     kind: Kind = "image_generation"
+    event: Callable[..., bytes] | None = None  # writes a stream's events, where not as OpenAI's
 
     @property
     def inputs(self) -> list[Any]:
@@ -85,6 +86,11 @@ class ImageGeneration:
             protocol.pack(picture)
 
 
+def encoded(file: bytes) -> str:
+    """A file as base64."""
+    return base64.b64encode(file).decode()
+
+
 async def gather(submit: Callable[[int], Coroutine[Any, Any, T]], count: int) -> list[T]:
     """Run requests side by side. If one fails, the others are cancelled, and it is raised."""
     tasks = []
@@ -119,7 +125,7 @@ async def generate(
         file = generation.file(number, pictures[number])
         if generation.body.response_format == "url":
             return schema.Image(seed=done[number].seed, url=link(file))
-        return schema.Image(seed=done[number].seed, b64_json=base64.b64encode(file).decode())
+        return schema.Image(seed=done[number].seed, b64_json=encoded(file))
 
     return schema.ImagesResponse(
         created=int(time.time()),
