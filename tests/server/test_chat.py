@@ -210,9 +210,7 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({"background_job": True}, "unsupported_parameter", "background_job"),
     ({"model": "other"}, "model_not_found", None),
     ({"tempo": 1}, "unknown_parameter", "tempo"),
-    ({"stream": True, "return_stage_metrics": True}, "unsupported_parameter",
-     "return_stage_metrics"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("body", "code", "param"), WRONG)
@@ -259,6 +257,16 @@ def test_a_disconnect_cancels_the_drawing() -> None:
         await worker.until(lambda: worker.running == 0)
 
     play(scene, worker)
+
+
+def test_the_last_chunk_of_a_stream_has_metrics_where_they_are_asked_for() -> None:
+    fields = {"stream": True, "modalities": ["image"]}
+    for metrics in (True, False):
+        answer = say(return_stage_metrics=metrics, **fields)
+        events = [line.removeprefix("data: ") for line in answer.text.split("\n\n")]
+        last = json.loads(events[-3])
+        assert last["choices"][0]["finish_reason"] == "stop"
+        assert ("metrics" in last) == metrics
 
 
 def test_a_retry_with_its_key_gets_the_same_picture() -> None:

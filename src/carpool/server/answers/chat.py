@@ -22,8 +22,8 @@ from carpool.server.bodies.chat import (
     ChatUsage,
     ImagePart,
     ImageURL,
-    StageMetrics,
 )
+from carpool.server.bodies.peers import stage_durations
 from carpool.types import Timings
 from carpool.worker import protocol
 
@@ -34,7 +34,7 @@ def completion(
     *,
     has_parts: bool,
     warnings: Sequence[str] = (),
-    metrics: StageMetrics | None = None,
+    metrics: schema.StageMetrics | None = None,
 ) -> ChatCompletion:
     """The answer to a conversation.
 
@@ -74,6 +74,7 @@ class Chunks:
     request_id: str
     has_parts: bool
     has_usage: bool
+    has_metrics: bool
     created: int = field(default_factory=lambda: int(time.time()))
     _usages: list[protocol.TokenUsage] = field(default_factory=list)
     _timings: list[Timings] = field(default_factory=list)
@@ -91,19 +92,26 @@ class Chunks:
         self._timings.append(shown.timings)
         file = generation.file(number, shown.pictures[0])
         part = _part(encoded(file), generation.format, generation.requests[number].seed)
-        events = [self._chunk(generation, _placed([part], self.has_parts))]
+        events = [self._chunk(generation, _placed([part], self.has_parts), modality="image")]
         if len(self._usages) == len(generation.requests):
-            events.append(self._chunk(generation, {}, ends=True))
+            slowest = max(self._timings, key=lambda timings: timings.total_s)
+            metrics = {"metrics": {"stage_durations": stage_durations(slowest)}}
+            more = metrics if self.has_metrics else {}
+            events.append(self._chunk(generation, {}, finish_reason="stop", **more))
             if self.has_usage:
                 usage = usage_of(generation.usage(self._usages)).model_dump()
                 events.append(self._event(generation, choices=[], usage=usage))
         return b"".join(events)
 
     def _chunk(
-        self, generation: ImageGeneration, delta: dict[str, Any], *, ends: bool = False
+        self,
+        generation: ImageGeneration,
+        delta: dict[str, Any],
+        *,
+        finish_reason: str | None = None,
+        **more: Any,  # vLLM-Omni's clients count pictures by `modality`
     ) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": "stop" if ends else None}
-        more = {} if ends else {"modality": "image"}  # vLLM-Omni's clients count by it
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
         return self._event(generation, choices=[choice], **more)
 
     def _event(self, generation: ImageGeneration, **fields: Any) -> bytes:

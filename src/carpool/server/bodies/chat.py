@@ -16,14 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from carpool.errors import InvalidValue, UnsupportedParameter, show
 from carpool.media.reader import Sent
 from carpool.request.parameters import Card
-from carpool.server.bodies import peers
+from carpool.server.bodies import peers, schema
 from carpool.server.bodies.forms import MOST_IMAGES
 from carpool.server.bodies.nested_pictures import as_url
 
 _NEUTRAL = """temperature top_p top_k top_a min_p max_tokens max_completion_tokens stop logit_bias
 frequency_penalty presence_penalty repetition_penalty logprobs top_logprobs store metadata
 service_tier reasoning reasoning_effort include_reasoning verbosity prompt_cache_key
-parallel_tool_calls provider route transforms plugins usage"""
+parallel_tool_calls provider route transforms plugins usage ignore_eos"""
 NEUTRAL = frozenset(_NEUTRAL.split())
 """Fields about text, or about where a router sends it: they change no picture."""
 
@@ -107,17 +107,6 @@ class ChatUsage(BaseModel):
     total_tokens: int
 
 
-class StageMetrics(BaseModel):
-    """What vLLM-Omni's load clients read."""
-
-    stage_durations: dict[str, float] = Field(
-        description="seconds of each phase; stage_0_gen_ms: milliseconds without the queue"
-    )
-    peak_memory_mb: float | None = Field(
-        None, description="of the device, the most so far; null where it is not known"
-    )
-
-
 class ChatCompletion(BaseModel):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -125,7 +114,7 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: ChatUsage
-    metrics: StageMetrics | None = None
+    metrics: schema.StageMetrics | None = None
     warnings: list[str] | None = Field(None, description="such as that the prompt was truncated")
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 from carpool.errors import InvalidValue, UnsupportedParameter, show
 from carpool.request.parameters import Card
+from carpool.server.bodies.forms import Body, validated
 from carpool.server.bodies.json_bodies import check
 from carpool.types import Timings
 
 NESTED = ("extra_body", "diffusers_kwargs", "extra_params", "extra_args")
 """Objects whose fields count as if they stood at top level."""
 
-NEUTRAL = frozenset({"return_stage_metrics", "bot_task", "save_output", "output_quality"})
+NEUTRAL = frozenset({"bot_task", "save_output", "output_quality"})
 """Fields about how a server works or reports, or (bot_task) about a language model in front."""
 
 _SWITCHES = """enable_teacache enable_cache_dit enable_spectrum enable_upscaling
@@ -42,8 +43,8 @@ def translated(values: Mapping[str, Any], card: Card) -> dict[str, Any]:
             _merge(found, _object(found.pop(name), name), name)
     if "num_outputs_per_prompt" in found and "num_outputs_per_prompt" not in known:
         _merge(found, {"n": _count(found.pop("num_outputs_per_prompt"))}, "num_outputs_per_prompt")
-    if isinstance(found.get("seed"), list) and len(found["seed"]) == 1:
-        [found["seed"]] = found["seed"]
+    if "seed" in found:
+        found["seed"] = _seed(found["seed"])
     for name in NEUTRAL - known:
         found.pop(name, None)
     for name in SWITCHES - known & found.keys():
@@ -59,6 +60,13 @@ def translated(values: Mapping[str, Any], card: Card) -> dict[str, Any]:
             )
         del found["generator_device"]
     return found
+
+
+def retold(body: Body, card: Card) -> Body:
+    """A body whose fields are in this server's words; the same one where they are already."""
+    sent = body.model_dump(exclude_unset=True)
+    said = translated(sent, card)
+    return body if said == sent else validated(type(body), said)
 
 
 def single(values: dict[str, Any]) -> dict[str, Any]:
@@ -79,6 +87,17 @@ def stage_durations(timings: Timings) -> dict[str, float]:
     phases = ("queue", "encode", "denoise", "decode")
     spent = {name: round(getattr(timings, f"{name}_s"), 6) for name in phases}
     return spent | {"stage_0_gen_ms": round(1000 * (timings.total_s - timings.queue_s), 3)}
+
+
+def _seed(seed: Any) -> Any:
+    """A seed, or a list of several, which a form writes as JSON."""
+    if isinstance(seed, str) and seed.startswith("["):
+        try:
+            check(seed.encode())
+            seed = json.loads(seed)
+        except (ValueError, RecursionError):
+            return seed
+    return seed[0] if isinstance(seed, list) and len(seed) == 1 else seed
 
 
 def _merge(found: dict[str, Any], more: Mapping[str, Any], source: str) -> None:

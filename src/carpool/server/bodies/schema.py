@@ -85,6 +85,7 @@ class ImageRequest(GenerationRequest):
     partial_images: int | None = Field(
         None, ge=0, le=3, description="previews of each image in a stream, at most"
     )
+    return_stage_metrics: bool | None = Field(None, description="answer with `metrics`")
     background_job: bool | None = Field(
         False, description="answer 202 at once, with a job to be polled at /v1/jobs/{id}"
     )
@@ -147,6 +148,17 @@ class UsageBody(BaseModel):
     total_tokens: int
 
 
+class StageMetrics(BaseModel):
+    """What vLLM-Omni's load clients read."""
+
+    stage_durations: dict[str, float] = Field(
+        description="seconds of each phase; stage_0_gen_ms: milliseconds without the queue"
+    )
+    peak_memory_mb: float | None = Field(
+        None, description="of the device, the most so far; null where it is not known"
+    )
+
+
 class ImagesResponse(BaseModel):
     created: int = Field(description="Unix time, seconds")
     data: list[Image]
@@ -159,6 +171,7 @@ class ImagesResponse(BaseModel):
     timings: Timings = Field(description="of the image that took longest; seconds")
     usage: UsageBody
     warnings: list[str] | None = Field(None, description="such as that the prompt was truncated")
+    metrics: StageMetrics | None = Field(None, description="where return_stage_metrics asks for it")
 
 
 class ModelParameter(BaseModel):

@@ -12,8 +12,9 @@ from carpool.server.access.signed_links import TTL_S, TYPES
 from carpool.server.answers.downloads import PARTS, Download
 from carpool.server.answers.generation import ImageGeneration, Kind
 from carpool.server.answers.respond import respond, unless_disconnected
+from carpool.server.answers.stage_metrics import stage_metrics
 from carpool.server.answers.stream import STREAMED
-from carpool.server.bodies import schema
+from carpool.server.bodies import peers, schema
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, read_body, validated
 from carpool.server.bodies.input_images import edit_images, edit_task
 from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, traced
@@ -42,6 +43,7 @@ links = APIRouter(responses=ERRORS)  # without keys: browsers that show a pictur
 @router.post("/images/generations", **_ANSWERS)
 async def create_images(body: schema.ImageRequest, context: Context) -> Any:
     model = context.state.model("restarting" if body.background_job else "ready")
+    body = peers.retold(body, model.card)
     return await _answer(context, model, body, "image_generation")
 
 
@@ -69,7 +71,8 @@ async def _edit(context: RequestContext, kind: Kind) -> Any:
     state, request = context.state, context.request
     model = state.model("restarting" if state.has_jobs else "ready")
     is_variation = kind == "image_generation"
-    form = await read_body(request, model.card, *_NAMES, "mask")
+    form = await read_body(request, model.card, *_NAMES, "url", "mask")
+    form.values = peers.translated(form.values, model.card)
     if is_variation:
         form.values.setdefault("prompt", "")
     body = validated(schema.ImageRequest, form.values)
@@ -104,7 +107,11 @@ async def _answer(
     def generation() -> ImageGeneration:
         return ImageGeneration(model, body, make(), kind)
 
-    return await respond(context, sent, generation, is_streamed=body.stream)
+    answer = await respond(context, sent, generation, is_streamed=body.stream)
+    if body.return_stage_metrics and isinstance(answer, schema.ImagesResponse):
+        metrics = await stage_metrics(context.state, answer.timings)
+        return answer.model_copy(update={"metrics": metrics})
+    return answer
 
 
 @router.get("/models")

@@ -1,0 +1,70 @@
+"""Draw for clients that speak another API than OpenAI's: from a text, or from pictures."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from PIL import Image
+
+from carpool.media.reader import Intake, Sent
+from carpool.request.parameters import check_n
+from carpool.server.answers.generation import ImageGeneration, Kind
+from carpool.server.answers.respond import respond, unless_disconnected
+from carpool.server.answers.stream import EventStream
+from carpool.server.bodies import schema
+from carpool.server.bodies.forms import Form
+from carpool.server.bodies.input_images import edit_images, edit_task
+from carpool.server.requests import image_requests
+from carpool.server.state import RequestContext, ServedModel
+
+MakeMask = Callable[[Intake, Image.Image], Any]
+"""Makes a mask, white where to draw anew, for the picture that it belongs to; awaitable."""
+
+
+async def draw(
+    context: RequestContext,
+    model: ServedModel,
+    body: schema.ImageRequest,
+    images: Sequence[Sent] = (),
+    *,
+    name: str = "image",
+    mask: MakeMask | None = None,
+    fields: Mapping[str, Any] | None = None,
+    event: Callable[..., bytes] | None = None,
+) -> schema.ImagesResponse | EventStream:
+    """Run a request for as long as its client is connected.
+
+    Args:
+        images: that it starts from.
+        name: of the field with the pictures, for messages.
+        mask: of the picture, if there is one.
+        fields: what else tells this request from another with the same `Idempotency-Key`.
+        event: writes a stream's events; see `ImageGeneration`.
+
+    Raises:
+        CarpoolError: whatever is wrong with the request, or became of it.
+    """
+    request = context.request
+    pictures: dict[str, Any] | None = None
+    kind: Kind = "image_generation"
+    digests = list[str]()
+    if images:
+        form, kind = Form(images=list(images), name=name), "image_edit"
+        task = edit_task(model.card, form, has_mask=mask is not None)
+        intake = context.intake(check_n(1 if body.n is None else body.n, model.max_n))
+        digests = await unless_disconnected(request, intake.run(form.digests))
+        reading = edit_images(model.card, task, form, body, intake)
+        pictures = await unless_disconnected(request, reading)
+        if mask is not None:
+            first = pictures["image"]
+            first = first[0] if isinstance(first, list) else first
+            pictures["mask_image"] = await unless_disconnected(request, mask(intake, first))
+
+    def sent() -> dict[str, Any]:
+        told = body.model_dump(exclude_unset=True) | dict(fields or {})
+        return told | {"pictures": digests}
+
+    def generation() -> ImageGeneration:
+        made = image_requests(model, body, key=context.client.key, pictures=pictures)
+        return ImageGeneration(model, body, made, kind, event=event)
+
+    return await respond(context, sent, generation, is_streamed=body.stream)
