@@ -11,7 +11,7 @@ from carpool.jobs.runner import Runner
 from carpool.server.access.cross_origin import AllowedHosts, CrossOriginProtection
 from carpool.server.access.keys import Keyring
 from carpool.server.error_responses import on_error
-from carpool.server.routes import chat, huggingface, images, jobs, observe, peers, videos
+from carpool.server.routes import automatic1111, chat, huggingface, images, jobs, observe, peers, videos
 from carpool.server.routes.docs_page import add_docs
 from carpool.server.state import AppState
 from carpool.server.transport.middleware import BodySizeLimit, HeadRequests, RequestLogging
@@ -20,7 +20,7 @@ from carpool.worker.supervisor import Supervisor
 
 UPLOADS = frozenset({"/v1/images/edits", "/v1/images/variations", "/v1/videos"})
 """Paths of forms with pictures, whose bodies may be large."""
-LARGE = UPLOADS | {"/", "/v1/chat/completions", "/v1/videos/sync"}
+LARGE = UPLOADS | {"/", "/sdapi/v1/img2img", "/v1/chat/completions", "/v1/videos/sync"}
 
 
 def create_app(
@@ -51,7 +51,7 @@ def create_app(
     # as an argument it is deprecated; uvicorn's would want a proxy that cuts it off
     app.root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
     state = app.state.server = AppState(supervisor, settings, runner, keys, traces)
-    routers = [images.router, images.links, chat.router, huggingface.router, jobs.router, videos.router, observe.router, peers.router]
+    routers = [images.router, images.links, chat.router, huggingface.router, automatic1111.router, automatic1111.lists, jobs.router, videos.router, observe.router, peers.router]
     for router in [*routers, observe.public, peers.public]:
         if runner is not None or router not in (jobs.router, videos.router):
             app.include_router(router)

@@ -1,6 +1,7 @@
 """Draw for clients that speak another API than OpenAI's: from a text, or from pictures."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from PIL import Image
@@ -27,6 +28,7 @@ async def draw(
     images: Sequence[Sent] = (),
     *,
     name: str = "image",
+    size: tuple[int, int] | None = None,
     mask: MakeMask | None = None,
     fields: Mapping[str, Any] | None = None,
     event: Callable[..., bytes] | None = None,
@@ -36,6 +38,7 @@ async def draw(
     Args:
         images: that it starts from.
         name: of the field with the pictures, for messages.
+        size: width and height that the first picture is made to have before it is drawn anew.
         mask: of the picture, if there is one.
         fields: what else tells this request from another with the same `Idempotency-Key`.
         event: writes a stream's events; see `ImageGeneration`.
@@ -54,9 +57,11 @@ async def draw(
         digests = await unless_disconnected(request, intake.run(form.digests))
         reading = edit_images(model.card, task, form, body, intake)
         pictures = await unless_disconnected(request, reading)
+        first = pictures["image"][0] if isinstance(pictures["image"], list) else pictures["image"]
+        if size is not None and first.size != size:
+            resizing = intake.run(partial(first.resize, size))
+            pictures["image"] = first = await unless_disconnected(request, resizing)
         if mask is not None:
-            first = pictures["image"]
-            first = first[0] if isinstance(first, list) else first
             pictures["mask_image"] = await unless_disconnected(request, mask(intake, first))
 
     def sent() -> dict[str, Any]:

@@ -65,7 +65,7 @@ async def infer(context: Context) -> Response:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     images = list[Sent]()
     values: dict[str, Any] = {}
-    if kind in _KINDS:
+    if kind in _KINDS or not kind:  # the client does not name the kind of bytes
         images.append(await _file(context))
     else:
         asked = validated(InferenceRequest, await read_json(request, takes_base64=True))
@@ -93,10 +93,10 @@ async def infer(context: Context) -> Response:
 def _body(values: dict[str, Any], request: Any) -> schema.ImageRequest:
     """The parameters as a body."""
     for name in ("n", "stream", "partial_images", "response_format", "background_job"):
-        if values.get(name) not in (None, False, 1):
+        value = values.pop(name, None)
+        if value is not None and value is not False and (name, value) != ("n", 1):
             rule = "the answer is one picture: leave it out"
-            raise UnsupportedParameter(f"{name}={show(values[name])}: {rule}", param=name)
-        values.pop(name, None)
+            raise UnsupportedParameter(f"{name}={show(value)}: {rule}", param=name)
     if (size := values.pop("target_size", None)) is not None:
         if not isinstance(size, dict) or size.keys() != {"width", "height"}:
             rule = 'must be {"width": ..., "height": ...}'
