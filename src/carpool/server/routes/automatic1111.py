@@ -22,6 +22,7 @@ from carpool.errors import CarpoolError, InvalidValue, SizeRejected, show
 from carpool.media.reader import Intake, Sent
 from carpool.request.parameters import Card, is_int, within
 from carpool.server.answers.draw import draw
+from carpool.server.answers.stage_metrics import PATIENCE_S
 from carpool.server.bodies import schema
 from carpool.server.bodies.automatic1111 import (
     SAMPLER,
@@ -229,8 +230,9 @@ async def progress(context: Context, skip_current_image: bool = False) -> Progre
     mine = running(context.request).of(context.client.owner)
     steps = [(0, 0)]
     for request_id in mine:
-        with contextlib.suppress(CarpoolError):
-            report = await context.state.observer.report(context.client.owner, request_id)
+        with contextlib.suppress(CarpoolError, TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                report = await context.state.observer.report(context.client.owner, request_id)
             steps += [(one.step, one.steps) for one in report.outputs]
     done, total = (sum(column) for column in zip(*steps, strict=True))
     return Progress(
