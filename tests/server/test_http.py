@@ -7,6 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from carpool.server.routes.automatic1111 import EMPTY
 from support.endpoints import ENDPOINT
 from support.server_process import Server, body, serving
 
@@ -72,6 +73,10 @@ def test_the_openapi_document_has_every_route_and_the_shape_of_errors(server: Se
     paths |= {"/v1/images/edits", "/v1/images/variations", "/v1/jobs", "/v1/jobs/{job_id}"}
     paths |= {"/v1/jobs/{job_id}/cancel", "/v1/jobs/{job_id}/files/{name}", "/v1/videos"}
     paths |= {f"/v1/videos/{{video_id}}{more}" for more in ("", "/content", "/remix")}
+    paths |= {"/", "/v1/chat/completions", "/v1/videos/sync", "/v1/model_info", "/model_info"}
+    paths |= {"/server_info", "/health_generate"}
+    names = "txt2img img2img progress interrupt skip options sd-models samplers schedulers loras"
+    paths |= {f"/sdapi/v1/{name}" for name in [*names.split(), *EMPTY]}
     assert document["paths"].keys() == paths
     responses = document["paths"][ENDPOINT]["post"]["responses"]
     for status in ("400", "401", "404", "413", "429", "500", "503", "504"):
@@ -174,9 +179,13 @@ def wrong(rule: str, *values: Any) -> list[Any]:
         *wrong("n: from 1 to 10", 0, 11, -1, 1.0, "1", True),
         *wrong("timeout_s: seconds above 0", 0, -1, float("inf"), "1", True, 10**400),
         *wrong("prompt: must be a valid string", 5, None, "\ud800"),
-        *wrong("prompt: send one request for each prompt", ["a"]),
+        *wrong("prompt: an empty list", []),
+        *wrong("prompt: must be a valid string", ["a", 5], ["a", ["b"]], ["\ud800"]),
+        *wrong("prompt: at most 32000 characters", ["a", "a" * 40_000]),
+        *wrong("prompt: at most 10 in one request, which is 10 prompts", ["a"] * 11),
         *wrong("prompt: at most 32000 characters", "a" * 40_000),
-        *wrong("negative_prompt: one string", ["a"], 5),
+        *wrong("negative_prompt: one string", ["a", "b"], 5),
+        *wrong("negative_prompt: without lone surrogates", ["\ud800"]),
         *wrong("negative_prompt: without lone surrogates", "\ud800"),
         *wrong("user: must be a valid string", "\ud800"),
         *wrong("output_compression: less than or equal to 100", 101),
@@ -199,11 +208,18 @@ def test_a_wrong_value_is_refused_by_name_and_rule(
     assert len(told["message"]) < 300
 
 
-@pytest.mark.parametrize("width", [0, -64, 65])
+@pytest.mark.parametrize("width", [0, -64, 3])
 def test_a_wrong_width_is_refused_as_a_size(client: httpx2.Client, width: int) -> None:
     told = refusal(client.post(ENDPOINT, json=body(size=None, width=width, height=64)))
 
     assert (told["param"], told["code"]) == ("size", "size_not_supported")
+
+
+def test_a_width_that_the_pipeline_rounds_down_is_drawn_and_told(client: httpx2.Client) -> None:
+    told = client.post(ENDPOINT, json=body(size=None, width=65, height=64)).json()
+
+    assert told["size"] == "64x64"
+    assert told["warnings"] == ["size 65x64 was rounded down to 64x64, multiples of 4"]
 
 
 def test_sigmas_are_steps_too(client: httpx2.Client) -> None:

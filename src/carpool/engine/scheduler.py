@@ -66,6 +66,7 @@ class Scheduler:
         self._version, self._waiting_s = -1, 0.0
         self.wake_s = inf  # when to ask again, if nothing happens before
         self._width_reasons: Counter[tuple[str, str]] = Counter()
+        self._why, self._selected = "", 0  # of the last choice
         self._seconds: dict[str, Histogram] = {}  # of forwards, by their method
         # what is to be learned from: forwards (kind, rows of each call, seconds of the device), and
         # turns (kind, calls, seconds of the loop and of the pipelines' own code)
@@ -100,7 +101,8 @@ class Scheduler:
         if not choice.calls:
             return []
         self._kind = choice.calls[0].kind
-        self._width_reasons[self._kind.name, width_reason(choice, parked)] += 1
+        self._why, self._selected = width_reason(choice, parked), len(choice.calls)
+        self._width_reasons[self._kind.name, self._why] += 1
         numbers = {call.request for call in choice.calls}
         selected = [state for state in states if state.number in numbers]
         # the same adapters side by side; else a stable order, so that stacks are used again
@@ -127,6 +129,10 @@ class Scheduler:
         if phase == "decode" and (row_bytes := decode_bytes(state.call)):
             most = max(1, min(most, int(settings.max_decode_gib * 2**30 // row_bytes)))
         return most
+
+    def why_not_wider(self, requests: int) -> str:
+        """Why a forward of so many of the selected is not wider; `split` after one that failed."""
+        return self._why if requests == self._selected else "split"
 
     def expected_s(self, rows: Sequence[int]) -> float | None:
         """Predicted seconds of a forward of the selected; None if nothing like it has ever run."""
@@ -184,6 +190,10 @@ class Scheduler:
     def check_overload(self, job: CheckedRequest) -> None:
         """Refuse a request that would wait too long; see `AdmissionControl.check`."""
         self.admission.check(job.priority, self._predictor.whole_s(job))
+
+    def alone_s(self, job: CheckedRequest) -> float | None:
+        """The predicted work of a request, if anything is known."""
+        return self._predictor.whole_s(job) if self._predictor.is_informed else None
 
     def check_deadline(self, job: CheckedRequest, running: Iterable[RequestState]) -> None:
         """Refuse a request whose deadline cannot be met, by what forwards have taken so far.

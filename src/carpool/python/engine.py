@@ -274,7 +274,7 @@ def load(
         lora = [f"{check_name(name)}={path}" for name, path in lora.items()]
     if not isinstance(model, (str, Path)):
         for name in OF_FILES:
-            if (said := settings.get(name)) not in (None, "auto"):
+            if (said := settings.get(name)) not in (None, "auto", ()):
                 raise SettingRejected(
                     f"{name}={said!r}: the pipeline given is loaded already; say it to "
                     "its from_pretrained"

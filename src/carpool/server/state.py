@@ -23,7 +23,9 @@ from carpool.server.access.keys import APIClient, Keyring
 from carpool.server.access.limits import RateLimiter, Slot
 from carpool.server.access.signed_links import SignedFiles
 from carpool.server.bodies import schema
+from carpool.server.bodies.forms import number
 from carpool.server.bodies.memory import MemoryBudget
+from carpool.server.events import Events
 from carpool.server.observer import Observer
 from carpool.telemetry import logs
 from carpool.telemetry.tracing import Tracing
@@ -78,6 +80,15 @@ class AppState:
         self.reader = PictureReader(allow_remote=settings.allow_remote_media)
         self.encoder = FairExecutor(
             "carpool-encode", threads, per_tenant=threads - settings.has_keys
+        )
+        self.events = Events(
+            supervisor,
+            self.observer,
+            runner,
+            knows=self.keys.knows,
+            model=lambda: self.observer.model,
+            encoder=self.encoder,
+            has_metadata=settings.metadata,
         )
         self.started_s = int(time.time())
         self._json = FairExecutor("carpool-json", 4, per_tenant=1, rests=True)
@@ -164,6 +175,15 @@ class RequestContext:
     def intake(self, n: int = 1) -> Intake:
         """The reader of its pictures, if it is for `n` outputs."""
         return Intake(self.state.reader, self.client.owner, self.request.state.memory, n)
+
+    def with_headers(self, body: schema.GenerationRequest) -> None:
+        """Take from headers what the body does not say."""
+        said = self.request.headers.get("x-step-cache")
+        if said is not None and body.step_cache is None:
+            try:
+                body.step_cache = number(said)
+            except ValueError:
+                body.step_cache = said  # the check says what it must be
 
     async def check_room(self) -> None:
         """Refuse work that the worker would refuse, or that is too much beside a client's jobs."""

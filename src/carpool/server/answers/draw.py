@@ -7,14 +7,13 @@ from typing import Any
 from PIL import Image
 
 from carpool.media.reader import Intake, Sent
-from carpool.request.parameters import check_n
 from carpool.server.answers.generation import ImageGeneration, Kind
 from carpool.server.answers.respond import respond, unless_disconnected
 from carpool.server.answers.stream import EventStream
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import Form
 from carpool.server.bodies.input_images import edit_images, edit_task
-from carpool.server.requests import image_requests
+from carpool.server.requests import image_requests, outputs_of
 from carpool.server.state import RequestContext, ServedModel
 
 MakeMask = Callable[[Intake, Image.Image], Any]
@@ -46,6 +45,7 @@ async def draw(
     Raises:
         CarpoolError: whatever is wrong with the request, or became of it.
     """
+    context.with_headers(body)
     request = context.request
     pictures: dict[str, Any] | None = None
     kind: Kind = "image_generation"
@@ -53,7 +53,7 @@ async def draw(
     if images:
         form, kind = Form(images=list(images), name=name), "image_edit"
         task = edit_task(model.card, form, has_mask=mask is not None)
-        intake = context.intake(check_n(1 if body.n is None else body.n, model.max_n))
+        intake = context.intake(outputs_of(model, body))
         digests = await unless_disconnected(request, intake.run(form.digests))
         reading = edit_images(model.card, task, form, body, intake)
         pictures = await unless_disconnected(request, reading)

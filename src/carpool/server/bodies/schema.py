@@ -7,7 +7,16 @@ document only.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 
 from carpool.errors import InvalidValue
 from carpool.request.parameters import MOST_TEXT
@@ -26,12 +35,24 @@ def _example(prompt: str, **fields: Any) -> ConfigDict:
 
 def _single(prompt: Any) -> Any:
     if isinstance(prompt, list):
-        rule = "send one request for each prompt"
+        rule = "send one request for each prompt, as a video is made of one"
         raise InvalidValue(f"prompt is a list of {len(prompt)}: {rule}", param="prompt")
     return prompt
 
 
+def _one_or_several(prompt: Any, validated: ValidatorFunctionWrapHandler) -> Any:
+    return [validated(one) for one in prompt] if isinstance(prompt, list) else validated(prompt)
+
+
 Prompt = Annotated[str, Field(max_length=MOST_TEXT), BeforeValidator(_single)]
+_TEXT = {"type": "string", "maxLength": MOST_TEXT}
+Prompts = Annotated[  # a text, or a list of such
+    str,
+    Field(max_length=MOST_TEXT),
+    WrapValidator(_one_or_several),
+    PlainSerializer(lambda prompts: prompts),
+    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}),
+]
 Name = Annotated[str | None, Field(max_length=256)]  # of one of the client's own users
 
 
@@ -47,6 +68,11 @@ class GenerationRequest(BaseModel):
     timeout_s: Any = ours("number", "give up when it is not done in so many seconds")
     priority: Any = ours("integer", "-10 to 10; higher goes first")
     num_inference_steps: Any = ours("integer", "denoising steps")
+    step_cache: Any = ours(
+        "number",
+        "skip steps while the denoiser's answer is predicted to change by less than this share, "
+        "0 (none) to 1; the header `x-step-cache` says the same; default: the server's own",
+    )
     guidance_scale: Any = ours("number", "how closely to follow the prompt")
     negative_prompt: Any = ours("string", "what not to show")
     user: Name = Field(None, description="of the client's own: users divide a key's share")
@@ -62,7 +88,9 @@ class ImageRequest(GenerationRequest):
 
     model_config = _example("a red circle on a blue background", size="64x64")
 
-    n: Any = ours("integer", "images of this prompt, with seeds s, s+1, ...", 1)
+    prompt: Prompts  # of a list, each has n images, in order
+    negative_prompt: Any = ours("string", "what not to show; a list where prompt is one")
+    n: Any = ours("integer", "images of each prompt, with seeds s, s+1, ...", 1)
     deadline_s: Any = ours("number", "wished for in so many seconds; refused if it cannot be")
     true_cfg_scale: Any = ours("number", "classifier-free guidance of distilled models")
     lora: Any = ours("array", 'adapters of `GET /v1/models`: [{"id": NAME, "scale": 1.0}, ...]')
@@ -83,7 +111,10 @@ class ImageRequest(GenerationRequest):
     moderation: Literal["auto", "low"] | None = None
     stream: bool | None = Field(None, description="answer with server-sent events")
     partial_images: int | None = Field(
-        None, ge=0, le=3, description="previews of each image in a stream, at most"
+        None,
+        ge=0,
+        le=3,
+        description="previews of each image, at most: in a stream, or of a job at /v1/events",
     )
     return_stage_metrics: bool | None = Field(None, description="answer with `metrics`")
     background_job: bool | None = Field(
@@ -117,7 +148,7 @@ class RemixRequest(BaseModel):
 
 
 _PIPELINE_FIELDS = """num_inference_steps guidance_scale guidance_scale_2 true_cfg_scale
-negative_prompt num_frames lora deadline_s priority"""
+negative_prompt num_frames lora deadline_s priority step_cache"""
 PIPELINE_FIELDS = frozenset(_PIPELINE_FIELDS.split())
 """Fields of the bodies here that are handed on to the pipeline, as all unknown ones are."""
 
@@ -131,6 +162,9 @@ class Image(BaseModel):
     url: str | None = Field(default=None, description="a link that needs no key, for an hour")
     revised_prompt: None = Field(default=None, description="prompts are never revised here")
     seed: int = Field(description="that gives this image again")
+    skipped_steps: int | None = Field(
+        default=None, description="denoising steps without a forward; where `step_cache` was said"
+    )
 
 
 class TokenDetails(BaseModel):
@@ -184,6 +218,16 @@ class ModelParameter(BaseModel):
     tasks: list[str] = Field(description="those of the model that take it")
 
 
+class ModelLimits(BaseModel):
+    """The most that one request may ask for."""
+
+    n: int = Field(description="images")
+    num_inference_steps: int = Field(description="denoising steps")
+    pixels: int = Field(description="of an image")
+    num_frames: int = Field(description="of a video")
+    pictures: int = Field(description="reference pictures of a request")
+
+
 class ModelEntry(BaseModel):
     id: str = Field(description="what requests name it by")
     object: Literal["model"] = "model"
@@ -195,6 +239,7 @@ class ModelEntry(BaseModel):
     size_multiple_px: int = Field(description="both sides are multiples of it")
     parameters: list[ModelParameter] = Field(description="what requests may say")
     lora: list[str] = Field(description="adapters that a request may name")
+    limits: ModelLimits = Field(description="the most that one request may ask for")
 
 
 class ModelList(BaseModel):
@@ -232,6 +277,7 @@ class OutputReport(BaseModel):
     error: str | None = Field(description="the code of what it failed with")
     step: int = Field(description="denoising steps that are done")
     steps: int = Field(description="denoising steps in all; 0 while that is not known")
+    skipped_steps: int = Field(default=0, description="those that `step_cache` answered")
     submitted_at: float = Field(description="Unix time, as the other moments that end in _at")
     started_at: float | None = Field(description="admitted; null while it is queued")
     ended_at: float | None = Field(description="answered, failed or cancelled; null before")
@@ -258,6 +304,16 @@ class Error(BaseModel):
     """Every error has this shape, and the header `x-request-id`."""
 
     error: ErrorBody
+
+
+class EstimateReport(BaseModel):
+    """`POST /v1/estimates`: what a request would take if it came now."""
+
+    seconds: float | None = Field(
+        description="of its denoising steps, alone on the device; null while too little is known"
+    )
+    wait_s: float = Field(description="until the requests that wait now are done")
+    speed: float = Field(description="how much faster shared forwards do such work just now")
 
 
 class Health(BaseModel):
