@@ -51,7 +51,8 @@ class Recorder:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
-            return await self.app(scope, receive, send)
+            await self.app(scope, receive, send)
+            return
         body, headers = bytearray(), {k.decode(): v.decode() for k, v in scope["headers"]}
         record: dict[str, Any] = {
             "client": self.client,
@@ -91,7 +92,7 @@ async def served(worker: Any) -> AsyncIterator[tuple[str, Recorder]]:
     server = uvicorn.Server(uvicorn.Config(recorder, port=0, log_level="error", lifespan="off"))
     tasks = [asyncio.create_task(runner.run()), asyncio.create_task(server.serve())]
     try:
-        while not server.started:
+        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}", recorder
@@ -138,7 +139,8 @@ async def sglang(url: str, recorder: Recorder, task: str, **options: Any) -> dic
                 sys.argv = before
 
         await asyncio.to_thread(run)
-        return json.loads(report.read_text())
+        told: dict[str, Any] = json.loads(report.read_text())
+        return told
 
 
 def bench_arguments(bench: types.ModuleType) -> Any:
@@ -174,7 +176,7 @@ class Outcome(SimpleNamespace):
 
 async def omni(url: str, recorder: Recorder, kind: str) -> list[Any]:
     """The functions behind `vllm bench serve --omni`, one request each."""
-    import aiohttp
+    aiohttp: Any = importlib.import_module("aiohttp")  # not among what this project needs
 
     lib: Any = importlib.import_module("vllm.benchmarks.lib.endpoint_request_func")
     lib.ASYNC_REQUEST_FUNCS, lib.OPENAI_COMPATIBLE_BACKENDS = {}, []
@@ -203,7 +205,7 @@ async def omni(url: str, recorder: Recorder, kind: str) -> list[Any]:
          {**metrics, "modalities": ["image"], "seed": 42}, None),
     ]  # fmt: skip
     if kind == "2v":
-        body = {"num_frames": 5, "fps": 8, "width": 32, "height": 32, "poll_interval_s": 0.2}
+        body: dict[str, Any] = {"num_frames": 5, "fps": 8, "width": 32, "height": 32, "poll_interval_s": 0.2}
         body |= {"seed": 42, "extra_params": {"guidance_scale": 2.0}}
         calls = [("openai_videos", "/v1/videos", body, None)]
         calls += [("openai_videos", "/v1/videos", {**body, "num_frames": 9}, content)]

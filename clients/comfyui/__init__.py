@@ -29,7 +29,7 @@ def ask(server: str, path: str, body: dict[str, Any], key: str = "") -> dict[str
     if request.type not in ("http", "https"):
         raise RuntimeError(f"{server} is no server: write {SERVER}")
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             told: dict[str, Any] = json.load(answer)
             return told
     except urllib.error.HTTPError as error:
@@ -85,7 +85,7 @@ class CarpoolDraw:
     RETURN_TYPES = ("IMAGE",)
 
     @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802 - ComfyUI's name
+    def INPUT_TYPES(cls) -> dict[str, Any]:
         number: dict[str, Any] = {"default": 0, "min": 0}
         return {
             "required": {

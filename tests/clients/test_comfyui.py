@@ -19,7 +19,8 @@ FILE = Path(__file__).parents[2] / "clients" / "comfyui" / "__init__.py"
 @pytest.fixture(scope="module")
 def node() -> Any:
     spec = importlib.util.spec_from_file_location("carpool_comfyui", FILE)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.NODE_CLASS_MAPPINGS["CarpoolDraw"]()

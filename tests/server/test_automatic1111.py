@@ -52,7 +52,7 @@ class Timed(Grey):
 
     async def timelines(self, request_ids: Any) -> list[dict[str, Any]]:
         moments = {"submitted_at": 0.0, "started_at": 0.0, "ended_at": None}
-        more = {"error": None, "queued_s": 0.0, "total_s": 1.0, "phases": []}
+        more: dict[str, Any] = {"error": None, "queued_s": 0.0, "total_s": 1.0, "phases": []}
         return [{"id": one, "status": "running", "step": 2, "steps": 4, **moments, **more}
                 for one in request_ids]  # fmt: skip
 
@@ -240,6 +240,7 @@ def test_an_interrupt_ends_what_runs_for_this_key_alone() -> None:
         worker = Timed(is_slow=True)
         keys: Any = {"api_key": ("a=one", "b=two")}
         async with open_app(worker, **keys) as house:
+
             def asked(key: str, path: str, **body: Any) -> Any:
                 headers = {"authorization": f"Bearer {key}"}
                 return house.http.post(API + path, json=body, headers=headers)
@@ -247,9 +248,7 @@ def test_an_interrupt_ends_what_runs_for_this_key_alone() -> None:
             tasks = [asyncio.create_task(asked(key, "txt2img", prompt="a"))
                      for key in ("one", "two")]  # fmt: skip
             await worker.until(lambda: worker.running == 2)
-            count = await house.http.get(
-                API + "progress", headers={"authorization": "Bearer one"}
-            )
+            count = await house.http.get(API + "progress", headers={"authorization": "Bearer one"})
             assert count.json()["state"]["job_count"] == 1
             assert count.json()["progress"] == 0.5
             assert (await asked("one", "interrupt")).status_code == 200

@@ -33,7 +33,7 @@ class Talking(Grey):
         return PEAK
 
 
-def user(content: Any) -> dict[str, Any]:
+def user(content: Any) -> Any:
     return {"role": "user", "content": content}
 
 
@@ -88,7 +88,8 @@ def test_the_sdk_gets_pictures_beside_the_message_as_openrouter_has_them() -> No
 @pytest.mark.parametrize("modalities", [["image", "text"], None])
 def test_the_sdk_reads_a_stream_of_chunks(modalities: Any) -> None:
     async def scene(house: AppClient) -> None:
-        stream = await house.openai.chat.completions.create(
+        create: Any = house.openai.chat.completions.create
+        stream = await create(
             model="grey",
             messages=[user("a cat")],
             n=2,
@@ -182,7 +183,7 @@ def test_the_size_follows_an_aspect_ratio(config: dict[str, str], size: tuple[in
 
 def test_fields_about_text_change_nothing() -> None:
     worker = Talking()
-    fields = {name: 1 for name in NEUTRAL} | {"response_format": {"type": "text"}}
+    fields = dict.fromkeys(NEUTRAL, 1) | {"response_format": {"type": "text"}}
 
     answer = say(worker, seed=1, **fields)
 
@@ -260,7 +261,7 @@ def test_a_disconnect_cancels_the_drawing() -> None:
 
 
 def test_the_last_chunk_of_a_stream_has_metrics_where_they_are_asked_for() -> None:
-    fields = {"stream": True, "modalities": ["image"]}
+    fields: dict[str, Any] = {"stream": True, "modalities": ["image"]}
     for metrics in (True, False):
         answer = say(return_stage_metrics=metrics, **fields)
         events = [line.removeprefix("data: ") for line in answer.text.split("\n\n")]

@@ -49,9 +49,10 @@ def test_text_to_image_gets_a_picture(running: tuple[Grey, str]) -> None:
 def test_image_to_image_draws_a_picture_anew(running: tuple[Grey, str]) -> None:
     worker, url = running
     client = InferenceClient(base_url=url)
+    size: Any = {"width": 64, "height": 32}
 
     image = client.image_to_image(
-        png(32, 48), prompt="blue", target_size={"width": 64, "height": 32}, strength=0.5
+        png(32, 48), prompt="blue", target_size=size, strength=0.5
     )
 
     assert image.size == (16, 16)

@@ -1,4 +1,4 @@
-"""The application before a fake worker, on a loopback port: for clients that are no test clients."""
+"""The application before a fake worker, on a loopback port, for clients of other libraries."""
 
 import threading
 from typing import Any

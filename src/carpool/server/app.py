@@ -11,7 +11,16 @@ from carpool.jobs.runner import Runner
 from carpool.server.access.cross_origin import AllowedHosts, CrossOriginProtection
 from carpool.server.access.keys import Keyring
 from carpool.server.error_responses import on_error
-from carpool.server.routes import automatic1111, chat, huggingface, images, jobs, observe, peers, videos
+from carpool.server.routes import (
+    automatic1111,
+    chat,
+    huggingface,
+    images,
+    jobs,
+    observe,
+    peers,
+    videos,
+)
 from carpool.server.routes.docs_page import add_docs
 from carpool.server.routes.playground import add_playground
 from carpool.server.state import AppState
@@ -52,7 +61,18 @@ def create_app(
     # as an argument it is deprecated; uvicorn's would want a proxy that cuts it off
     app.root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
     state = app.state.server = AppState(supervisor, settings, runner, keys, traces)
-    routers = [images.router, images.links, chat.router, huggingface.router, automatic1111.router, automatic1111.lists, jobs.router, videos.router, observe.router, peers.router]
+    routers = [
+        images.router,
+        images.links,
+        chat.router,
+        huggingface.router,
+        automatic1111.router,
+        automatic1111.lists,
+        jobs.router,
+        videos.router,
+        observe.router,
+        peers.router,
+    ]
     for router in [*routers, observe.public, peers.public]:
         if runner is not None or router not in (jobs.router, videos.router):
             app.include_router(router)

@@ -17,7 +17,7 @@ async def peak_memory_mb(state: AppState) -> float | None:
     with contextlib.suppress(CarpoolError, TimeoutError):
         async with asyncio.timeout(PATIENCE_S):
             statistics = await state.supervisor.statistics()
-            return round(statistics["memory"]["peak_bytes"] / 1e6, 3)
+            return round(float(statistics["memory"]["peak_bytes"]) / 1e6, 3)
     return None
 
 

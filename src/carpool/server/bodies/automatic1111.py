@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from carpool.errors import InvalidValue, ModelNotFound, UnsupportedParameter, show
-from carpool.request.parameters import Card, is_int
+from carpool.request.parameters import Card
+from carpool.request.values import is_int
 from carpool.server.bodies import schema
 from carpool.server.state import ServedModel
 
@@ -104,7 +105,7 @@ class ProgressState(BaseModel):
 
 class Progress(BaseModel):
     progress: float = Field(description="0 to 1, of this API key's requests; 0: there are none")
-    eta_relative: float = Field(0.0, description="seconds; 0 where it is not known")
+    eta_relative: float = Field(default=0.0, description="seconds; 0 where it is not known")
     state: ProgressState
     current_image: None = None
     textinfo: str | None = None
@@ -151,9 +152,7 @@ class Options(BaseModel):
     samples_format: str | None = "png"
 
 
-def translated(
-    body: Text2Image, model: ServedModel, *, keeps_size: bool = False
-) -> dict[str, Any]:
+def translated(body: Text2Image, model: ServedModel, *, keeps_size: bool = False) -> dict[str, Any]:
     """The fields of an `ImageRequest`.
 
     Args:
@@ -283,9 +282,7 @@ def check_fill(body: Image2Image, card: Card) -> dict[str, Any]:
     return {"padding_mask_crop": 32 if padding is None else padding}
 
 
-def info(
-    body: Text2Image, values: Mapping[str, Any], drawn: schema.ImagesResponse
-) -> str:
+def info(body: Text2Image, values: Mapping[str, Any], drawn: schema.ImagesResponse) -> str:
     """What was drawn with, as `info` has it."""
     width, _, height = drawn.size.partition("x")
     seeds = [one.seed for one in drawn.data]
@@ -322,5 +319,3 @@ def _infotext(
     parts += [f"Seed: {seed}", f"Size: {drawn.size}", f"Model: {drawn.model}"]
     lines = [prompt, *([f"Negative prompt: {negative}"] if negative else []), ", ".join(parts)]
     return "\n".join(lines)
-
-

@@ -137,7 +137,9 @@ def conversation(card: Card, body: ChatRequest) -> Conversation:
     """
     if body.modalities is not None and "image" not in body.modalities:
         rule = 'only pictures are made here: send ["image", "text"]'
-        raise UnsupportedParameter(f"modalities={show(body.modalities)}: {rule}", param="modalities")
+        raise UnsupportedParameter(
+            f"modalities={show(body.modalities)}: {rule}", param="modalities"
+        )
     *earlier, last = body.messages
     if last.get("role") != "user":
         raise InvalidValue(

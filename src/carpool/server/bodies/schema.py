@@ -205,7 +205,9 @@ class ImagesResponse(BaseModel):
     timings: Timings = Field(description="of the image that took longest; seconds")
     usage: UsageBody
     warnings: list[str] | None = Field(None, description="such as that the prompt was truncated")
-    metrics: StageMetrics | None = Field(None, description="where return_stage_metrics asks for it")
+    metrics: StageMetrics | None = Field(
+        default=None, description="where return_stage_metrics asks for it"
+    )
 
 
 class ModelParameter(BaseModel):

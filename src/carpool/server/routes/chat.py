@@ -42,9 +42,7 @@ async def create_chat_completion(context: Context) -> Any:
     request_id = request.scope["request_id"]
     options = chat.stream_options or {}
     has_metrics = bool(chat.return_stage_metrics) or asked.has_parts
-    chunks = Chunks(
-        request_id, asked.has_parts, options.get("include_usage") is True, has_metrics
-    )
+    chunks = Chunks(request_id, asked.has_parts, options.get("include_usage") is True, has_metrics)
 
     answer = await draw(
         context,
