@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import base64
 import importlib
+import io
 import json
 import sys
 import tempfile
@@ -25,13 +26,17 @@ from typing import Any
 import uvicorn
 from PIL import Image
 
-from carpool.config import ServeSettings
+from carpool.config import EngineSettings, ServeSettings
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import unpacked
+from carpool.request.parameters import Card, Parameter, Task
 from carpool.server.app import create_app
 from carpool.server.routes.jobs import write_images
 from carpool.server.routes.videos import write_video
+from carpool.types import CheckedRequest, Timings
+from carpool.worker.protocol import Done, Picture, RawVideo, TokenUsage, WorkerReady
+from carpool.worker.supervisor import Supervisor
 from proof.record_peers import Importer
 
 FILE = Path("tests/server/recorded/peer_clients.json")
@@ -41,6 +46,41 @@ REAL |= {"vllm_omni.benchmarks.patch.patch", "vllm_omni.metrics.definitions"}
 REAL |= {"vllm_omni.metrics.utils"}
 KEPT = ("content-type", "authorization", "accept")
 PEERS = {"sglang", "vllm", "vllm_omni", "datasets", "transformers", "prettytable"}
+
+
+def card(makes: str) -> Card:
+    """A model that makes pictures or videos, from a text or a picture."""
+    sizes = {"width": 64, "height": 64, "num_inference_steps": 4}
+    sizes |= {"num_frames": 5} if makes == "video" else {}
+    own = [Parameter("prompt", "str"), Parameter("guidance_scale", "float", default=3.5)]
+    own += [Parameter(name, "int", default=value) for name, value in sizes.items()]
+    more = [Parameter("image", "other"), Parameter("strength", "float", default=0.6)]
+    tasks = (
+        Task(f"text-to-{makes}", "GreyPipeline", tuple(own)),
+        Task(f"image-to-{makes}", "GreyFromImage", tuple(own + more)),
+    )
+    return Card("grey", tasks, {}, 16, None, 1 << 20, 100)
+
+
+class Grey(Supervisor):
+    """In place of a worker: makes grey pictures or videos at once."""
+
+    def __init__(self, makes: str) -> None:
+        super().__init__("none", EngineSettings())
+        self.ready, self._state = WorkerReady(card(makes), {}, 0.0), "ready"
+        self._makes = makes
+
+    async def statistics(self) -> dict[str, Any]:
+        return {"memory": {"peak_bytes": 1 << 30}}
+
+    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> Done:
+        grey = b"\x80" * 3 * 16 * 16
+        done = Done(job.request_id, job.seed, [], Timings(), TokenUsage(1, 1))
+        if self._makes == "image":
+            done.pictures = [Picture(16, 16, grey)]
+        else:
+            done.clip = RawVideo(16, 16, 2, grey * 2)
+        return done
 
 
 class Recorder:
@@ -205,8 +245,8 @@ async def omni(url: str, recorder: Recorder, kind: str) -> list[Any]:
          {**metrics, "modalities": ["image"], "seed": 42}, None),
     ]  # fmt: skip
     if kind == "2v":
-        body: dict[str, Any] = {"num_frames": 5, "fps": 8, "width": 32, "height": 32, "poll_interval_s": 0.2}
-        body |= {"seed": 42, "extra_params": {"guidance_scale": 2.0}}
+        body: dict[str, Any] = {"num_frames": 5, "fps": 8, "width": 32, "height": 32}
+        body |= {"poll_interval_s": 0.2, "seed": 42, "extra_params": {"guidance_scale": 2.0}}
         calls = [("openai_videos", "/v1/videos", body, None)]
         calls += [("openai_videos", "/v1/videos", {**body, "num_frames": 9}, content)]
     outcomes = []
@@ -225,9 +265,9 @@ async def omni(url: str, recorder: Recorder, kind: str) -> list[Any]:
 
 
 def _png() -> bytes:
-    from support.pictures import saved
-
-    return saved(Image.new("RGB", (48, 48), "red"))
+    out = io.BytesIO()
+    Image.new("RGB", (48, 48), "red").save(out, "PNG")
+    return out.getvalue()
 
 
 def outcome(one: Any) -> str:
@@ -236,13 +276,9 @@ def outcome(one: Any) -> str:
 
 
 async def run(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    sys.path.insert(0, "tests")
-    from support.forms import BOTH, worker_of
-    from support.video_app import Filming
-
     records = []
     with imported(folders):
-        for kind, worker in (("2i", worker_of(BOTH)), ("2v", Filming())):
+        for kind, worker in (("2i", Grey("image")), ("2v", Grey("video"))):
             async with served(worker) as (url, recorder):
                 size = {"width": 32, "height": 32, "num_inference_steps": 3}
                 tasks = {"2i": ["text-to-image", "image-to-image"],

@@ -51,9 +51,7 @@ def test_image_to_image_draws_a_picture_anew(running: tuple[Grey, str]) -> None:
     client = InferenceClient(base_url=url)
     size: Any = {"width": 64, "height": 32}
 
-    image = client.image_to_image(
-        png(32, 48), prompt="blue", target_size=size, strength=0.5
-    )
+    image = client.image_to_image(png(32, 48), prompt="blue", target_size=size, strength=0.5)
 
     assert image.size == (16, 16)
     arguments = worker.jobs[-1].arguments

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from PIL import Image
-
 from carpool.media.reader import Intake, Sent
 from carpool.server.answers.generation import ImageGeneration, Kind
 from carpool.server.answers.respond import respond, unless_disconnected
@@ -16,7 +14,7 @@ from carpool.server.bodies.input_images import edit_images, edit_task
 from carpool.server.requests import image_requests, outputs_of
 from carpool.server.state import RequestContext, ServedModel
 
-MakeMask = Callable[[Intake, Image.Image], Any]
+MakeMask = Callable[[Intake, Any], Any]
 """Makes a mask, white where to draw anew, for the picture that it belongs to; awaitable."""
 
 

@@ -15,7 +15,6 @@ from carpool.errors import InvalidValue, ModelNotFound, UnsupportedParameter, sh
 from carpool.request.parameters import Card
 from carpool.request.values import is_int
 from carpool.server.bodies import schema
-from carpool.server.state import ServedModel
 
 SAMPLER = "Automatic"  # the model's own
 LORA = re.compile(r"<lora:([^:<>]{1,64}):(-?[0-9]{1,4}(?:\.[0-9]{1,6})?)>")
@@ -152,16 +151,18 @@ class Options(BaseModel):
     samples_format: str | None = "png"
 
 
-def translated(body: Text2Image, model: ServedModel, *, keeps_size: bool = False) -> dict[str, Any]:
+def translated(
+    body: Text2Image, card: Card, model: str, *, keeps_size: bool = False
+) -> dict[str, Any]:
     """The fields of an `ImageRequest`.
 
     Args:
+        model: the name that it is served under.
         keeps_size: is the size seen to elsewhere, as that of a picture to start from?
 
     Raises:
         Rejected: a field would change the picture in a way that is not known here.
     """
-    card = model.card
     known = {one.name for task in card.tasks for one in task.parameters}
     prompt, lora = _adapters(body.prompt)
     values: dict[str, Any] = {"prompt": prompt, "n": _pictures(body)}
@@ -178,7 +179,7 @@ def translated(body: Text2Image, model: ServedModel, *, keeps_size: bool = False
     given[cfg] = body.cfg_scale
     given |= {"guidance_scale": body.distilled_cfg_scale} if body.distilled_cfg_scale else {}
     values |= {name: value for name, value in given.items() if value is not None}
-    values |= _settings(body.override_settings or {}, model, known)
+    values |= _settings(body.override_settings or {}, card, model)
     _check_scripts(body.alwayson_scripts or {})
     others = {"sampler_name": body.sampler_name, "scheduler": body.scheduler}
     for name, value in {**others, **(body.model_extra or {})}.items():
@@ -217,9 +218,10 @@ def _adapters(prompt: str) -> tuple[str, list[dict[str, Any]]]:
     return (re.sub(r"\s{2,}", " ", LORA.sub("", prompt)).strip() if lora else prompt), lora
 
 
-def _settings(settings: Mapping[str, Any], model: ServedModel, known: set[str]) -> dict[str, Any]:
+def _settings(settings: Mapping[str, Any], card: Card, model: str) -> dict[str, Any]:
     """The fields that settings for one request come to."""
-    check_model(settings.get("sd_model_checkpoint"), model)
+    check_model(settings.get("sd_model_checkpoint"), card, model)
+    known = {one.name for task in card.tasks for one in task.parameters}
     skip = settings.get("CLIP_stop_at_last_layers")
     for name, value in settings.items():
         if name in ("sd_model_checkpoint", "CLIP_stop_at_last_layers") or value is None:
@@ -239,11 +241,11 @@ def _settings(settings: Mapping[str, Any], model: ServedModel, known: set[str]) 
     return {"clip_skip": skip - 1}
 
 
-def check_model(name: Any, model: ServedModel) -> None:
+def check_model(name: Any, card: Card, model: str) -> None:
     """Refuse the name of another model than the served one."""
-    if name not in (None, "", model.id, model.card.id):
+    if name not in (None, "", model, card.id):
         seen = f"sd_model_checkpoint={show(name)}"
-        raise ModelNotFound(f"{seen} is not served here, {model.id!r} is")
+        raise ModelNotFound(f"{seen} is not served here, {model!r} is")
 
 
 def _check_scripts(scripts: Mapping[str, Any]) -> None:

@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
-from PIL import Image, ImageChops, ImageFilter
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from carpool.errors import CarpoolError, InvalidValue, SizeRejected, show
+from carpool.media.masks import fitted
 from carpool.media.reader import Intake, Sent
 from carpool.request.parameters import Card, within
 from carpool.request.values import is_int
@@ -136,7 +136,7 @@ async def txt2img(context: Context) -> Drawn:
     sent = without_pictures(await read_json(context.request))
     body = validated(Text2Image, sent)
     model = context.state.model()
-    return await _drawn(context, model, body, translated(body, model), sent)
+    return await _drawn(context, model, body, translated(body, model.card, model.id), sent)
 
 
 @router.post("/img2img", openapi_extra=_body(Image2Image))
@@ -149,7 +149,7 @@ async def img2img(context: Context) -> Drawn:
     model = context.state.model()
     task = model.card.task_for(["image", "mask_image"] if body.mask is not None else ["image"])
     size = None if task.takes("width") else _size(body, model.card)
-    values = translated(body, model, keeps_size=size is not None)
+    values = translated(body, model.card, model.id, keeps_size=size is not None)
     values |= check_fill(body, model.card)
     images = [as_url(one, "init_images") for one in body.init_images]
     mask = None if body.mask is None else _mask_of(body)
@@ -212,14 +212,9 @@ def _mask_of(body: Image2Image) -> Any:
         raise InvalidValue(f"mask_blur={show(body.mask_blur)}: {rule}", param="mask_blur")
     is_inverted = bool(body.inpainting_mask_invert)
 
-    def made(mask: Image.Image, size: tuple[int, int]) -> Image.Image:
-        mask = mask if mask.size == size else mask.resize(size)
-        mask = ImageChops.invert(mask) if is_inverted else mask
-        return mask.filter(ImageFilter.GaussianBlur(blur)) if blur else mask
-
-    async def read(intake: Intake, image: Image.Image) -> Image.Image:
+    async def read(intake: Intake, image: Any) -> Any:
         parsed = await intake.open(sent, "mask")
-        then = partial(made, size=image.size)
+        then = partial(fitted, size=image.size, blur=blur, is_inverted=is_inverted)
         return await intake.decode(parsed, "mask", mode="L", then=then)
 
     return read
@@ -259,7 +254,8 @@ async def get_options(context: Context) -> Options:
 @lists.post("/options")
 async def set_options(body: Options, context: Context) -> dict[str, Any]:
     """Accepted where it changes nothing: the model is the served one."""
-    check_model(body.sd_model_checkpoint, context.state.model("loaded"))
+    model = context.state.model("loaded")
+    check_model(body.sd_model_checkpoint, model.card, model.id)
     sent = body.model_dump(exclude_unset=True, exclude={"sd_model_checkpoint"})
     now = Options().model_dump()
     for name, value in sent.items():
