@@ -54,6 +54,7 @@ bench: .venv/ready  ## against plain diffusers, LitServe, a lock, the simulator:
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.numerics --append-to docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.live --append-to docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.bursts --output docs/benchmarks.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.fleet --append-to docs/benchmarks.md
 
 bench-gpu: .venv/ready  ## real-size models on a CUDA device: docs/benchmarks-gpu.md
 	$(BIN)/python -m benchmarks.gpu --output docs/benchmarks-gpu.md

@@ -14,6 +14,7 @@ import torch
 from carpool.cli.options import settings_options
 from carpool.config import (
     JOBS,
+    WORKERS,
     EngineSettings,
     ServeSettings,
     base_type,
@@ -251,7 +252,9 @@ def test_type_checkers_know_every_setting_of_load_with_its_type() -> None:
 
     told = typing.get_type_hints(LoadSettings, localns={"torch": torch})
 
-    assert told.keys() == (engine | {*JOBS}) - {"lora"}  # which `load` takes in more forms
+    assert told.keys() == (engine | {*JOBS, *WORKERS}) - {
+        "lora"
+    }  # which `load` takes in more forms
     same = told.keys() - texts - objects
     assert {name: told[name] for name in same} == {name: hints[name] for name in same}
     assert {told[name] for name in texts} == {str | PathLike[str] | None}

@@ -242,6 +242,22 @@ class ServeSettings(EngineSettings):
         least=1,
     )
     served_model_name: str | None = _setting(None, "model id in answers; default: the model's own")
+    workers: int | None = _setting(
+        None,
+        "worker processes, each with the model, one a device; default: one, or one for each of "
+        "--devices",
+        least=1,
+        most=1024,
+    )
+    devices: str | None = _setting(
+        None, "devices of the workers by commas, as cuda:0,cuda:1; default: all, as --device says"
+    )
+    max_loaded: int | None = _setting(
+        None,
+        "of several models, how many may be loaded at the same time: those of load: on_demand make "
+        "room; default: no limit",
+        least=1,
+    )
     max_n: int = _setting(10, "most images of one HTTP request", least=1)
     max_body_bytes: int = _setting(1 << 20, "largest HTTP body", unit="bytes", least=1)
     max_upload_bytes: int = _setting(
@@ -369,6 +385,9 @@ def with_mode(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
+WORKERS = ("workers", "devices", "worker_timeout")
+"""Settings of the server's that `carpool.load` takes too, for worker processes."""
+
 JOBS = ("state_dir", "job_ttl", "max_store_bytes", "metadata", "metadata_prompt")
 """Settings of the server's that `carpool.load` takes too, for the jobs of its engine."""
 
@@ -382,7 +401,7 @@ OF_FILES = ("dtype", "revision", "variant", "config", "component", "quantize")
 
 def load_settings(settings: Mapping[str, Any]) -> ServeSettings:
     """Keyword arguments of `carpool.load`; names the nearest setting for an unknown one."""
-    known = [*(field.name for field in dataclasses.fields(EngineSettings)), *JOBS]
+    known = [*(field.name for field in dataclasses.fields(EngineSettings)), *JOBS, *WORKERS]
     for name in settings:
         if name not in known:
             hint = _OTHER_NAMES.get(name)

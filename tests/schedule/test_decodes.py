@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.types import CallKind, ParkedCall
+from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.scenario import Labels, Model
-from carpool_lab.simulate.simulator import Result, Worker, least_work, simulate
+from carpool_lab.simulate.simulator import Result, Worker
 from carpool_lab.simulate.tables import WIDEST, Table
 from carpool_lab.workload import Arrival
 
@@ -92,7 +93,7 @@ def played(policy: type[Continuous], arrivals: list[Arrival], seconds: Curve) ->
     curves[table.kind("decode")] = seconds
     model.costs = Costs(curves)
     worker = Worker(policy(model.costs), model.costs, WIDEST, is_traced=True)
-    simulate(model.rides(arrivals, Labels()), [worker], least_work)
+    simulate(model.rides(arrivals, Labels()), [worker])
     return worker.result
 
 

@@ -21,8 +21,8 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings of a file, and `model`, if it says one; lists as tuples, numbers as the
-    setting has them.
+    """The settings of a file, and `model` or `models`, if it says them; lists as tuples, numbers
+    as the setting has them. What `models` lists is read by `carpool.fleet.models`.
 
     Raises:
         SettingRejected: it cannot be read, or has something else in it.
@@ -38,7 +38,7 @@ def read_config(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict):
         raise SettingRejected(f"config={str(path)!r}: must be NAME: VALUE lines, as max_queue: 100")
-    hints: dict[str, Any] = {"model": str, **get_type_hints(ServeSettings)}
+    hints: dict[str, Any] = {"model": str, "models": list, **get_type_hints(ServeSettings)}
     settings: dict[str, Any] = {}
     for key, value in found.items():
         name = str(key).replace("-", "_")
@@ -47,7 +47,7 @@ def read_config(path: Path) -> dict[str, Any]:
             raise SettingRejected(f"config={str(path)!r}: unknown setting {str(key)!r}{close}")
         if name in settings:
             raise SettingRejected(f"config={str(path)!r}: {name} is there twice")
-        settings[name] = _value(value, hints[name])
+        settings[name] = value if name == "models" else _value(value, hints[name])
     if not isinstance(settings.get("model", ""), str):
         raise SettingRejected(f"config={str(path)!r}: model must be text")
     return {name: value for name, value in settings.items() if value is not None}
@@ -66,7 +66,13 @@ def schema() -> dict[str, Any]:
     """The JSON schema of a file of settings."""
     hints = get_type_hints(ServeSettings)
     properties: dict[str, Any] = {
-        "model": {"type": "string", "description": "as the argument of `carpool serve`"}
+        "model": {"type": "string", "description": "as the argument of `carpool serve`"},
+        "models": {
+            "type": "array",
+            "items": {"type": ["string", "object"]},
+            "description": "several models: each with model, name, workers, devices, load, "
+            "keep_alive and settings of its own",
+        },
     }
     for field in dataclasses.fields(ServeSettings):
         hint, rule = hints[field.name], field.metadata
@@ -100,7 +106,8 @@ def sources(
     """
     said = {name: value for name, value in flags.items() if value not in (None, ())}
     of_file = read_config(file) if file is not None else {}
-    of_file.pop("model", None)
+    for name in ("model", "models"):
+        of_file.pop(name, None)
     names = {one.removeprefix(ENV_PREFIX).lower() for one in environ if one.startswith(ENV_PREFIX)}
     kept = {name: value for name, value in of_file.items() if name not in names}
     settings = ServeSettings.from_environment(environ, **{**kept, **said})

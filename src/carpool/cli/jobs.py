@@ -82,6 +82,19 @@ class JobsClient:
             self._checked(answer)
         return bytes(answer.content)
 
+    def served(self) -> dict[str, Any]:
+        """The models of the server, and its workers where there are several.
+
+        Raises:
+            CarpoolError: there is no answer, or it is an error.
+        """
+        with self._reachable():
+            models = self._checked(self._http.get("v1/models"))["data"]
+            health = self._http.get("health")
+        if health.status_code == 503:  # not ready, which is no error here
+            return {"models": models, "workers": health.json().get("workers", [])}
+        return {"models": models, "workers": self._checked(health).get("workers", [])}
+
     def fetch(self, job_id: str, name: str, to: Path) -> None:
         """Download a file of a job; a partial file is removed."""
         part = to.with_name(f"{to.name}.part")

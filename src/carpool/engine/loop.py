@@ -121,10 +121,16 @@ class EngineCore:
             TooLate, Overloaded, Draining: see `Scheduler.check_deadline`,
                 `AdmissionControl.check`, `RequestQueue.put`.
         """
-        self._scheduler.check_deadline(request, self._running.states)
+        self.submit_held(request, listener, 0.0)
+
+    def submit_held(self, request: CheckedRequest, listener: Listener, waited_s: float) -> None:
+        """As `submit`, of a request that waited elsewhere: its times count from before that."""
+        self._scheduler.check_deadline(request, self._running.states, waited_s)
         self._scheduler.check_overload(request)
         free_places = max(0, self.settings.max_running - len(self._running))
-        self._queue.put(request, listener, free_places=free_places, place_s=self.place_s)
+        self._queue.put(
+            request, listener, free_places=free_places, place_s=self.place_s, waited_s=waited_s
+        )
 
     def together(self) -> AbstractContextManager[object]:
         """Have the requests that are submitted inside of it start together."""
@@ -158,6 +164,26 @@ class EngineCore:
     def place_s(self) -> float | None:
         """Predicted seconds until the next place is free; None while nothing is known."""
         return self._scheduler.admission.place_s
+
+    @property
+    def held_s(self) -> float:
+        """Predicted work that waits elsewhere for this engine, alone on the device."""
+        return self._scheduler.held_s
+
+    @held_s.setter
+    def held_s(self, work_s: float) -> None:
+        self._scheduler.held_s = work_s
+
+    @property
+    def step_costs(self) -> dict[tuple[int | None, int | None, int | None], list[float]]:
+        """Seconds of a denoising step by the requests that share it, by (width, height, frames) as
+        requests say them."""
+        return self._scheduler.step_costs
+
+    def steps_left(self) -> dict[str, float]:
+        """Denoising steps that running requests have left, as far as their number is known."""
+        running = self._running.states
+        return {one.request_id: float(one.steps - one.step) for one in running if one.steps}
 
     @property
     def overload_stage(self) -> int:

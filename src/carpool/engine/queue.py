@@ -42,6 +42,7 @@ class RequestQueue:
         *,
         free_places: int,
         place_s: float | None = None,
+        waited_s: float = 0.0,
     ) -> None:
         """Queue a request.
 
@@ -50,6 +51,7 @@ class RequestQueue:
             listener: receives every event of it, `queued` first.
             free_places: requests that could run at once, which do not count towards the limit.
             place_s: predicted seconds until the next place is free; None: not known.
+            waited_s: how long it waited before it came here.
 
         Raises:
             Overloaded: the queue is full; `retry_after_s` says when a place is likely to be free.
@@ -66,7 +68,7 @@ class RequestQueue:
                     retry_after_s=self._completions.next_s(now_s) if place_s is None else place_s,
                 )
             self.submitted += 1
-            timeline = self._timelines.begin(request.request_id, now_s)
+            timeline = self._timelines.begin(request.request_id, now_s - waited_s)
             state = RequestState(request, listener, self.submitted, timeline)
             listener.event(Event("queued", request.request_id, now_s))
             self._waiting.append(state)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -101,7 +101,7 @@ class Runner:
         client: EngineClient,
         writers: Mapping[str, Writer],
         *,
-        model: Callable[[], str],
+        model: Callable[[], str | Collection[str]],
         max_running: int,
         read: Reader | None = None,
         again_s: float = 2.0,
@@ -112,7 +112,7 @@ class Runner:
         Args:
             store: of the jobs; the caller closes it after `stop`.
             writers: by kind of job.
-            model: the name of what the worker runs, once it is open.
+            model: the name of what the workers run, or the names, once they are open.
             max_running: jobs handed to the worker at once.
             read: decodes input pictures, if there are jobs with some.
             again_s: until what the disk, or a full queue, refused is tried again.

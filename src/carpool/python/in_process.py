@@ -5,7 +5,7 @@ import contextlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import is_pil
 from carpool.request.parameters import Card, check, check_n
 from carpool.types import CheckedRequest, Event, Request
+
+if TYPE_CHECKING:
+    from carpool.python.workers import WorkerEngine
 
 _KINDS = {"pictures": "image", "videos": "video"}
 
@@ -108,7 +111,7 @@ def _rate(fps: Any, values: Mapping[str, Any]) -> float:
 class InProcess:
     """Runs the parts of jobs in the engine of this process."""
 
-    def __init__(self, loop: EngineCore, is_alive: Callable[[], bool]) -> None:
+    def __init__(self, loop: "EngineCore | WorkerEngine", is_alive: Callable[[], bool]) -> None:
         self._loop, self._is_alive = loop, is_alive
 
     async def wait_open(self) -> None:
@@ -137,7 +140,9 @@ def write_pictures(record: Record, done: Sequence[Output], folder: Path) -> None
     outputs.write_pictures([one.images[0] for one in done], form["told"], folder, form["format"])
 
 
-def write_videos(loop: EngineCore, record: Record, done: Sequence[Output], folder: Path) -> None:
+def write_videos(
+    loop: "EngineCore | WorkerEngine", record: Record, done: Sequence[Output], folder: Path
+) -> None:
     """The files of a job of videos: `0.mp4`, `1.mp4`, ..., with sound where the model makes it."""
     form = record.work["output"]
     for i, (output, said) in enumerate(zip(done, form["told"], strict=True)):
@@ -145,6 +150,9 @@ def write_videos(loop: EngineCore, record: Record, done: Sequence[Output], folde
         pixels = np.stack([np.asarray(frame.convert("RGB")) for frame in video])
         audio: Audio | None = None
         if (heard := output.others.get("audio")) is not None:
-            rate = int(loop.loaded.pipe.vocoder.config.output_sampling_rate)
-            audio = heard[0].float().contiguous().numpy(), rate
+            if "sampling_rate" in output.others:  # of a worker process
+                audio = heard[0], output.others["sampling_rate"]
+            else:
+                rate = int(loop.loaded.pipe.vocoder.config.output_sampling_rate)
+                audio = heard[0].float().contiguous().numpy(), rate
         encode_video(pixels, form["fps"], audio, folder / f"{i}.mp4", metadata=said)

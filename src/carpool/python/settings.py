@@ -54,6 +54,9 @@ class LoadSettings(TypedDict, total=False):
     max_pixels: int
     max_steps: int
     step_cache: float
+    workers: int | None
+    devices: str | None
+    worker_timeout: float
     state_dir: str | PathLike[str] | None
     job_ttl: float
     max_store_bytes: int

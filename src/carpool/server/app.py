@@ -7,6 +7,7 @@ from starlette.exceptions import HTTPException
 import carpool
 from carpool.config import ServeSettings
 from carpool.errors import CarpoolError
+from carpool.fleet.serving import Serving
 from carpool.jobs.runner import Runner
 from carpool.server.access.cross_origin import AllowedHosts, CrossOriginProtection
 from carpool.server.access.keys import Keyring
@@ -26,7 +27,6 @@ from carpool.server.routes.playground import add_playground
 from carpool.server.state import AppState
 from carpool.server.transport.middleware import BodySizeLimit, HeadRequests, RequestLogging
 from carpool.telemetry.tracing import Tracing
-from carpool.worker.supervisor import Supervisor
 
 UPLOADS = frozenset({"/v1/images/edits", "/v1/images/variations", "/v1/videos"})
 """Paths of forms with pictures, whose bodies may be large."""
@@ -34,7 +34,7 @@ LARGE = UPLOADS | {"/", "/sdapi/v1/img2img", "/v1/chat/completions", "/v1/videos
 
 
 def create_app(
-    supervisor: Supervisor,
+    supervisor: Serving,
     settings: ServeSettings,
     runner: Runner | None = None,
     *,

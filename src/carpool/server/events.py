@@ -23,13 +23,13 @@ from typing import Any
 import carpool
 from carpool import media
 from carpool.errors import CarpoolError, Overloaded
+from carpool.fleet.serving import Serving
 from carpool.jobs.database import Record
 from carpool.jobs.runner import Output, Runner
 from carpool.media.executors import FairExecutor
 from carpool.server.observer import Observer
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.supervisor import Supervisor
 
 MOST_VIEWERS = 64  # of one API key
 TICK_S = 0.25
@@ -70,7 +70,7 @@ class Events:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: Serving,
         observer: Observer,
         runner: Runner | None,
         *,
@@ -168,8 +168,9 @@ class Events:
                 statistics = await self._supervisor.statistics()
         except (CarpoolError, TimeoutError):  # the worker died, or is busy
             return
-        shown = {name: statistics[name] for name in SHOWN if name in statistics}
-        self._send_all(_event("stats", {"worker": 0, **shown}))
+        for number, one in enumerate(statistics.get("workers", [statistics])):
+            shown = {name: one[name] for name in SHOWN if name in one}
+            self._send_all(_event("stats", {"worker": one.get("worker", number), **shown}))
 
     def _status(self) -> bytes:
         status = {"status": self._supervisor.state, "model": self._model()}
@@ -189,7 +190,7 @@ class Events:
             for one in activity.forwards
         ]
         common = {
-            "worker": 0,
+            "worker": activity.worker,
             "now_s": round(activity.now_s, 5),
             "forwards": forwards,
             "missed": activity.missed,

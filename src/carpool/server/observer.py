@@ -11,13 +11,15 @@ from fastapi import Request
 import carpool
 from carpool.config import ServeSettings
 from carpool.errors import CarpoolError, JobNotFound, NoSuchEndpoint
+from carpool.fleet.fleet import Fleet
+from carpool.fleet.pool import Pool
+from carpool.fleet.serving import Serving
 from carpool.jobs.database import Record
 from carpool.jobs.runner import Runner
 from carpool.server.bodies import schema
 from carpool.telemetry import tracing
 from carpool.telemetry.metrics import Metrics
 from carpool.types import CheckedRequest
-from carpool.worker.supervisor import Supervisor
 
 log = logging.getLogger("carpool")
 
@@ -29,9 +31,7 @@ Origin = tuple[str, str, str]
 class Observer:
     """The front's own counts, and a listener of the runner, if there is one (`jobs.runner`)."""
 
-    def __init__(
-        self, supervisor: Supervisor, settings: ServeSettings, runner: Runner | None
-    ) -> None:
+    def __init__(self, supervisor: Serving, settings: ServeSettings, runner: Runner | None) -> None:
         self._supervisor, self._settings, self._runner = supervisor, settings, runner
         self._metrics = Metrics()
         self._request_ids: OrderedDict[Origin, list[str]] = OrderedDict()
@@ -41,8 +41,25 @@ class Observer:
             runner.watch(self)
 
     @property
+    def _has_several(self) -> bool:
+        return isinstance(self._supervisor, (Fleet, Pool)) and self._supervisor.has_several
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Each worker, with the name of its model; see `Pool.workers`. Empty without a pool."""
+        serving = self._supervisor
+        if isinstance(serving, Fleet):
+            pools = {one.name: one.pool for one in serving.deployments.values() if one.pool}
+        elif isinstance(serving, Pool):
+            pools = {self.model: serving}
+        else:
+            return []
+        return [{"model": name, **one} for name, pool in pools.items() for one in pool.workers()]
+
+    @property
     def model(self) -> str:
-        """The served model's name; "" before it is known."""
+        """The served model's name; "" before it is known, and where there are several."""
+        if isinstance(self._supervisor, Fleet):
+            return ""
         ready = self._supervisor.ready
         return self._settings.served_model_name or (ready.card.id if ready else "")
 
@@ -77,13 +94,14 @@ class Observer:
 
     def ended(self, record: Record, state: str, took_s: float, done: Sequence[Any]) -> None:
         """A job has ended."""
+        model = str(record.asked.get("model") or self.model)
         outcome = "ok" if state == "completed" else state
-        self._metrics.ended(self.model, record.kind, outcome, took_s)
+        self._metrics.ended(model, record.kind, outcome, took_s)
         clips = [one.clip for one in done if one.clip is not None]
         if len(done) > len(clips):
-            self._metrics.drew(self.model, len(done) - len(clips))
+            self._metrics.drew(model, len(done) - len(clips))
         for clip in clips:
-            self._metrics.filmed(self.model, clip.length / record.work["output"]["fps"])
+            self._metrics.filmed(model, clip.length / record.work["output"]["fps"])
 
     def previewed(self, after_s: float) -> None:
         """The first preview of a request is sent."""
@@ -150,4 +168,5 @@ class Observer:
         versions = ready.versions if ready else {}
         build = {"version": carpool.__version__, "revision": self._settings.revision or ""}
         build |= {name: versions.get(name, "") for name in ("torch", "diffusers")}
-        return self._metrics.page(self.model, build, statistics, jobs)
+        workers = self.workers() if self._has_several else []
+        return self._metrics.page(self.model, build, statistics, jobs, workers)

@@ -71,7 +71,8 @@ def image_requests(
     previews = body.partial_images or 0 if body.stream or body.background_job else 0
     requests = fanned_out(whole, parameters, first_to_last, n)
     checked = [
-        replace(check(model.card, one, from_json=True), previews=previews) for one in requests
+        replace(check(model.card, one, from_json=True), previews=previews, model=model.id)
+        for one in requests
     ]
     return grouped(checked, n)
 
@@ -126,6 +127,7 @@ def video_request(
             raise InvalidValue("give seconds or num_frames, not both", param="seconds")
         parameters["num_frames"] = round(seconds * fps) + 1  # models count k * n + 1
     checked = check(card, _request(body, key, parameters, body.seed), from_json=True)
+    checked = replace(checked, model=model.id)
     defaults = {p.name: p.default for p in card.task(checked.task).parameters}
     arguments: dict[str, Any] = {**defaults, **checked.arguments}
     width, height, asked = (

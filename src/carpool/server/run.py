@@ -12,7 +12,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +22,10 @@ import uvicorn
 
 from carpool.config import ServeSettings
 from carpool.errors import LoadFailed, SettingRejected, StoreFailed
+from carpool.fleet.fleet import Fleet
+from carpool.fleet.local import local_fleet
+from carpool.fleet.models import ModelSpec
+from carpool.fleet.serving import Serving
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import unpacked
@@ -35,7 +39,6 @@ from carpool.server.transport.unix_socket import WAITING, UnixSocket
 from carpool.telemetry import logs, tracing
 from carpool.telemetry.tracing import Tracing
 from carpool.worker import protocol
-from carpool.worker.supervisor import Supervisor
 
 log = logging.getLogger("carpool")
 
@@ -46,7 +49,7 @@ _SWITCH_S = 0.001  # the event loop's longest wait for another thread's Python; 
 _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20  # as malloc.h numbers it
 
 
-def serve(model: str, settings: ServeSettings, factory: str | None = None) -> int:
+def serve(models: Sequence[ModelSpec], settings: ServeSettings) -> int:
     """Serve until a signal; returns the exit status of the process."""
     logs.set_up(settings.log_level, settings.log_format, prompts=settings.log_prompts)
     check_address(settings)
@@ -72,7 +75,7 @@ def serve(model: str, settings: ServeSettings, factory: str | None = None) -> in
             _say(settings, str(error), is_error=True)
             return 1
         with contextlib.closing(store):
-            return asyncio.run(_serve(store, model, factory, settings, keys, traces))
+            return asyncio.run(_serve(store, models, settings, keys, traces))
     finally:
         traces.stop()
 
@@ -139,32 +142,34 @@ def _say(settings: ServeSettings, text: str, *, is_error: bool = False) -> None:
 
 async def _serve(
     store: JobStore,
-    model: str,
-    factory: str | None,
+    models: Sequence[ModelSpec],
     settings: ServeSettings,
     keys: Keyring,
     traces: Tracing,
 ) -> int:
-    supervisor = Supervisor(
-        model,
-        settings.engine(),
+    supervisor = local_fleet(
+        models,
         spool=store.passing,
         timeout_s=settings.worker_timeout,
         log=(settings.log_level, settings.log_format, settings.log_prompts),
         otel=traces.is_on,
-        factory=factory,
+        max_loaded=settings.max_loaded,
     )
+    at_once = sum(len(one.devices) * one.settings.max_running for one in models)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, supervisor, keys)
     runner = Runner(
         store,
         supervisor,
         {"image": write_images, "video": write_video},
-        model=lambda: settings.served_model_name or _served_id(supervisor),
-        max_running=settings.max_running,
+        model=lambda: _served(supervisor, settings),
+        max_running=at_once,
         read=_read,
     )
     server = _DrainingServer(supervisor, settings, runner, keys, traces)
-    _say(settings, f"Loading {factory or model} ...")
+    at_start = [one for one in models if not one.is_on_demand]
+    for one in at_start:
+        workers = f" on {len(one.devices)} workers" if len(one.devices) > 1 else ""
+        _say(settings, f"Loading {one.factory or one.model}{workers} ...")
     worker = supervisor.start()
     http = asyncio.create_task(server.serve())
     greeting = asyncio.create_task(_greet(supervisor, server, settings))
@@ -195,7 +200,7 @@ def _read(file: bytes, mode: Any) -> Any:
     return protocol.pack(unpacked(file, mode))
 
 
-def _reload(supervisor: Supervisor, keys: Keyring) -> None:
+def _reload(supervisor: Serving, keys: Keyring) -> None:
     """On SIGHUP: read keys again here, adapters and batching rules in the worker."""
     try:
         log.info("reloading; API keys: %d", keys.read())
@@ -204,8 +209,11 @@ def _reload(supervisor: Supervisor, keys: Keyring) -> None:
     supervisor.reload()
 
 
-def _served_id(supervisor: Supervisor) -> str:
-    return supervisor.ready.card.id if supervisor.ready else ""
+def _served(serving: Serving, settings: ServeSettings) -> Collection[str]:
+    """The names of the models, once they are known."""
+    if isinstance(serving, Fleet):
+        return serving.deployments
+    return [settings.served_model_name or (serving.ready.card.id if serving.ready else "")]
 
 
 def state_folder(settings: ServeSettings, environ: Mapping[str, str]) -> Path | None:
@@ -226,7 +234,7 @@ class _DrainingServer(uvicorn.Server):
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: Serving,
         settings: ServeSettings,
         runner: Runner,
         keys: Keyring,
@@ -301,9 +309,9 @@ class _DrainingServer(uvicorn.Server):
         return int(self.servers[0].sockets[0].getsockname()[1])
 
 
-def _where(ready: protocol.WorkerReady) -> str:
+def _where(ready: protocol.WorkerReady | None) -> str:
     """Where the model is, and how much memory is left there: a line, or nothing."""
-    if not ready.device:
+    if ready is None or not ready.device:
         return ""
     left = "" if ready.free_bytes is None else f"; {_gib(ready.free_bytes)} of memory left"
     return f"On {ready.device}: {_gib(ready.weights_bytes)} of weights{left}\n"
@@ -313,9 +321,10 @@ def _gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.2g} GiB" if size_bytes >= 2**30 else f"{size_bytes >> 20} MiB"
 
 
-async def _greet(supervisor: Supervisor, server: _DrainingServer, settings: ServeSettings) -> None:
+async def _greet(supervisor: Serving, server: _DrainingServer, settings: ServeSettings) -> None:
     """Print the address of the model, with a command that works when pasted."""
-    ready = await supervisor.wait_ready()
+    on_demand = isinstance(supervisor, Fleet) and not supervisor.loads_at_start
+    ready = None if on_demand else await supervisor.wait_ready()
     await server.is_up.wait()
     url = (
         f"http://{url_host(settings.host)}:{server.port()}"
@@ -325,8 +334,9 @@ async def _greet(supervisor: Supervisor, server: _DrainingServer, settings: Serv
     where = url if settings.uds is None else f"unix:{settings.uds}"
     uds = "" if settings.uds is None else f"--unix-socket {settings.uds} "
     key = " -H 'authorization: Bearer KEY'" if settings.has_keys else ""
-    name = settings.served_model_name or ready.card.id
-    serving = f"Serving {name} ({ready.card.pipeline}, loaded in {ready.load_s:.1f} s) at {where}"
+    name = ", ".join(_served(supervisor, settings))
+    loaded = f" ({ready.card.pipeline}, loaded in {ready.load_s:.1f} s)" if ready else ""
+    serving = f"Serving {name}{loaded} at {where}"
     if settings.log_format == "json":
         log.info("%s", serving)
         return

@@ -45,6 +45,7 @@ class WorkerProcess:
         self._tracing = tracing.Tracing()
         self._at_end: Callable[[], None] = lambda: None
         self._is_ending = threading.Lock()
+        self._additions: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[protocol.ToFront] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="carpool-write", daemon=True).start()
 
@@ -53,8 +54,8 @@ class WorkerProcess:
         first = self._next()
         if not isinstance(first, protocol.LoadModel):
             return
-        is_noisy = first.log_level == "debug" and first.log_format == "text"
-        if first.log_format == "json":
+        is_noisy = first.log_level == "debug" and first.log_format == "text" and first.bars
+        if first.log_format == "json" or not first.bars:
             os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read as it is imported
         # these import torch and diffusers, which takes seconds
         from carpool.engine.cost_store import Table
@@ -106,24 +107,31 @@ class WorkerProcess:
         threading.Thread(
             target=self._send_heartbeats, args=[engine], name="carpool-heartbeat", daemon=True
         ).start()
+        threading.Thread(target=self._add_in_turn, name="carpool-lora", daemon=True).start()
         viewers = ActivitySender(activity, engine.requests, self.send)
         while (message := self._next()) is not None:
             match message:
                 case protocol.Watch(is_on):
                     viewers.watch(is_on)
-                case protocol.Submit(job, follow, trace):
+                case protocol.Submit(job, follow, trace, waited_s):
                     try:
                         listener = _RequestListener(self, job, meter.usage(job), convert, follow)
                         if self._tracing.is_on:
                             listener.at_start = partial(co_riders.start, job.request_id, trace)
                             listener.at_end = partial(self._trace, engine, co_riders, trace, job)
-                        engine.submit(job, listener)
+                        engine.submit_held(job, listener, waited_s)
                     except Exception as error:  # such as a tokenizer's: the other requests go on
                         self.send(_failed(job.request_id, error))
                 case protocol.Cancel(request_id):
                     engine.cancel(request_id)
+                case protocol.Held(work_s):
+                    engine.held_s = work_s
+                case protocol.AddLora(name, path):
+                    adding = [engine, partial(_added, engine, name, path)]
+                    self._additions.put(adding)
                 case protocol.Reload():
-                    threading.Thread(target=self._reload, args=[engine], daemon=True).start()
+                    reading = [engine, engine.reload]
+                    threading.Thread(target=self._reload, args=reading, daemon=True).start()
                 case protocol.Estimate(job):
                     self.send(protocol.Estimated(*engine.estimate(job)))
                 case protocol.GetStatistics():
@@ -133,10 +141,20 @@ class WorkerProcess:
                     self.send(protocol.Timelines([one for one in known if one is not None]))
         engine.close()
 
+    def _add_in_turn(self) -> None:
+        """Answer the additions of adapters in their order."""
+        while True:
+            self._reload(*self._additions.get())
+
     def _send_heartbeats(self, engine: Any) -> None:
         while True:
             stalled_s, expected_s = engine.heartbeat.read()
-            self.send(protocol.Heartbeat(stalled_s, expected_s, engine.place_s))
+            costs = [
+                protocol.StepCost(size[0], size[1], size[2], seconds)
+                for size, seconds in engine.step_costs.items()
+            ]
+            report = protocol.Report(costs, engine.steps_left())
+            self.send(protocol.Heartbeat(stalled_s, expected_s, engine.place_s, report))
             time.sleep(INTERVAL_S)
 
     def _trace(self, engine: Any, co_riders: Any, trace: str, job: CheckedRequest) -> None:
@@ -144,13 +162,14 @@ class WorkerProcess:
         if (timeline := engine.timeline(job.request_id)) is not None:
             self._tracing.life(trace, job, timeline, shared_with)
 
-    def _reload(self, engine: Any) -> None:
+    def _reload(self, engine: Any, read: Callable[[], list[str]]) -> None:
         try:
-            problems = engine.reload()  # may read gigabytes
+            problems = read()  # may read gigabytes
         except Exception as error:  # a defect, or an unforeseen file: requests go on
             log.exception("the reload failed")
             problems = [f"{type(error).__name__}: {error}"]
-        self.send(protocol.Reloaded(engine.loaded.card, problems))
+        is_addition = read != engine.reload
+        self.send(protocol.Reloaded(engine.loaded.card, problems, is_addition))
 
     def end(self) -> None:
         """End the process at once, even in the middle of a forward."""
@@ -241,7 +260,7 @@ def _raw_output(fields: Mapping[str, Any], *, pipe: Any, spool: str) -> RawOutpu
     )
     raw = (frame.convert("RGB").tobytes() for frame in video)
     if spool and 3 * width * height * len(video) > protocol.MOST_INLINE_BYTES:
-        handle, raw_video.path = tempfile.mkstemp(".rgb", dir=spool)
+        handle, raw_video.path = tempfile.mkstemp(".rgb", f"{os.getpid()}-", spool)
         try:
             with open(handle, "wb") as file:
                 file.writelines(raw)
@@ -269,6 +288,17 @@ def _pictures(fields: Mapping[str, Any]) -> list[protocol.Picture]:
         protocol.Picture(image.width, image.height, image.convert("RGB").tobytes())
         for image in fields["images"]
     ]
+
+
+def _added(engine: Any, name: str, path: str) -> list[str]:
+    """Register an adapter. Returns what is wrong with it; nothing if it is there already."""
+    if name in engine.loaded.card.lora:
+        return []
+    try:
+        engine.add_lora(name, path)
+    except CarpoolError as error:
+        return [str(error)]
+    return []
 
 
 def _failed(request_id: str, error: Exception) -> protocol.RequestFailed:

@@ -29,6 +29,7 @@ class LoadModel(msgspec.Struct, tag="load_model"):
     log_format: LogFormat = "text"
     log_prompts: bool = False
     otel: bool = False  # export traces
+    bars: bool = True  # of progress, while it loads; several workers' would be mixed up
     factory: str | None = None  # `module:function` that builds the pipeline, instead of `model`
 
 
@@ -36,6 +37,7 @@ class Submit(msgspec.Struct, tag="submit"):
     job: CheckedRequest
     follow: bool = False  # send `Progress` at every step
     trace: str = ""  # context of the front's span, as in the header `traceparent`
+    waited_s: float = 0.0  # how long the front held it: its times count from its arrival there
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
@@ -62,6 +64,19 @@ class Watch(msgspec.Struct, tag="watch"):
     is_on: bool
 
 
+class Held(msgspec.Struct, tag="held"):
+    """This worker's part of the work that the front holds: it decides how wide forwards are."""
+
+    work_s: float
+
+
+class AddLora(msgspec.Struct, tag="add_lora"):
+    """Register an adapter while requests run; answered by `Reloaded`."""
+
+    name: str
+    path: str
+
+
 class Reload(msgspec.Struct, tag="reload"):
     """Read the adapter folder and the batching config again."""
 
@@ -78,10 +93,11 @@ class WorkerReady(msgspec.Struct, tag="worker_ready"):
 
 
 class Reloaded(msgspec.Struct, tag="reloaded"):
-    """The answer to `Reload`: the model as it is served now, and what could not be reloaded."""
+    """The answer to `Reload` and `AddLora`: the model as it is now, and what could not be read."""
 
     card: Card
     problems: list[str]
+    is_addition: bool = False  # of one adapter
 
 
 class LoadFailure(msgspec.Struct, tag="load_failure"):
@@ -130,12 +146,29 @@ class Started(msgspec.Struct, tag="started"):
     request_id: str
 
 
+class StepCost(msgspec.Struct, array_like=True):
+    """What a denoising step takes at one size, as learned so far."""
+
+    width: int | None  # as requests say it; None: they do not
+    height: int | None
+    frames: int | None
+    seconds: list[float]  # by the requests that share it, from one on
+
+
+class Report(msgspec.Struct, array_like=True):
+    """What the router of the front wants to know of a worker."""
+
+    costs: list[StepCost]
+    steps_left: dict[str, float]  # of running requests, by their ids
+
+
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
     """Sent every second: the progress of the engine's loop."""
 
     stalled_s: float  # since the loop last made progress; 0 while it is idle
     expected_s: float | None  # predicted duration of the present forward; None: unknown
     slot_s: float | None = None  # predicted until the next request can start; None: unknown
+    report: Report | None = None
 
 
 class TokenUsage(msgspec.Struct):
@@ -219,9 +252,21 @@ class Activity(msgspec.Struct, tag="activity"):
     running: list[RunningRequest]
     waiting: list[WaitingRequest]
     waiting_count: int
+    worker: int = 0  # of several; the front says which
 
 
-ToWorker = LoadModel | Submit | Cancel | GetStatistics | GetTimelines | Estimate | Reload | Watch
+ToWorker = (
+    LoadModel
+    | Submit
+    | Cancel
+    | GetStatistics
+    | GetTimelines
+    | Estimate
+    | Held
+    | AddLora
+    | Reload
+    | Watch
+)
 ToFront = (
     WorkerReady
     | LoadFailure
@@ -237,6 +282,12 @@ ToFront = (
     | Estimated
     | Activity
 )
+
+
+def image_of(picture: Picture) -> Image.Image:
+    """A picture as a PIL image."""
+    return Image.frombytes("RGB", (picture.width, picture.height), bytes(picture.rgb))
+
 
 _PICTURE = 1  # msgpack extension code of a PIL image: mode, size, pixels
 _PACKED = "carpool-packed"  # key in the `info` of an image that was packed before

@@ -9,10 +9,11 @@ import asyncio
 import contextlib
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.errors import (
@@ -29,12 +30,15 @@ from carpool.telemetry import tracing
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.connection import WorkerConnection
-from carpool.worker.in_flight import InFlight, InFlightRequest
+from carpool.worker.in_flight import SUSPECT, InFlight, InFlightRequest
 from carpool.worker.watchdog import INTERVAL_S, Watchdog
 
 log = logging.getLogger("carpool")
 
 OnProgress = Callable[[int, int], None]
+OnActivity = Callable[[protocol.Activity], None]
+"""Is called with what an engine does, a few times a second."""
+
 OnPreview = Callable[[protocol.Preview], None]
 State = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
 _MOST_LISTED = 8  # requests in one line
@@ -49,13 +53,35 @@ class _Pending(InFlightRequest):
     on_progress: OnProgress | None
     on_preview: OnPreview | None
 
-    def resolve(self, answer: protocol.Done | CarpoolError) -> None:
+    def resolve(self, answer: protocol.Done | Exception) -> None:
         if self.answer.done():  # its client has gone
             return
-        if isinstance(answer, CarpoolError):
+        if isinstance(answer, Exception):
             self.answer.set_exception(answer)
         else:
             self.answer.set_result(answer)
+
+
+class Moved(Exception):
+    """The worker died, and the request is to be run by another one.
+
+    Args:
+        deaths: of workers that ran it.
+    """
+
+    def __init__(self, deaths: int) -> None:
+        super().__init__(f"the worker died; it ran in {deaths} that did")
+        self.deaths = deaths
+
+
+class WorkerListener(Protocol):
+    """Is told of a worker, on the event loop."""
+
+    def changed(self) -> None:
+        """Its state is another, or it may take requests again, or no more."""
+
+    def reported(self, report: protocol.Report) -> None:
+        """It says, once a second, what steps take and what its requests have left."""
 
 
 class Supervisor:
@@ -67,6 +93,7 @@ class Supervisor:
         log: level and format of the worker's log, and whether it shows prompts.
         otel: whether the worker exports traces.
         factory: builds the pipeline in each worker, as `module:function`; then `model` is unused.
+        listener: where the worker is one of several: what it had when it died is `Moved` to others.
     """
 
     def __init__(
@@ -79,14 +106,19 @@ class Supervisor:
         log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
         otel: bool = False,
         factory: str | None = None,
+        listener: WorkerListener | None = None,
     ) -> None:
         self._spool, self._timeout_s = spool, timeout_s
+        self._listener = listener
         folder = "" if spool is None else str(spool)
-        self._load = protocol.LoadModel(model, settings, folder, *log, otel, factory)
+        self._load = protocol.LoadModel(
+            model, settings, folder, *log, otel, listener is None, factory
+        )
         self._state: State = "starting"
         self._is_draining = False
         self._in_flight = InFlight[_Pending]()
         self._queries: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()  # answered in order
+        self._adding = deque[asyncio.Future[list[str]]]()  # of adapters; answered in order
         self._connection: WorkerConnection | None = None
         self._slot_s: float | None = None  # predicted until the worker can start a request
         self.ready: protocol.WorkerReady | None = None  # of the newest worker that got so far
@@ -95,7 +127,7 @@ class Supervisor:
         self._started_s = 0.0  # start of the newest worker; event loop's clock
         self._startup_s = 3.0  # from that to its readiness, of the newest that got so far
         self._task: asyncio.Task[None] | None = None
-        self._on_activity: Callable[[protocol.Activity], None] | None = None
+        self._on_activity: OnActivity | None = None
         self._end = ""  # of the last worker: how it ended, and which requests it had
 
     @property
@@ -134,9 +166,30 @@ class Supervisor:
             PipelineFailed: it was running in every worker that died, in the last one alone.
             CarpoolError: the request failed.
         """
+        return await self.run(job, on_progress, on_preview)
+
+    async def run(
+        self,
+        job: CheckedRequest,
+        on_progress: OnProgress | None = None,
+        on_preview: OnPreview | None = None,
+        *,
+        waited_s: float = 0.0,
+        deaths: int = 0,
+    ) -> protocol.Done:
+        """As `submit`, of a request that a pool held.
+
+        Args:
+            waited_s: how long it was held.
+            deaths: of workers that ran it.
+
+        Raises:
+            Moved: the worker died, and there are others.
+        """
         self.check_open()
         request = _Pending(
-            submit=protocol.Submit(job, on_progress is not None, tracing.carried()),
+            submit=protocol.Submit(job, on_progress is not None, tracing.carried(), waited_s),
+            deaths=deaths,
             answer=asyncio.get_running_loop().create_future(),
             on_progress=on_progress,
             on_preview=on_preview,
@@ -149,6 +202,34 @@ class Supervisor:
             if self._in_flight.remove(request) and request.is_sent:  # not answered
                 self._send(protocol.Cancel(request.id))
             self._send_due()
+            if request.deaths:  # others were kept from the worker while it ran
+                self._tell_changed()
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it would run a request at once: it is ready, and none has to run alone."""
+        return self._state == "ready" and not self._is_draining and not self._in_flight.has_suspects
+
+    def hold(self, work_s: float) -> None:
+        """Tell the worker of its part of the work that is held for all."""
+        self._send(protocol.Held(work_s))
+
+    def add_lora(self, name: str, path: str) -> "asyncio.Future[list[str]]":
+        """Have the worker register an adapter; its answer says what is wrong with it.
+
+        A worker that is away answers nothing: its successor has to be told again.
+        """
+        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        if self._state != "ready":
+            answer.set_result([])
+            return answer
+        self._adding.append(answer)
+        self._send(protocol.AddLora(name, path))
+        return answer
+
+    def _tell_changed(self) -> None:
+        if self._listener is not None:
+            self._listener.changed()
 
     def check_open(self) -> None:
         """Raise unless requests are accepted now."""
@@ -204,7 +285,7 @@ class Supervisor:
         self._send(query)
         return await future
 
-    def watch_activity(self, listener: Callable[[protocol.Activity], None] | None) -> None:
+    def watch_activity(self, listener: OnActivity | None) -> None:
         """Tell a listener what the engine does, a few times a second; None: nobody any more."""
         was_on, self._on_activity = self._on_activity is not None, listener
         if was_on != (listener is not None) and self._state == "ready":
@@ -272,6 +353,8 @@ class Supervisor:
                 elif isinstance(message, protocol.Heartbeat):
                     watchdog.receive(message)
                     self._slot_s = message.slot_s
+                    if self._listener is not None and message.report is not None:
+                        self._listener.reported(message.report)
                 self._receive(message)
         finally:
             if watching is not None:
@@ -281,6 +364,7 @@ class Supervisor:
                 self._state = "worker_lost"
                 self._is_open.clear()
                 self._requeue()
+                self._tell_changed()
             self._connection = None
             await connection.close()
             self._end = f"{connection.end}; requests that it had: {_listed(had)}"
@@ -303,6 +387,11 @@ class Supervisor:
         for request in self._in_flight:
             if not request.answer.done() and request.on_progress is not None:
                 request.on_progress(0, 0)
+            if self._listener is not None and request.deaths < SUSPECT:
+                self._in_flight.remove(request)
+                request.resolve(Moved(request.deaths))
+        while self._adding:
+            self._adding.popleft().set_result([])
         self._fail_queries(WorkerLost("the worker died", retry_after_s=self._until_ready_s()))
 
     def _receive(self, message: protocol.ToFront) -> None:
@@ -318,13 +407,16 @@ class Supervisor:
                 if self._on_activity is not None:
                     self._send(protocol.Watch(True))
                 self._send_due()
+                self._tell_changed()
             case protocol.Started(request_id):
                 if request := self._in_flight.get(request_id):
                     request.has_started = True
             case protocol.Activity() as activity:
                 if self._on_activity is not None:
                     self._on_activity(activity)
-            case protocol.Reloaded(card, problems):
+            case protocol.Reloaded(card, problems, is_addition):
+                if is_addition and self._adding:
+                    self._adding.popleft().set_result(problems)
                 assert self.ready is not None
                 before = self.ready
                 self.ready = protocol.WorkerReady(

@@ -5,17 +5,29 @@ from functools import partial
 from typing import Any
 
 from carpool.media.reader import Intake, Sent
+from carpool.request.parameters import Card
 from carpool.server.answers.generation import ImageGeneration, Kind
 from carpool.server.answers.respond import respond, unless_disconnected
 from carpool.server.answers.stream import EventStream
-from carpool.server.bodies import schema
+from carpool.server.bodies import peers, schema
 from carpool.server.bodies.forms import Form
 from carpool.server.bodies.input_images import edit_images, edit_task
 from carpool.server.requests import image_requests, outputs_of
-from carpool.server.state import RequestContext, ServedModel
+from carpool.server.state import AppState, RequestContext, ServedModel
 
 MakeMask = Callable[[Intake, Any], Any]
 """Makes a mask, white where to draw anew, for the picture that it belongs to; awaitable."""
+
+
+async def in_our_words(state: AppState, values: dict[str, Any], card: Card) -> dict[str, Any]:
+    """The fields of a form in this server's words (`peers.translated`).
+
+    Args:
+        card: of the model that is meant where the form names none.
+    """
+    name = values.get("model")
+    of_named = await state.card_of(name) if isinstance(name, str) else None
+    return peers.translated(values, of_named or card)
 
 
 async def draw(

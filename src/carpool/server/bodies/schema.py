@@ -242,6 +242,10 @@ class ModelEntry(BaseModel):
     parameters: list[ModelParameter] = Field(description="what requests may say")
     lora: list[str] = Field(description="adapters that a request may name")
     limits: ModelLimits = Field(description="the most that one request may ask for")
+    state: str = Field(
+        default="ready", description="ready, starting, worker_lost, unloaded, draining"
+    )
+    ready_in_s: float | None = Field(default=None, description="predicted seconds, while it is not")
 
 
 class ModelList(BaseModel):
@@ -318,5 +322,16 @@ class EstimateReport(BaseModel):
     speed: float = Field(description="how much faster shared forwards do such work just now")
 
 
+class WorkerHealth(BaseModel):
+    """One of several workers."""
+
+    worker: int = Field(description="its number, from 0")
+    model: str = Field(description="its model's id")
+    device: str = Field(description="cpu, cuda:N, or auto")
+    state: str = Field(description="ready, starting, worker_lost, draining, stopped")
+    error: str | None = Field(None, description="why it cannot be loaded")
+
+
 class Health(BaseModel):
-    status: Literal["ready", "starting", "draining", "worker_lost", "stopped"]
+    status: Literal["ready", "degraded", "starting", "draining", "worker_lost", "stopped"]
+    workers: list[WorkerHealth] | None = Field(None, description="where there are several")

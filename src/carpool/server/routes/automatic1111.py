@@ -135,7 +135,7 @@ async def txt2img(context: Context) -> Drawn:
     """Draw from a text."""
     sent = without_pictures(await read_json(context.request))
     body = validated(Text2Image, sent)
-    model = context.state.model()
+    model = await _model(context, body)
     return await _drawn(context, model, body, translated(body, model.card, model.id), sent)
 
 
@@ -146,7 +146,7 @@ async def img2img(context: Context) -> Drawn:
     pictures = {name: sent[name] for name in ("init_images", "mask") if name in sent}
     told = without_pictures({name: sent[name] for name in sent.keys() - pictures})
     body = validated(Image2Image, told | pictures)
-    model = context.state.model()
+    model = await _model(context, body)
     task = model.card.task_for(["image", "mask_image"] if body.mask is not None else ["image"])
     size = None if task.takes("width") else _size(body, model.card)
     values = translated(body, model.card, model.id, keeps_size=size is not None)
@@ -154,6 +154,14 @@ async def img2img(context: Context) -> Drawn:
     images = [as_url(one, "init_images") for one in body.init_images]
     mask = None if body.mask is None else _mask_of(body)
     return await _drawn(context, model, body, values, told, images, size, mask)
+
+
+async def _model(context: RequestContext, body: Text2Image) -> ServedModel:
+    """The model that the settings of a request name, or the first."""
+    named = (body.override_settings or {}).get("sd_model_checkpoint")
+    name = named if isinstance(named, str) and named else None
+    await context.state.loaded(name)
+    return context.state.model("ready", name)
 
 
 async def _drawn(

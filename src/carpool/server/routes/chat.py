@@ -36,7 +36,8 @@ async def create_chat_completion(context: Context) -> Any:
     values = await read_json(request)
     without_pictures({name: value for name, value in values.items() if name != "messages"})
     chat = validated(ChatRequest, values)
-    model = state.model()
+    await state.loaded(chat.model)
+    model = state.model("ready", chat.model)
     asked = conversation(model.card, chat)
     body = validated(schema.ImageRequest, asked.values)
     request_id = request.scope["request_id"]

@@ -82,7 +82,9 @@ async def infer(context: Context) -> Response:
     if values.get("prompt") is None and images:
         values["prompt"] = ""
     body = _body(values, request)
-    answer = await draw(context, context.state.model(), body, images, name="inputs")
+    await context.state.loaded(body.model)
+    model = context.state.model("ready", body.model)
+    answer = await draw(context, model, body, images, name="inputs")
     assert isinstance(answer, schema.ImagesResponse)  # `stream` is refused
     [picture] = answer.data
     content = base64.b64decode(picture.b64_json or "")

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Response
 
 import carpool
+from carpool.fleet.fleet import Fleet
+from carpool.fleet.pool import Pool
 from carpool.server.answers.stream import STREAMED, EventStream
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import validated
@@ -27,11 +29,17 @@ router = APIRouter(
 )
 
 
-@public.get("/health", responses={503: {"model": schema.Health}})
+@public.get("/health", responses={503: {"model": schema.Health}}, response_model_exclude_none=True)
 async def health(response: Response, state: State) -> schema.Health:
-    """200 when a request would be accepted now."""
-    response.status_code = 200 if state.supervisor.state == "ready" else 503
-    return schema.Health(status=state.supervisor.state)
+    """200 when a request would be accepted now; `degraded` when not every worker is ready."""
+    serving = state.supervisor
+    response.status_code = 200 if serving.state == "ready" else 503
+    if not isinstance(serving, (Fleet, Pool)) or not serving.has_several:
+        return schema.Health(status=state.supervisor.state, workers=None)
+    workers = [schema.WorkerHealth.model_validate(one) for one in state.observer.workers()]
+    return schema.Health(
+        status="degraded" if serving.is_degraded else serving.state, workers=workers
+    )
 
 
 @public.get("/livez")
@@ -79,7 +87,8 @@ async def estimate(values: dict[str, Any], context: Context) -> schema.EstimateR
 
     Nothing is drawn. The seconds are those of one output.
     """
-    model = context.state.model()
+    name = values.get("model") if isinstance(values.get("model"), str) else None
+    model = context.state.model(name=name)
     if model.card.tasks[0].makes == "videos":
         body, most = validated(schema.VideoRequest, values), context.state.settings.max_frames
         checked, _ = video_request(model, body, most, key=context.client.key)

@@ -28,6 +28,7 @@ from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.media.outputs import FPS, encode_video, spritesheet, thumbnail
 from carpool.server.answers.downloads import PARTS, Download
+from carpool.server.answers.draw import in_our_words
 from carpool.server.answers.respond import unless_disconnected
 from carpool.server.bodies import forms, peers
 from carpool.server.bodies.input_images import REFERENCE, reference_images
@@ -114,8 +115,10 @@ async def _submit(
     context: RequestContext, form: forms.Form, sent: dict[str, Any], **more: Any
 ) -> Video:
     state, request, intake = context.state, context.request, context.intake()
-    body, model = forms.validated(VideoRequest, form.values), state.model("restarting")
+    body = forms.validated(VideoRequest, form.values)
     context.with_headers(body)
+    await state.loaded(body.model)
+    model = state.model("restarting", body.model)
     if importlib.util.find_spec("av") is None:
         raise LibraryMissing("videos need PyAV: pip install 'carpool[video]'")
     reading = reference_images(model.card, form, body, intake)
@@ -141,9 +144,12 @@ async def create_video(context: Context) -> Video:
 
 
 async def _create(context: RequestContext) -> Video:
-    card, request = context.state.model("restarting").card, context.request
-    form = await forms.read_body(request, card, REFERENCE, "image_reference")
-    form.values = peers.single(peers.translated(form.values, card))
+    state, request = context.state, context.request
+    model = await state.some_model("restarting")
+    form = await forms.read_body(
+        request, model.card, REFERENCE, "image_reference", cards=state.card_of
+    )
+    form.values = peers.single(await in_our_words(state, form.values, model.card))
     digests = await unless_disconnected(request, context.intake().run(form.digests))
     sent = form.values | ({"pictures": digests} if digests else {})
     return await _submit(context, form, sent)
