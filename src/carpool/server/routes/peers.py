@@ -73,7 +73,11 @@ async def server_info(state: State) -> ServerInfo:
     return ServerInfo(model_path=name, served_model_name=name, version=carpool.__version__)
 
 
-@public.get("/health_generate", responses={503: {"model": schema.Health}})
+@public.get(
+    "/health_generate",
+    responses={503: {"model": schema.Health}},
+    response_model_exclude_none=True,
+)
 async def health_generate(response: Response, state: State) -> schema.Health:
     """As `GET /health`: nothing is drawn."""
     return await observe.health(response, state)
