@@ -125,9 +125,9 @@ def timeline() -> list[str]:
     parts = [text(24, 40, f"{len(FORWARDS)} forwards instead of {alone()}", "title")]
     parts.append(text(24, 62, "Time runs to the right; a block is one forward, over all requests "
                               "that share it.", "small quiet"))  # fmt: skip
-    for x, phase in ((690, "encode"), (812, "denoise"), (914, "decode")):
+    for key, phase in ((690, "encode"), (812, "denoise"), (914, "decode")):
         name = {"encode": "text encoder", "denoise": "denoiser", "decode": "VAE"}[phase]
-        parts += [rect(x, 29, 16, 14, phase, 3), text(x + 22, 41, name)]
+        parts += [rect(key, 29, 16, 14, phase, 3), text(key + 22, 41, name)]
     for name, what in LANES.items():
         y, (at, share) = lane_y(name), ARRIVES[name]
         begin = edges[at] + share * FORWARDS[at].width
