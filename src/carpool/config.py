@@ -23,7 +23,7 @@ FAULT_VARIABLE = "CARPOOL_FAULT"
 BatchingMode = Literal["continuous", "dynamic", "request", "off"]
 LoraBatching = Literal["mixed", "grouped"]
 Numerics = Literal["fast", "exact"]
-Device = Literal["auto", "cpu", "cuda"]
+DEVICES = ("cpu", "cuda", "xpu", "mps")
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 MetricsFormat = Literal["current", "docs"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -56,8 +56,10 @@ _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "
 class EngineSettings:
     """What an engine needs to know, beside the model."""
 
-    device: str = _setting("auto", "cpu, cuda or cuda:N; auto takes CUDA where there is one")
-    dtype: DType = _setting("auto", "weights' type; auto is bfloat16 on CUDA, float32 on CPU")
+    device: str = _setting(
+        "auto", "cpu, cuda (also for ROCm), xpu, mps, or cuda:N; auto takes the accelerator, if any"
+    )
+    dtype: DType = _setting("auto", "weights' type; auto is float32 on a CPU, else bfloat16")
     revision: str | None = _setting(None, "branch, tag or commit of a hub model")
     threads: int | None = _setting(
         None,

@@ -11,8 +11,6 @@ import os
 import time
 from pathlib import Path
 
-import torch
-
 from carpool import jsonfile
 from carpool.config import EngineSettings
 from carpool.engine.model.load import Loaded, versions
@@ -39,8 +37,8 @@ class Table:
         self._identity = {
             "model": loaded.source,
             "revision": settings.revision,
-            "device": torch.cuda.get_device_name(device.torch) if device.is_cuda else "cpu",
-            "threads": None if device.is_cuda else os.environ.get("OMP_NUM_THREADS"),
+            "device": device.name,
+            "threads": None if device.is_accelerator else os.environ.get("OMP_NUM_THREADS"),
             "dtype": str(device.dtype),
             **versions(),
         }

@@ -8,6 +8,7 @@ A call to a component that its request has changed cannot share a forward: it ru
 the request's own state. Which requests are like that is observed, not listed.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -124,10 +125,14 @@ class RequestContext:
             self.random.free()
 
 
+@functools.cache
+def _kinds_of_devices() -> tuple[str, ...]:
+    known = torch.accelerator.current_accelerator()
+    return ("cpu",) if known is None else ("cpu", known.type)
+
+
 class _Modes:
     """Torch's modes of the thread."""
-
-    _DEVICES = ("cpu", "cuda")
 
     def __init__(self) -> None:
         """Those in which pipelines start: no gradients, no autocast."""
@@ -138,7 +143,7 @@ class _Modes:
     def now(cls) -> "_Modes":
         modes = cls()
         modes._has_grad = torch.is_grad_enabled()
-        for device in cls._DEVICES:
+        for device in _kinds_of_devices():
             if torch.is_autocast_enabled(device):
                 modes._autocast[device] = torch.get_autocast_dtype(device)
         return modes
@@ -146,7 +151,7 @@ class _Modes:
     def set(self) -> None:
         if torch.is_grad_enabled() != self._has_grad:
             torch.set_grad_enabled(self._has_grad)
-        for device in self._DEVICES:
+        for device in _kinds_of_devices():
             if torch.is_autocast_enabled(device) != (device in self._autocast):
                 torch.set_autocast_enabled(device, device in self._autocast)
             if device in self._autocast:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from carpool.engine.fiber import current_context
+from carpool.engine.model.device import default_generators
 from carpool.engine.patches import Patches
 
 _FUNCTIONS = [
@@ -29,10 +30,8 @@ class RandomState:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed, self._is_seeded = seed, False
-        self._generators = [torch.default_generator]
-        if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            self._generators.append(torch.cuda.default_generators[index])
+        self._generators: list[torch.Generator] = [torch.default_generator]
+        self._generators += default_generators(device)
         self._states = [torch.empty(0)] * len(self._generators)  # of whoever is not running
         self._numpy = _spare.pop() if _spare else np.random.MT19937(0)
 

@@ -56,7 +56,7 @@ class Scheduler:
         say = partial(log.info, "%s") if settings.enable_batching_metrics else _ignore
         self._say: Callable[[str], None] = say
         self._ending = threading.Lock()
-        self._server, self._is_cuda = loaded.server, loaded.device.is_cuda
+        self._server, self._runs_ahead = loaded.server, loaded.device.runs_ahead
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
         self._watch, self._kind = Stopwatch(loaded.device), NO_KIND
         self.admission = AdmissionControl(queue, settings)
@@ -128,7 +128,7 @@ class Scheduler:
         self.ended(forward.row_counts, forward.duration_s)
 
     def ended(self, rows: Sequence[int], duration_s: float) -> None:
-        """Learn what a forward took; on CUDA, what those took that are over by now."""
+        """Learn what a forward took; where they run ahead, what those took that are over by now."""
         self._watch.stop((self._kind, sum(rows)), duration_s)
         for (kind, width), seconds in self._watch.read():
             if kind.name not in self._seconds:
@@ -142,13 +142,13 @@ class Scheduler:
             self.admission.learn(alone_s, len(rows), curve.seconds(sum(rows)))
 
     def turned(self, calls: int, loop_s: float, fiber_s: float) -> None:
-        """Learn what a turn took beside its forward; on CUDA that runs beside it, and is free.
+        """Learn what a turn took beside its forward; where forwards run ahead that is free.
 
         Args:
             loop_s: what the loop took.
             fiber_s: what the pipelines' own code took, for all calls.
         """
-        if not self._is_cuda:
+        if not self._runs_ahead:
             self.costs.learn_turn(self._kind, calls, max(0.0, loop_s), fiber_s)
 
     def check_overload(self, job: CheckedRequest) -> None:
