@@ -7,7 +7,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 # Each file of tests runs in one of two processes: its servers and models are started once.
 TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler test-noise simulate fuzz chaos soak hostile overload lint types lines test-wheel shapes shapes-lora shapes-video docs lock
+.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler test-noise simulate fuzz chaos soak hostile overload lint types lines test-wheel shapes shapes-lora shapes-video devices docs lock
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -107,6 +107,9 @@ shapes-lora: .venv/ready  ## train the adapter `outlined` again (an hour on one 
 
 shapes-video: .venv/ready  ## train the embedded video model again (1.5 hours on two cores; wants g++)
 	$(ONE_THREAD) $(BIN)/python -m training.shapes.video.train
+
+devices: .venv/ready build/torchvision  ## where requests wait for a device: docs/devices.md
+	$(ONE_THREAD) $(BIN)/python docs/make_devices.py
 
 docs: .venv/ready  ## write docs/reference.md, docs/models.md and the files in ARCHITECTURE.md
 	$(BIN)/python docs/make_reference.py

@@ -35,14 +35,16 @@ class Isolation:
 
     def install(self) -> None:
         self._shared.install()
-        PATCHES.add()
+        for patches in PATCHES:
+            patches.add()
         self._is_installed = True
 
     def remove(self) -> None:
         """Leave the process as `install` found it. Harmless when not installed."""
         if self._is_installed:
             self._shared.remove()
-            PATCHES.drop()
+            for patches in PATCHES:
+                patches.drop()
         self._is_installed = False
 
     def context(self, seed: int) -> "RequestContext":

@@ -74,4 +74,26 @@ def _per_request(plain: Any) -> Callable[..., Any]:
     return function
 
 
-PATCHES = Patches(random, dict.fromkeys(_FUNCTIONS, _per_request))
+def _where_the_generator_is(plain: Any) -> Callable[..., Any]:
+    """A function of torch that draws, in a fiber, where its generator is, and copies.
+
+    Requests have generators of the CPU, so that a seed gives the same noise on any device; torch
+    refuses to draw on another device with them.
+    """
+
+    @functools.wraps(plain)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        generator, device = kwargs.get("generator"), kwargs.get("device")
+        if generator is None or device is None or current_context() is None:
+            return plain(*args, **kwargs)
+        if generator.device.type == torch.device(device).type:
+            return plain(*args, **kwargs)
+        return plain(*args, **{**kwargs, "device": generator.device}).to(device)
+
+    return function
+
+
+PATCHES = (
+    Patches(random, dict.fromkeys(_FUNCTIONS, _per_request)),
+    Patches(torch, dict.fromkeys(("rand", "randn", "randint"), _where_the_generator_is)),
+)
