@@ -43,10 +43,9 @@ def main() -> None:
     from support.pretended import device
 
     device.install()
+    from carpool.models.grid import families
     from support.matrix import CASES
     from support.pretended.measure import measure, row
-
-    from carpool.models.grid import families
 
     known = {one.name: one for one in CASES}
     lines = []

@@ -257,6 +257,7 @@ class EngineCore:
     def _run(self, states: Sequence[RequestState]) -> list[Any]:
         """Run these calls as one forward, and tell the observers of it."""
         calls, rows = [state.call for state in states], [state.rows for state in states]
+        self._interception.check()
         self._scheduler.began()
         self.heartbeat.beat(self._scheduler.expected_s(rows))
         began_s = self._clock()

@@ -193,6 +193,14 @@ class Device:
 
 def _find(name: str, at: torch.device | None) -> torch.device:
     """The device of a setting."""
+    if at is not None and name != "auto":
+        said = _find(name, None)
+        if (said.type, said.index or 0) != (at.type, at.index or 0):
+            raise SettingRejected(
+                f"device={name!r}: the pipeline given is on {at}; move it there first, with its "
+                "to(), or leave the setting out"
+            )
+        return at
     known = torch.accelerator.current_accelerator()  # that this torch was built for
     here = known if known is not None and torch.accelerator.is_available() else None
     if name == "auto":

@@ -21,6 +21,7 @@ from carpool.config import EngineSettings
 from carpool.engine.model.card import describe
 from carpool.engine.model.device import Device
 from carpool.engine.model.dmd import DMDScheduler
+from carpool.engine.model.hooks import refuse_what_breaks
 from carpool.engine.model.tasks import tasks_of
 from carpool.errors import LoadFailed
 from carpool.models.source import check_hub, find
@@ -89,11 +90,12 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
         LoadFailed: it is not to be had, or cannot be served as it is.
         SettingRejected: the device does not exist.
     """
-    device = Device(settings)
     extra: Mapping[str, Any] = {}
     if isinstance(model, DiffusionPipeline):
+        device = Device(settings, at=model._execution_device)
         pipe, name = model, type(model).__name__
     else:
+        device = Device(settings)
         source, extra = find(model)
         if not extra:
             check_hub(source, settings.revision)
@@ -105,7 +107,7 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
         except RecursionError as error:
             raise _too_deep(model) from error
         pipe.to(device.torch)
-    _refuse_what_breaks(pipe)
+    refuse_what_breaks(pipe)
     with ExitStack() as undo:
         for module in dict(_modules(pipe)).values():
             undo.callback(_restore_modes, _modes(module))
@@ -162,22 +164,6 @@ def _from_pretrained(source: str, revision: str | None, dtype: torch.dtype) -> D
 def versions() -> dict[str, str]:
     """Of the libraries that a picture depends on."""
     return {name: metadata.version(name) for name in ("torch", "diffusers", "transformers")}
-
-
-def _refuse_what_breaks(pipe: DiffusionPipeline) -> None:
-    if getattr(pipe, "_all_hooks", None):
-        raise LoadFailed(
-            "model CPU offload swaps modules under running requests: use group offload"
-        )
-    for name, module in pipe.components.items():
-        if getattr(module, "is_cache_enabled", False):
-            raise LoadFailed(f"{name} has a step cache, which mixes up requests: disable_cache()")
-        if getattr(module, "_compiled_call_impl", None) is not None:
-            raise LoadFailed(
-                f"{name} is compiled as a whole: use compile_repeated_blocks() instead"
-            )
-        if hasattr(module, "_hf_hook") and getattr(module._hf_hook, "offload", False):
-            raise LoadFailed(f"{name} is offloaded sequentially: use group offload instead")
 
 
 def _keep_vae_exact(pipe: DiffusionPipeline, undo: ExitStack) -> None:
