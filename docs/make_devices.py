@@ -53,7 +53,7 @@ def main() -> None:
         if known[name].needs_torchvision and not torchvision_cpu.IS_THERE:
             raise SystemExit(f"{name} needs torchvision: `make build/torchvision`")
         lines.append(row(name, measure(name)))
-        print(lines[-1], flush=True)
+        sys.stdout.write(lines[-1] + "\n")
     PAGE.write_text(HEAD + "\n".join(lines) + "\n")
 
 

@@ -25,6 +25,7 @@ from carpool.engine.faults import Faults, Run
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
 from carpool.engine.isolation import Isolation
+from carpool.engine.model.device import DeviceLost
 from carpool.engine.model.load import Loaded, versions
 from carpool.engine.model.preview import PreviewSender
 from carpool.engine.numerics import Exact
@@ -40,7 +41,7 @@ from carpool.engine.request import Listener, RequestState
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
 from carpool.engine.tokenizers import Tokenizers
-from carpool.errors import Cancelled, CarpoolError, PipelineFailed, SettingRejected
+from carpool.errors import Cancelled, CarpoolError, PipelineFailed, SettingRejected, WorkerLost
 from carpool.schedule.policy import Policy
 from carpool.types import CheckedRequest, Clock
 
@@ -206,6 +207,9 @@ class EngineCore:
             log.exception("the engine's loop failed")
             self._queue.close()
             self._running.end_all(PipelineFailed(f"the engine failed: {named(error)}"))
+        except DeviceLost as lost:
+            self._queue.close()
+            self._running.end_all(WorkerLost(f"{lost}: load the model again, in a new process"))
         finally:
             self.leave()
 
@@ -225,7 +229,8 @@ class EngineCore:
         self._tokenizers.remove()
         self._adapters.remove()
         self._isolation.remove()
-        self.loaded.undo()
+        if not self.loaded.device.is_lost:
+            self.loaded.undo()
         self._scheduler.close()
         self._probation.keep()
         self._off_loop.close()
@@ -261,9 +266,13 @@ class EngineCore:
         self._scheduler.began()
         self.heartbeat.beat(self._scheduler.expected_s(rows))
         began_s = self._clock()
-        with self._adapters.riding(calls, rows):
-            answers = self._fuser.run(calls, rows)
-        self.loaded.device.launched()
+        try:
+            with self._adapters.riding(calls, rows):
+                answers = self._fuser.run(calls, rows)
+            self.loaded.device.launched()
+        except RuntimeError as error:
+            self.loaded.device.check(error)
+            raise
         forward = forward_of(states, began_s, self._clock())
         for observe in self._observers:
             observe(forward)

@@ -54,6 +54,7 @@ def test_a_hook_put_there_by_a_function_is_refused_by_name(
 def test_hooks_without_a_state_are_served() -> None:
     pipe = fresh("flux")
     apply_layerwise_casting(pipe.transformer, torch.float8_e4m3fn, torch.float32)
-    pipe.transformer.enable_group_offload(torch.device("cpu"), torch.device("cpu"))
+    cpu = torch.device("cpu")
+    pipe.vae.enable_group_offload(cpu, cpu, offload_type="leaf_level")
 
     refuse_what_breaks(pipe)

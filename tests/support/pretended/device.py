@@ -21,12 +21,12 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from support.pretended.order import (
-    LACKS,
     MEMORY,
     ORDER,
     Event,
     Memory,
     Stream,
+    check_life,
     host_uses,
     launch,
 )
@@ -136,6 +136,7 @@ class Pretended(Tensor):
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run one operation on the values, and report what it would do on a device."""
     name = func._schema.name
+    check_life()
     tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
     remote = [one for one in tensors if isinstance(one, Pretended) and not one.is_on_host]
     if name == "aten::copy_":
@@ -465,7 +466,6 @@ _kept: list[Any] = []
 
 
 def _synchronize(device: Any = None) -> None:
-    if LACKS & {"life"}:
-        raise torch.AcceleratorError("pretended error: an illegal memory access was encountered")
+    check_life()
     REPORT.sync("synchronize")
     ORDER.synchronize()

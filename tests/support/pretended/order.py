@@ -76,6 +76,7 @@ class Event:
         self.knows = Clock()
 
     def record(self, stream: Stream | None = None) -> None:
+        check_life()
         self.knows = (stream or ORDER.current).now()
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -85,6 +86,7 @@ class Event:
         return all(ORDER.host.get(stream, 0) >= n for stream, n in self.knows.items())
 
     def synchronize(self) -> None:
+        check_life()
         merge(ORDER.host, self.knows)
 
     def elapsed_time(self, end: "Event") -> float:
@@ -96,6 +98,12 @@ class Event:
 
 LACKS: set[str] = set()
 """What the device is not to have: "events", "streams"; "life", once it has failed for good."""
+
+
+def check_life() -> None:
+    """A device that has failed answers every call with an error."""
+    if "life" in LACKS:
+        raise torch.AcceleratorError("pretended error: an illegal memory access was encountered")
 
 
 class Order(threading.local):

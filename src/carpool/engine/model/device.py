@@ -10,7 +10,7 @@ import logging
 import os
 import resource
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,13 @@ from carpool.errors import SettingRejected
 log = logging.getLogger("carpool")
 
 SMALL_MODEL_PARAMETERS = 500_000_000
+
+
+class DeviceLost(BaseException):
+    """The device has failed for good: nothing runs on it in this process any more.
+
+    No `except Exception` holds it up on its way out of the engine's loop.
+    """
 
 
 class Device:
@@ -45,6 +52,8 @@ class Device:
         self._threads = settings.threads
         self._ahead: deque[torch.Event] = deque()
         self._copies: torch.Stream | None = None
+        self.is_lost = False
+        self.at_loss: Callable[[], None] = lambda: None  # a worker process ends there
 
     @property
     def is_accelerator(self) -> bool:
@@ -114,13 +123,40 @@ class Device:
         if self.is_accelerator:
             torch.accelerator.synchronize(self.torch)
 
+    def check(self, error: Exception) -> None:
+        """Find out whether an error was of one call only, or whether the device is lost.
+
+        After an illegal memory access, say, a device answers every later call with an error.
+
+        Args:
+            error: that a forward, or a pipeline, has raised; no device raises one that is not a
+                `RuntimeError`.
+
+        Raises:
+            DeviceLost: nothing will run on it any more. `at_loss` is called before.
+        """
+        is_suspect = isinstance(error, RuntimeError) and not isinstance(
+            error, torch.OutOfMemoryError
+        )
+        if not self.is_accelerator or not is_suspect:
+            return
+        if not self.is_lost:
+            try:
+                self.synchronize()
+                return
+            except RuntimeError as lost:
+                log.critical("%s has failed, and this process with it: %s", self.torch, lost)
+            self.is_lost = True
+            self.at_loss()
+        raise DeviceLost(f"{self.torch} has failed: {error}")
+
     def stream(self) -> torch.Stream | None:
         """A new queue of work beside the present one; None where there can be only one."""
         return stream_of(self.torch)
 
     def mark(self) -> torch.Event | None:
         """This moment in the device's queue of work; None where it cannot be marked."""
-        if not self.has_events:
+        if self.is_lost or not self.has_events:
             return None
         event = self._event()
         event.record()
