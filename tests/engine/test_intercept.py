@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,13 @@ from diffusers.hooks import HookRegistry, ModelHook
 from torch import Tensor, nn
 
 from carpool.engine.fiber import Fiber, Returned
-from carpool.engine.intercept import Call, Interception, is_compiled, methods_of
+from carpool.engine.intercept import (
+    Call,
+    Interception,
+    is_compiled,
+    methods_of,
+    tell_of_compilations,
+)
 from carpool.engine.numerics import is_followed
 from carpool.engine.specs import SPECS
 from carpool.types import Phase, phase_of
@@ -286,3 +293,21 @@ def test_a_method_that_somebody_replaces_meanwhile_is_named() -> None:
         module._compiled_call_impl = module._call_impl
         with pytest.raises(RuntimeError, match=r"transformer\.forward was replaced while"):
             interception.check()
+
+
+def test_a_listener_is_told_of_compilations_and_of_nothing_where_nothing_is_compiled() -> None:
+    module, plain = Doubler(), Doubler()
+    heard: list[str] = []
+    listener = SimpleNamespace(
+        compiling=lambda: heard.append("compiling"), compiled=lambda: heard.append("compiled")
+    )
+    module.compile(backend="eager", dynamic=False)
+
+    tell_of_compilations([plain], listener)()
+    stop = tell_of_compilations([nn.Sequential(module)], listener)
+    module(torch.ones(3, 5))
+    module(torch.ones(3, 5))
+    stop()
+    module(torch.ones(7, 2))
+
+    assert heard == ["compiling", "compiled"]

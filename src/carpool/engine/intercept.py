@@ -12,9 +12,9 @@ the hooks of diffusers and accelerate, which put it in and out while they run: w
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -125,6 +125,36 @@ def is_compiled(module: nn.Module) -> bool:
     call = vars(module).get("_compiled_call_impl")
     call = getattr(call, "intercepted", call)
     return call is not None and call != module._call_impl
+
+
+class _Compilations(Protocol):
+    """Is told when code is compiled: `observe.heartbeat.Heartbeat`."""
+
+    def compiling(self) -> None: ...
+
+    def compiled(self) -> None: ...
+
+
+def tell_of_compilations(
+    modules: Iterable[nn.Module], listener: _Compilations
+) -> Callable[[], None]:
+    """Tell a listener when torch compiles code, if any part of the modules is compiled at all.
+
+    Returns:
+        ends that.
+    """
+    if not any(is_compiled(part) for module in modules for part in module.modules()):
+        return lambda: None
+    from torch._dynamo.callback import callback_handler as handler  # takes a second to import
+
+    begins = handler.register_start_callback(lambda _: listener.compiling())
+    ends = handler.register_end_callback(lambda _: listener.compiled())
+
+    def remove() -> None:
+        handler.remove_start_callback(begins)
+        handler.remove_end_callback(ends)
+
+    return remove
 
 
 def _target(component: str, module: nn.Module, method: str) -> Target:

@@ -23,7 +23,7 @@ from carpool.engine.describe import Describer
 from carpool.engine.execute import execute
 from carpool.engine.faults import Faults, Run
 from carpool.engine.fuse import Fuser
-from carpool.engine.intercept import Call, Interception
+from carpool.engine.intercept import Call, Interception, tell_of_compilations
 from carpool.engine.isolation import Isolation
 from carpool.engine.model.device import DeviceLost
 from carpool.engine.model.load import Loaded, versions
@@ -72,6 +72,7 @@ class EngineCore:
         around: Callable[[Run], Run] = lambda run: run,
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
+        self._compilations: Callable[[], None] = lambda: None
         self._turn_s = self._forward_s = 0.0  # busy time: all, and in modules
         self.heartbeat, self._stats, self._timelines = Heartbeat(clock), Stats(clock), Timelines()
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
@@ -218,6 +219,7 @@ class EngineCore:
         self.loaded.device.enter(self.loaded.parameters)
         torch.set_grad_enabled(False)  # of the thread, for good: fibers would swap it under us
         self._interception.install()
+        self._compilations = tell_of_compilations(self.loaded.modules.values(), self.heartbeat)
         self._isolation.install()
         self._tokenizers.install()
 
@@ -226,6 +228,7 @@ class EngineCore:
         self._queue.close()  # after a crash, too: no request may be queued that never runs
         self._running.end_all(Cancelled("the engine was closed"))
         self._interception.remove()
+        self._compilations()
         self._tokenizers.remove()
         self._adapters.remove()
         self._isolation.remove()
@@ -264,12 +267,15 @@ class EngineCore:
         calls, rows = [state.call for state in states], [state.rows for state in states]
         self._interception.check()
         self._scheduler.began()
-        self.heartbeat.beat(self._scheduler.expected_s(rows))
+        expected_s = self._scheduler.expected_s(rows)
+        self.heartbeat.beat(expected_s)
         began_s = self._clock()
         try:
             with self._adapters.riding(calls, rows):
                 answers = self._fuser.run(calls, rows)
             self.loaded.device.launched()
+            if self.loaded.device.runs_ahead:
+                self.heartbeat.launched(expected_s)
         except RuntimeError as error:
             self.loaded.device.check(error)
             raise

@@ -28,7 +28,7 @@ from carpool.errors import TooLate
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.policy import Policy, build, reload, widest
-from carpool.types import NO_KIND, CheckedRequest, Clock, ParkedCall, QueuedRequest
+from carpool.types import NO_KIND, CallKind, CheckedRequest, Clock, ParkedCall, QueuedRequest
 
 log = logging.getLogger("carpool")
 
@@ -60,6 +60,7 @@ class Scheduler:
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
         self._watch, self._kind = Stopwatch(loaded.device), NO_KIND
         self.admission = AdmissionControl(queue, settings)
+        self._widths_run: set[tuple[CallKind, int]] = set()
         self._waiting: list[QueuedRequest] = []  # of the queue, at its `_version`
         self._version, self._waiting_s = -1, 0.0
         self.wake_s = inf  # when to ask again, if nothing happens before
@@ -114,8 +115,12 @@ class Scheduler:
         return known
 
     def expected_s(self, rows: Sequence[int]) -> float | None:
-        """Predicted seconds of a forward of the selected; None if nothing like it has ever run."""
-        if self.costs.curve(self._kind).is_empty:
+        """Predicted seconds of a forward of the selected; None if this process never ran its like.
+
+        The first forward of a width chooses kernels, loads or compiles them.
+        """
+        width = self._kind, sum(rows)
+        if width not in self._widths_run or self.costs.curve(self._kind).is_empty:
             return None
         return self.costs.seconds(self._kind, sum(rows))
 
@@ -130,6 +135,7 @@ class Scheduler:
     def ended(self, rows: Sequence[int], duration_s: float) -> None:
         """Learn what a forward took; where they run ahead, what those took that are over by now."""
         self._watch.stop((self._kind, sum(rows)), duration_s)
+        self._widths_run.add((self._kind, sum(rows)))
         for (kind, width), seconds in self._watch.read():
             if kind.name not in self._seconds:
                 self._seconds[kind.name] = Histogram(FORWARD_BUCKETS_S)
