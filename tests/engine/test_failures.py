@@ -131,6 +131,30 @@ def test_the_width_that_did_fit_is_the_one_remembered(misbehave: Misbehave) -> N
     assert tried[-1] == 2
 
 
+def test_a_width_that_always_raises_is_not_tried_at_every_step(misbehave: Misbehave) -> None:
+    tried: list[int] = []
+
+    def refuse_two(original: Original, arguments: dict[str, Any]) -> Any:
+        tried.append(len(arguments["hidden_states"]))
+        if tried[-1] > 1:
+            raise RuntimeError("this back end takes no mask")
+        return original(**arguments)
+
+    misbehave(refuse_two)
+    steps = 8
+    with driving("flux") as drive:
+        heard = [
+            drive.submit("a cat", **{**FLUX, "num_inference_steps": steps}, seed=seed)
+            for seed in range(4)
+        ]
+        drive.finish()
+
+    assert all(one.error is None for one in heard)
+    wide = [rows for rows in tried if rows > 1]
+    assert len(wide) <= 6  # 4 once or twice, then 2; not at each of 8 steps
+    assert tried[-12:] == [1] * 12
+
+
 def test_a_call_that_does_not_fit_alone_fails_and_says_what_would(misbehave: Misbehave) -> None:
     def run_out_for_the_guilty(original: Original, arguments: dict[str, Any]) -> Any:
         if (arguments["guidance"] == GUILTY).any():

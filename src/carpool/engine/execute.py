@@ -2,7 +2,8 @@
 
 A forward that raises is cut in two and each half runs again, until the calls that raise alone are
 found: their inputs are still there, so nothing is lost but time. Running out of memory is cut the
-same way, and the width that did fit is remembered for that key.
+same way, and the width that did fit is remembered for that key. So is a width that raises again
+though each of its halves runs: a back end that refuses the mask of a fused forward, say.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -35,10 +36,14 @@ class Failure:
     error: Exception
 
 
+REFUSALS = 2  # of one key, after which it is not chance
+
+
 class Widths:
-    """The widest forward that fits the memory, for keys that ran out of it."""
+    """The widest forward that fits the memory, for keys that ran out of it, or that runs at all."""
 
     def __init__(self) -> None:
+        self._refusals: dict[Hashable, int] = {}
         self._too_wide: dict[Hashable, int] = {}  # rows that did not fit
         self._fitted: dict[Hashable, int] = {}  # rows that did, of keys that ran out once
 
@@ -57,6 +62,12 @@ class Widths:
         self._too_wide[key] = min(rows, self._too_wide.get(key, rows))
         if self._fitted.get(key, 0) >= rows:
             del self._fitted[key]  # there is less memory than there was
+
+    def refused(self, key: Hashable, rows: int) -> None:
+        """A forward raised though its calls run in narrower ones."""
+        self._refusals[key] = self._refusals.get(key, 0) + 1
+        if self._refusals[key] >= REFUSALS:
+            self.too_wide(key, rows)
 
     def fitted(self, key: Hashable, rows: int) -> None:
         if rows < self._too_wide.get(key, 0):
@@ -104,10 +115,13 @@ def execute(
             return execute(ready, run, widths, free, is_second_try=True)
         widths.too_wide(ready[0].key, rows)
     half = len(ready) // 2
-    return [
+    answers = [
         *execute(ready[:half], run, widths, free),
         *execute(ready[half:], run, widths, free),
     ]
+    if not is_memory and not any(isinstance(one, Failure) for one in answers):
+        widths.refused(ready[0].key, rows)
+    return answers
 
 
 def _does_not_fit(one: Ready, detail: str) -> OutOfMemory:
