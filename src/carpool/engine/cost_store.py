@@ -14,13 +14,14 @@ from pathlib import Path
 from carpool import jsonfile
 from carpool.config import EngineSettings
 from carpool.engine.model.load import Loaded, versions
+from carpool.engine.model.preparation import preparation
 from carpool.schedule.cost import Costs
 from carpool.schedule.learned_curve import PRIOR
 from carpool.types import Clock
 
 log = logging.getLogger("carpool")
 
-MUST_BE_SAME = ("model", "revision", "device", "threads", "dtype")
+MUST_BE_SAME = ("model", "revision", "device", "threads", "dtype", "prepared")
 OTHER_VERSIONS = 0.3  # of torch, diffusers...: what a table is worth then
 HALF_LIFE_DAYS = 30.0
 UNKNOWN_AGE = 0.5
@@ -40,6 +41,7 @@ class Table:
             "device": device.name,
             "threads": None if device.is_accelerator else os.environ.get("OMP_NUM_THREADS"),
             "dtype": str(device.dtype),
+            "prepared": preparation(loaded),
             **versions(),
         }
         self.path = Path(settings.cost_table) if settings.cost_table else self._default()
