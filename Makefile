@@ -111,8 +111,9 @@ shapes-video: .venv/ready  ## train the embedded video model again (1.5 hours on
 devices: .venv/ready build/torchvision  ## where requests wait for a device: docs/devices.md
 	$(ONE_THREAD) $(BIN)/python docs/make_devices.py
 
-docs: .venv/ready  ## write docs/reference.md, docs/models.md and the files in ARCHITECTURE.md
+docs: .venv/ready  ## write docs/reference.md, http.md, models.md and the files in ARCHITECTURE.md
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_http.py
 	$(BIN)/python docs/make_models.py
 	$(BIN)/python docs/make_files.py
 

@@ -23,7 +23,7 @@ class _Record(BaseModel):
     expires_at: int | None = Field(description="when it is forgotten, with its files")
     error: JobError | None
     queue_position: int | None = Field(description="jobs that were accepted before it and wait")
-    eta_s: float | None
+    eta_s: float | None = Field(description="predicted seconds until it ends")
 
 
 class Video(_Record):
