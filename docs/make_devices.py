@@ -27,9 +27,10 @@ step. They were counted on a pretended device (real values under another device'
 `tests/support/pretended`): two requests of six steps share their forwards, and give the same
 pictures as on a CPU. A row counts the waits of one of them, at each step and in all, by whose code
 it is: the engine, the scheduler or the pipeline (diffusers {diffusers.__version__}), or a model
-(diffusers, transformers). The last column names those of a step.
+(diffusers, transformers). The last column names those of a step. Rows are those of
+[models.md](models.md), one task of each family.
 
-| row of the matrix | engine | scheduler | pipeline | model | in all: engine | scheduler | \
+| model | engine | scheduler | pipeline | model | in all: engine | scheduler | \
 pipeline | model | at each step |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
@@ -43,13 +44,12 @@ def main() -> None:
     from support.pretended import device
 
     device.install()
-    from carpool.models.grid import families
     from support.matrix import CASES
-    from support.pretended.measure import measure, row
+    from support.pretended.measure import FIRST, measure, row
 
     known = {one.name: one for one in CASES}
     lines = []
-    for name in dict.fromkeys(name for family in families() for name in family.cases):
+    for name in FIRST:
         if known[name].needs_torchvision and not torchvision_cpu.IS_THERE:
             raise SystemExit(f"{name} needs torchvision: `make build/torchvision`")
         lines.append(row(name, measure(name)))

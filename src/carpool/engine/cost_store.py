@@ -13,8 +13,8 @@ from pathlib import Path
 
 from carpool import jsonfile
 from carpool.config import EngineSettings
+from carpool.engine.model.fingerprint import fingerprint
 from carpool.engine.model.load import Loaded, versions
-from carpool.engine.model.preparation import preparation
 from carpool.schedule.cost import Costs
 from carpool.schedule.learned_curve import PRIOR
 from carpool.types import Clock
@@ -41,7 +41,7 @@ class Table:
             "device": device.name,
             "threads": None if device.is_accelerator else os.environ.get("OMP_NUM_THREADS"),
             "dtype": str(device.dtype),
-            "prepared": preparation(loaded),
+            "prepared": fingerprint(loaded),
             **versions(),
         }
         self.path = Path(settings.cost_table) if settings.cost_table else self._default()

@@ -83,6 +83,7 @@ def execute(
     widths: Widths,
     free: Callable[[], None],
     *,
+    in_tiles: Callable[[T], list[Any] | None] = lambda one: None,
     is_second_try: bool = False,
 ) -> list[Any]:
     """Answers, or `Failure`s, for calls of one key, in order.
@@ -92,6 +93,7 @@ def execute(
         run: makes one forward of them.
         widths: learns from forwards that ran out of memory.
         free: gives cached device memory back before another try.
+        in_tiles: runs a single call that does not fit in another way; None where there is none.
         is_second_try: a single call, that ran out of memory before what was cached was freed.
     """
     rows = sum([one.rows for one in ready])
@@ -110,14 +112,18 @@ def execute(
     if is_memory:
         free()
         if len(ready) == 1:
-            if is_second_try:
-                return [Failure(_does_not_fit(ready[0], failure))]
-            return execute(ready, run, widths, free, is_second_try=True)
+            if not is_second_try:
+                return execute(ready, run, widths, free, in_tiles=in_tiles, is_second_try=True)
+            try:
+                tiled = in_tiles(ready[0])
+            except torch.OutOfMemoryError as error:
+                tiled, failure = None, str(error)
+            return tiled or [Failure(_does_not_fit(ready[0], failure))]
         widths.too_wide(ready[0].key, rows)
     half = len(ready) // 2
     answers = [
-        *execute(ready[:half], run, widths, free),
-        *execute(ready[half:], run, widths, free),
+        *execute(ready[:half], run, widths, free, in_tiles=in_tiles),
+        *execute(ready[half:], run, widths, free, in_tiles=in_tiles),
     ]
     if not is_memory and not any(isinstance(one, Failure) for one in answers):
         widths.refused(ready[0].key, rows)

@@ -35,6 +35,7 @@ from carpool.engine.specs import (
 from carpool.engine.split import cut, own_lengths, split
 
 MAX_STACKS = 32  # kept at once: about ten companies of three constants each
+MAX_STACK_BYTES = 512 * 2**20
 
 
 class Unfusable(Exception):
@@ -257,7 +258,24 @@ class Fuser:
         if known.joined is None or known.joined._version != known.joined_version:
             known.joined = torch.cat(list(values))
             known.joined_version = known.joined._version
+            joined = known.joined
+            self._drop_stacks_above(MAX_STACK_BYTES)
+            return joined
         return known.joined
+
+    def forget(self) -> None:
+        """Drop what is only kept for speed: memory is short."""
+        self._stacks.clear()
+
+    def _drop_stacks_above(self, most_bytes: int) -> None:
+        kept = ((ids, one.joined) for ids, one in self._stacks.items())
+        held = [(ids, joined.nbytes) for ids, joined in kept if joined is not None]
+        total = sum(size for _, size in held)
+        for ids, size in held:  # the one not used for longest first
+            if total <= most_bytes:
+                return
+            del self._stacks[ids]
+            total -= size
 
 
 class _Alone:

@@ -28,6 +28,7 @@ from carpool.engine.isolation import Isolation
 from carpool.engine.model.device import DeviceLost
 from carpool.engine.model.load import Loaded, versions
 from carpool.engine.model.preview import PreviewSender
+from carpool.engine.model.tiling import can_tile, tiles
 from carpool.engine.numerics import Exact
 from carpool.engine.observe import truncation
 from carpool.engine.observe.forward import Observer, forward_of
@@ -251,8 +252,10 @@ class EngineCore:
                 self._running.start(state)
         if selected := self._scheduler.select(self._running.parked):
             forward_at_s = self._clock()
-            free = self.loaded.device.free
-            answers = execute(selected, self._run_forward, self._scheduler.widths, free)
+            answers = execute(
+                selected, self._run_forward, self._scheduler.widths, self._free_memory,
+                in_tiles=self._run_in_tiles,
+            )  # fmt: skip
             forward_s = self._clock() - forward_at_s
             self._running.end_cancelled()
             self._running.resume(zip(selected, answers, strict=True))
@@ -282,6 +285,23 @@ class EngineCore:
         forward = forward_of(states, began_s, self._clock())
         for observe in self._observers:
             observe(forward)
+        return answers
+
+    def _free_memory(self) -> None:
+        self._fuser.forget()
+        self.loaded.device.free()
+
+    def _run_in_tiles(self, state: RequestState) -> list[Any] | None:
+        """Run a call that does not fit; None if its module knows no tiles."""
+        target = state.call.target
+        if not can_tile(target.module):
+            return None
+        with tiles(target.module):
+            answers = self._run_forward([state])
+        state.warnings.append(
+            f"{target.component}.{target.method} did not fit the device's memory and ran in tiles: "
+            "seams may show; a smaller size needs none"
+        )
         return answers
 
     def _run_to_compare(self, calls: Sequence[Call], rows: Sequence[int], mode: Exact) -> list[Any]:

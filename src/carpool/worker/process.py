@@ -289,6 +289,8 @@ def _die_with_parent() -> None:
 def main() -> None:
     _die_with_parent()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # sizes vary: no holes
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         worker = WorkerProcess(connection)
         threading.Thread(target=_end_with_front, args=[connection, worker], daemon=True).start()

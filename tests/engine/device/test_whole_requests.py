@@ -32,5 +32,7 @@ def test_a_request_waits_for_the_device_where_the_page_says_and_nowhere_else(nam
 
     ours, _, _, _ = waits.by_owner(waits.per_step)
     assert ours == 0, f"the engine waits at every step: {waits.per_step}"
+    if name not in FIRST:
+        return
     known = re.findall(rf"^\| {re.escape(name)} \|.*$", PAGE.read_text(), re.MULTILINE)
     assert known == [row(name, waits)], "where requests wait has changed: `make devices`"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from carpool.models.grid import families
 from support.engine_driver import driving, fresh, gap
 from support.matrix import CASES
 from support.matrix.case import Case
@@ -22,6 +23,8 @@ from support.tiny import ARGUMENTS
 
 FIELDS = ("images", "frames", "audio", "audios")
 STAGES = "pyramid_num_inference_steps_list"  # Helios's word for steps
+FIRST = tuple(dict.fromkeys(family.cases[0] for family in families() if family.cases))
+"""A row of the matrix for each family: those of the table in `docs/devices.md`."""
 SEEDS = (1, 2)
 FROM, TO, STEPS = 2, 4, 6  # steps
 OWNERS = ("carpool", "scheduler", "pipeline", "model")

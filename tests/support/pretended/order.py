@@ -170,15 +170,15 @@ class Memory:
     __slots__ = ("home", "is_host", "reads", "size", "used_by", "written")
 
     def __init__(self, size: int, *, is_host: bool) -> None:
-        self.size = 0  # bytes that are counted
-        self.is_host = is_host
-        if not is_host:
-            MEMORY.take(size)
-            self.size = size
         self.home = ORDER.current  # its allocator gives it to others of this stream once it is free
+        self.is_host = is_host
         self.written: tuple[int, int] | None = None
         self.reads = Clock()
         self.used_by: set[int] = set()  # `record_stream`
+        self.size = 0  # bytes that are counted
+        if not is_host:
+            MEMORY.take(size)
+            self.size = size
 
     def __del__(self) -> None:
         """The allocator may give it to the next tensor of its own stream, at once."""

@@ -5,6 +5,7 @@ So a function under `@on_pretended_device` runs in a second process, one for eac
 pytest, which is started by the first such test and ends with it.
 """
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -74,6 +75,9 @@ class _Child:
         _child.cache_clear()  # the next test gets a new one
         self._process.kill()
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._log):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()  # type: ignore[union-attr]
 
 
 @functools.cache

@@ -6,10 +6,10 @@ The pipeline's code is never changed. What loading changes on modules is undone 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from diffusers import DiffusionPipeline
@@ -81,6 +81,27 @@ def _modules(pipe: DiffusionPipeline) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
+Load = TypeVar("Load", bound=Callable[..., Any])
+
+
+def says_what_does_not_fit(load: Load) -> Load:
+    """Let running out of memory while loading be a `LoadFailed` that says what works instead."""
+
+    @wraps(load)
+    def loading(model: Any, settings: EngineSettings) -> Any:
+        try:
+            return load(model, settings)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            name = model if isinstance(model, (str, Path)) else type(model).__name__
+            raise LoadFailed(
+                f"cannot load {name!s}: its weights do not fit the memory ({error}); a smaller "
+                "dtype, or a pipeline that was quantized or has group offload, needs less"
+            ) from None  # its frames hold the weights
+
+    return cast("Load", loading)
+
+
+@says_what_does_not_fit
 def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loaded:
     """Load a pipeline: an embedded one, a hub id, a local folder, or one that is there already.
 

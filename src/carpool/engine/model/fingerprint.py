@@ -1,4 +1,4 @@
-"""How a model was prepared, in words: what changes the seconds of a forward and not its class.
+"""A fingerprint of how a model was prepared: what changes the seconds of its forwards.
 
 Number types, quantization, compiled parts, hooks of offloading, attention back ends, the
 configuration of each module. Costs learned of a model that was prepared otherwise are no prior.
@@ -17,7 +17,7 @@ from carpool.engine.intercept import is_compiled
 from carpool.engine.model.load import Loaded
 
 
-def preparation(loaded: Loaded) -> dict[str, Any]:
+def fingerprint(loaded: Loaded) -> dict[str, Any]:
     """By component, and of the process as "numbers". JSON; short."""
     found: dict[str, Any] = {name: _module(one) for name, one in sorted(loaded.modules.items())}
     found["numbers"] = torch.get_float32_matmul_precision()
