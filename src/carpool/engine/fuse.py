@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from carpool.engine.intercept import Call, Target
 from carpool.engine.numerics import DATA, ROW, ROWS, Exact
+from carpool.engine.provenance import parts_of
 from carpool.engine.specs import (
     CONCAT,
     LIST,
@@ -210,9 +211,13 @@ class Fuser:
         version = value._version
         known = self._digests.get(value)  # type: ignore[no-untyped-call]
         if known is None or known[0] != version:
-            flat = value.detach().reshape(-1).cpu()
-            flat = flat.clone(memory_format=torch.contiguous_format)  # expanded: strides of 0
-            raw = flat.view(torch.uint8).numpy().tobytes()
+            if (made_of := parts_of(value)) is not None:
+                axis, parts = made_of
+                raw = repr((axis, [self._digest(part) for part in parts])).encode()
+            else:
+                flat = value.detach().reshape(-1).cpu()
+                flat = flat.clone(memory_format=torch.contiguous_format)  # expanded: strides of 0
+                raw = flat.view(torch.uint8).numpy().tobytes()
             known = (version, hashlib.blake2b(raw, digest_size=16).digest())
             self._digests[value] = known
         return value.dtype, value.device, tuple(value.shape), known[1]

@@ -18,11 +18,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from carpool.engine import provenance, random_state
 from carpool.engine.intercept import Target
 from carpool.engine.overlay import Overlay, SharedModules
-from carpool.engine.random_state import PATCHES, RandomState
+from carpool.engine.random_state import RandomState
 
 log = logging.getLogger("carpool")
+
+_PATCHES = (*random_state.PATCHES, provenance.PATCHES)
 
 
 class Isolation:
@@ -35,7 +38,7 @@ class Isolation:
 
     def install(self) -> None:
         self._shared.install()
-        for patches in PATCHES:
+        for patches in _PATCHES:
             patches.add()
         self._is_installed = True
 
@@ -43,7 +46,7 @@ class Isolation:
         """Leave the process as `install` found it. Harmless when not installed."""
         if self._is_installed:
             self._shared.remove()
-            for patches in PATCHES:
+            for patches in _PATCHES:
                 patches.drop()
         self._is_installed = False
 

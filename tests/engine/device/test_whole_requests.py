@@ -13,11 +13,15 @@ PAGE = Path(__file__).parents[3] / "docs" / "devices.md"
 ROWS = list(dict.fromkeys(name for family in families() for name in family.cases))
 FIRST = {family.cases[0] for family in families() if family.cases}  # of each family
 LONG = {"glm-t2i"}  # draws tokens one by one
+MORE = {"flux2-edit"}  # puts constants together anew at every step
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in FIRST - LONG else [pytest.mark.slow]) for name in ROWS],
+    [
+        pytest.param(name, marks=[] if name in (FIRST | MORE) - LONG else [pytest.mark.slow])
+        for name in ROWS
+    ],
 )
 @on_pretended_device
 def test_a_request_waits_for_the_device_where_the_page_says_and_nowhere_else(name: str) -> None:
