@@ -39,7 +39,7 @@ demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo
 	PYTHONPATH=. $(BIN)/python examples/demo_video.py
 
 bench: .venv/ready  ## against plain diffusers, LitServe, a lock, the simulator: docs/benchmarks.md
-	$(ONE_THREAD) $(BIN)/python benchmarks/cpu.py --output docs/benchmarks.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.cpu --output docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.live --append-to docs/benchmarks.md
 
 bench-gpu: .venv/ready  ## real-size models on a CUDA device: docs/benchmarks-gpu.md

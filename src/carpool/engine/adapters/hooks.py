@@ -71,6 +71,9 @@ class Plan:
             into.add_(delta, alpha=run.scale * part.scaling)
 
 
+_NOBODY = nullcontext()
+
+
 @lru_cache(maxsize=512)
 def plan(riding: tuple[Riding, ...], rows: tuple[int, ...]) -> Plan | None:
     """What to add to which rows; None where nobody rides with an adapter.
@@ -132,13 +135,14 @@ class Adapters:
             self._arrived.append((name, parts))
             self._names.append(name)
 
-    @contextmanager
-    def riding(self, calls: Sequence[Call], rows: Sequence[int]) -> Iterator[None]:
+    def riding(self, calls: Sequence[Call], rows: Sequence[int]) -> AbstractContextManager[None]:
         """For the time of one forward of these calls, let each ride with its adapters."""
+        return self._riding(calls, rows) if any(call.lora for call in calls) else _NOBODY
+
+    @contextmanager
+    def _riding(self, calls: Sequence[Call], rows: Sequence[int]) -> Iterator[None]:
         self._plan = plan(tuple(call.lora for call in calls), tuple(rows))
-        if self._plan is None:
-            yield
-            return
+        assert self._plan is not None
         self._settle()
         self._is_even = self._plan.is_shared or is_even(calls, rows)
         try:

@@ -24,6 +24,9 @@ class _Record(BaseModel):
     error: JobError | None
     queue_position: int | None = Field(description="jobs that were accepted before it and wait")
     eta_s: float | None = Field(description="predicted seconds until it ends")
+    warnings: list[str] | None = Field(
+        default=None, description="such as that the prompt was truncated"
+    )
 
 
 class Video(_Record):
