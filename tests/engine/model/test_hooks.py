@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import accelerate
+import accelerate  # type: ignore[import-untyped]
 import pytest
 import torch
 from diffusers import FirstBlockCacheConfig, PyramidAttentionBroadcastConfig

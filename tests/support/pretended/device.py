@@ -80,7 +80,9 @@ class Pretended(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _run(func, args, kwargs or {})
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -387,7 +389,8 @@ def _pinning(name: str) -> Callable[..., Any]:
 
 
 def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
-    return Pretended(self.clone(), CPU)
+    pinned: Tensor = Pretended(self.clone(), CPU)
+    return pinned
 
 
 def _is_ours(device: Any) -> bool:
@@ -432,7 +435,7 @@ def _set_index(device: Any) -> None:
 def install() -> None:
     """Register the device with this process, for good."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
-    library = torch.library.Library("_", "IMPL")
+    library: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     library.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), "PrivateUse1")
     _kept.append(library)  # a forgotten one is undone
     _device_constructors()  # remembers the plain functions that `with torch.device(...)` means

@@ -73,11 +73,11 @@ def measure(name: str) -> Waits:
         drive.finish()
         total = REPORT.syncs.copy()
         widest = max(f.requests for f in drive.forwards if f.phase == "denoise")
-    for one, expected in zip(heard, alone, strict=True):
-        assert one.error is None, one.error
+    for recorder, expected in zip(heard, alone, strict=True):
+        assert recorder.error is None, recorder.error
         for field in FIELDS:
             if field in expected:
-                assert _gap(one.outcome.fields[field], expected[field]) <= case.tolerance
+                assert _gap(recorder.outcome.fields[field], expected[field]) <= case.tolerance
     assert not Order.races, Order.races
     assert not REPORT.mismatches, REPORT.mismatches
     steps = {s: (at[1][s] - at[0][s]) / (TO - FROM) / len(SEEDS) for s in at[1]}

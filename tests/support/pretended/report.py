@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 _PACKAGES = ("carpool", "carpool_lab", "diffusers", "transformers", "accelerate", "peft")
 _HERE = str(Path(__file__).parent)
@@ -64,7 +65,7 @@ def here() -> str:
 
 
 def _site(kind: str) -> Site:
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     owner, inner = "", ""
     while frame is not None:
         file = frame.f_code.co_filename
