@@ -28,7 +28,8 @@ step. They were counted on a pretended device (real values under another device'
 pictures as on a CPU. A row counts the waits of one of them, at each step and in all, by whose code
 it is: the engine, the scheduler or the pipeline (diffusers {diffusers.__version__}), or a model
 (diffusers, transformers). The last column names those of a step. Rows are those of
-[models.md](models.md), one task of each family.
+[models.md](models.md), one task of each family; Helios Mid and Distilled, whose steps come in
+stages, were not counted.
 
 | model | engine | scheduler | pipeline | model | in all: engine | scheduler | \
 pipeline | model | at each step |

@@ -50,7 +50,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "torch": ("carpool/engine/", "carpool_lab/tune/", "carpool_lab/check/"),
     "yaml": ("carpool/schedule/peers/vllm_omni_deploy.py",),
     "peft": ("carpool/engine/adapters/reader.py",),
-    "diffusers": ("carpool/engine/model/", "carpool/engine/overlay.py"),
+    "diffusers": ("carpool/engine/model/", "carpool/engine/overlay/"),
     "transformers": ("carpool/engine/",),
     "PIL": ("carpool/media/", "carpool/worker/protocol.py"),
     "av": ("carpool/media/outputs.py",),

@@ -174,9 +174,13 @@ def wrong(rule: str, *values: Any) -> list[Any]:
         *wrong("n: from 1 to 10", 0, 11, -1, 1.0, "1", True),
         *wrong("timeout_s: seconds above 0", 0, -1, float("inf"), "1", True, 10**400),
         *wrong("prompt: must be a valid string", 5, None, "\ud800"),
-        *wrong("prompt: send one request for each prompt", ["a"]),
+        *wrong("prompt: an empty list", []),
+        *wrong("prompt: must be a valid string", ["a", 5], ["a", ["b"]], ["\ud800"]),
+        *wrong("prompt: at most 32000 characters", ["a", "a" * 40_000]),
+        *wrong("prompt: at most 10 in one request, which is 10 prompts", ["a"] * 11),
         *wrong("prompt: at most 32000 characters", "a" * 40_000),
-        *wrong("negative_prompt: one string", ["a"], 5),
+        *wrong("negative_prompt: one string", ["a", "b"], 5),
+        *wrong("negative_prompt: without lone surrogates", ["\ud800"]),
         *wrong("negative_prompt: without lone surrogates", "\ud800"),
         *wrong("user: must be a valid string", "\ud800"),
         *wrong("output_compression: less than or equal to 100", 101),
@@ -199,11 +203,18 @@ def test_a_wrong_value_is_refused_by_name_and_rule(
     assert len(told["message"]) < 300
 
 
-@pytest.mark.parametrize("width", [0, -64, 65])
+@pytest.mark.parametrize("width", [0, -64, 3])
 def test_a_wrong_width_is_refused_as_a_size(client: httpx2.Client, width: int) -> None:
     told = refusal(client.post(ENDPOINT, json=body(size=None, width=width, height=64)))
 
     assert (told["param"], told["code"]) == ("size", "size_not_supported")
+
+
+def test_a_width_that_the_pipeline_rounds_down_is_drawn_and_told(client: httpx2.Client) -> None:
+    told = client.post(ENDPOINT, json=body(size=None, width=65, height=64)).json()
+
+    assert told["size"] == "64x64"
+    assert told["warnings"] == ["size 65x64 was rounded down to 64x64, multiples of 4"]
 
 
 def test_sigmas_are_steps_too(client: httpx2.Client) -> None:

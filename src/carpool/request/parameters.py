@@ -25,7 +25,7 @@ from carpool.request.lora import check_lora, refuse_scale
 from carpool.request.values import KINDS, ParameterKind, as_plain, is_int, is_number
 from carpool.types import MAX_SEED, CheckedRequest, Request, new_seed
 
-OURS = ("n", "seed", "timeout_s", "lora", "deadline_s", "priority")
+OURS = ("n", "seed", "timeout_s", "lora", "deadline_s", "priority", "step_cache")
 MOST_PRIORITY = 10
 MOST_TEXT = 32_000  # characters of one parameter, as OpenAI has it
 MOST_TEXTS = 2 * MOST_TEXT  # of a request
@@ -113,6 +113,7 @@ class Card:
     max_steps: int
     lora: tuple[str, ...] = ()  # adapters that a request may name
     frame_step: int = 1  # videos have k * frame_step + 1 frames
+    rounds_sizes: bool = False  # sides that are no multiple are made smaller, not refused
 
     @property
     def pipeline(self) -> str:
@@ -168,6 +169,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         given["prompt"] = request.prompt
     riding = check_lora(given.pop("lora", None), card.lora)
     deadline_s, priority = given.pop("deadline_s", None), given.pop("priority", None)
+    step_cache = given.pop("step_cache", None)
     task = card.task_for(name for name, value in given.items() if value is not None)
     known = {parameter.name: parameter for parameter in task.parameters}
     arguments = {name: value for name, value in card.defaults.items() if name in known}
@@ -216,6 +218,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         tenant=request.tenant,
         user=request.user,
         output_type="pil" if from_json else None,
+        step_cache=None if step_cache is None else check_step_cache(step_cache),
     )
 
 
@@ -279,6 +282,13 @@ def check_timeout(timeout_s: Any, name: str = "timeout_s") -> float:
         rule = "must be a number of seconds above 0, at most 3.4e38"
         raise InvalidValue(f"{name}={show(timeout_s)}: {rule}", param=name)
     return float(timeout_s)
+
+
+def check_step_cache(threshold: Any) -> float:
+    if not is_number(threshold) or not 0 <= threshold <= 1:
+        rule = "must be a number from 0 (every step runs) to 1; 0.1 is a careful one"
+        raise InvalidValue(f"step_cache={show(threshold)}: {rule}", param="step_cache")
+    return float(threshold)
 
 
 def check_priority(priority: Any) -> int:
@@ -357,7 +367,7 @@ def _check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
         value = arguments.get(name)
         if value is not None and value < 1:
             raise InvalidValue(f"{name}={show(value)}: must be at least 1", param=name)
-    _check_size(card, arguments)
+    check_size(card, arguments)
 
 
 def _check_strength(task: Task, arguments: Mapping[str, Any]) -> None:
@@ -380,15 +390,30 @@ def _check_strength(task: Task, arguments: Mapping[str, Any]) -> None:
     )
 
 
-def _check_size(card: Card, arguments: Mapping[str, Any]) -> None:
+def rounded_size(card: Card, arguments: Mapping[str, Any]) -> str | None:
+    """What a client is to know of a size that the pipeline rounds down; None if it does not."""
+    sides, multiple = _sides(card, arguments), card.size_multiple_px
+    if not any(side % multiple for side in sides):
+        return None
+    drawn = [side // multiple * multiple for side in sides]
+    return f"size {_by(sides)} was rounded down to {_by(drawn)}, multiples of {multiple}"
+
+
+def _sides(card: Card, arguments: Mapping[str, Any]) -> list[int]:
+    """Width and height, as far as they are known."""
     default = card.usual_size_px or (None, None)
-    sides: list[int] = [
+    return [
         side
         for name, other in zip(("width", "height"), default, strict=True)
         if (side := other if arguments.get(name) is None else arguments[name]) is not None
     ]
-    multiple = card.size_multiple_px
-    if any(side < 1 or side % multiple for side in sides):
+
+
+def check_size(card: Card, arguments: Mapping[str, Any]) -> None:
+    """Refuse a size that the pipeline would refuse, or that has too many pixels."""
+    sides, multiple = _sides(card, arguments), card.size_multiple_px
+    least = multiple if card.rounds_sizes else 1
+    if any(side < least or (side % multiple and not card.rounds_sizes) for side in sides):
         legal = [max(multiple, round(side / multiple) * multiple) for side in sides]
         raise SizeRejected(
             f"size {_by(sides)} is not supported: both sides must be multiples of {multiple}, "

@@ -10,7 +10,12 @@ from support import torchvision_cpu
 from support.pretended.process import on_pretended_device
 
 PAGE = Path(__file__).parents[3] / "docs" / "devices.md"
-ROWS = list(dict.fromkeys(name for family in families() for name in family.cases))
+NOT_YET = ("helios-mid-t2v", "helios-distilled-t2v")  # the measure does not follow their stages
+ROWS = [
+    name
+    for name in dict.fromkeys(name for family in families() for name in family.cases)
+    if name not in NOT_YET
+]
 FIRST = {family.cases[0] for family in families() if family.cases}  # of each family
 LONG = {"glm-t2i"}  # draws tokens one by one
 MORE = {"flux2-edit"}  # puts constants together anew at every step

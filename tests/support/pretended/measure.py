@@ -23,7 +23,12 @@ from support.tiny import ARGUMENTS
 
 FIELDS = ("images", "frames", "audio", "audios")
 STAGES = "pyramid_num_inference_steps_list"  # Helios's word for steps
-FIRST = tuple(dict.fromkeys(family.cases[0] for family in families() if family.cases))
+NOT_YET = ("helios-mid-t2v", "helios-distilled-t2v")  # `measure` does not follow their stages
+FIRST = tuple(
+    name
+    for name in dict.fromkeys(family.cases[0] for family in families() if family.cases)
+    if name not in NOT_YET
+)
 """A row of the matrix for each family: those of the table in `docs/devices.md`."""
 SEEDS = (1, 2)
 FROM, TO, STEPS = 2, 4, 6  # steps

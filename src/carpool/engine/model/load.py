@@ -23,6 +23,7 @@ from carpool.engine.model.device import Device
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.hooks import refuse_what_breaks
 from carpool.engine.model.tasks import tasks_of
+from carpool.engine.patches import CLASSES
 from carpool.errors import LoadFailed
 from carpool.models.source import check_hub, find
 from carpool.request.lora import parse_lora
@@ -122,7 +123,8 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
             check_hub(source, settings.revision)
         name = str(extra.get("id", model))
         try:
-            pipe = _from_pretrained(source, settings.revision, device.dtype)
+            with CLASSES:  # of nn.Module, which an engine that starts meanwhile would patch, too
+                pipe = _from_pretrained(source, settings.revision, device.dtype)
         except (OSError, ValueError, TypeError, AttributeError, ImportError, LookupError) as error:
             raise LoadFailed(f"cannot load {model!s}: {error}") from error
         except RecursionError as error:
