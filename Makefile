@@ -127,6 +127,9 @@ shapes-lora: .venv/ready  ## train the adapter `outlined` again (an hour on one 
 shapes-video: .venv/ready  ## train the embedded video model again (1.5 hours on two cores; wants g++)
 	$(ONE_THREAD) $(BIN)/python -m training.shapes.video.train
 
+devices: .venv/ready build/torchvision  ## where requests wait for a device: docs/devices.md
+	$(ONE_THREAD) $(BIN)/python docs/make_devices.py
+
 docs: .venv/ready  ## write docs/reference.md, http.md, models.md and the files in ARCHITECTURE.md
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_http.py

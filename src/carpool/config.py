@@ -24,7 +24,7 @@ FAULT_VARIABLE = "CARPOOL_FAULT"
 BatchingMode = Literal["continuous", "dynamic", "request", "off"]
 LoraBatching = Literal["mixed", "grouped"]
 Numerics = Literal["fast", "exact"]
-Device = Literal["auto", "cpu", "cuda"]
+DEVICES = ("cpu", "cuda", "xpu", "mps")
 DType = Literal["auto", "float32", "bfloat16", "float16"]  # of all components
 MetricsFormat = Literal["current", "docs"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -59,11 +59,13 @@ _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "
 class EngineSettings:
     """What an engine needs to know, beside the model."""
 
-    device: str = _setting("auto", "cpu, cuda or cuda:N; auto takes CUDA where there is one")
+    device: str = _setting(
+        "auto", "cpu, cuda (also for ROCm), xpu, mps, or cuda:N; auto takes the accelerator, if any"
+    )
     dtype: str = _setting(
         "auto",
         "weights' type, [COMPONENT=]auto|float32|bfloat16|float16, as in bfloat16,vae=float32; "
-        "auto is bfloat16 on CUDA, float32 on CPU",
+        "auto is float32 on a CPU, else bfloat16",
         listed=True,
     )
     revision: str | None = _setting(None, "branch, tag or commit of a hub model")

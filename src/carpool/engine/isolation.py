@@ -17,13 +17,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from carpool.engine import provenance, random_state
 from carpool.engine.intercept import Target
 from carpool.engine.model.pins import Pins
 from carpool.engine.overlay.overlay import Overlay
 from carpool.engine.overlay.shared_modules import SharedModules
-from carpool.engine.random_state import PATCHES, RandomState
+from carpool.engine.random_state import RandomState
 
 log = logging.getLogger("carpool")
+
+_PATCHES = (*random_state.PATCHES, provenance.PATCHES)
 
 
 class Isolation:
@@ -38,7 +41,8 @@ class Isolation:
     def install(self) -> None:
         self._shared.install()
         self._pins.install()
-        PATCHES.add()
+        for patches in _PATCHES:
+            patches.add()
         self._is_installed = True
 
     def remove(self) -> None:
@@ -46,7 +50,8 @@ class Isolation:
         if self._is_installed:
             self._pins.remove()
             self._shared.remove()
-            PATCHES.drop()
+            for patches in _PATCHES:
+                patches.drop()
         self._is_installed = False
 
     def context(self, seed: int) -> "RequestContext":
@@ -145,6 +150,11 @@ class RequestContext:
             self.random.free()
 
 
+def _kinds_of_devices() -> tuple[str, ...]:
+    known = torch.accelerator.current_accelerator()
+    return ("cpu",) if known is None else ("cpu", known.type)
+
+
 @dataclass(frozen=True, slots=True)
 class _Modes:
     """Torch's modes of the thread. By default those in which pipelines start."""
@@ -156,7 +166,7 @@ class _Modes:
     def now(cls) -> "_Modes":
         has_grad = torch.is_grad_enabled()
         is_on = torch.is_autocast_enabled
-        if not (has_grad or is_on("cpu") or is_on("cuda")):
+        if not (has_grad or any(map(is_on, _DEVICES))):
             return _PLAIN  # the usual case
         on = [device for device in _DEVICES if is_on(device)]
         return cls(has_grad, tuple([(one, torch.get_autocast_dtype(one)) for one in on]))
@@ -170,5 +180,5 @@ class _Modes:
                 torch.set_autocast_dtype(device, wanted[device])
 
 
-_DEVICES = ("cpu", "cuda")
+_DEVICES = _kinds_of_devices()
 _PLAIN = _Modes()

@@ -25,10 +25,12 @@ from carpool.engine.describe import Describer
 from carpool.engine.execute import execute
 from carpool.engine.faults import Faults, Run
 from carpool.engine.fuse import Fuser
-from carpool.engine.intercept import Call, Interception
+from carpool.engine.intercept import Call, Interception, tell_of_compilations
 from carpool.engine.isolation import Isolation
+from carpool.engine.model.device import DeviceLost
 from carpool.engine.model.load import Loaded, versions
 from carpool.engine.model.preview import PreviewSender
+from carpool.engine.model.tiling import can_tile, tiles
 from carpool.engine.numerics import Exact
 from carpool.engine.observe import truncation
 from carpool.engine.observe.activity import Snapshot, snapshot
@@ -43,7 +45,7 @@ from carpool.engine.request import Listener, RequestState
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
 from carpool.engine.tokenizers import Tokenizers
-from carpool.errors import Cancelled, CarpoolError, PipelineFailed, SettingRejected
+from carpool.errors import Cancelled, CarpoolError, PipelineFailed, SettingRejected, WorkerLost
 from carpool.schedule.policy import Policy
 from carpool.types import CheckedRequest, Clock
 
@@ -74,6 +76,7 @@ class EngineCore:
         around: Callable[[Run], Run] = lambda run: run,
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
+        self._compilations: Callable[[], None] = lambda: None
         self._turn_s = self._forward_s = 0.0  # busy time: all, and in modules
         self.heartbeat, self._stats, self._timelines = Heartbeat(clock), Stats(clock), Timelines()
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
@@ -230,6 +233,9 @@ class EngineCore:
             log.exception("the engine's loop failed")
             self._queue.close()
             self._running.end_all(PipelineFailed(f"the engine failed: {named(error)}"))
+        except DeviceLost as lost:
+            self._queue.close()
+            self._running.end_all(WorkerLost(f"{lost}: load the model again, in a new process"))
         finally:
             self.leave()
 
@@ -238,6 +244,7 @@ class EngineCore:
         self.loaded.device.enter(self.loaded.parameters)
         torch.set_grad_enabled(False)  # of the thread, for good: fibers would swap it under us
         self._interception.install()
+        self._compilations = tell_of_compilations(self.loaded.modules.values(), self.heartbeat)
         self._isolation.install()
         self._tokenizers.install()
 
@@ -246,10 +253,12 @@ class EngineCore:
         self._queue.close()  # after a crash, too: no request may be queued that never runs
         self._running.end_all(Cancelled("the engine was closed"))
         self._interception.remove()
+        self._compilations()
         self._tokenizers.remove()
         self._adapters.remove()
         self._isolation.remove()
-        self.loaded.undo()
+        if not self.loaded.device.is_lost:
+            self.loaded.undo()
         self._scheduler.close()
         self._probation.keep()
         self._off_loop.close()
@@ -267,8 +276,10 @@ class EngineCore:
                 self._running.start(state)
         if selected := self._scheduler.select(self._running.parked):
             forward_at_s = self._clock()
-            free = self.loaded.device.free
-            answers = execute(selected, self._run_forward, self._scheduler.widths, free)
+            answers = execute(
+                selected, self._run_forward, self._scheduler.widths, self._free_memory,
+                in_tiles=self._run_in_tiles,
+            )  # fmt: skip
             forward_s = self._clock() - forward_at_s
             self._running.end_cancelled()
             self._running.resume(zip(selected, answers, strict=True))
@@ -281,16 +292,41 @@ class EngineCore:
     def _run(self, states: Sequence[RequestState]) -> list[Any]:
         """Run these calls as one forward, and tell the observers of it."""
         calls, rows = [state.call for state in states], [state.rows for state in states]
+        self._interception.check()
         self._scheduler.began()
-        self.heartbeat.beat(self._scheduler.expected_s(rows))
+        expected_s = self._scheduler.expected_s(rows)
+        self.heartbeat.beat(expected_s)
         began_s = self._clock()
-        with self._adapters.riding(calls, rows):
-            answers = self._fuser.run(calls, rows)
-        self.loaded.device.launched()
+        try:
+            with self._adapters.riding(calls, rows):
+                answers = self._fuser.run(calls, rows)
+            self.loaded.device.launched()
+            if self.loaded.device.runs_ahead:
+                self.heartbeat.launched(expected_s)
+        except RuntimeError as error:
+            self.loaded.device.check(error)
+            raise
         why = self._scheduler.why_not_wider(len(states))
         forward = forward_of(states, began_s, self._clock(), why)
         for observe in self._observers:
             observe(forward)
+        return answers
+
+    def _free_memory(self) -> None:
+        self._fuser.forget()
+        self.loaded.device.free()
+
+    def _run_in_tiles(self, state: RequestState) -> list[Any] | None:
+        """Run a call that does not fit; None if its module knows no tiles."""
+        target = state.call.target
+        if not can_tile(target.module):
+            return None
+        with tiles(target.module):
+            answers = self._run_forward([state])
+        state.warnings.append(
+            f"{target.component}.{target.method} did not fit the device's memory and ran in tiles: "
+            "seams may show; a smaller size needs none"
+        )
         return answers
 
     def _run_to_compare(self, calls: Sequence[Call], rows: Sequence[int], mode: Exact) -> list[Any]:

@@ -58,7 +58,7 @@ class Scheduler:
         say = partial(log.info, "%s") if settings.enable_batching_metrics else _ignore
         self._say: Callable[[str], None] = say
         self._ending = threading.Lock()
-        self._server, self._is_cuda = loaded.server, loaded.device.is_cuda
+        self._server, self._runs_ahead = loaded.server, loaded.device.runs_ahead
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
         self._watch, self._kind = Stopwatch(loaded.device), NO_KIND
         self.admission = AdmissionControl(queue, settings)
@@ -135,8 +135,12 @@ class Scheduler:
         return self._why if requests == self._selected else "split"
 
     def expected_s(self, rows: Sequence[int]) -> float | None:
-        """Predicted seconds of a forward of the selected; None if nothing like it has ever run."""
-        if self.costs.curve(self._kind).is_empty:
+        """Predicted seconds of a forward of the selected; None if this process never ran its like.
+
+        The first forward of a width chooses kernels, loads or compiles them.
+        """
+        width = self._kind, sum(rows)
+        if not self._times_run.get(width) or self.costs.curve(self._kind).is_empty:
             return None
         return self.costs.seconds(self._kind, sum(rows))
 
@@ -149,7 +153,7 @@ class Scheduler:
         self.ended(forward.row_counts, forward.duration_s)
 
     def ended(self, rows: Sequence[int], duration_s: float) -> None:
-        """Note what a forward took; on CUDA, what those took that are over by now."""
+        """Note what a forward took; where they run ahead, what those took that are over by now."""
         self._watch.stop((self._kind, tuple(rows)), duration_s)
         for (kind, widths), seconds in self._watch.read():
             if kind.name not in self._seconds:
@@ -161,13 +165,13 @@ class Scheduler:
             self._is_news |= times <= KNOWN_WELL
 
     def turned(self, calls: int, loop_s: float, fiber_s: float) -> None:
-        """Note what a turn took beside its forward; on CUDA that runs beside it, and is free.
+        """Note what a turn took beside its forward; where forwards run ahead that is free.
 
         Args:
             loop_s: what the loop took.
             fiber_s: what the pipelines' own code took, for all calls.
         """
-        if not self._is_cuda:
+        if not self._runs_ahead:
             self._turns.append((self._kind, calls, max(0.0, loop_s), fiber_s))
         if self._is_news or len(self._ran) >= LEARN_EVERY:
             self.learn()

@@ -6,10 +6,10 @@ The pipeline's code is never changed. What loading changes on modules is undone 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from diffusers import DiffusionPipeline
@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_log
 from carpool.config import EngineSettings
 from carpool.engine.model.card import describe
 from carpool.engine.model.device import Device
+from carpool.engine.model.hooks import refuse_what_breaks
 from carpool.engine.model.prepare import apply, read, warm_up
 from carpool.engine.model.tasks import tasks_of
 from carpool.engine.patches import CLASSES
@@ -82,6 +83,27 @@ def _modules(pipe: DiffusionPipeline) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
+Load = TypeVar("Load", bound=Callable[..., Any])
+
+
+def says_what_does_not_fit(load: Load) -> Load:
+    """Let running out of memory while loading be a `LoadFailed` that says what works instead."""
+
+    @wraps(load)
+    def loading(model: Any, settings: EngineSettings) -> Any:
+        try:
+            return load(model, settings)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            name = model if isinstance(model, (str, Path)) else type(model).__name__
+            raise LoadFailed(
+                f"cannot load {name!s}: its weights do not fit the memory ({error}); a smaller "
+                "dtype, or a pipeline that was quantized or has group offload, needs less"
+            ) from None  # its frames hold the weights
+
+    return cast("Load", loading)
+
+
+@says_what_does_not_fit
 def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loaded:
     """Load a pipeline: an embedded one, a hub id, a folder, a file, or one that is there already.
 
@@ -91,11 +113,12 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
         LoadFailed: it is not to be had, or cannot be served as it is.
         SettingRejected: the device does not exist.
     """
-    device = Device(settings)
     extra: Mapping[str, Any] = {}
     if isinstance(model, DiffusionPipeline):
+        device = Device(settings, at=model._execution_device)
         pipe, name = model, type(model).__name__
     else:
+        device = Device(settings)
         source, extra = find(model)
         if not extra:  # a model of the hub
             check_hub(source, settings.revision)
@@ -107,7 +130,7 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
             raise LoadFailed(f"cannot load {model!s}: {error}") from error
         except RecursionError as error:
             raise _too_deep(model) from error
-    _refuse_what_breaks(pipe)
+    refuse_what_breaks(pipe)
     with ExitStack() as undo:
         for module in dict(_modules(pipe)).values():
             undo.callback(_restore_modes, _modes(module))
@@ -156,22 +179,6 @@ def _too_deep(model: object) -> LoadFailed:
 def versions() -> dict[str, str]:
     """Of the libraries that a picture depends on."""
     return {name: metadata.version(name) for name in ("torch", "diffusers", "transformers")}
-
-
-def _refuse_what_breaks(pipe: DiffusionPipeline) -> None:
-    if getattr(pipe, "_all_hooks", None):
-        raise LoadFailed(
-            "model CPU offload swaps modules under running requests: use group offload"
-        )
-    for name, module in pipe.components.items():
-        if getattr(module, "is_cache_enabled", False):
-            raise LoadFailed(f"{name} has a step cache, which mixes up requests: disable_cache()")
-        if getattr(module, "_compiled_call_impl", None) is not None:
-            raise LoadFailed(
-                f"{name} is compiled as a whole: use compile_repeated_blocks() instead"
-            )
-        if hasattr(module, "_hf_hook") and getattr(module._hf_hook, "offload", False):
-            raise LoadFailed(f"{name} is offloaded sequentially: use group offload instead")
 
 
 def _keep_vae_exact(pipe: DiffusionPipeline, undo: ExitStack) -> None:
