@@ -68,12 +68,12 @@ class RequestContext:
     def __init__(self, overlay: Overlay, random: RandomState) -> None:
         self.overlay, self.random = overlay, random
         self.request_id, self.warnings = "", list[str]()  # whose it is; what its answer is to say
-        self._modes, self._outside = _Modes(), _Modes()
+        self._modes, self._outside = Modes(), Modes()
         self._no_inference: torch.inference_mode | None = None
         self._is_free = False
 
     def enter(self) -> None:
-        self._outside = _Modes.now()
+        self._outside = Modes.now()
         if self._no_inference is not None:
             self._no_inference.__exit__(None, None, None)
             self._no_inference = None
@@ -84,7 +84,7 @@ class RequestContext:
     def leave(self) -> None:
         self.overlay.withdraw()
         self.random.swap()
-        self._modes = _Modes.now()
+        self._modes = Modes.now()
         if torch.is_inference_mode_enabled():  # of a `with` that the fiber paused in
             self._no_inference = torch.inference_mode(mode=False)
             self._no_inference.__enter__()
@@ -124,7 +124,7 @@ class RequestContext:
             self.random.free()
 
 
-class _Modes:
+class Modes:
     """Torch's modes of the thread."""
 
     _DEVICES = ("cpu", "cuda")
@@ -135,7 +135,7 @@ class _Modes:
         self._autocast: dict[str, torch.dtype] = {}
 
     @classmethod
-    def now(cls) -> "_Modes":
+    def now(cls) -> "Modes":
         modes = cls()
         modes._has_grad = torch.is_grad_enabled()
         for device in cls._DEVICES:

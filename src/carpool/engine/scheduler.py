@@ -28,7 +28,8 @@ from carpool.errors import TooLate
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.policy import Policy, build, reload, widest
-from carpool.types import NO_KIND, CheckedRequest, Clock, ParkedCall, QueuedRequest
+from carpool.schedule.sweep import choose_sweep, sweep_s
+from carpool.types import NO_KIND, CheckedRequest, Choice, Clock, ParkedCall, QueuedRequest
 
 log = logging.getLogger("carpool")
 
@@ -46,7 +47,9 @@ class Scheduler:
         clock: Clock,
         table: Table | None,
         policy: Policy | None,
+        may_pause: Callable[[RequestState], bool] = lambda state: False,
     ) -> None:
+        self._may_pause, self._streamer = may_pause, loaded.streamer
         self._settings, self._queue, self._clock = settings, queue, clock
         self._table, self._kept_s = table, clock()
         self.costs = table.costs if table else Costs()
@@ -59,6 +62,7 @@ class Scheduler:
         self._server, self._is_cuda = loaded.server, loaded.device.is_cuda
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
         self._watch, self._kind = Stopwatch(loaded.device), NO_KIND
+        self._sweep_s: float | None = None  # predicted seconds of a sweep; 0: not known
         self.admission = AdmissionControl(queue, settings)
         self._waiting: list[QueuedRequest] = []  # of the queue, at its `_version`
         self._version, self._waiting_s = -1, 0.0
@@ -86,11 +90,50 @@ class Scheduler:
 
     def select(self, states: Sequence[RequestState]) -> list[RequestState]:
         """Those of the parked requests that share the next forward, in their order in it."""
+        parked = self._parked(states)
+        choice = self._policy.choose(parked, self._waiting_s, self._clock())
+        return self._selected(choice, parked, states) if choice.calls else []
+
+    def select_sweep(self, states: Sequence[RequestState]) -> list[list[RequestState]]:
+        """The requests of each of the forwards that share the next sweep over streamed weights.
+
+        One forward, if the next ones are of a module whose weights are not streamed.
+        """
+        parked = self._parked(states)
+        choices = self._choose_sweep(parked, states)
+        selections = [self._selected(choice, parked, states) for choice in choices]
+        if choices:
+            self._kind = choices[0].calls[0].kind
+        return selections
+
+    def _parked(self, states: Sequence[RequestState]) -> list[ParkedCall]:
         parked = [self._parked_call(state) for state in states]
         self.admission.update(len(self._waiting), self._waiting_s, [call.left_s for call in parked])
-        choice = self._policy.choose(parked, self._waiting_s, self._clock())
-        if not choice.calls:
-            return []
+        return parked
+
+    def _choose_sweep(
+        self, parked: Sequence[ParkedCall], states: Sequence[RequestState]
+    ) -> list[Choice]:
+        streamer = self._streamer
+        assert streamer is not None
+        for kind_name, component in {(s.kind.name, s.kind.name.rpartition(".")[0]) for s in parked}:
+            self.costs.streams[kind_name] = streamer.seconds_of(component)
+        able = {call.order: state for call, state in zip(parked, states, strict=True)}
+        choices = choose_sweep(
+            self._policy,
+            parked,
+            self._waiting_s,
+            self._clock(),
+            self.costs,
+            lambda call: self._may_pause(able[call.order]),
+        )
+        are_known = not any(self.costs.curve(one.calls[0].kind).is_empty for one in choices)
+        self._sweep_s = sweep_s(choices, self.costs) if are_known else 0.0
+        return choices
+
+    def _selected(
+        self, choice: Choice, parked: Sequence[ParkedCall], states: Sequence[RequestState]
+    ) -> list[RequestState]:
         self._kind = choice.calls[0].kind
         self._width_reasons[self._kind.name, width_reason(choice, parked)] += 1
         numbers = {call.request for call in choice.calls}
@@ -114,7 +157,12 @@ class Scheduler:
         return known
 
     def expected_s(self, rows: Sequence[int]) -> float | None:
-        """Predicted seconds of a forward of the selected; None if nothing like it has ever run."""
+        """Predicted seconds of a forward of the selected; None if nothing like it has ever run.
+
+        Of a sweep over streamed weights, those of all its forwards.
+        """
+        if self._sweep_s is not None:
+            return self._sweep_s or None
         if self.costs.curve(self._kind).is_empty:
             return None
         return self.costs.seconds(self._kind, sum(rows))
@@ -125,6 +173,9 @@ class Scheduler:
 
     def forward(self, forward: Forward) -> None:
         """An observer of forwards: learns from them."""
+        parked = forward.states[0].parked
+        if self._streamer is not None and parked is not None:
+            self._kind = parked.kind  # forwards of several kinds end in one sweep
         self.ended(forward.row_counts, forward.duration_s)
 
     def ended(self, rows: Sequence[int], duration_s: float) -> None:

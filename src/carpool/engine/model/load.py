@@ -22,6 +22,8 @@ from carpool.engine.model.card import describe
 from carpool.engine.model.device import Device
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.tasks import tasks_of
+from carpool.engine.weights.placement import is_asked_for, place
+from carpool.engine.weights.streaming import Streamer
 from carpool.errors import LoadFailed
 from carpool.models.source import check_hub, find
 from carpool.request.lora import parse_lora
@@ -42,6 +44,7 @@ class Loaded:
     lora: Mapping[str, str | Path] = field(default_factory=dict)  # adapters to begin with, by name
     source: str = ""  # the model as it was asked for
     classes: dict[int, type] = field(default_factory=dict)  # of views, by id of their pipeline
+    streamer: Streamer | None = None  # of weights that are not on the device all the time
 
     @property
     def vae_scale_px(self) -> int:
@@ -104,13 +107,18 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
             raise LoadFailed(f"cannot load {model!s}: {error}") from error
         except RecursionError as error:
             raise _too_deep(model) from error
-        pipe.to(device.torch)
     _refuse_what_breaks(pipe)
     with ExitStack() as undo:
         for module in dict(_modules(pipe)).values():
             undo.callback(_restore_modes, _modes(module))
             module.eval().requires_grad_(False)
         _keep_vae_exact(pipe, undo)
+        streamer = None
+        if not isinstance(model, DiffusionPipeline) or is_asked_for(settings):
+            memory_gib = device.memory_gib
+            streamer = place(dict(_modules(pipe)), device.torch, settings, memory_gib)
+        if streamer is not None:
+            undo.callback(streamer.remove)
         try:
             tasks = tasks_of(pipe)
         except RecursionError as error:  # a scheduler that cannot be copied
@@ -124,6 +132,7 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
             {id(part): part for _, one in _modules(pipe) for part in one.modules()},
             {**extra.get("lora", {}), **parse_lora(settings.lora)},
             source=name if isinstance(model, DiffusionPipeline) else str(model),
+            streamer=streamer,
         )
 
 
