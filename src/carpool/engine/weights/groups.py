@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from carpool.errors import LoadFailed
 
 ALIGNMENT_BYTES = 256  # of weights in a slot: at least that of what torch allocates
+CPU_ALIGNMENT_BYTES = 64  # by which kernels tell addresses apart: other ones, other last bits
 HOOK = "group_offloading"  # diffusers' name for it
 WORTH_LOADING = 0.05  # of the largest block: what is smaller stays on the device
 
@@ -159,7 +160,7 @@ def form(
     ]
     by_block = {id(group.block): group for group in groups}
     for group in groups:
-        group.places, group.n_bytes = _lay_out(group.block)
+        group.places, group.n_bytes = _lay_out(group.block, device)
     containers = {
         name
         for path, one in module.named_modules()
@@ -215,13 +216,22 @@ def _calling(what: Callable[[Group], None], group: Group) -> Callable[[], None]:
     return called
 
 
-def _lay_out(block: nn.Module) -> tuple[tuple[Place, ...], int]:
-    """The places of a block's weights in its group's bytes, and how many those are."""
+def _lay_out(block: nn.Module, device: torch.device) -> tuple[tuple[Place, ...], int]:
+    """The places of a block's weights in its group's bytes, and how many those are.
+
+    Files that are mapped into memory put weights at odd addresses. On a CPU they keep what an
+    address has beyond the alignment, so that a streamed block gives the bits of a resident one.
+    """
     places, at = [], 0
     for owner, attribute, value in _plain_parts(block):
         stride = value.stride() if _is_dense(value) else _contiguous(value.shape)
-        places.append(Place(owner, attribute, value.dtype, value.shape, stride, at, value.nbytes))
-        at += -(-value.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        odd = value.data_ptr() % CPU_ALIGNMENT_BYTES if device.type == "cpu" else 0
+        begin = at + (0 if odd % value.itemsize else odd)
+        places.append(
+            Place(owner, attribute, value.dtype, value.shape, stride, begin, value.nbytes)
+        )
+        end = begin + value.nbytes
+        at = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return tuple(places), at
 
 

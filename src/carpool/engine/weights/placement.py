@@ -85,7 +85,12 @@ def place(
         "pinned memory" if store.is_pinned else "the disk",
         ", ".join(f"{len(paths)} blocks of {name}" for name, paths in chosen.items()),
     )
-    return Streamer({name: modules[name] for name in chosen}, chosen, device, Bus(store, device))
+    bus = Bus(store, device)
+    try:
+        return Streamer({name: modules[name] for name in chosen}, chosen, device, bus)
+    except BaseException:
+        bus.close()
+        raise
 
 
 def is_offloaded(module: nn.Module) -> bool:
