@@ -43,7 +43,7 @@ def choose_sweep(
         Forwards in the order in which they were chosen, all of one component if there are
         several; empty only if nothing is parked.
     """
-    first = policy.choose(parked, waiting_s, now_s)
+    first = policy.choose(_newcomers(parked, costs) or parked, waiting_s, now_s)
     if not first.calls:
         return []
     choices, leader = [first], first.calls[0]
@@ -85,6 +85,18 @@ def sweep_s(choices: Sequence[Choice], costs: Costs) -> float:
 
 def _compute_s(costs: Costs, choice: Choice) -> float:
     return costs.compute_s(choice.calls[0].kind, sum(call.rows for call in choice.calls))
+
+
+def _newcomers(parked: Sequence[ParkedCall], costs: Costs) -> list[ParkedCall]:
+    """Calls of encoders, if the next sweep has room for those who wait for them.
+
+    A policy may let them wait where a forward has no room; here that is not the question.
+    """
+    denoise = [call for call in parked if call.phase == "denoise"]
+    stream_s = min((costs.stream_s(call.kind) for call in denoise), default=0.0)
+    if sum(costs.compute_s(call.kind, call.rows) for call in denoise) >= stream_s:
+        return []
+    return [call for call in parked if call.phase == "encode"]
 
 
 def _is_dated(choice: Choice) -> bool:

@@ -47,6 +47,12 @@ class Place:
     def put(self, value: Tensor) -> None:
         setattr(self.owner, self.attribute, value)
 
+    def flat(self, value: Tensor) -> Tensor:
+        """The bytes of a value as they lie in its group; a copy only if the layout is another."""
+        if value.stride() != self.stride:
+            value = torch.empty_strided(self.shape, self.stride, dtype=self.dtype).copy_(value)
+        return value.cpu().as_strided((value.numel(),), (1,)).view(torch.uint8)
+
     def in_(self, buffer: Tensor) -> Tensor:
         """Its part of a group's bytes, as a tensor of its kind, without a copy."""
         part = buffer[self.at : self.at + self.n_bytes].view(self.dtype)

@@ -68,16 +68,16 @@ class DiskStore:
         self._end = 0
 
     def write(self, group: Group) -> None:
-        whole = torch.zeros(group.n_bytes, dtype=torch.uint8)
         for place in group.places:
             value = place.read()
-            place.in_(whole).copy_(value)
+            view, at = memoryview(place.flat(value).numpy().data), self._end + place.at
+            while view:
+                done = os.pwrite(self._file.fileno(), view, at)
+                view, at = view[done:], at + done
             _forget_pages(value)
         self._at[group] = self._end
-        view = memoryview(whole.numpy().data)
-        while view:
-            done = os.pwrite(self._file.fileno(), view, self._end)
-            view, self._end = view[done:], self._end + done
+        self._end += group.n_bytes
+        os.truncate(self._file.fileno(), self._end)
 
     def read(self, group: Group, into: Tensor) -> None:
         view, at = memoryview(into.numpy().data)[: group.n_bytes], self._at[group]
@@ -106,7 +106,7 @@ class PinnedStore:
         whole = torch.zeros(group.n_bytes, dtype=torch.uint8)
         for place in group.places:
             value = place.read()
-            place.in_(whole).copy_(value)
+            whole[place.at : place.at + place.n_bytes].copy_(place.flat(value))
             _forget_pages(value)
         self._pieces[group] = [
             torch.empty(end - begin, dtype=torch.uint8, pin_memory=True).copy_(whole[begin:end])
