@@ -7,7 +7,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 # Each file of tests runs in one of two processes: its servers and models are started once.
 TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler test-noise simulate fuzz chaos soak hostile overload lint types lines test-wheel shapes shapes-lora shapes-video docs lock
+.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-stream bench-scheduler test-noise simulate fuzz chaos soak hostile overload lint types lines test-wheel shapes shapes-lora shapes-video docs lock
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -47,6 +47,9 @@ bench-gpu: .venv/ready  ## real-size models on a CUDA device: docs/benchmarks-gp
 
 bench-lora: .venv/ready  ## adapters by row, against PEFT's mixed batch
 	$(ONE_THREAD) $(BIN)/python benchmarks/lora.py
+
+bench-stream: .venv/ready  ## streamed weights on an emulated bus, beside diffusers' offload: docs/benchmarks-stream.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.stream --output docs/benchmarks-stream.md
 
 bench-scheduler: .venv/ready  ## how long the policy thinks, and what explaining costs
 	$(BIN)/python benchmarks/scheduler.py

@@ -120,10 +120,11 @@ def test_a_forward_that_fails_in_the_middle_does_not_stop_the_others(sweeps_over
         return ""
 
     assert torch.equal(sweeps.run([lambda: model(good)])[0], expected)
-    answers = sweeps.run([lambda: model(good), caught, lambda: model(good)])
+    three: list[Any] = [lambda: model(good), caught, lambda: model(good)]
+    answers: list[Any] = sweeps.run(three)
     assert answers[1] == "not this one"
-    assert torch.equal(answers[0], expected)  # type: ignore
-    assert torch.equal(answers[2], expected)  # type: ignore
+    assert torch.equal(answers[0], expected)
+    assert torch.equal(answers[2], expected)
     with pytest.raises(ValueError, match="not this one"):
         sweeps.run([lambda: model(good), lambda: model(bad)])
     assert torch.equal(sweeps.run([lambda: model(good)])[0], expected)

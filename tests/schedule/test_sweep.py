@@ -31,9 +31,9 @@ def costs(stream_s: float = 1.0) -> Costs:
 
 
 def call(number: int, kind: CallKind = SMALL, **more: Any) -> ParkedCall:
-    phase = "encode" if kind is ENCODER else "denoise"
+    phase, key = "encode" if kind is ENCODER else "denoise", more.pop("key", 0)
     given = {"max_rows": 8, "left_s": 10.0, "whole_s": 20.0, "phase": phase, **more}
-    return ParkedCall(number, number, (kind, more.get("key", 0)), kind=kind, **given)
+    return ParkedCall(number, number, (kind, key), kind=kind, **given)
 
 
 @dataclass
@@ -97,9 +97,9 @@ def test_newcomers_are_encoded_while_the_next_sweep_has_room_for_them() -> None:
     [choice] = choose_sweep(policy, [*parked, call(9, ENCODER)], 0.0, 0.0, costs())
     assert [one.request for one in choice.calls] == [9]
     full = [call(number, LARGE) for number in range(1, 4)]
-    policy = Lines()
-    choose_sweep(policy, [*full, call(9, ENCODER)], 0.0, 0.0, costs())
-    assert policy.asked[0] == 4  # it decides by itself
+    lines = Lines()
+    choose_sweep(lines, [*full, call(9, ENCODER)], 0.0, 0.0, costs())
+    assert lines.asked[0] == 4  # it decides by itself
 
 
 def test_every_parked_call_is_chosen_at_most_once_and_the_policy_is_asked_little() -> None:

@@ -19,6 +19,8 @@ CPU = torch.device("cpu")
 class Block(nn.Module):
     """A linear layer; `on_forward` is told of every run."""
 
+    linear: Any
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear = nn.Linear(width, width)
@@ -32,6 +34,10 @@ class Block(nn.Module):
 class Tower(nn.Module):
     """Blocks one after the other, between two layers that belong to none."""
 
+    before: Any
+    blocks: Any
+    after: Any
+
     def __init__(self, blocks: int = 4, width: int = 64) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -44,7 +50,8 @@ class Tower(nn.Module):
         x = self.before(x)
         for block in self.blocks:
             x = block(x)
-        return self.after(x)
+        answer: Tensor = self.after(x)
+        return answer
 
 
 class VirtualBus(Bus):

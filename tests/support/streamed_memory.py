@@ -11,6 +11,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import FluxTransformer2DModel
@@ -31,7 +32,8 @@ def main(folder: str, *settings: str) -> None:
     gc.collect()
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
-    with driving(folder, **dict(one.split("=", 1) for one in settings)) as drive:
+    given: dict[str, Any] = dict(one.split("=", 1) for one in settings)
+    with driving(folder, **given) as drive:
         pictures = _draw(drive, 2)
         weights = drive.engine.loaded.modules.values()
         found = {

@@ -1,5 +1,7 @@
 """Which blocks stay on the device under a budget: a plan from sizes."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,7 +64,7 @@ components = st.lists(st.tuples(st.integers(0, 20), sizes, st.booleans()), min_s
 
 
 @given(components, st.integers(0, 600))
-def test_a_plan_fits_its_budget_and_counts_every_byte(parts: list, budget: int) -> None:
+def test_a_plan_fits_its_budget_and_counts_every_byte(parts: list[Any], budget: int) -> None:
     made = [Component(f"c{i}", *part) for i, part in enumerate(parts)]
     try:
         found = plan(made, "auto", budget)

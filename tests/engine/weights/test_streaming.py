@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,9 +68,15 @@ def test_afterwards_the_module_is_as_it_was(tmp_path: Path) -> None:
 
 def test_layouts_types_and_buffers_survive(tmp_path: Path) -> None:
     class Mixed(nn.Module):
+        count: Any
+        short: Any
+        flipped: Any
+        conv: Any
+
         def __init__(self) -> None:
             super().__init__()
-            self.conv = nn.Conv2d(4, 4, 3).to(memory_format=torch.channels_last)
+            self.conv = nn.Conv2d(4, 4, 3)
+            self.conv.weight.data = self.conv.weight.to(memory_format=torch.channels_last)
             self.short = nn.Parameter(torch.randn(7).to(torch.bfloat16), requires_grad=False)
             self.register_buffer("count", torch.arange(5))
             self.flipped = nn.Parameter(torch.randn(3, 5).T, requires_grad=False)
@@ -79,7 +86,7 @@ def test_layouts_types_and_buffers_survive(tmp_path: Path) -> None:
             total = self.short.float().sum() + self.count.sum() + self.flipped[0].sum()
             return self.conv(x).mean() + total  # type: ignore[no-any-return]
 
-    model = nn.Module()
+    model: Any = nn.Module()
     model.blocks = nn.ModuleList(Mixed().requires_grad_(False) for _ in range(3))
     x = torch.randn(1, 4, 8, 8)
     expected = [block(x) for block in model.blocks]
