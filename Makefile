@@ -39,7 +39,7 @@ demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo
 	PYTHONPATH=. $(BIN)/python examples/demo_video.py
 
 bench: .venv/ready  ## against plain diffusers, LitServe, a lock, the simulator: docs/benchmarks.md
-	$(ONE_THREAD) $(BIN)/python benchmarks/cpu.py --output docs/benchmarks.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.cpu --output docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.live --append-to docs/benchmarks.md
 
 bench-gpu: .venv/ready  ## real-size models on a CUDA device: docs/benchmarks-gpu.md
@@ -111,8 +111,9 @@ shapes-lora: .venv/ready  ## train the adapter `outlined` again (an hour on one 
 shapes-video: .venv/ready  ## train the embedded video model again (1.5 hours on two cores; wants g++)
 	$(ONE_THREAD) $(BIN)/python -m training.shapes.video.train
 
-docs: .venv/ready  ## write docs/reference.md, docs/models.md and the files in ARCHITECTURE.md
+docs: .venv/ready  ## write docs/reference.md, http.md, models.md and the files in ARCHITECTURE.md
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_http.py
 	$(BIN)/python docs/make_models.py
 	$(BIN)/python docs/make_files.py
 

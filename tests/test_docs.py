@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import make_files
+import make_http
 import pytest
 from make_reference import PAGE, page
 from make_scheduling import PAGE as SCHEDULING
@@ -74,6 +75,27 @@ def test_the_command_lines_of_the_readme_are_understood(line: str) -> None:
 
 def test_reference_is_what_the_code_makes() -> None:
     assert PAGE.read_text() == page(), "run `make docs`"
+
+
+def test_the_page_of_http_fields_is_what_the_code_makes() -> None:
+    assert make_http.PAGE.read_text() == make_http.page(), "run `make docs`"
+
+
+def test_contributing_names_what_there_is() -> None:
+    """Make targets, files and folders, as far as they are written as one."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    targets = {word for line in re.findall(r"^make ([a-z -]+?)(?:  |$)", text, re.M)
+               for word in line.split()}  # fmt: skip
+    missing = [
+        t for t in targets if not re.search(rf"^{t}:", (ROOT / "Makefile").read_text(), re.M)
+    ]
+    paths = re.findall(r"`((?:[a-z_]+/)+[a-z_]*(?:\.[a-z]+)?)`", text)
+    roots = (ROOT, ROOT / "src" / "carpool", ROOT / "src" / "carpool" / "engine")
+    missing += [one for one in paths if not any((root / one).exists() for root in roots)]
+
+    assert targets
+    assert paths
+    assert missing == []
 
 
 def test_the_list_of_files_in_the_architecture_is_made_of_their_docstrings() -> None:

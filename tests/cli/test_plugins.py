@@ -1,5 +1,7 @@
 """Commands that packages add by entry points: they work, or say why not; nothing else breaks."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 
@@ -59,6 +61,23 @@ def test_a_command_of_the_laboratory_shows_its_help(name: str) -> None:
 
     assert ended.exit_code == 0
     assert f"Usage: cli {name}" in ended.output
+
+
+def test_a_list_of_commands_says_of_the_laboratory_what_it_says_and_does_not_import_it() -> None:
+    program = """
+import sys
+from carpool.cli.main import cli
+try:
+    cli(["--help"])
+finally:
+    print(sorted(name for name in sys.modules if name.startswith(("carpool_lab", "torch"))))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert ended.stdout.splitlines()[-1] == "[]", ended.stderr
+    for name, said in LAB.items():
+        command = plugins.added_commands()[name].load()
+        assert command.get_short_help_str(limit=200) == said
 
 
 @pytest.mark.parametrize("name", sorted(OWN))

@@ -83,6 +83,25 @@ def test_what_a_class_does_with_its_output_type_is_read_from_its_source() -> Non
     assert output_types(type(fresh("flux"))) == ("pil", "np", "pt", "latent")
 
 
+class OddlyWritten:
+    """Its source has text at the margin, and a piece that does not parse by itself."""
+
+    template = """from here:
+to there"""
+
+    def __call__(self, output_type: str = "pil") -> str:
+        return """here:
+{}""" if output_type == "html" else output_type  # fmt: skip
+
+    named, other = (lambda self: 1), (lambda self: (
+        2))  # fmt: skip
+
+
+def test_a_class_is_read_however_its_source_is_laid_out() -> None:
+    assert output_types(OddlyWritten) == ("pil", "np", "pt", "latent", "html")
+    assert not only_converts(OddlyWritten())
+
+
 def test_none_is_not_the_same_as_leaving_it_out() -> None:
     with_none = given("sana", output_type="pt", complex_human_instruction=None)
     without = given("sana", output_type="pt", complex_human_instruction=["look: "])

@@ -63,11 +63,14 @@ class Worker:
         finally:
             del self.running[job.seed]
 
-    def end(self, seed: int, error: CarpoolError | None = None) -> None:
+    def end(
+        self, seed: int, error: CarpoolError | None = None, *, warnings: Sequence[str] = ()
+    ) -> None:
         if error is not None:
             self.running[seed].set_exception(error)
-        else:
-            self.running[seed].set_result(Done("", seed, [], Timings(), TokenUsage(0, 0)))
+            return
+        done = Done("", seed, [], Timings(), TokenUsage(0, 0), warnings=list(warnings))
+        self.running[seed].set_result(done)
 
 
 class House:
@@ -130,6 +133,18 @@ def live(
 
 
 Scene = Callable[[House], Coroutine[Any, Any, None]]
+
+
+def test_a_job_has_the_warnings_of_its_requests_once() -> None:
+    async def scene(house: House) -> None:
+        job = await house.submit(1, 2)
+        await house.runs(1, 2)
+        for seed in (1, 2):
+            house.worker.end(seed, warnings=["truncated"])
+
+        assert (await house.becomes(job, "completed")).warnings == ("truncated",)
+
+    live(scene)
 
 
 def test_a_job_is_run_and_its_files_are_kept() -> None:

@@ -71,6 +71,19 @@ def test_a_job_is_queued_taken_and_completed_with_its_files(
     assert content(store, job.id) == b"one"
     assert content(store, job.id, "c.txt") is None
     assert content(store, job.id, "../../jobs.sqlite") is None
+    assert done.warnings == ()
+
+
+def test_a_job_keeps_what_its_client_is_to_know(
+    tmp_path: Path, opened: Callable[..., JobStore]
+) -> None:
+    store = opened(tmp_path)
+    job = submit(store)
+    store.take(1)
+
+    assert store.complete(job.id, writes(a_txt=b"one"), warnings=["truncated"])
+
+    assert store.get(job.id).warnings == ("truncated",)
 
 
 def test_the_oldest_goes_first_and_keeps_its_place_when_it_is_queued_again(

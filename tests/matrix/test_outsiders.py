@@ -39,7 +39,7 @@ FUSE = {  # its denoiser, how far an answer may be off, whether it is part of `m
     "cogview3": ("transformer", IMAGE, False),
     "cogview4": ("transformer", IMAGE, False),
     "bria": ("transformer", IMAGE, True),
-    "kandinsky3": ("unet", IMAGE, False),
+    "kandinsky3": ("unet", 5e-5, False),  # last bits of one forward grow to 2.6e-5
     "ovis": ("transformer", IMAGE, False),
     "ltx": ("transformer", VIDEO, False),
     "cogvideox": ("transformer", VIDEO, False),

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,11 @@ import torch
 
 import carpool
 from carpool import Request
+from carpool.config import load_settings
+from carpool.engine.loop import EngineCore
+from carpool.engine.model.load import load as load_pipeline
+from carpool.engine.observe.forward import Forward
+from carpool.engine.request import Listener
 from carpool.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -21,7 +27,8 @@ from carpool.errors import (
     Rejected,
     UnknownParameter,
 )
-from support.engine_driver import gap, served
+from carpool.types import CheckedRequest
+from support.engine_driver import InLine, gap, served
 from support.tiny import ARGUMENTS
 
 FLUX: dict[str, Any] = ARGUMENTS["flux"]
@@ -259,6 +266,30 @@ def test_a_list_longer_than_the_queue_is_no_overload() -> None:
         engine.submit("a cat", **ENDLESS)
         with pytest.raises(Overloaded):
             engine.submit("a cat", **QUICK)
+
+
+class Hasty(EngineCore):
+    """Its thread gets all the time it wants between two requests of a list."""
+
+    has_run = threading.Event()
+
+    def submit(self, request: CheckedRequest, listener: Listener) -> None:
+        super().submit(request, listener)
+        self.has_run.wait(0.1)
+
+
+def test_the_requests_of_one_list_start_together_on_an_idle_engine() -> None:
+    chosen, forwards = load_settings({"device": "cpu"}), list[Forward]()
+    core = Hasty(
+        load_pipeline(served("flux"), chosen.engine()),
+        chosen.engine(),
+        observers=[forwards.append, lambda forward: Hasty.has_run.set()],
+        policy=InLine(8),
+    )
+    with carpool.Engine(core, chosen) as engine:
+        engine.generate(["a cat", "a dog", "the moon"], **QUICK)
+
+    assert {forward.requests for forward in forwards} == {3}
 
 
 def test_a_handle_has_the_verbs_of_a_future_and_says_how_far_it_is(engine: carpool.Engine) -> None:

@@ -216,7 +216,8 @@ def test_a_value_on_the_command_line_that_nests_too_deep_is_text() -> None:
 
 
 def test_a_spoiled_row_that_nests_without_end_reads_as_nothing() -> None:
-    assert _loads(nested(200_000)) == {}
+    assert _loads(nested(200_000), dict) == {}
+    assert _loads(nested(200_000), list) == []
 
 
 # With a model: these bring torch

@@ -7,12 +7,20 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+import httpx2
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from carpool.config import ServeSettings
+from carpool.jobs.runner import Runner
+from carpool.jobs.store import JobStore
+from carpool.server.access.keys import Keyring
+from carpool.server.run import _DrainingServer
 from carpool.server.transport import http_protocol
 from carpool.server.transport.http_protocol import StrictHTTPProtocol
+from carpool.telemetry.tracing import Tracing
+from support.app import CARD, Grey
 
 ROOT = Path(__file__).parents[2]
 CALLED = {  # what uvicorn calls, and so must go on calling, by where it stands
@@ -40,6 +48,18 @@ def test_pyproject_admits_only_the_minor_version_that_is_tested() -> None:
         f"uvicorn {version('uvicorn')} is installed, pyproject.toml says {wanted}: compare its "
         "httptools_impl.py with server/transport/http_protocol.py, then pin the new minor version"
     )
+
+
+def test_idle_connections_outlast_those_of_clients() -> None:
+    """A request that meets a connection being closed is lost, and a POST is not retried."""
+    worker = Grey()
+    store = JobStore(None, ttl_s=1000, max_bytes=1 << 20, max_waiting=1)
+    runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
+    server = _DrainingServer(worker, ServeSettings(port=0), runner, Keyring(()), Tracing())
+    store.close()
+
+    longest_s = max(httpx2.Limits().keepalive_expiry or 0, 15)  # aiohttp's
+    assert server.config.timeout_keep_alive > longest_s
 
 
 def test_the_protocol_overrides_and_calls_nothing_private_of_uvicorns() -> None:

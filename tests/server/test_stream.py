@@ -91,6 +91,20 @@ def test_previews_come_first_then_the_picture_then_the_end() -> None:
     assert last["usage"]["total_tokens"] == 2
 
 
+def test_a_truncated_prompt_is_told_with_the_picture() -> None:
+    class Truncating(Showing):
+        async def submit(self, *args: Any, **kwargs: Any) -> protocol.Done:
+            done = await super().submit(*args, **kwargs)
+            done.warnings = ["your prompt was truncated"]
+            return done
+
+    *_, (_, warned), _ = told(stream(Truncating(), partial_images=1))
+    *_, (_, plain), _ = told(stream(Showing(), partial_images=1))
+
+    assert warned["warnings"] == ["your prompt was truncated"]
+    assert "warnings" not in plain
+
+
 def test_a_worker_that_dies_meanwhile_is_a_comment_and_no_preview_comes_twice() -> None:
     class Reborn(Showing):
         async def submit(

@@ -114,11 +114,11 @@ class Fuser:
         if len(calls) > 1:
             _make_masks(spec, everyone)
         device = everyone[0][spec.rows][0].device
-        joined = dict(spec.adds) | {
-            name: self._join(spec.rules.get(name), [one[name] for one in everyone], rows, device)
-            for name in everyone[0]
-            if all(name in one for one in everyone)  # else it was the default, or is not read
-        }
+        rules, joined = spec.rules, dict(spec.adds)
+        for name in everyone[0]:
+            if all(name in one for one in everyone):  # else it was the default, or is not read
+                values = [one[name] for one in everyone]
+                joined[name] = self._join(rules.get(name), values, rows, device)
         if spec.casts:
             # a module whose weights are stored as float8 computes in another type, and says so
             weights = next(target.module.parameters()).dtype
@@ -244,8 +244,8 @@ class Fuser:
         """
         if any(value.is_inference() for value in values):
             return torch.cat(list(values))  # such tensors do not count their versions
-        ids = tuple(id(value) for value in values)
-        versions = tuple(value._version for value in values)
+        ids = tuple([id(value) for value in values])
+        versions = tuple([value._version for value in values])
         known = self._stacks.pop(ids, None)
         if known is None or known.versions != versions:
             forget = _Forget(self._stacks, ids)
@@ -359,6 +359,8 @@ def decode_bytes(call: Call) -> int:
 
 def _expand(value: Any, rows: int, device: torch.device) -> Tensor:
     """One number for each row: a 0-d tensor or Python number repeated, a vector as it is."""
+    if isinstance(value, Tensor) and value.ndim == 1 and value.device == device:
+        return value  # the usual case
     number: Tensor = torch.as_tensor(value, device=device)
     return number.reshape(1).expand(rows) if number.ndim == 0 else number
 

@@ -17,7 +17,8 @@ from typing import Any
 from torch import nn
 
 from carpool.engine.fiber import current_context, in_fiber, park
-from carpool.engine.specs import SPECS, Spec
+from carpool.engine.specs import Spec
+from carpool.engine.specs.plugins import spec_of
 from carpool.request.lora import Riding
 from carpool.types import Phase, phase_of
 
@@ -111,7 +112,7 @@ def _target(component: str, module: nn.Module, method: str) -> Target:
         original=original,
         positional=tuple(positional),
         phase=phase_of(component, method),
-        spec=None if takes_any else SPECS.get((type(module).__name__, method)),
+        spec=None if takes_any else spec_of(type(module).__name__, method),
         defaults={p.name: p.default for p in parameters if p.default is not p.empty},
     )
 

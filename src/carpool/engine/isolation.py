@@ -11,13 +11,14 @@ the request's own state. Which requests are like that is observed, not listed.
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from carpool.engine.intercept import Target
+from carpool.engine.model.pins import Pins
 from carpool.engine.overlay import Overlay, SharedModules
 from carpool.engine.random_state import PATCHES, RandomState
 
@@ -29,24 +30,27 @@ class Isolation:
 
     def __init__(self, components: Mapping[str, nn.Module], device: torch.device) -> None:
         self._shared, self._device = SharedModules(components), device
+        self._pins = Pins(components.values())
         self._is_installed = False
         self._logged: set[str] = set()
 
     def install(self) -> None:
         self._shared.install()
+        self._pins.install()
         PATCHES.add()
         self._is_installed = True
 
     def remove(self) -> None:
         """Leave the process as `install` found it. Harmless when not installed."""
         if self._is_installed:
+            self._pins.remove()
             self._shared.remove()
             PATCHES.drop()
         self._is_installed = False
 
     def context(self, seed: int) -> "RequestContext":
         """The state of a request that is about to start."""
-        return RequestContext(Overlay(self._shared), RandomState(seed, self._device))
+        return RequestContext(Overlay(self._shared), RandomState(seed, self._device), self._pins)
 
     def exclusive(self, context: "RequestContext") -> list[str]:
         """The components that a request has changed for itself; each kind is logged once."""
@@ -65,19 +69,21 @@ class Isolation:
 class RequestContext:
     """The private state of one request; see `fiber.Context`."""
 
-    def __init__(self, overlay: Overlay, random: RandomState) -> None:
-        self.overlay, self.random = overlay, random
+    def __init__(self, overlay: Overlay, random: RandomState, pins: Pins) -> None:
+        self.overlay, self.random, self.pins = overlay, random, pins
         self.request_id, self.warnings = "", list[str]()  # whose it is; what its answer is to say
-        self._modes, self._outside = Modes(), Modes()
+        self._modes = self._outside = _PLAIN
         self._no_inference: torch.inference_mode | None = None
         self._is_free = False
 
     def enter(self) -> None:
         self._outside = Modes.now()
+        is_known = True
         if self._no_inference is not None:
             self._no_inference.__exit__(None, None, None)
-            self._no_inference = None
-        self._modes.set()
+            self._no_inference, is_known = None, False  # it has changed the modes
+        if not is_known or self._modes is not self._outside:
+            self._modes.set()
         self.random.swap()
         self.overlay.apply()
 
@@ -85,10 +91,13 @@ class RequestContext:
         self.overlay.withdraw()
         self.random.swap()
         self._modes = Modes.now()
+        is_known = True
         if torch.is_inference_mode_enabled():  # of a `with` that the fiber paused in
             self._no_inference = torch.inference_mode(mode=False)
             self._no_inference.__enter__()
-        self._outside.set()
+            is_known = False
+        if not is_known or self._outside is not self._modes:
+            self._outside.set()
 
     def own(self, target: Target) -> Target:
         """The method that a call from this request means.
@@ -124,30 +133,30 @@ class RequestContext:
             self.random.free()
 
 
+@dataclass(frozen=True, slots=True)
 class Modes:
-    """Torch's modes of the thread."""
+    """Torch's modes of the thread. By default those in which pipelines start."""
 
-    _DEVICES = ("cpu", "cuda")
-
-    def __init__(self) -> None:
-        """Those in which pipelines start: no gradients, no autocast."""
-        self._has_grad = False
-        self._autocast: dict[str, torch.dtype] = {}
+    has_grad: bool = False
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()  # of devices for which it is on
 
     @classmethod
     def now(cls) -> "Modes":
-        modes = cls()
-        modes._has_grad = torch.is_grad_enabled()
-        for device in cls._DEVICES:
-            if torch.is_autocast_enabled(device):
-                modes._autocast[device] = torch.get_autocast_dtype(device)
-        return modes
+        has_grad = torch.is_grad_enabled()
+        is_on = torch.is_autocast_enabled
+        if not (has_grad or is_on("cpu") or is_on("cuda")):
+            return _PLAIN  # the usual case
+        on = [device for device in _DEVICES if is_on(device)]
+        return cls(has_grad, tuple([(one, torch.get_autocast_dtype(one)) for one in on]))
 
     def set(self) -> None:
-        if torch.is_grad_enabled() != self._has_grad:
-            torch.set_grad_enabled(self._has_grad)
-        for device in self._DEVICES:
-            if torch.is_autocast_enabled(device) != (device in self._autocast):
-                torch.set_autocast_enabled(device, device in self._autocast)
-            if device in self._autocast:
-                torch.set_autocast_dtype(device, self._autocast[device])
+        torch.set_grad_enabled(self.has_grad)
+        wanted = dict(self.autocast)
+        for device in _DEVICES:
+            torch.set_autocast_enabled(device, device in wanted)
+            if device in wanted:
+                torch.set_autocast_dtype(device, wanted[device])
+
+
+_DEVICES = ("cpu", "cuda")
+_PLAIN = Modes()

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,10 @@ class EngineCore:
         self._scheduler.check_overload(request)
         free_places = max(0, self.settings.max_running - len(self._running))
         self._queue.put(request, listener, free_places=free_places, place_s=self.place_s)
+
+    def together(self) -> AbstractContextManager[object]:
+        """Have the requests that are submitted inside of it start together."""
+        return self._queue.together()
 
     def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
         """End a request, queued or running, before its next forward."""

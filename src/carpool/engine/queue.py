@@ -7,6 +7,7 @@ asks which requests are to be ended, and sleeps here while there is nothing to d
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager
 from math import inf
 from typing import Any
 
@@ -72,6 +73,14 @@ class RequestQueue:
             self._version += 1
             self._next_timeout_s = min(self._next_timeout_s, state.timeout_at_s)
             self._changed.notify()
+
+    def together(self) -> AbstractContextManager[object]:
+        """Requests that are put inside of this `with` are seen by the engine's thread at once.
+
+        So those of one list are admitted, and encoded, together. Nothing in it may wait for the
+        engine.
+        """
+        return self._changed  # whose lock may be taken again by the thread that has it
 
     def snapshot(self, since: int) -> tuple[int, list[RequestState] | None]:
         """The queue's version, and its requests, oldest first; None if it is that of `since`.

@@ -29,11 +29,21 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.policy import Policy, build, reload, widest
 from carpool.schedule.sweep import choose_sweep, sweep_s
-from carpool.types import NO_KIND, CheckedRequest, Choice, Clock, ParkedCall, QueuedRequest
+from carpool.types import (
+    NO_KIND,
+    CallKind,
+    CheckedRequest,
+    Choice,
+    Clock,
+    ParkedCall,
+    QueuedRequest,
+)
 
 log = logging.getLogger("carpool")
 
 KEEP_EVERY_S = 30.0
+LEARN_EVERY = 8  # forwards: after each, the code that learns has left the processor's caches
+KNOWN_WELL = 32  # forwards of a kind and width, from which on several are learned from at once
 
 
 class Scheduler:
@@ -69,6 +79,12 @@ class Scheduler:
         self.wake_s = inf  # when to ask again, if nothing happens before
         self._width_reasons: Counter[tuple[str, str]] = Counter()
         self._seconds: dict[str, Histogram] = {}  # of forwards, by their method
+        # what is to be learned from: forwards (kind, rows of each call, seconds of the device), and
+        # turns (kind, calls, seconds of the loop and of the pipelines' own code)
+        self._ran: list[tuple[CallKind, tuple[int, ...], float]] = []
+        self._turns: list[tuple[CallKind, int, float, float]] = []
+        self._times_run: Counter[tuple[CallKind, int]] = Counter()
+        self._is_news = False
 
     def admit(self, running: int) -> list[RequestState]:
         """Take the requests that start now out of the queue.
@@ -129,6 +145,10 @@ class Scheduler:
         )
         are_known = not any(self.costs.curve(one.calls[0].kind).is_empty for one in choices)
         self._sweep_s = sweep_s(choices, self.costs) if are_known else 0.0
+        if self._sweep_s and (self.admission.is_informed or self._predictor.is_proven):
+            calls = [call for choice in choices for call in choice.calls]
+            alone_s = sum(self.costs.seconds(call.kind, call.rows) for call in calls)
+            self.admission.learn(alone_s, len(calls), self._sweep_s)
         return choices
 
     def _selected(
@@ -147,14 +167,21 @@ class Scheduler:
         known = state.parked
         if known is not None and known.order == state.order and not self.widths.are_limited:
             return known
+        if known is not None and known.key is state.key and not self.widths.are_limited:
+            cap = known.max_rows  # the usual case: the next step
+        else:
+            cap = self.widths.cap(state.key, self._most_rows(state))
+        if known is None or known.order != state.order or known.max_rows != cap:
+            known = state.parked = self._predictor.parked_call(state, cap)
+        return known
+
+    def _most_rows(self, state: RequestState) -> int:
+        """Rows that a forward of a request's call may have by the settings."""
         settings, phase = self._settings, state.call.target.phase
         most = widest(settings, phase)
         if phase == "decode" and (row_bytes := decode_bytes(state.call)):
             most = max(1, min(most, int(settings.max_decode_gib * 2**30 // row_bytes)))
-        cap = self.widths.cap(state.key, most)
-        if known is None or known.order != state.order or known.max_rows != cap:
-            known = state.parked = self._predictor.parked_call(state, cap)
-        return known
+        return most
 
     def expected_s(self, rows: Sequence[int]) -> float | None:
         """Predicted seconds of a forward of the selected; None if nothing like it has ever run.
@@ -179,28 +206,43 @@ class Scheduler:
         self.ended(forward.row_counts, forward.duration_s)
 
     def ended(self, rows: Sequence[int], duration_s: float) -> None:
-        """Learn what a forward took; on CUDA, what those took that are over by now."""
-        self._watch.stop((self._kind, sum(rows)), duration_s)
-        for (kind, width), seconds in self._watch.read():
+        """Note what a forward took; on CUDA, what those took that are over by now."""
+        self._watch.stop((self._kind, tuple(rows)), duration_s)
+        for (kind, widths), seconds in self._watch.read():
             if kind.name not in self._seconds:
                 self._seconds[kind.name] = Histogram(FORWARD_BUCKETS_S)
             self._seconds[kind.name].add(seconds)
-            if seconds > 0:
-                self.costs.learn(kind, width, seconds)
-        if self.admission.is_informed or self._predictor.is_proven:
-            curve = self.costs.curve(self._kind)
-            alone_s = sum(curve.seconds(width) for width in rows)
-            self.admission.learn(alone_s, len(rows), curve.seconds(sum(rows)))
+            self._ran.append((kind, widths, seconds))
+            source = kind, sum(widths)
+            self._times_run[source] = times = self._times_run[source] + 1
+            self._is_news |= times <= KNOWN_WELL
 
     def turned(self, calls: int, loop_s: float, fiber_s: float) -> None:
-        """Learn what a turn took beside its forward; on CUDA that runs beside it, and is free.
+        """Note what a turn took beside its forward; on CUDA that runs beside it, and is free.
 
         Args:
             loop_s: what the loop took.
             fiber_s: what the pipelines' own code took, for all calls.
         """
         if not self._is_cuda:
-            self.costs.learn_turn(self._kind, calls, max(0.0, loop_s), fiber_s)
+            self._turns.append((self._kind, calls, max(0.0, loop_s), fiber_s))
+        if self._is_news or len(self._ran) >= LEARN_EVERY:
+            self.learn()
+
+    def learn(self) -> None:
+        """Learn from the forwards and turns that were noted."""
+        for kind, rows, seconds in self._ran:
+            if seconds > 0:
+                self.costs.learn(kind, sum(rows), seconds)
+            if self._streamer is None and (self.admission.is_informed or self._predictor.is_proven):
+                curve = self.costs.curve(kind)
+                alone_s = sum([curve.seconds(width) for width in rows])
+                self.admission.learn(alone_s, len(rows), curve.seconds(sum(rows)))
+        for kind, calls, loop_s, fiber_s in self._turns:
+            self.costs.learn_turn(kind, calls, loop_s, fiber_s)
+        self._ran.clear()
+        self._turns.clear()
+        self._is_news = False
 
     def check_overload(self, job: CheckedRequest) -> None:
         """Refuse a request that would wait too long; see `AdmissionControl.check`."""
@@ -229,6 +271,7 @@ class Scheduler:
 
     def wait(self) -> None:
         """Sleep until the queue changes or a waiting batch is due."""
+        self.learn()
         self.keep(at_most_every_s=KEEP_EVERY_S)
         self._queue.wait(self._version, self.wake_s)
 
@@ -250,6 +293,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Log the last batches, and write the learned costs."""
+        self.learn()
         self.log_last_batches()
         self.keep()
 

@@ -8,10 +8,10 @@ import contextlib
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from carpool.errors import StoreFailed
 
@@ -22,6 +22,7 @@ NAME = "jobs.sqlite"
 VERSION = 1  # of the schema
 _APPLICATION = 0x43504F4C  # "CPOL": the application id in SQLite's header
 Values = Sequence[Any] | dict[str, Any]
+T = TypeVar("T")
 
 _TABLES = """
 CREATE TABLE jobs (
@@ -42,6 +43,7 @@ CREATE TABLE jobs (
   error TEXT,  -- JSON
   files TEXT NOT NULL DEFAULT '{}',  -- JSON: bytes by name
   bytes INTEGER NOT NULL DEFAULT 0,
+  warnings TEXT,  -- JSON: texts for the client
   idempotency_key TEXT,
   digest TEXT,
   UNIQUE (owner, idempotency_key)
@@ -57,7 +59,7 @@ CREATE TABLE IF NOT EXISTS uptime (seconds REAL NOT NULL);
 INSERT INTO uptime SELECT 0.0 WHERE NOT EXISTS (SELECT 1 FROM uptime);
 """  # what older files of this version lack
 _COLUMNS = {"id", "kind", "owner", "state", "asked", "work", "files"}  # of any version
-_LATER_COLUMNS = ("created_up_s", "ended_up_s")
+_LATER_COLUMNS = {"created_up_s": "REAL", "ended_up_s": "REAL", "warnings": "TEXT"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Record:
     ended_up_s: float | None
     error: dict[str, Any] | None
     files: dict[str, int] = field(hash=False)  # bytes by name
+    warnings: tuple[str, ...]  # for the client, such as that its prompt was truncated
 
     @property
     def is_open(self) -> bool:
@@ -93,15 +96,17 @@ _JSON = ("asked", "work", "error", "files")
 def record_of(row: sqlite3.Row) -> Record:
     """A row as a record; JSON that the disk has damaged becomes {}."""
     values = {name: row[name] for name in _FIELDS}
-    return Record(**values | {name: _loads(row[name]) for name in _JSON if row[name] is not None})
+    values |= {name: _loads(row[name], dict) for name in _JSON if row[name] is not None}
+    told: list[Any] = _loads(row["warnings"] or "[]", list)
+    return Record(**values | {"warnings": tuple(map(str, told))})
 
 
-def _loads(text: str) -> dict[str, Any]:
+def _loads(text: str, kind: Callable[[], T]) -> T:
     try:
         value = json.loads(text)
     except (TypeError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return kind()
+    return value if isinstance(value, type(kind())) else kind()
 
 
 class Database:
@@ -178,9 +183,9 @@ def _connect(path: Path | str) -> sqlite3.Connection:
         if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
             db.execute(f"PRAGMA application_id = {_APPLICATION}")
         columns = {row["name"] for row in db.execute("PRAGMA table_info(jobs)")}
-        for name in _LATER_COLUMNS:
+        for name, kind in _LATER_COLUMNS.items():
             if name not in columns:
-                db.execute(f"ALTER TABLE jobs ADD COLUMN {name} REAL")
+                db.execute(f"ALTER TABLE jobs ADD COLUMN {name} {kind}")
         db.executescript(f"BEGIN; {_LATER} COMMIT")
     except BaseException:
         db.close()

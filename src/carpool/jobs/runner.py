@@ -35,13 +35,18 @@ from carpool.types import CheckedRequest, Clock
 
 log = logging.getLogger("carpool")
 
-Output = Any
-"""What a worker gives for one request of a job; only the worker and the writers look into it."""
+
+class Output(Protocol):
+    """What a worker gives for one request of a job; only the writers look further into it."""
+
+    @property
+    def warnings(self) -> Sequence[str]: ...
+
 
 OnProgress = Callable[[int, int], None]
 """Is called with the denoising steps that are done, and how many there are."""
 
-Writer = Callable[[Record, Sequence[Output], Path], object]
+Writer = Callable[[Record, Sequence[Any], Path], object]
 """Puts the files of a job into a folder. On a thread."""
 
 MOST_LOSSES = 2  # workers that may die under a job before it fails
@@ -66,7 +71,7 @@ class JobListener(Protocol):
 
     def ended(
         self, record: Record, state: End | Literal["completed"], took_s: float,
-        done: Sequence[Output],
+        done: Sequence[Any],
     ) -> None:  # fmt: skip
         """A job has ended, `took_s` after it was accepted; `done` is of a completed one only."""
 
@@ -300,7 +305,10 @@ class Runner:
 
     async def _complete(self, record: Record, done: Sequence[Output]) -> None:
         write = partial(self._writers[record.kind], record, done)
-        complete = partial(self.store.complete, record.id, write, keep=record.work.get("keep", ()))
+        complete = partial(
+            self.store.complete, record.id, write, keep=record.work.get("keep", ()),
+            warnings=list(dict.fromkeys(text for one in done for text in one.warnings)),
+        )  # fmt: skip
         loop = asyncio.get_running_loop()
         if await loop.run_in_executor(self._finisher, complete):
             self._tell(record, "completed", done)

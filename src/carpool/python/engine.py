@@ -157,11 +157,15 @@ class Engine:
         hidden = not (len(jobs) > 1 and sys.stderr.isatty()) if progress is None else not progress
         handles: list[Handle | Output] = []
         with tqdm(total=steps, unit="step", disable=hidden) as bar:
+            advance = partial(_advance, bar)
             try:
-                for job in jobs:
-                    handles.append(
-                        self._queue(job, handles, bar) if isinstance(job, CheckedRequest) else job
-                    )
+                with self._loop.together(), contextlib.suppress(Overloaded):
+                    for job in jobs:
+                        mine = job if isinstance(job, Output) else self._start(job, advance)
+                        handles.append(mine)
+                for job in jobs[len(handles) :]:  # for which there was no place
+                    mine = job if isinstance(job, Output) else self._queue(job, handles, advance)
+                    handles.append(mine)
                 outputs = [_settled(handle) for handle in handles]
             except BaseException:  # interrupted: nobody waits for the rest any more
                 for handle in handles:
@@ -175,12 +179,15 @@ class Engine:
         return outputs
 
     def _queue(
-        self, job: CheckedRequest, before: Sequence[Handle | Output], bar: "tqdm[Any]"
+        self,
+        job: CheckedRequest,
+        before: Sequence[Handle | Output],
+        follow: Callable[[Event], object],
     ) -> Handle:
         """Start a job of a list, waiting for a place: a long list is no overload."""
         while True:
             try:
-                return self._start(job, partial(_advance, bar))
+                return self._start(job, follow)
             except Overloaded as full:
                 mine = [h._listener.future for h in before if isinstance(h, Handle)]
                 running = [future for future in mine if not future.done()]

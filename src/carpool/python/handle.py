@@ -142,7 +142,7 @@ class _Listener:
         self._job, self._follow = job, follow
         self.future: Future[Output] = Future()
         self._events: list[Event] = []
-        self._news = threading.Condition()
+        self._news, self._is_followed = threading.Condition(), False
         self._wakers: list[Callable[[], object]] = []  # of event loops
         self.future.set_running_or_notify_cancel()  # only the engine ends it
 
@@ -158,6 +158,7 @@ class _Listener:
         return f"step {last.step} of {last.steps}" if last.steps else last.kind
 
     def events(self) -> Iterator[Event]:
+        self._is_followed = True  # before the first look at what has come
         for seen in itertools.count():
             with self._news:
                 while len(self._events) <= seen:
@@ -188,9 +189,10 @@ class _Listener:
             self._wakers.remove(wake)
 
     def event(self, event: Event) -> None:
-        with self._news:
-            self._events.append(event)
-            self._news.notify_all()
+        self._events.append(event)
+        if self._is_followed:
+            with self._news:
+                self._news.notify_all()
         for wake in list(self._wakers):
             wake()
         if self._follow is not None:

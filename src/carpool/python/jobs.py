@@ -48,6 +48,7 @@ class BackgroundJob:
     seeds: Sequence[int]  # one an output
     error: dict[str, Any] | None  # code, message, param and type, as over HTTP
     files: Sequence[Path]  # in the order of the seeds; only of a completed job
+    warnings: Sequence[str] = ()  # such as that the prompt was truncated
 
 
 def open_store(settings: ServeSettings) -> JobStore:
@@ -173,6 +174,7 @@ class Jobs:
             record.asked.get("seeds", []),
             record.error,
             sorted((path for path in paths if path), key=lambda path: (len(path.name), path.name)),
+            record.warnings,
         )
 
     async def _ended(self, job_id: str, within_s: float | None) -> Record:

@@ -99,6 +99,13 @@ class Continuous:
         if not parked:
             return Choice(())
         self._trials.clear()
+        is_alone = len(parked) == 1 and not self._passed and parked[0].deadline_s == inf
+        if is_alone and self._shares is None:  # nothing to choose
+            if parked[0].phase == "denoise" and parked[0].request not in self._begun:
+                self._begun = set()
+            choice = Choice(tuple(parked), why="nobody")
+            self._note(choice, parked)
+            return choice
         phases: dict[str, list[ParkedCall]] = {"decode": [], "encode": [], "denoise": []}
         for call in parked:
             phases[call.phase].append(call)

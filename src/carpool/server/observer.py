@@ -12,7 +12,7 @@ import carpool
 from carpool.config import ServeSettings
 from carpool.errors import CarpoolError, JobNotFound, NoSuchEndpoint
 from carpool.jobs.database import Record
-from carpool.jobs.runner import Output, Runner
+from carpool.jobs.runner import Runner
 from carpool.server.bodies import schema
 from carpool.telemetry import tracing
 from carpool.telemetry.metrics import Metrics
@@ -66,7 +66,7 @@ class Observer:
             for one in oldest:
                 self._origins.pop(one, None)
 
-    def ended(self, record: Record, state: str, took_s: float, done: Sequence[Output]) -> None:
+    def ended(self, record: Record, state: str, took_s: float, done: Sequence[Any]) -> None:
         """A job has ended."""
         outcome = "ok" if state == "completed" else state
         self._metrics.ended(self._model, record.kind, outcome, took_s)

@@ -247,6 +247,7 @@ class _DrainingServer(uvicorn.Server):
                 # uvicorn's own greeting and farewell are no news beside ours
                 log_level="warning" if settings.log_level == "info" else settings.log_level,
                 log_config=None,
+                timeout_keep_alive=StrictHTTPProtocol.idle_timeout_s,
                 timeout_graceful_shutdown=5,
                 lifespan="off",
             )

@@ -9,7 +9,7 @@ without an adapter are not touched, and one more adapter is an entry in a dict.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -69,6 +69,9 @@ class Plan:
                 mine, into = (one[run.begin * k : run.end * k] for one in (x, output))
             delta = part.up(part.down(mine.to(part.dtype)))
             into.add_(delta, alpha=run.scale * part.scaling)
+
+
+_NOBODY = nullcontext()
 
 
 @lru_cache(maxsize=512)
@@ -132,13 +135,14 @@ class Adapters:
             self._arrived.append((name, parts))
             self._names.append(name)
 
-    @contextmanager
-    def riding(self, calls: Sequence[Call], rows: Sequence[int]) -> Iterator[None]:
+    def riding(self, calls: Sequence[Call], rows: Sequence[int]) -> AbstractContextManager[None]:
         """For the time of one forward of these calls, let each ride with its adapters."""
+        return self._riding(calls, rows) if any(call.lora for call in calls) else _NOBODY
+
+    @contextmanager
+    def _riding(self, calls: Sequence[Call], rows: Sequence[int]) -> Iterator[None]:
         self._plan = plan(tuple(call.lora for call in calls), tuple(rows))
-        if self._plan is None:
-            yield
-            return
+        assert self._plan is not None
         self._settle()
         self._is_even = self._plan.is_shared or is_even(calls, rows)
         try:

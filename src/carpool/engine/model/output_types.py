@@ -7,7 +7,6 @@ than for "pt": they rescale, mark or check their pictures (DeepFloyd IF's safety
 
 import ast
 import inspect
-import textwrap
 from typing import Any
 
 from diffusers.image_processor import VaeImageProcessor
@@ -37,7 +36,7 @@ def only_converts(pipe: Any) -> bool:
     """
     try:
         tree = _parsed(type(pipe).__call__)
-    except (OSError, TypeError):  # without source
+    except (OSError, TypeError, SyntaxError):  # without source of its own
         return False
     plain: set[int] = set()
     for node in ast.walk(tree):
@@ -79,10 +78,12 @@ def _functions(cls: type) -> list[ast.Module]:
         if inspect.isfunction(function):
             try:
                 found.append(_parsed(function))
-            except (OSError, TypeError):
+            except (OSError, TypeError, SyntaxError):
                 continue
     return found
 
 
 def _parsed(function: Any) -> ast.Module:
-    return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    source = inspect.getsource(inspect.unwrap(function))
+    # Not dedented: a text over several lines may begin at the margin.
+    return ast.parse(f"if True:\n{source}" if source[0].isspace() else source)

@@ -307,7 +307,8 @@ class Probation:
             return
         changed = Snapshot.of(target.module).differs(before)
         before.restore_random()
-        found = difference(together, answers)
+        unread = target.spec.unread if target.spec else ()
+        found = difference(together, answers, unread)
         if found is not None:
             self._give_up(kind, evidence, calls[0], found, varying=varying)
         elif target.spec is not None and target.spec.is_inferred and mode.suspicion is not None:

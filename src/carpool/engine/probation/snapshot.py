@@ -1,7 +1,7 @@
 """What a module is before a call and after it, and whether two answers are the same bits."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,12 +127,25 @@ def shares_memory(answer: Any, arguments: Mapping[str, Any]) -> bool:
     return bool(storages(answer) & storages(arguments))
 
 
-def difference(together: Sequence[Any], alone: Sequence[Any]) -> str | None:
-    """What is not the same in answers of a fused forward and of the calls by themselves."""
+def difference(
+    together: Sequence[Any], alone: Sequence[Any], unread: Collection[str] = ()
+) -> str | None:
+    """What is not the same in answers of a fused forward and of the calls by themselves.
+
+    Args:
+        unread: fields that no caller reads, which a fused answer may lack.
+    """
     for ours, theirs in zip(together, alone, strict=True):
-        if (found := _unlike(ours, theirs, "the answer")) is not None:
+        found = _unlike(_without(ours, unread), _without(theirs, unread), "the answer")
+        if found is not None:
             return found
     return None
+
+
+def _without(answer: Any, unread: Collection[str]) -> Any:
+    if not unread or not isinstance(answer, Mapping):
+        return answer
+    return {name: entry for name, entry in answer.items() if name not in unread}
 
 
 def _unlike(ours: Any, theirs: Any, where: str) -> str | None:

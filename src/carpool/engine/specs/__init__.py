@@ -1,9 +1,10 @@
 """How the arguments of each model class fuse: data, a small table a class.
 
-A class without a table never fuses: its calls run alone, correctly. To add one, say for every
-tensor argument of the method what its first axis means. Arguments that the table does not name
-must be plain Python values, equal in all calls of a forward (flags); a call that passes a tensor
-or an object under a name the table does not know runs alone.
+A class without a table is guessed by `infer.py` and proven at run time; a table says what shapes
+cannot tell, such as padding. To add one, say for every tensor argument of the method what its first
+axis means; other packages add theirs by entry points (`plugins.py`). Arguments that the table does
+not name must be plain Python values, equal in all calls of a forward (flags); a call that passes a
+tensor or an object under a name the table does not know runs alone.
 
 | rule | meaning | fused |
 | --- | --- | --- |

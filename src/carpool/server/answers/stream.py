@@ -180,6 +180,8 @@ def _event(generation: ImageGeneration, number: int, shown: Shown, index: int) -
             "usage": generation.usage([shown.usage]).model_dump(),
             "timings": asdict(shown.timings),
         }
+        if shown.warnings:
+            event["warnings"] = shown.warnings
         if generation.user is not None:
             event["safety_identifier"] = generation.user
     else:

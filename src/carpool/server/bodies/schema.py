@@ -49,8 +49,8 @@ class GenerationRequest(BaseModel):
     num_inference_steps: Any = ours("integer", "denoising steps")
     guidance_scale: Any = ours("number", "how closely to follow the prompt")
     negative_prompt: Any = ours("string", "what not to show")
-    user: Name = None
-    safety_identifier: Name = None
+    user: Name = Field(None, description="of the client's own: users divide a key's share")
+    safety_identifier: Name = Field(None, description="as `user`; given back in the answer")
 
 
 class ImageRequest(GenerationRequest):
@@ -126,10 +126,10 @@ NULL_FIELDS = tuple(_NULL_FIELDS.split())
 
 
 class Image(BaseModel):
-    b64_json: str | None = None
-    url: str | None = None
-    revised_prompt: None = None
-    seed: int
+    b64_json: str | None = Field(default=None, description="the file, where no url was asked for")
+    url: str | None = Field(default=None, description="a link that needs no key, for an hour")
+    revised_prompt: None = Field(default=None, description="prompts are never revised here")
+    seed: int = Field(description="that gives this image again")
 
 
 class TokenDetails(BaseModel):
@@ -172,16 +172,16 @@ class ModelParameter(BaseModel):
 
 
 class ModelEntry(BaseModel):
-    id: str
+    id: str = Field(description="what requests name it by")
     object: Literal["model"] = "model"
-    created: int
+    created: int = Field(description="when the server started, Unix time")
     owned_by: str
-    pipeline: str
+    pipeline: str = Field(description="the diffusers class")
     tasks: list[str] = Field(description="what it does; the first one without any picture given")
-    default_size: str | None
-    size_multiple_px: int
-    parameters: list[ModelParameter]
-    lora: list[str]  # adapters that a request may name
+    default_size: str | None = Field(description="WIDTHxHEIGHT; null where the model decides")
+    size_multiple_px: int = Field(description="both sides are multiples of it")
+    parameters: list[ModelParameter] = Field(description="what requests may say")
+    lora: list[str] = Field(description="adapters that a request may name")
 
 
 class ModelList(BaseModel):
@@ -193,9 +193,9 @@ class PhaseReport(BaseModel):
     """One phase of an output's request. Seconds; moments since its submission."""
 
     phase: Literal["encode", "denoise", "decode"]
-    start_s: float
-    duration_s: float
-    forwards: int
+    start_s: float = Field(description="when it began")
+    duration_s: float = Field(description="how long it took, waiting included")
+    forwards: int = Field(description="module calls of it, each part of one forward")
     forward_s: float = Field(description="in forwards")
     waited_s: float = Field(description="for its forwards to be scheduled")
     waited_for_s: dict[str, float] = Field(
@@ -204,7 +204,7 @@ class PhaseReport(BaseModel):
         "pipelines' own code"
     )
     others_mean: float = Field(description="requests that shared a forward with it")
-    others_most: int
+    others_most: int = Field(description="the same, of its widest forward")
     others: list[str] = Field(
         description="ids of requests that shared a forward with it, at most 32: `id` for those of "
         "the same API key, else only that there was one: `another`"
@@ -214,31 +214,31 @@ class PhaseReport(BaseModel):
 class OutputReport(BaseModel):
     """The timeline of one output. Seconds."""
 
-    id: str
+    id: str = Field(description="its own; that of the first is the request's")
     status: Literal["queued", "running", "ok", "failed", "cancelled"]
     error: str | None = Field(description="the code of what it failed with")
-    step: int
-    steps: int
+    step: int = Field(description="denoising steps that are done")
+    steps: int = Field(description="denoising steps in all; 0 while that is not known")
     submitted_at: float = Field(description="Unix time, as the other moments that end in _at")
     started_at: float | None = Field(description="admitted; null while it is queued")
-    ended_at: float | None
+    ended_at: float | None = Field(description="answered, failed or cancelled; null before")
     queued_s: float = Field(description="waited until it was admitted")
-    total_s: float
-    phases: list[PhaseReport]
+    total_s: float = Field(description="from submission to its end, or until now")
+    phases: list[PhaseReport] = Field(description="those that it has begun, in order")
 
 
 class RequestReport(BaseModel):
     """`GET /v1/requests/{id}`: the timelines of an HTTP request's outputs, in their order."""
 
-    id: str
-    outputs: list[OutputReport]
+    id: str = Field(description="as the header `x-request-id` of its answer had it")
+    outputs: list[OutputReport] = Field(description="one for each picture or video it asks for")
 
 
 class ErrorBody(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str
+    message: str = Field(description="what was seen, the rule, what works instead")
+    type: str = Field(description="OpenAI's class of errors, such as invalid_request_error")
+    param: str | None = Field(description="the field at fault")
+    code: str = Field(description="one of the codes in the table of errors")
 
 
 class Error(BaseModel):

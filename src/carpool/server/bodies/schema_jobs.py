@@ -23,7 +23,10 @@ class _Record(BaseModel):
     expires_at: int | None = Field(description="when it is forgotten, with its files")
     error: JobError | None
     queue_position: int | None = Field(description="jobs that were accepted before it and wait")
-    eta_s: float | None
+    eta_s: float | None = Field(description="predicted seconds until it ends")
+    warnings: list[str] | None = Field(
+        default=None, description="such as that the prompt was truncated"
+    )
 
 
 class Video(_Record):

@@ -132,6 +132,7 @@ async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
         "error": error,
         "queue_position": position,
         "eta_s": eta_s,
+        "warnings": list(record.warnings) or None,
     }
 
 

@@ -34,6 +34,8 @@ class StrictHTTPProtocol(HttpToolsProtocol):
 
     head_timeout_s = 20.0  # from the connection, or the first byte, to the last header
     body_timeout_s = 120.0  # from there to the last byte of the body
+    idle_timeout_s = 20  # between requests: longer than clients keep a connection (httpx: 5 s,
+    # aiohttp: 15 s), since one that is closed as a request comes loses it
     disconnect_poll_s = 1.0  # how often a disconnect is looked for while nothing is read
     _timer: asyncio.TimerHandle | None = None
     _poll: asyncio.TimerHandle | None = None

@@ -1,0 +1,91 @@
+"""Pin what pipelines ask of shared modules again and again: their device and their number type.
+
+To answer `module.device`, `module.dtype` or `get_module_execution_device(module)`, diffusers walks
+through all parts of the module, up to three times: milliseconds a request, in which no forward can
+begin. While an engine runs, a component of its pipeline answers the same every time, so a fiber
+gets what the first one was told. A request that has changed a component is told anew, and so are
+parts of components, and everybody outside of fibers.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from diffusers import ModelMixin
+from torch import nn
+from transformers import PreTrainedModel
+
+from carpool.engine.fiber import current_context
+from carpool.engine.patches import Patches
+
+_PROPERTIES = ("device", "dtype")
+_FUNCTION = "get_module_execution_device"  # of diffusers: its pipelines import it by name
+
+
+class Pins:
+    """The answers of one pipeline's components, each asked for once."""
+
+    def __init__(self, components: Iterable[nn.Module]) -> None:
+        self._components = {id(component) for component in components}
+        self._answers: dict[tuple[int, str], Any] = {}
+        self._installed: list[Patches] = []
+
+    def install(self) -> None:
+        self._installed = _all_patches()
+        for patches in self._installed:
+            patches.add()
+
+    def remove(self) -> None:
+        """Have diffusers answer again. Harmless when not installed."""
+        while self._installed:
+            self._installed.pop().drop()
+        self._answers.clear()
+
+    def answer(self, module: nn.Module, what: str, ask: Callable[[Any], Any], context: Any) -> Any:
+        """What a fiber is told.
+
+        Args:
+            ask: asks diffusers.
+            context: of the fiber.
+        """
+        if id(module) not in self._components or context.overlay.covers(module):
+            return ask(module)
+        known = id(module), what
+        if known not in self._answers:
+            self._answers[known] = ask(module)
+        return self._answers[known]
+
+
+def _pinned(what: str, ask: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def answer(module: Any) -> Any:
+        context = current_context()
+        if context is None or context.pins is None:
+            return ask(module)
+        return context.pins.answer(module, what, ask, context)
+
+    return answer
+
+
+def _property(what: str) -> Callable[[Any], Any]:
+    return lambda plain: property(_pinned(what, plain.fget), doc=plain.__doc__)
+
+
+def _owner(cls: type, name: str) -> type:
+    return next(one for one in cls.__mro__ if name in vars(one))
+
+
+_properties = [
+    Patches(_owner(cls, name), {name: _property(name)})
+    for cls in (ModelMixin, PreTrainedModel)
+    for name in _PROPERTIES
+]
+_functions: dict[str, Patches] = {}  # by the module that has imported it
+
+
+def _all_patches() -> list[Patches]:
+    """For the properties, and for the function in every module of pipelines imported by now."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("diffusers.pipelines.") and _FUNCTION in vars(module):
+            pin = {_FUNCTION: lambda plain: _pinned(_FUNCTION, plain)}
+            _functions.setdefault(name, Patches(module, pin))
+    return [*_properties, *_functions.values()]
