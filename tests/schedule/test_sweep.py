@@ -104,8 +104,9 @@ def test_newcomers_are_encoded_while_the_next_sweep_has_room_for_them() -> None:
 
 def test_every_parked_call_is_chosen_at_most_once_and_the_policy_is_asked_little() -> None:
     policy, parked = Lines(), [call(n, key=n) for n in range(1, 40)]
+    known = costs(stream_s=0.95)
 
-    choices = choose_sweep(policy, parked, 0.0, 0.0, costs())
+    choices = choose_sweep(policy, parked, 0.0, 0.0, known)
 
     requests = [one.request for choice in choices for one in choice.calls]
     assert len(set(requests)) == len(requests) == len(policy.asked) == 10  # 0.1 s each
