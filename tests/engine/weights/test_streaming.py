@@ -150,6 +150,14 @@ def test_a_list_of_lists_is_not_taken_for_blocks() -> None:
     assert blocks_of(model) == {}
 
 
+def test_a_module_with_a_gap_in_a_list_has_no_blocks() -> None:
+    model: Any = nn.Module()
+    model.rows = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    model.rows._modules["1"] = None  # as some of diffusers' UNets have
+
+    assert blocks_of(model) == {}
+
+
 def test_a_pipeline_that_is_offloaded_already_is_refused(tmp_path: Path) -> None:
     from diffusers.hooks import apply_group_offloading
 

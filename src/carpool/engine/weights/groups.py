@@ -77,9 +77,13 @@ class Group:
 def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
     """The blocks that group offloading would load one after the other, by path, in order.
 
-    A list's entry that is itself a list is never called, and so never loaded: not one of them.
+    A list's entry that is itself a list is never called, and so never loaded: not one of them. Of a
+    module with a list that has gaps there are none: diffusers cannot offload it.
     """
     found: dict[str, nn.Module] = {}
+    lists = (part for part in module.modules() if isinstance(part, _LISTS))
+    if any(block is None for one in lists for block in one._modules.values()):
+        return found
 
     def look(parent: nn.Module, path: str) -> None:
         for name, child in parent.named_children():

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from carpool.config import EngineSettings, parse_bytes
+from carpool.config import EngineSettings, parse_bytes, streamed_names
 from carpool.engine.weights.groups import HOOK, blocks_of, bytes_of
 from carpool.engine.weights.residency import (
     ACTIVATIONS,
@@ -53,6 +53,10 @@ def place(
     budget = None if memory_gib is None else int(memory_gib * 2**30 * (1 - ACTIVATIONS))
     if settings.memory is not None:
         budget = parse_bytes("memory", settings.memory)
+    if budget is None and not streamed_names(settings.stream):  # nothing to choose
+        for module in modules.values():
+            module.to(device)
+        return None
     blocks = {name: blocks_of(module) for name, module in modules.items()}
     components = []
     for name, module in modules.items():
