@@ -7,7 +7,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 # Each file of tests runs in one of two processes: its servers and models are started once.
 TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-stream bench-scheduler test-noise simulate fuzz chaos soak hostile overload lint types lines test-wheel shapes shapes-lora shapes-video docs lock
+.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-stream bench-scheduler bench-step-cache test-noise simulate fuzz chaos soak hostile overload lint types lines test-wheel shapes shapes-lora shapes-video docs lock
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -40,6 +40,7 @@ demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo
 
 bench: .venv/ready  ## against plain diffusers, LitServe, a lock, the simulator: docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.cpu --output docs/benchmarks.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.numerics --append-to docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.live --append-to docs/benchmarks.md
 
 bench-gpu: .venv/ready  ## real-size models on a CUDA device: docs/benchmarks-gpu.md
@@ -53,6 +54,9 @@ bench-stream: .venv/ready  ## streamed weights on an emulated bus, beside diffus
 
 bench-scheduler: .venv/ready  ## how long the policy thinks, and what explaining costs
 	$(BIN)/python benchmarks/scheduler.py
+
+bench-step-cache: .venv/ready  ## steps skipped, pictures right, requests done: docs/step-cache.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.step_cache --output docs/step-cache.md
 
 simulate: .venv/ready  ## every mode on every cost table; writes docs/scheduling.md
 	$(ONE_THREAD) $(BIN)/python docs/make_scheduling.py

@@ -26,7 +26,7 @@ from proof.diary import Diary, Findings, findings
 from proof.disk import Disk, disk
 from proof.house import RESTART_S, START_LIMIT_S, House, now_s, open_house, start_of
 from proof.page import machine, table, write_section
-from proof.tickets import Ticket, tickets
+from proof.tickets import EXACT, Ticket, tickets
 
 CLIENTS = {"waits": 3, "streams": 2, "polls": 3, "vanishes": 2}
 TICKETS = 24
@@ -174,7 +174,7 @@ async def run(minutes: float, seed: int, most: int | None = None) -> Run:
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
     with tempfile.TemporaryDirectory(prefix="carpool-proof-") as name:
         folder = Path(name)
-        house = House(folder, (*FLAGS, "--state-dir", str(folder / "state")), fault=FAULT)
+        house = House(folder, (*FLAGS, *EXACT, "--state-dir", str(folder / "state")), fault=FAULT)
         async with httpx2.AsyncClient(
             base_url=house.url, timeout=None, limits=limits, trust_env=False
         ) as http:

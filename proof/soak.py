@@ -25,7 +25,7 @@ from proof.clients import Clients
 from proof.diary import Diary, Findings, findings
 from proof.house import House, now_s, open_house
 from proof.page import machine, table, write_section
-from proof.tickets import Ticket, tickets
+from proof.tickets import EXACT, Ticket, tickets
 
 CLIENTS = {"waits": 2, "streams": 1, "polls": 2, "vanishes": 1}
 TICKETS = 24
@@ -125,7 +125,7 @@ async def run(minutes: float, seed: int) -> Run:
     """Use a server for so long."""
     diary, samples, seconds = Diary(), list[Sample](), 60 * minutes
     with tempfile.TemporaryDirectory(prefix="carpool-proof-") as name:
-        house = House(Path(name), ("--state-dir", str(Path(name) / "state")))
+        house = House(Path(name), (*EXACT, "--state-dir", str(Path(name) / "state")))
         async with (
             httpx2.AsyncClient(base_url=house.url, timeout=None, trust_env=False) as http,
             open_house(house, http),

@@ -52,7 +52,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "peft": ("carpool/engine/adapters/reader.py",),
     "diffusers": (
         "carpool/engine/model/",
-        "carpool/engine/overlay.py",
+        "carpool/engine/overlay/",
         "carpool/engine/weights/groups.py",
     ),
     "transformers": ("carpool/engine/",),

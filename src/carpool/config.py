@@ -167,6 +167,13 @@ class EngineSettings:
     )
     max_pixels: int = _setting(2048 * 2048, "largest picture of a request", unit="pixels", least=1)
     max_steps: int = _setting(1000, "most denoising steps of a request", least=1)
+    step_cache: float = _setting(
+        0.0,
+        "let requests that do not say it skip steps while the predicted relative change of the "
+        "denoiser's answer is below this; 0 runs every step",
+        least=0,
+        most=1,
+    )
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

@@ -1,6 +1,8 @@
 """What a request writes on shared modules, draws, or switches on is its own, and ends with it."""
 
+import copy
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +14,21 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.hooks import HookRegistry, ModelHook
 from torch import Tensor, nn
 
+from carpool.config import EngineSettings
 from carpool.engine.fiber import current_context
+from carpool.engine.model import load as load_module
+from carpool.errors import LoadFailed
 from support.engine_driver import Recorder, driving
 from support.isolation import differences, state_of
+
+
+def add_one(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return output + 1
+
+
+class Doubling(ModelHook):  # type: ignore[misc]
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        return 2 * output
 
 
 class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
@@ -27,6 +41,8 @@ class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self.register_buffer("shift", torch.ones(4))
         self.gain = 1.0
         self.gains = [1.0]
+        self.added = self.second.register_forward_hook(add_one)
+        HookRegistry.check_if_exists_or_initialize(self.first).register_hook(Doubling(), "earlier")
 
     def forward(self, x: Tensor) -> Tensor:
         for child in self.children():
@@ -37,11 +53,6 @@ class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
             x = x + 2
         y: Tensor = x * self.gain * self.config.factor * sum(self.gains) + self.shift
         return y.float()
-
-
-class Doubling(ModelHook):  # type: ignore[misc]
-    def post_forward(self, module: nn.Module, output: Any) -> Any:
-        return 2 * output
 
 
 Write = Callable[[Any], object]
@@ -128,7 +139,36 @@ def delete(net: Any) -> None:
     del net.second
 
 
+def add_in_place(net: Any) -> None:
+    net.second.weight += 0.5
+    net.second.weight = net.second.weight  # what `+=` on an attribute does, once more
+
+
+def load(net: Any) -> None:
+    net.first.load_state_dict({name: 2 * one for name, one in net.first.state_dict().items()})
+
+
+def write_data_later(net: Any) -> None:
+    """Between what is read and what is written, nothing of the module is called."""
+    weights = [one.data for one in net.parameters()]
+    for one in weights:
+        one.mul_(0.5)
+
+
 WRITES: dict[str, Write] = {
+    "data in place": lambda net: net.second.weight.data.add_(1.0),
+    "data of all weights": write_data_later,
+    "data": lambda net: setattr(net.second.bias, "data", torch.ones(4)),
+    "weight in place": lambda net: net.second.weight.mul_(2.0),
+    "entry of a weight": lambda net: net.second.weight.__setitem__(0, 3.0),
+    "operator": add_in_place,
+    "initialization": lambda net: nn.init.zeros_(net.first.weight),
+    "loaded weights": load,
+    "buffer in place": lambda net: net.shift.zero_(),
+    "one requires_grad": lambda net: net.second.bias.requires_grad_(),
+    "one requires_grad set": lambda net: setattr(net.first.weight, "requires_grad", True),
+    "removed hook": lambda net: net.added.remove(),
+    "removed diffusers hook": lambda net: net.first._diffusers_hook.remove_hook("earlier"),
     "attribute": lambda net: setattr(net, "gain", 3.0),
     "new attribute": add_attribute,
     "list": write_list,
@@ -189,9 +229,83 @@ def test_what_a_request_writes_on_a_module_is_seen_by_itself_alone(name: str) ->
     assert differences(before, state_of(pipe)) == []
 
 
+def test_a_weight_of_two_modules_is_one_weight_in_every_request() -> None:
+    def tied() -> Meddler:
+        pipe = made()
+        pipe.net.second.weight = pipe.net.first.weight
+        return pipe
+
+    def write(net: Any) -> None:
+        net.first.new, net.second.new = 1, 1  # so that both are known before the weight is
+        net.second.weight.data.add_(1.0)
+
+    pipe, judge = tied(), tied()
+    judge.net.requires_grad_(False)
+    with driving(pipe) as drive:
+        writing = drive.submit("", seed=1, write=write, num_inference_steps=5)
+        plain = drive.submit("", seed=2, num_inference_steps=8)
+        drive.finish()
+
+    with torch.no_grad():
+        plainly: dict[str, Any] = {
+            "generator": torch.Generator().manual_seed(2),
+            "num_inference_steps": 8,
+        }
+        assert same(plain, judge("", **plainly)["images"])
+        given = torch.Generator().manual_seed(1)
+        expected = judge("", write=write, num_inference_steps=5, generator=given)["images"]
+    assert same(writing, expected)
+    assert differences(state_of(tied()), state_of(pipe)) == []
+
+
+def test_a_buffer_that_forwards_write_on_is_everybodys() -> None:
+    class Counting(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            self.shift.add_(1.0)
+            y: Tensor = x + self.shift
+            return y
+
+    def build() -> Meddler:
+        return Meddler(Counting())
+
+    pipe = build()
+    with driving(pipe, infer_specs=False) as drive:
+        heard = [drive.submit("", seed=seed) for seed in (1, 2)]
+        drive.finish()
+
+    assert pipe.net.shift.tolist() == [7.0] * 4  # one and two requests of three steps
+    assert all(one.error is None for one in heard)
+
+
+def test_weights_that_were_written_through_a_view_are_told_with_what_helps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with driving(made()) as drive:
+        drive.submit("", write=WRITES["data in place"])
+        drive.submit("", write=WRITES["weight in place"])
+        drive.finish()
+        assert not [line for line in caplog.messages if "cannot be undone" in line]
+
+        drive.submit("", write=lambda net: net.second.weight.detach().add_(1.0), request_id="it")
+        drive.finish()
+        drive.submit("")
+        drive.finish()
+
+    [told] = [line for line in caplog.messages if "cannot be undone" in line]
+    assert "weights of net were changed in place" in told
+    assert "request it " in told
+    assert "Load it anew" in told
+
+
+def read_weights(net: Any) -> None:
+    net.to(torch.float32).eval()
+    copy.deepcopy(net.first)
+    assert float(net.second.weight.data.sum()) != 0
+
+
 def test_writes_that_change_nothing_cost_nothing() -> None:
     with driving(made()) as drive:
-        writing = drive.submit("", write=lambda net: net.to(torch.float32).eval())
+        writing = drive.submit("", write=read_weights)
         drive.finish()
         life = drive.engine.timeline(writing.outcome.job.request_id)
 
@@ -328,10 +442,12 @@ def test_gradients_autocast_and_inference_mode_stay_with_the_request_that_wants_
 
 def test_the_methods_of_torch_and_random_are_given_back() -> None:
     plain = nn.Module.__setattr__, nn.Module.register_forward_hook, random.random
+    weights = set(vars(nn.Parameter))
     with driving(made()), driving(made()):
         assert nn.Module.__setattr__ is not plain[0]
 
     assert (nn.Module.__setattr__, nn.Module.register_forward_hook, random.random) == plain
+    assert set(vars(nn.Parameter)) == weights
     assert current_context() is None
 
 
@@ -348,3 +464,25 @@ def test_a_pipeline_keeps_its_modes_over_an_engine() -> None:
 
     assert differences(before, state_of(pipe)) == []
     assert pipe._progress_bar_config == {"desc": "mine"}
+
+
+def test_no_class_is_patched_while_a_library_loads_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate exchanges `nn.Module.register_parameter` for as long, and puts it back."""
+    patched = threading.Event()
+
+    def start_another() -> None:
+        with driving(made()):
+            patched.set()
+
+    def loads(*_: Any) -> Any:
+        other.start()
+        assert not patched.wait(0.3)
+        raise OSError("no such model")
+
+    other = threading.Thread(target=start_another)
+    monkeypatch.setattr(load_module, "_from_pretrained", loads)
+    with pytest.raises(LoadFailed):
+        load_module.load("shapes", EngineSettings(device="cpu"))
+    other.join()
+
+    assert patched.is_set()

@@ -11,12 +11,17 @@ from torch.nn import functional as F
 from carpool.engine.numerics import DATA, ROWS, Exact
 from support.fake_models import randn
 
-WEIGHT, KERNEL = randn(37, 24, seed=1), randn(12, 6, 3, 3, seed=2)
+WEIGHT, KERNEL, SQUARE = randn(37, 24, seed=1), randn(12, 6, 3, 3, seed=2), randn(8, 8, seed=3)
 
 
 def attention(x: Tensor) -> Tensor:
     q = x.reshape(*x.shape[:-1], 3, 8).transpose(1, 2)
     return F.scaled_dot_product_attention(q, q * 2, q - 1).transpose(1, 2).flatten(2)
+
+
+def folded(x: Tensor) -> Tensor:
+    """(rows, channels, frames, height, width): the pictures' places become rows."""
+    return x.permute(0, 3, 4, 2, 1).reshape(-1, x.shape[2], x.shape[1])
 
 
 OPERATIONS: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
@@ -43,6 +48,28 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
     "channels that come last": (
         lambda x: F.conv2d(x.transpose(1, 2).reshape(-1, 6, 9, 7), KERNEL),
         (63, 6),
+    ),
+    "frames that are folded into rows, and back": (  # AnimateDiff's motion modules
+        lambda x: F.linear(folded(x), SQUARE).view(-1, 64, 4, 8),
+        (8, 4, 8, 8),
+    ),
+    "frames as an axis of pictures": (  # SANA-Video's convolution over time
+        lambda x: F.conv2d(
+            x.transpose(2, 3)
+            .reshape(-1, 6, 9, 7)
+            .permute(0, 2, 3, 1)
+            .contiguous()
+            .permute(0, 3, 1, 2)
+            .view(-1, 2, 6, 63)
+            .permute(0, 2, 1, 3),
+            KERNEL,
+            padding=1,
+        ),
+        (2, 6, 7, 9),
+    ),
+    "a sum of one that is laid out by a reshape": (
+        lambda x: F.linear(1 + folded(x), SQUARE).view(-1, 64, 4, 8),
+        (8, 4, 8, 8),
     ),
 }
 

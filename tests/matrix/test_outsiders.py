@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, Lumina2Transformer2DModel
 from torch import nn
 
 from support.engine_driver import Drive, driving, fresh, gap
 from support.matrix.case import IMAGE, VIDEO
 from support.tiny import ARGUMENTS
+from support.tiny.outsiders_videos import picture
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__ implementation:DeprecationWarning",  # diffusers' Euler with numpy 2
@@ -31,6 +32,18 @@ REQUESTS: tuple[dict[str, Any], ...] = (  # prompts of one length: some models d
         "negative_prompt": "bad",
     },
 )
+WITHOUT_PROMPT: dict[str, tuple[dict[str, Any], ...]] = {
+    "svd": tuple(
+        {"prompt": None, "image": picture(seed), "seed": seed, "num_inference_steps": n, **more}
+        for seed, n, more in (
+            (1, 6, {}),
+            (2, 7, {"motion_bucket_id": 90}),
+            (3, 5, {"fps": 9}),
+            (4, 6, {"noise_aug_strength": 0.1}),
+            (5, 5, {"max_guidance_scale": 1.0}),
+        )
+    )
+}
 FIELDS = ("images", "frames", "audios")
 
 FUSE = {  # its denoiser, how far an answer may be off, whether it is part of `make test`
@@ -46,12 +59,15 @@ FUSE = {  # its denoiser, how far an answer may be off, whether it is part of `m
     "mochi": ("transformer", VIDEO, False),
     "latte": ("transformer", VIDEO, False),
     "stable_audio": ("transformer", VIDEO, False),
+    "sana_video": ("transformer", VIDEO, False),
+    "animatediff": ("unet", VIDEO, True),
+    "svd": ("unet", VIDEO, False),
 }
-ALONE = {"lumina2": ("transformer", IMAGE)}  # of which bits do not agree: see docs/numerics.md
 
 
 def requests_of(family: str) -> list[dict[str, Any]]:
-    return [{**ARGUMENTS[family], **one} for one in REQUESTS]
+    requests = WITHOUT_PROMPT.get(family, REQUESTS)
+    return [{**ARGUMENTS[family], **one} for one in requests]
 
 
 def plain(family: str) -> DiffusionPipeline:
@@ -66,6 +82,8 @@ def plain(family: str) -> DiffusionPipeline:
 def alone(pipe: DiffusionPipeline, arguments: Mapping[str, Any]) -> torch.Tensor:
     given = dict(arguments)
     generator = torch.Generator().manual_seed(given.pop("seed"))
+    if given["prompt"] is None:
+        del given["prompt"]
     output = pipe(**given, generator=generator)
     return whole(output)
 
@@ -114,20 +132,50 @@ def test_a_denoiser_without_a_table_fuses_once_it_has_proven_itself(family: str)
     assert drive.widest(component) >= 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ALONE)
-def test_a_denoiser_whose_bits_do_not_agree_runs_alone(family: str) -> None:
-    component, tolerance = ALONE[family]
-    pipe = plain(family)
-    expected = [alone(pipe, one) for one in requests_of(family)]
+class Untabled(Lumina2Transformer2DModel):  # type: ignore[misc]
+    """Places each row by the length of its text, which shapes do not tell."""
 
-    with driving(fresh(family)) as drive:
-        got = ride(family, drive)
+
+@pytest.mark.slow
+def test_a_denoiser_that_decides_by_the_values_of_its_rows_runs_alone() -> None:
+    expected = [alone(plain("lumina2"), one) for one in requests_of("lumina2")]
+    pipe = fresh("lumina2")
+    pipe.transformer.__class__ = Untabled
+
+    with driving(pipe) as drive:
+        got = ride("lumina2", drive)
 
     for one, other in zip(got, expected, strict=True):
-        assert gap(one, other) < tolerance
-    assert "alone" in fuses(drive, component)
-    assert set(drive.widths(component)) == {1}
+        assert gap(one, other) < IMAGE
+    assert "alone" in fuses(drive, "transformer")
+    assert set(drive.widths("transformer")) == {1}
+
+
+@pytest.mark.parametrize("numerics", ["fast", "exact"])
+def test_lumina_2_fuses_by_its_table_whatever_the_lengths_of_its_texts(numerics: str) -> None:
+    words = ("a cat", "a very small red dog by the sea", "a dog", "a cat", "two", "a dog")
+    requests = [{**one, "prompt": words[i]} for i, one in enumerate(requests_of("lumina2"))]
+    pipe = plain("lumina2")
+    expected = [alone(pipe, one) for one in requests]
+
+    with driving(fresh("lumina2"), numerics=numerics) as drive:
+        by_itself = []
+        for one in requests[:5] if numerics == "exact" else []:
+            by_itself.append(drive.submit(**one))
+            drive.finish()
+        drive.forwards.clear()
+        heard = [drive.submit(**one) for one in requests[:3]]
+        drive.turn_until(lambda: heard[0].step >= 1)
+        heard += [drive.submit(**one) for one in requests[3:]]
+        drive.finish()
+
+    got = [whole(one.outcome.fields) for one in heard]
+    for ours, theirs in zip(got, expected, strict=True):
+        assert gap(ours, theirs) < IMAGE
+    for ours, solo in zip(got, by_itself, strict=False):
+        assert torch.equal(ours, whole(solo.outcome.fields))
+    assert fuses(drive, "transformer").keys() <= {"proven"}
+    assert drive.widest("transformer") == (5 if numerics == "fast" else 3)  # exact: equal lengths
 
 
 def test_inference_can_be_turned_off() -> None:

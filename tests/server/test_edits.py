@@ -127,6 +127,21 @@ def test_texts_become_what_they_stand_for() -> None:
     assert (job.lora, job.priority, job.timeout_s) == ((("outlined", 0.5),), 2, 9.5)
 
 
+def test_a_picture_is_changed_as_each_of_several_prompts_says() -> None:
+    worker = worker_of(BOTH)
+    url = "data:image/png;base64," + base64.b64encode(png()).decode()
+    said = {"prompt": ["red", "blue"], "images": [url], "n": 2, "seed": 1}
+
+    answer = ask(json.dumps(said), EDITS, worker=worker)
+
+    assert [one["seed"] for one in answer.json()["data"]] == [1, 2, 3, 4]
+    prompts = [one.arguments["prompt"] for one in worker.jobs]
+    assert prompts == ["red", "red", "blue", "blue"]
+    assert all(one.arguments["image"] is not None for one in worker.jobs)
+    too_many = ask(json.dumps({**said, "n": 6}), EDITS, worker=worker)
+    assert "which is 5 of each" in refusal(too_many)["message"]
+
+
 def test_a_picture_may_be_a_data_url() -> None:
     worker, content = worker_of(BOTH), png()
     url = "data:image/png;base64," + base64.b64encode(content).decode()

@@ -156,7 +156,10 @@ def test_what_makes_no_pictures_points_to_what_it_makes() -> None:
         ({"size": "64X64"}, 'size "64X64" is not supported: write WIDTHxHEIGHT in pixels, such as '
                             "64x64, or auto"),
         ({"size": "4096x2048"}, "the nearest size of this shape is 2896x1440"),
-        ({"prompt": ["a", "b"]}, "prompt is a list of 2: send one request for each prompt"),
+        ({"prompt": ["a", "b"], "n": 6}, "2 prompts x n=6 are 12 pictures: must be at most 10 in "
+                                         "one request, which is 5 of each"),
+        ({"prompt": ["a", "b"], "negative_prompt": ["c"]}, "prompt has 2 entries and "
+                                                           "negative_prompt 1: lists of prompts"),
         ({"output_typ": "pil"}, "GreyPipeline has no parameter 'output_typ'"),
     ],
 )  # fmt: skip
@@ -316,3 +319,83 @@ def test_the_client_is_told_once_that_its_prompt_was_truncated() -> None:
 
     assert told["warnings"] == ["your prompt was truncated"]
     assert plain["warnings"] is None
+
+
+# Lists of prompts
+
+
+def test_lists_of_prompts_are_requests_with_seeds_in_order() -> None:
+    worker = Grey()
+
+    answer = draw(
+        worker, prompt=["a cat", "a dog"], negative_prompt=["dark", "red"], n=2, seed=7
+    ).json()
+
+    said = [(one.arguments["prompt"], one.arguments["negative_prompt"]) for one in worker.jobs]
+    assert said == [("a cat", "dark"), ("a cat", "dark"), ("a dog", "red"), ("a dog", "red")]
+    assert [one.seed for one in worker.jobs] == [7, 8, 9, 10]
+    assert [one["seed"] for one in answer["data"]] == [7, 8, 9, 10]
+    assert [one.group_size for one in worker.jobs] == [2] * 4  # as if asked for one by one
+    assert len({one.group for one in worker.jobs}) == 2
+    assert len({one.request_id for one in worker.jobs}) == 4
+    assert answer["usage"]["input_tokens"] == 2  # each prompt counts once
+    assert answer["usage"]["output_tokens"] == 4
+
+
+def test_a_list_of_one_prompt_is_that_prompt_and_one_negative_prompt_is_for_all() -> None:
+    worker = Grey()
+
+    assert draw(worker, prompt=["a cat"], negative_prompt=["dark"]).status_code == 200
+    assert draw(worker, prompt=["a cat", "a dog"], negative_prompt="dark").status_code == 200
+
+    said = [(one.arguments["prompt"], one.arguments["negative_prompt"]) for one in worker.jobs]
+    assert said == [("a cat", "dark"), ("a cat", "dark"), ("a dog", "dark")]
+
+
+def test_a_stream_of_several_prompts_tells_which_picture_is_whose() -> None:
+    answer = draw(Grey(), prompt=["a cat", "a dog"], seed=3, stream=True)
+
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line[6:7] == "{"]
+    assert [(one["image_index"], one["seed"]) for one in events] == [(0, 3), (1, 4)]
+    assert [one["usage"]["input_tokens"] for one in events] == [1, 1]
+
+
+def test_the_document_says_that_prompts_may_be_lists() -> None:
+    known = ask("", "/openapi.json", method="GET").json()["components"]["schemas"]
+
+    taken = known["ImageRequest"]["properties"]["prompt"]["anyOf"]
+    assert [one["type"] for one in taken] == ["string", "array"]
+
+
+# Skipped steps
+
+
+class Skipping(Grey):
+    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+        done = await super().submit(job)
+        done.skipped_steps = 3 if job.step_cache else 0
+        return done
+
+
+def test_the_body_or_a_header_says_how_much_may_be_skipped_and_the_answer_how_much_was() -> None:
+    said: list[tuple[dict[str, Any], dict[str, str], float | None]] = [
+        ({"step_cache": 0.2}, {}, 0.2),
+        ({}, {"x-step-cache": "0.1"}, 0.1),
+        ({"step_cache": 0}, {"x-step-cache": "0.1"}, 0.0),  # the body wins
+        ({}, {}, None),
+    ]
+    for body, headers, threshold in said:
+        worker = Skipping()
+        answer = ask(json.dumps({"prompt": "a", **body}), worker=worker, headers=headers)
+
+        assert worker.jobs[0].step_cache == threshold
+        assert "step_cache" not in worker.jobs[0].arguments
+        assert answer.json()["data"][0]["skipped_steps"] == (3 if threshold else None)
+
+
+@pytest.mark.parametrize("header", ["2", "much", "-1", ""])
+def test_a_header_that_is_no_threshold_is_refused_by_its_name(header: str) -> None:
+    answer = ask(json.dumps({"prompt": "a"}), headers={"x-step-cache": header})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "step_cache"

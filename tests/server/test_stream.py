@@ -95,14 +95,14 @@ def test_a_truncated_prompt_is_told_with_the_picture() -> None:
     class Truncating(Showing):
         async def submit(self, *args: Any, **kwargs: Any) -> protocol.Done:
             done = await super().submit(*args, **kwargs)
-            done.warnings = ["your prompt was truncated"]
+            done.warnings, done.skipped_steps = ["your prompt was truncated"], 2
             return done
 
     *_, (_, warned), _ = told(stream(Truncating(), partial_images=1))
     *_, (_, plain), _ = told(stream(Showing(), partial_images=1))
 
-    assert warned["warnings"] == ["your prompt was truncated"]
-    assert "warnings" not in plain
+    assert (warned["warnings"], warned["skipped_steps"]) == (["your prompt was truncated"], 2)
+    assert {"warnings", "skipped_steps"}.isdisjoint(plain)
 
 
 def test_a_worker_that_dies_meanwhile_is_a_comment_and_no_preview_comes_twice() -> None:

@@ -1,5 +1,6 @@
 """`/v1/videos` before a worker that is none: what is said of a video is what its file has."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -107,6 +108,15 @@ def test_a_video_is_an_mp4_and_nothing_else(name: str) -> None:
     assert (told["code"], told["param"]) == ("unsupported_parameter", name)
 
 
+def test_a_video_is_made_of_one_prompt() -> None:
+    told = refused(Filming(), prompt=["a", "b"])
+
+    assert (told["code"], told["param"]) == ("invalid_value", "prompt")
+    assert told["message"] == (
+        "prompt is a list of 2: send one request for each prompt, as a video is made of one"
+    )
+
+
 def test_a_model_of_pictures_points_to_where_it_draws() -> None:
     worker = Grey()
     worker.ready = protocol.WorkerReady(BOTH, {}, 0.0)
@@ -132,6 +142,20 @@ def test_an_unknown_video_is_not_found_as_a_video(method: str, path: str) -> Non
 
     assert (told["status"], told["code"]) == (404, "video_not_found")
     assert told["message"].startswith("there is no video 'nobody'")
+
+
+def test_a_job_of_several_prompts_has_the_seeds_and_files_of_all() -> None:
+    async def scene(house: AppClient) -> None:
+        said = {**JOB, "prompt": ["a cat", "a dog"], "n": 2, "seed": 5}
+        job = (await house.http.post("/v1/images/generations", json=said)).json()
+        while job["status"] in ("queued", "in_progress"):
+            await asyncio.sleep(0)
+            job = (await house.http.get(f"/v1/jobs/{job['id']}")).json()
+
+        assert (job["status"], job["seeds"]) == ("completed", [5, 6, 7, 8])
+        assert [one["name"] for one in job["files"]] == [f"{i}.png" for i in range(4)]
+
+    play(scene, Grey(), runs=True)
 
 
 def test_a_job_of_pictures_is_no_video_and_is_found_among_the_jobs() -> None:

@@ -255,7 +255,8 @@ def state_of(pipe: DiffusionPipeline) -> dict[str, Any]:
 def _note(found: dict[str, Any], path: str, holder: Any) -> None:
     found[f"{path}.__class__"] = type(holder)
     for name, value in vars(holder).items():
-        found[f"{path}.{name}"] = _value(value)
+        is_hooks = name.endswith("_hooks") and isinstance(value, dict)  # by a running number
+        found[f"{path}.{name}"] = _value([*value.values()] if is_hooks else value)
         if isinstance(value, nn.Parameter):
             found[f"{path}.{name}.requires_grad"] = value.requires_grad
         if name == "_parameters":

@@ -61,7 +61,8 @@ def deliver(
             failure = PipelineFailed(f"the output cannot be converted: {named(defect)}")
             failure.__cause__ = defect
             timeline.fail(failure)
-        listener.done(Outcome(request, fields, failure, timings, tuple(state.warnings)))
+        skipped = timeline.skipped_steps
+        listener.done(Outcome(request, fields, failure, timings, tuple(state.warnings), skipped))
         step, steps = timeline.step, timeline.steps
         listener.event(Event("finished", request.request_id, now_s, step, steps, failure))
 

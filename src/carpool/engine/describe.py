@@ -124,7 +124,7 @@ def _test(rule: Any, value: Any) -> Callable[[Any], bool]:
         cls: type = type(value)
         return lambda other: type(other) is cls and bool(other == value)
     if isinstance(value, Tensor):
-        if rule is SHARE:
+        if rule is SHARE or (isinstance(rule, Pad) and rule.places):
             return _same_tensor(value)
         if rule in (STACK, SCALAR, CONCAT) or isinstance(rule, Pad):
             return _same_form(value)

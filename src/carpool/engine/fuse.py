@@ -174,6 +174,8 @@ class Fuser:
         shape = list(value.shape)
         if not shape or (shape[0] != rows and rule is not CONCAT):
             raise Unfusable
+        if isinstance(rule, Pad) and rule.places and self.is_exact:
+            return self._digest(value)
         if isinstance(rule, Pad) and (rule.makes_mask or arguments.get(rule.mask) is not None):
             is_tuple = arguments.get("return_dict") is False  # has no names to cut back by
             if not (rule.cut and is_tuple) and not self.is_exact:

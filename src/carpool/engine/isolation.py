@@ -19,7 +19,8 @@ from torch import nn
 
 from carpool.engine.intercept import Target
 from carpool.engine.model.pins import Pins
-from carpool.engine.overlay import Overlay, SharedModules
+from carpool.engine.overlay.overlay import Overlay
+from carpool.engine.overlay.shared_modules import SharedModules
 from carpool.engine.random_state import PATCHES, RandomState
 
 log = logging.getLogger("carpool")
@@ -64,6 +65,17 @@ class Isolation:
                     name,
                 )
         return sorted({name.partition(".")[0] for name in names})
+
+    def ended(self, request_id: str) -> None:
+        """Look after the end of a request whether the weights are still those that were loaded."""
+        for name in self._shared.changed_weights():
+            log.error(
+                "weights of %s were changed in place, through a view of them; it was noticed at "
+                "the end of request %s and cannot be undone: later answers differ from those of "
+                "the model. Load it anew, and keep the pipeline from writing on its weights",
+                name,
+                request_id,
+            )
 
 
 class RequestContext:

@@ -112,7 +112,7 @@ class EngineCore:
         )  # fmt: skip
         self._running = RunningRequests(
             loaded, clock, self._queue, self._isolation, describer, previews, self._off_loop,
-            self.heartbeat, self._stats, self._timelines,
+            self.heartbeat, self._stats, self._timelines, step_cache=settings.step_cache,
         )  # fmt: skip
 
     # From any thread

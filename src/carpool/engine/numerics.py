@@ -19,14 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-ALIGNMENT_BYTES = 64  # of what torch allocates: kernels may take other paths for other addresses
+from carpool.engine.layouts import PERMUTES, RESHAPES, Layouts, as_alone, follow, join, keep
 
 # marks of a tensor: bits
 ROWS = 1  # axis 0 is the batch, or is folded with it, call after call
 ROW = 2  # a part of one row: belongs to one call, and is never split
 DATA = 4  # made of more than lengths and masks: no decision may hang on its values
-LOOSE = 8  # laid out by a reshape: a batch of one has another stride (see `_as_alone`)
-AGAIN = 16  # times this: the batch is on axis 0 so many times more, one after another
+AGAIN = 8  # times this: the batch is on axis 0 so many times more, one after another
 
 
 def _names(text: str) -> frozenset[str]:
@@ -57,7 +56,6 @@ _MADE = _names(
     "new_full new_empty"
 )  # whatever these give with the batch's size on axis 0 is taken for a batch
 _JOINS = _names("stack cat concat concatenate pad_sequence __setitem__ hstack vstack")
-_RESHAPES = _names("reshape view unflatten flatten")
 _CUTS = _names("unbind split tensor_split chunk unsafe_split unsafe_chunk __iter__")
 _READS = _names(
     "item tolist numpy __bool__ __int__ __float__ __index__ __complex__ is_nonzero equal allclose "
@@ -84,7 +82,9 @@ class Exact(TorchFunctionMode):
         self._marks: dict[str, int] = {}
         self._picked: dict[tuple[str, int], set[int]] = {}
         self._reads: str | None = None
+        self._has_layouts = False  # of any tensor
         self._name = f"_rows_{id(self)}"  # the attribute that a tensor's mark is kept in
+        self._laid = f"_laid_{id(self)}"  # ... and its calls' layouts, where they differ
 
     def mark(self, value: Any, mark: int) -> None:
         """Say what a tensor, or each of a list or dict of them, carries."""
@@ -139,12 +139,8 @@ class Exact(TorchFunctionMode):
         made = func(*args, **kwargs)
         after = self._after(name, args, kwargs, seen)
         if isinstance(made, Tensor):
-            if after & ROWS and name in _RESHAPES and made.ndim >= 4 and not made.is_contiguous():
-                after |= LOOSE
-            elif after & LOOSE and not all(
-                self._of(one) & LOOSE or one.is_contiguous() for one in _tensors(args, kwargs)
-            ):
-                after &= ~LOOSE  # it takes the layout of the others
+            if after & ROWS:
+                self._lay(func, name, args, kwargs, made)
             setattr(made, self._name, after)
         elif isinstance(made, (tuple, list)):
             self.mark(made, after)
@@ -154,6 +150,30 @@ class Exact(TorchFunctionMode):
 
     def _of(self, value: Tensor) -> int:
         return getattr(value, self._name, 0)
+
+    def _lay(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        made: Tensor,
+    ) -> None:
+        """Note how each call's part of what an operation gave would be laid out alone."""
+        layouts: Layouts | None = None
+        if name in RESHAPES or name in PERMUTES:
+            before = self._layouts(args[0])
+            if before is not None or (1 in self._rows and not args[0].is_contiguous()):
+                layouts = follow(func, args, kwargs, made, self._rows, before)
+        elif self._has_layouts:
+            operands = [(one, self._layouts(one)) for one in _tensors(args, kwargs)]
+            layouts = keep(made, operands)
+        if layouts is not None or self._has_layouts:
+            self._has_layouts |= layouts is not None
+            setattr(made, self._laid, layouts)
+
+    def _layouts(self, value: Tensor) -> Layouts | None:
+        return getattr(value, self._laid, None)
 
     def _after(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], seen: int) -> int:
         """The mark of what an operation on whole batches gives."""
@@ -293,8 +313,10 @@ class Exact(TorchFunctionMode):
                 parts = torch.split(value, sizes)
                 if mark >= AGAIN:
                     return [torch.cat(parts[i::calls]) for i in range(calls)]
-                is_loose = self._of(value) & LOOSE
-                return parts if changes else [_as_alone(part, is_loose) for part in parts]
+                if changes:
+                    return parts
+                layouts = self._layouts(value) or (None,) * calls
+                return [as_alone(part, own) for part, own in zip(parts, layouts, strict=True)]
             if isinstance(value, (list, tuple)) and any(isinstance(e, Tensor) for e in value):
                 columns = [cut(entry, False) for entry in value]
                 return [type(value)(row) for row in zip(*columns, strict=True)]
@@ -318,25 +340,18 @@ class Exact(TorchFunctionMode):
         return self._joined(made, mark)
 
     def _joined(self, parts: Sequence[Tensor], mark: int) -> Tensor:
-        """The parts of the calls as one batch, each laid out as it was."""
+        """The parts of the calls as one batch."""
+        layouts: Layouts | None
         if mark >= AGAIN:
             again = 1 + mark // AGAIN
             pieces = [part.chunk(again) for part in parts]
             parts = [one[i] for i in range(again) for one in pieces]
-        first = parts[0]
-        if first.is_contiguous():
-            joined = torch.cat(list(parts))
+            joined, layouts = torch.cat(list(parts)), None
         else:
-            size, inner = first[0].numel(), first.stride()[1:]
-            extent = 1 + sum((n - 1) * s for n, s in zip(first.shape[1:], inner, strict=True))
-            if extent != size:  # not dense
-                joined = torch.cat(list(parts))
-            else:
-                shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
-                joined = first.new_empty_strided(shape, (size, *inner))
-                torch.cat(list(parts), out=joined)
-                if first.shape[0] == 1 and first.stride(0) != size:
-                    mark |= LOOSE
+            joined, layouts = join(parts)
+        if layouts is not None:
+            setattr(joined, self._laid, layouts)
+            self._has_layouts = True
         setattr(joined, self._name, mark)
         return joined
 
@@ -358,20 +373,6 @@ def _tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
         elif isinstance(value, (list, tuple)):
             found += [entry for entry in value if isinstance(entry, Tensor)]
     return found
-
-
-def _as_alone(part: Tensor, is_loose: int) -> Tensor:
-    """A part as it would be alone: where it begins, and how it is laid out.
-
-    A reshape that splits an axis off gives a batch of one the stride of the axis after it; by that,
-    convolutions and group norms tell whether channels come last.
-    """
-    if is_loose and part.shape[0] == 1 and part.ndim >= 4 and not part.is_contiguous():
-        own = (part.shape[1] * part.stride(1), *part.stride()[1:])
-        return part.as_strided(part.shape, own, part.storage_offset())
-    if part.is_contiguous() and part.data_ptr() % ALIGNMENT_BYTES:
-        return part.clone()
-    return part
 
 
 def _axis(

@@ -4,6 +4,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+_INHERITED = object()
+CLASSES = threading.RLock()
+"""Held while classes are patched, and while a library loads a model, which patches them as well."""
+
 
 class Patches:
     """Replacements of attributes of one object, shared by all engines of the process."""
@@ -16,21 +20,24 @@ class Patches:
         """
         self._owner, self._replace = owner, dict(replace)
         self._plain: dict[str, Any] = {}
-        self._lock, self._users = threading.Lock(), 0
+        self._users = 0
 
     def add(self) -> None:
-        with self._lock:
+        with CLASSES:
             self._users += 1
             if self._users == 1:
                 for name, replacement in self._replace.items():
-                    self._plain[name] = vars(self._owner)[name]
-                    setattr(self._owner, name, replacement(self._plain[name]))
+                    self._plain[name] = vars(self._owner).get(name, _INHERITED)
+                    setattr(self._owner, name, replacement(getattr(self._owner, name)))
 
     def drop(self) -> None:
         """Undo one `add`; the last one puts the plain values back."""
-        with self._lock:
+        with CLASSES:
             self._users -= 1
             if not self._users:
                 for name, value in self._plain.items():
-                    setattr(self._owner, name, value)
+                    if value is _INHERITED:
+                        delattr(self._owner, name)
+                    else:
+                        setattr(self._owner, name, value)
                 self._plain.clear()

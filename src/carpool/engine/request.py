@@ -19,6 +19,7 @@ from carpool.engine.intercept import Call
 from carpool.engine.isolation import RequestContext
 from carpool.engine.model.preview import SchedulerHook
 from carpool.engine.observe.timeline import Timeline
+from carpool.engine.step_cache import StepCache
 from carpool.engine.tokenizers import HostCall
 from carpool.types import CheckedRequest, Event, ParkedCall, Phase, QueuedRequest, Timings
 
@@ -34,6 +35,7 @@ class Outcome:
     error: Exception | None
     timings: Timings
     warnings: tuple[str, ...] = ()  # that the caller should see, such as of a truncated prompt
+    skipped_steps: int = 0
 
 
 class Listener(Protocol):
@@ -61,6 +63,7 @@ class RequestState:
     view: Any = None  # its private copy of the pipeline
     context: RequestContext | None = None  # what is private to it while its fiber runs
     preview_hook: SchedulerHook | None = None
+    step_cache: StepCache | None = None  # where it may skip steps
     descriptions: Descriptions = field(default_factory=dict)
     is_parked: bool = False
     warnings: list[str] = field(default_factory=list)
@@ -163,6 +166,7 @@ class RequestState:
         if self.context is not None:
             self.context.free()
         self.view = self.fiber = self.preview_hook = self.parked = self.context = None
+        self.step_cache = None
         self.descriptions.clear()
 
 

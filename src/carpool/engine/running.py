@@ -22,6 +22,7 @@ from carpool.engine.observe.timeline import Timelines
 from carpool.engine.pipeline_errors import to_api_error
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import FiberState, RequestState
+from carpool.engine.step_cache import StepCache
 from carpool.engine.tokenizers import HostCall
 from carpool.errors import CarpoolError
 from carpool.types import Clock, Event
@@ -42,11 +43,14 @@ class RunningRequests:
         heartbeat: Heartbeat,
         stats: Stats,
         timelines: Timelines,
+        *,
+        step_cache: float = 0.0,
     ) -> None:
         self._loaded, self._clock, self._queue = loaded, clock, queue
         self._isolation = isolation
         self._describer, self._previews, self._off_loop = describer, previews, off_loop
         self._heartbeat, self._stats, self._timelines = heartbeat, stats, timelines
+        self._step_cache = step_cache  # of requests that do not say it
         self._states: dict[int, RequestState] = {}  # by number
         self._calls = 0  # that ever parked
         self.fiber_s = 0.0  # spent in the pipelines' own code
@@ -72,6 +76,8 @@ class RunningRequests:
         state.listener.event(Event("started", request.request_id, now_s))
         mine = view(self._loaded, request.task)
         state.preview_hook = self._previews.hook(mine, request, state.listener.event)
+        threshold = self._step_cache if request.step_cache is None else request.step_cache
+        state.step_cache = StepCache(threshold) if threshold else None
         context = self._isolation.context(request.seed)
         context.request_id, context.warnings = request.request_id, state.warnings
         state.start(mine, context, partial(call, mine, request, self._loaded.card), now_s)
@@ -94,7 +100,18 @@ class RunningRequests:
             self._end(state, None, error)
 
     def _resume(self, state: RequestState, answer: Any = None) -> None:
-        """Run a request's pipeline until its next call or its end, and act on that."""
+        """Run a request's pipeline until it waits for a forward, or ends."""
+        if state.step_cache is not None and state.is_parked and not isinstance(answer, Failure):
+            state.step_cache.ran(state.call, answer)
+        while (answer := self._advance(state, answer)) is not None:
+            pass  # a call that needs no forward: the step is skipped
+
+    def _advance(self, state: RequestState, answer: Any) -> Any | None:
+        """Run a request's pipeline until its next call or its end, and act on that.
+
+        Returns:
+            The answer of a call that the request's own cache answers.
+        """
         began_s = self._clock()
         self._heartbeat.beat()
         if isinstance(answer, Failure):
@@ -106,8 +123,8 @@ class RunningRequests:
         if state.context is not None and state.context.overlay.changed:
             state.timeline.exclusive = self._isolation.exclusive(state.context)
         if isinstance(came, Call):
-            self._park(state, came, now_s)
-        elif isinstance(came, HostCall):
+            return self._park(state, came, now_s)
+        if isinstance(came, HostCall):
             self._off_loop.host(partial(self._run_on_host, state, came))
         elif isinstance(came, Returned):
             if state.timeline.reached(state.steps):
@@ -116,14 +133,23 @@ class RunningRequests:
         else:
             assert isinstance(came, Raised)
             self._end(state, None, to_api_error(came.error, has_parked=state.order > 0))
+        return None
 
-    def _park(self, state: RequestState, parked: Call, now_s: float) -> None:
+    def _park(self, state: RequestState, parked: Call, now_s: float) -> Any | None:
         self._calls += 1
         parked, key, rows = self._describer.describe(parked, state.request, state.descriptions)
         if state.park(parked, key, rows, self._calls, now_s):
             self._tell_step(state, now_s)
+        if (cache := state.step_cache) is not None:
+            answer = cache.answer(parked, state.step, state.steps)
+            if cache.skipped_steps > state.timeline.skipped_steps:
+                state.timeline.skipped_steps = cache.skipped_steps
+                self._stats.skip()
+            if answer is not None:
+                return answer
         module = parked.target.component, parked.target.method
         self._timelines.parked(state.timeline, module, key, now_s)
+        return None
 
     def _run_on_host(self, state: RequestState, work: HostCall) -> None:
         try:
@@ -143,6 +169,7 @@ class RunningRequests:
         self._states.pop(state.number, None)
         self._queue.note_completion()
         state.finish()
+        self._isolation.ended(state.request_id)
         self._timelines.end(state.timeline, error, now_s)
         if now_s > state.deadline_at_s:
             self._stats.late()

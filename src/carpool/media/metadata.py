@@ -34,7 +34,8 @@ XMP = (
 def made_with(model: str, request: CheckedRequest, **more: Any) -> dict[str, Any]:
     """The settings of one output of a model, as files and jobs keep them."""
     settings = {"model": model, "seed": request.seed, **request.arguments}
-    return settings | ({"lora": request.lora} if request.lora else {}) | more
+    own = {"lora": request.lora, "step_cache": request.step_cache}
+    return settings | {name: value for name, value in own.items() if value} | more
 
 
 def told(

@@ -36,6 +36,7 @@ class Output:
     error: CarpoolError | None = None  # only with `return_errors=True`
     others: Mapping[str, Any] = field(default_factory=dict)  # further fields of the pipeline
     warnings: tuple[str, ...] = ()  # such as that the prompt was truncated
+    skipped_steps: int = 0  # of `step_cache`
 
 
 class Owner:
@@ -212,5 +213,6 @@ class _Listener:
                 timings=outcome.timings,
                 others=fields,
                 warnings=outcome.warnings,
+                skipped_steps=outcome.skipped_steps,
             )
         )

@@ -47,6 +47,7 @@ class LoadSettings(TypedDict, total=False):
     max_wait: float
     max_pixels: int
     max_steps: int
+    step_cache: float
     state_dir: str | PathLike[str] | None
     job_ttl: float
     max_store_bytes: int

@@ -50,14 +50,33 @@ def repeated(request: Request, n: int = 1) -> Iterator[Request]:
     for name in PER_PROMPT:
         if (count := given.pop(name, None)) is not None:
             n *= check_n(count, MAX_N, name)
-    own = {name: value for name, value in given.items() if _TEXTS.fullmatch(name)}
-    texts = {"prompt": request.prompt, **own}
-    lists = {name: value for name, value in texts.items() if isinstance(value, (list, tuple))}
-    prompts = _length(lists)
+    prompts = prompts_in({"prompt": request.prompt, **request.parameters})
     if prompts * n > MAX_N:
         raise InvalidValue(f"{prompts} prompts x {n} outputs: must be at most {MAX_N}", param="n")
     of_each = _seeds(given.pop("generator", None), request.seed, prompts, n)
-    for i, seed in enumerate(of_each):
+    yield from fanned_out(request, given, of_each, n)
+
+
+def prompts_in(parameters: Mapping[str, Any]) -> int:
+    """How many prompts a request has, whose texts may be lists; see `repeated` for the rules.
+
+    Args:
+        parameters: among them `prompt`.
+    """
+    return _length(_lists(parameters))
+
+
+def fanned_out(
+    request: Request, parameters: Mapping[str, Any], seeds_: Sequence[int], n: int = 1
+) -> Iterator[Request]:
+    """A request for each seed, n in a row with one prompt; the first keeps the id.
+
+    Args:
+        request: its texts may be lists, which `prompts_in` has found right.
+        parameters: of each, where texts that are lists count for nothing.
+    """
+    lists = _lists({"prompt": request.prompt, **request.parameters})
+    for i, seed in enumerate(seeds_):
         mine = {name: value[i // n] for name, value in lists.items()}
         yield Request(
             mine.pop("prompt", request.prompt),
@@ -66,8 +85,16 @@ def repeated(request: Request, n: int = 1) -> Iterator[Request]:
             request_id=request.request_id if i == 0 else new_request_id(),
             tenant=request.tenant,
             user=request.user,
-            **{**given, **mine},
+            **{**parameters, **mine},
         )
+
+
+def _lists(parameters: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
+    return {
+        name: value
+        for name, value in parameters.items()
+        if isinstance(value, (list, tuple)) and _TEXTS.fullmatch(name)
+    }
 
 
 def outputs_each(request: Request, n: int = 1) -> int:

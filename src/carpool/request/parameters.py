@@ -25,7 +25,7 @@ from carpool.request.lora import check_lora, refuse_scale
 from carpool.request.values import KINDS, ParameterKind, as_plain, is_int, is_number
 from carpool.types import MAX_SEED, CheckedRequest, Request, new_seed
 
-OURS = ("n", "seed", "timeout_s", "lora", "deadline_s", "priority")
+OURS = ("n", "seed", "timeout_s", "lora", "deadline_s", "priority", "step_cache")
 MOST_PRIORITY = 10
 MOST_TEXT = 32_000  # characters of one parameter, as OpenAI has it
 MOST_TEXTS = 2 * MOST_TEXT  # of a request
@@ -168,6 +168,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         given["prompt"] = request.prompt
     riding = check_lora(given.pop("lora", None), card.lora)
     deadline_s, priority = given.pop("deadline_s", None), given.pop("priority", None)
+    step_cache = given.pop("step_cache", None)
     task = card.task_for(name for name, value in given.items() if value is not None)
     known = {parameter.name: parameter for parameter in task.parameters}
     arguments = {name: value for name, value in card.defaults.items() if name in known}
@@ -216,6 +217,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         tenant=request.tenant,
         user=request.user,
         output_type="pil" if from_json else None,
+        step_cache=None if step_cache is None else check_step_cache(step_cache),
     )
 
 
@@ -279,6 +281,13 @@ def check_timeout(timeout_s: Any, name: str = "timeout_s") -> float:
         rule = "must be a number of seconds above 0, at most 3.4e38"
         raise InvalidValue(f"{name}={show(timeout_s)}: {rule}", param=name)
     return float(timeout_s)
+
+
+def check_step_cache(threshold: Any) -> float:
+    if not is_number(threshold) or not 0 <= threshold <= 1:
+        rule = "must be a number from 0 (every step runs) to 1; 0.1 is a careful one"
+        raise InvalidValue(f"step_cache={show(threshold)}: {rule}", param="step_cache")
+    return float(threshold)
 
 
 def check_priority(priority: Any) -> int:

@@ -16,7 +16,7 @@ from carpool.errors import (
     show,
 )
 from carpool.media.outputs import FPS, MOST_FPS
-from carpool.request.expand import grouped
+from carpool.request.expand import fanned_out, grouped, prompts_in
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.parameters import Card, check, check_n, seeds
 from carpool.server.bodies import schema
@@ -42,7 +42,7 @@ def image_requests(
     key: str = "",
     pictures: Mapping[str, Any] | None = None,
 ) -> list[CheckedRequest]:
-    """Check a body and turn it into one request an image.
+    """Check a body and turn it into one request an image: n of its prompt, or of each prompt.
 
     Args:
         key: names the client's API key; "" where there are none.
@@ -64,14 +64,35 @@ def image_requests(
     if pictures is None:
         _refuse_edits(model.card, parameters)
     parameters |= _size(model.card, body.size, parameters) | dict(pictures or {})
-    first_to_last = seeds(body.seed, check_n(1 if body.n is None else body.n, model.max_n))
+    n = check_n(1 if body.n is None else body.n, model.max_n)
+    whole = _request(body, key, parameters, None)
+    first_to_last = seeds(body.seed, outputs_of(model, body))
     parameters |= _steps(model.card, body.quality, parameters)
     previews = body.partial_images or 0 if body.stream else 0
-    requests = [_request(body, key, parameters, seed) for seed in first_to_last]
+    requests = fanned_out(whole, parameters, first_to_last, n)
     checked = [
         replace(check(model.card, one, from_json=True), previews=previews) for one in requests
     ]
-    return grouped(checked, len(checked))
+    return grouped(checked, n)
+
+
+def outputs_of(model: ServedModel, body: schema.ImageRequest) -> int:
+    """How many pictures a body asks for: n of each prompt.
+
+    Raises:
+        InvalidValue: n, or lists of prompts that do not fit together, or too many in all.
+    """
+    n = check_n(1 if body.n is None else body.n, model.max_n)
+    prompts = prompts_in(body.model_dump())
+    if prompts * n > model.max_n:
+        name = "n" if prompts <= model.max_n else "prompt"
+        most = f"{model.max_n // prompts} of each" if name == "n" else f"{model.max_n} prompts"
+        raise InvalidValue(
+            f"{prompts} prompts x n={n} are {prompts * n} pictures: must be at most "
+            f"{model.max_n} in one request, which is {most}",
+            param=name,
+        )
+    return prompts * n
 
 
 def video_request(
@@ -170,10 +191,11 @@ def _parameters(
     sent = body.model_dump(exclude_none=makes == "videos")
     for name, value in sent.items():  # JSON can write half a character, "\ud800"
         try:
-            (value if isinstance(value, str) else "").encode()
+            for text in value if isinstance(value, list) else [value]:
+                (text if isinstance(text, str) else "").encode()
         except UnicodeEncodeError:
             rule = "must be text without lone surrogates"
-            raise InvalidValue(f"{name}={value[:40]!a}: {rule}", param=name) from None
+            raise InvalidValue(f"{name}={text[:40]!a}: {rule}", param=name) from None
     declared = type(body).model_fields  # null unless said, also where the model knows no such
     parameters = {
         name: value

@@ -23,6 +23,7 @@ from carpool.server.access.keys import APIClient, Keyring
 from carpool.server.access.limits import RateLimiter, Slot
 from carpool.server.access.signed_links import SignedFiles
 from carpool.server.bodies import schema
+from carpool.server.bodies.forms import number
 from carpool.server.bodies.memory import MemoryBudget
 from carpool.server.observer import Observer
 from carpool.telemetry import logs
@@ -164,6 +165,15 @@ class RequestContext:
     def intake(self, n: int = 1) -> Intake:
         """The reader of its pictures, if it is for `n` outputs."""
         return Intake(self.state.reader, self.client.owner, self.request.state.memory, n)
+
+    def with_headers(self, body: schema.GenerationRequest) -> None:
+        """Take from headers what the body does not say."""
+        said = self.request.headers.get("x-step-cache")
+        if said is not None and body.step_cache is None:
+            try:
+                body.step_cache = number(said)
+            except ValueError:
+                body.step_cache = said  # the check says what it must be
 
     async def check_room(self) -> None:
         """Refuse work that the worker would refuse, or that is too much beside a client's jobs."""

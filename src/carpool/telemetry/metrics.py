@@ -89,6 +89,9 @@ ALL: dict[str, MetricInfo] = {
         "histogram", ("model",), "time in the queue, of requests that started"
     ),
     "carpool_steps_total": MetricInfo("counter", ("model",), "denoising steps of requests"),
+    "carpool_steps_skipped_total": MetricInfo(
+        "counter", ("model",), "those of them that `step_cache` answered without a forward"
+    ),
     "carpool_deadlines_missed_total": MetricInfo(
         "counter", ("model",), "requests that ended after their deadline_s"
     ),
@@ -226,7 +229,7 @@ class _Scraped(Collector):
             yield _family(f"carpool_requests_{key}", {(model,): statistics[key]})
         for name, key in (("overload_stage", "stage"), ("wait_seconds", "wait_s")):
             yield _family(f"carpool_{name}", {(model,): statistics["overload"][key]})
-        for key in ("steps", "deadlines_missed"):
+        for key in ("steps", "steps_skipped", "deadlines_missed"):
             yield _family(f"carpool_{key}_total", {(model,): statistics[key]})
         queued = _buckets(statistics["waits"]["histogram"])
         yield _family("carpool_request_queue_seconds", {(model,): queued})

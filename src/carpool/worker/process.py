@@ -204,9 +204,10 @@ class _RequestListener:
             return
         self._worker.send(
             protocol.Done(
-                request_id, seed, pictures, outcome.timings, used, video, list(outcome.warnings)
+                request_id, seed, pictures, outcome.timings, used, video,
+                warnings=list(outcome.warnings), skipped_steps=outcome.skipped_steps,
             )
-        )
+        )  # fmt: skip
 
 
 def _raw_output(fields: Mapping[str, Any], *, pipe: Any, spool: str) -> RawOutput:

@@ -138,6 +138,7 @@ class Done(msgspec.Struct, tag="done"):
     usage: TokenUsage
     clip: RawVideo | None = None  # in place of pictures
     warnings: list[str] = []  # for the client
+    skipped_steps: int = 0
 
 
 class RequestFailed(msgspec.Struct, tag="request_failed"):

@@ -2,15 +2,18 @@
 
 from typing import Any
 
+import numpy as np
 from diffusers import (
     AnimateDiffPipeline,
     AutoencoderKLCogVideoX,
     AutoencoderKLMochi,
+    AutoencoderKLTemporalDecoder,
     AutoencoderKLWan,
     CogVideoXPipeline,
     CogVideoXTransformer3DModel,
     DDIMScheduler,
     DPMSolverMultistepScheduler,
+    EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     LattePipeline,
     LatteTransformer3DModel,
@@ -19,8 +22,12 @@ from diffusers import (
     MotionAdapter,
     SanaVideoPipeline,
     SanaVideoTransformer3DModel,
+    StableVideoDiffusionPipeline,
     UNet2DConditionModel,
+    UNetSpatioTemporalConditionModel,
 )
+from PIL import Image
+from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from support.tiny.parts import (
     CLIP_WIDTH,
@@ -216,12 +223,79 @@ def animatediff() -> AnimateDiffPipeline:
     )
 
 
+def svd() -> StableVideoDiffusionPipeline:
+    """Stable Video Diffusion: no prompt, a picture; frames are folded into rows and out again."""
+    return StableVideoDiffusionPipeline(
+        vae=drawn(
+            AutoencoderKLTemporalDecoder(
+                block_out_channels=(32, 32),
+                down_block_types=("DownEncoderBlock2D", "DownEncoderBlock2D"),
+                layers_per_block=1,
+                sample_size=16,
+            ),
+            last="decoder.conv_out",
+            gain=0.5,
+        ),
+        image_encoder=drawn(
+            CLIPVisionModelWithProjection(
+                CLIPVisionConfig(
+                    hidden_size=_WIDTH,
+                    projection_dim=_WIDTH,
+                    num_hidden_layers=1,
+                    num_attention_heads=4,
+                    image_size=224,
+                    intermediate_size=37,
+                    patch_size=56,
+                )
+            )
+        ),
+        unet=drawn(
+            UNetSpatioTemporalConditionModel(
+                block_out_channels=(32, 64),
+                layers_per_block=1,
+                sample_size=16,
+                in_channels=8,
+                out_channels=4,
+                down_block_types=("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
+                up_block_types=("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal"),
+                cross_attention_dim=_WIDTH,
+                num_attention_heads=8,
+                projection_class_embeddings_input_dim=96,
+                addition_time_embed_dim=32,
+            ),
+            last="conv_out",
+            gain=0.3,
+        ),
+        scheduler=EulerDiscreteScheduler(
+            beta_start=0.00085,
+            beta_end=0.012,
+            beta_schedule="scaled_linear",
+            interpolation_type="linear",
+            prediction_type="v_prediction",
+            timestep_spacing="leading",
+            timestep_type="continuous",
+            sigma_min=0.02,
+            sigma_max=700.0,
+            steps_offset=1,
+            use_karras_sigmas=True,
+        ),
+        feature_extractor=CLIPImageProcessor(),
+    )
+
+
+def picture(seed: int) -> Image.Image:
+    """Noise to start from, 32x32."""
+    drawn_ = np.random.default_rng(seed).integers(0, 255, (32, 32, 3), np.uint8)
+    return Image.fromarray(drawn_)
+
+
 FAMILIES = {
     "cogvideox": cogvideox,
     "mochi": mochi,
     "latte": latte,
     "sana_video": sana_video,
     "animatediff": animatediff,
+    "svd": svd,
 }
 _SMALL: dict[str, Any] = {"height": 16, "width": 16, "num_inference_steps": 3, "output_type": "pt"}
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -238,4 +312,5 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "use_resolution_binning": False,
     },
     "animatediff": {**_SMALL, "num_frames": 4},
+    "svd": {**_SMALL, "num_frames": 2, "decode_chunk_size": 2},
 }

@@ -22,6 +22,7 @@ from carpool.engine.model.card import describe
 from carpool.engine.model.device import Device
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.tasks import tasks_of
+from carpool.engine.patches import CLASSES
 from carpool.engine.weights.placement import is_asked_for, place
 from carpool.engine.weights.streaming import Streamer
 from carpool.errors import LoadFailed
@@ -102,7 +103,8 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
             check_hub(source, settings.revision)
         name = str(extra.get("id", model))
         try:
-            pipe = _from_pretrained(source, settings.revision, device.dtype)
+            with CLASSES:  # of nn.Module, which an engine that starts meanwhile would patch, too
+                pipe = _from_pretrained(source, settings.revision, device.dtype)
         except (OSError, ValueError, TypeError, AttributeError, ImportError, LookupError) as error:
             raise LoadFailed(f"cannot load {model!s}: {error}") from error
         except RecursionError as error:

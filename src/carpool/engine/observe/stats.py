@@ -45,7 +45,7 @@ class Stats:
         self._forwards: Counter[tuple[str, str, int, int]] = Counter()
         self._waits: deque[float] = deque(maxlen=KEPT_WAITS)
         self._queued = Histogram(BUCKETS_S)
-        self._steps = self._late = 0
+        self._steps = self._late = self._skipped = 0
         self._paces: deque[tuple[int, int]] = deque(maxlen=PACE_S + 1)  # second, steps before it
 
     def forward(self, forward: Forward) -> None:
@@ -65,6 +65,10 @@ class Stats:
             self._paces.append((second, self._steps))
         self._steps += 1
 
+    def skip(self) -> None:
+        """A request answers a step from its own last one."""
+        self._skipped += 1
+
     def late(self) -> None:
         """A request ended after its deadline."""
         self._late += 1
@@ -73,6 +77,7 @@ class Stats:
         waits = sorted(self._waits.copy())
         return {
             "steps": self._steps,
+            "steps_skipped": self._skipped,
             "steps_per_s": self._pace(),
             "deadlines_missed": self._late,
             "forwards": [

@@ -93,6 +93,7 @@ class Timeline:
     ended_s: float = inf
     step: int = 0  # denoising steps done
     steps: int = 0  # denoising steps in all
+    skipped_steps: int = 0
     submitted_at: float = 0.0  # Unix time
     error: str | None = None  # code of the error that it ended with
     is_cancelled: bool = False
@@ -170,6 +171,7 @@ class Timeline:
             "error": self.error,
             "step": self.step,
             "steps": self.steps,
+            "skipped_steps": self.skipped_steps,
             "exclusive": self.exclusive,
             "submitted_at": self.submitted_at,
             "started_at": self._at(self.started_s),

@@ -28,6 +28,7 @@ from carpool.engine.intercept import Call
 from carpool.engine.numerics import Exact, is_followed
 from carpool.engine.probation.snapshot import (
     Snapshot,
+    copied,
     difference,
     module_tensors,
     shares_memory,
@@ -255,7 +256,7 @@ class Probation:
                 continue
             if storages(answer) & owned:
                 why = "gives tensors of its own, which its next call overwrites"
-                answer = _copied(answer)
+                answer = copied(answer)
             elif shares_memory(answer, call.arguments()):
                 why = "gives views of its inputs"
             answers.append(answer)
@@ -422,13 +423,3 @@ def _described(rule: Rule | None, value: Any) -> tuple[str, str]:
 
 def _width(calls: Sequence[Call], rows: Sequence[int]) -> str:
     return "+".join(map(str, sorted(rows)))
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, Mapping):
-        return type(value)(**{name: _copied(entry) for name, entry in value.items()})
-    if isinstance(value, (list, tuple)):
-        return type(value)(_copied(entry) for entry in value)
-    return value

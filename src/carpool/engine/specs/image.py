@@ -92,6 +92,16 @@ SPECS: dict[tuple[str, str], Spec] = {
             "kv_caches": State(_reads_no_cache),
         },
     ),
+    ("Lumina2Transformer2DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, 16, H / 8, W / 8)
+            "timestep": STACK,  # (rows,), 0-1
+            "encoder_hidden_states": Pad(mask="encoder_attention_mask"),  # (rows, 256, 2304)
+            # (rows, 256): its sums place the picture
+            "encoder_attention_mask": Pad(mask="encoder_attention_mask", places=True),
+        },
+    ),
     ("QwenImageTransformer2DModel", "forward"): Spec(
         rows="hidden_states",
         rules={

@@ -32,6 +32,7 @@ class Pad:
     axis: int = 1
     cut: tuple[str, ...] = ()  # fields of the output that carry the axis (as axis 1): cut back
     makes_mask: bool = False  # where lengths differ, a missing mask becomes ones, int64
+    places: bool = False  # of a mask by which rows are packed: equal in exact numerics
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,12 +65,14 @@ class ImageGeneration:
         )
 
     def usage(self, usages: Sequence[protocol.TokenUsage]) -> schema.UsageBody:
-        """The usage of some of the pictures. The prompt and input pictures are counted once."""
+        """The usage of one of the pictures, or of all. Prompts and input pictures count once."""
         multiple = self.model.card.size_multiple_px
         given = self.requests[0].arguments.get("image", ())
         sizes = [size_of(one) for one in (given if isinstance(given, list) else [given])]
         sent = sum((size[0] // multiple) * (size[1] // multiple) for size in sizes if size)
-        text, made = usages[0].text_tokens, sum(usage.image_tokens for usage in usages)
+        each = max(1, self.requests[0].group_size) if len(usages) > 1 else 1
+        text = sum(usage.text_tokens for usage in usages[::each])
+        made = sum(usage.image_tokens for usage in usages)
         return schema.UsageBody(
             input_tokens=text + sent,
             input_tokens_details=schema.TokenDetails(text_tokens=text, image_tokens=sent),
@@ -116,10 +118,11 @@ async def generate(
     pictures = [one.pictures[0] for one in done]
 
     def answered(number: int) -> schema.Image:
-        file = generation.file(number, pictures[number])
+        file, one = generation.file(number, pictures[number]), done[number]
+        image = schema.Image(seed=one.seed, skipped_steps=one.skipped_steps or None)
         if generation.body.response_format == "url":
-            return schema.Image(seed=done[number].seed, url=link(file))
-        return schema.Image(seed=done[number].seed, b64_json=base64.b64encode(file).decode())
+            return image.model_copy(update={"url": link(file)})
+        return image.model_copy(update={"b64_json": base64.b64encode(file).decode()})
 
     return schema.ImagesResponse(
         created=int(time.time()),

@@ -180,6 +180,8 @@ def _event(generation: ImageGeneration, number: int, shown: Shown, index: int) -
             "usage": generation.usage([shown.usage]).model_dump(),
             "timings": asdict(shown.timings),
         }
+        if shown.skipped_steps:
+            event["skipped_steps"] = shown.skipped_steps
         if shown.warnings:
             event["warnings"] = shown.warnings
         if generation.user is not None:

@@ -63,7 +63,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {  # raise ValueError or KeyError
 }
 _KINDS = {
     **dict.fromkeys(("n", "seed", "priority", "output_compression", "partial_images"), "int"),
-    **dict.fromkeys(("timeout_s", "deadline_s", "fps"), "float"),
+    **dict.fromkeys(("timeout_s", "deadline_s", "fps", "step_cache"), "float"),
     **dict.fromkeys(("stream", "background_job"), "bool"),
     "lora": "numbers",
 }

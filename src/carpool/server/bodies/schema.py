@@ -7,7 +7,16 @@ document only.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 
 from carpool.errors import InvalidValue
 from carpool.request.parameters import MOST_TEXT
@@ -26,12 +35,24 @@ def _example(prompt: str, **fields: Any) -> ConfigDict:
 
 def _single(prompt: Any) -> Any:
     if isinstance(prompt, list):
-        rule = "send one request for each prompt"
+        rule = "send one request for each prompt, as a video is made of one"
         raise InvalidValue(f"prompt is a list of {len(prompt)}: {rule}", param="prompt")
     return prompt
 
 
+def _one_or_several(prompt: Any, validated: ValidatorFunctionWrapHandler) -> Any:
+    return [validated(one) for one in prompt] if isinstance(prompt, list) else validated(prompt)
+
+
 Prompt = Annotated[str, Field(max_length=MOST_TEXT), BeforeValidator(_single)]
+_TEXT = {"type": "string", "maxLength": MOST_TEXT}
+Prompts = Annotated[  # a text, or a list of such
+    str,
+    Field(max_length=MOST_TEXT),
+    WrapValidator(_one_or_several),
+    PlainSerializer(lambda prompts: prompts),
+    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}),
+]
 Name = Annotated[str | None, Field(max_length=256)]  # of one of the client's own users
 
 
@@ -47,6 +68,11 @@ class GenerationRequest(BaseModel):
     timeout_s: Any = ours("number", "give up when it is not done in so many seconds")
     priority: Any = ours("integer", "-10 to 10; higher goes first")
     num_inference_steps: Any = ours("integer", "denoising steps")
+    step_cache: Any = ours(
+        "number",
+        "skip steps while the denoiser's answer is predicted to change by less than this share, "
+        "0 (none) to 1; the header `x-step-cache` says the same; default: the server's own",
+    )
     guidance_scale: Any = ours("number", "how closely to follow the prompt")
     negative_prompt: Any = ours("string", "what not to show")
     user: Name = Field(None, description="of the client's own: users divide a key's share")
@@ -62,7 +88,9 @@ class ImageRequest(GenerationRequest):
 
     model_config = _example("a red circle on a blue background", size="64x64")
 
-    n: Any = ours("integer", "images of this prompt, with seeds s, s+1, ...", 1)
+    prompt: Prompts  # of a list, each has n images, in order
+    negative_prompt: Any = ours("string", "what not to show; a list where prompt is one")
+    n: Any = ours("integer", "images of each prompt, with seeds s, s+1, ...", 1)
     deadline_s: Any = ours("number", "wished for in so many seconds; refused if it cannot be")
     true_cfg_scale: Any = ours("number", "classifier-free guidance of distilled models")
     lora: Any = ours("array", 'adapters of `GET /v1/models`: [{"id": NAME, "scale": 1.0}, ...]')
@@ -116,7 +144,7 @@ class RemixRequest(BaseModel):
 
 
 _PIPELINE_FIELDS = """num_inference_steps guidance_scale guidance_scale_2 true_cfg_scale
-negative_prompt num_frames lora deadline_s priority"""
+negative_prompt num_frames lora deadline_s priority step_cache"""
 PIPELINE_FIELDS = frozenset(_PIPELINE_FIELDS.split())
 """Fields of the bodies here that are handed on to the pipeline, as all unknown ones are."""
 
@@ -130,6 +158,9 @@ class Image(BaseModel):
     url: str | None = Field(default=None, description="a link that needs no key, for an hour")
     revised_prompt: None = Field(default=None, description="prompts are never revised here")
     seed: int = Field(description="that gives this image again")
+    skipped_steps: int | None = Field(
+        default=None, description="denoising steps without a forward; where `step_cache` was said"
+    )
 
 
 class TokenDetails(BaseModel):
@@ -219,6 +250,7 @@ class OutputReport(BaseModel):
     error: str | None = Field(description="the code of what it failed with")
     step: int = Field(description="denoising steps that are done")
     steps: int = Field(description="denoising steps in all; 0 while that is not known")
+    skipped_steps: int = Field(default=0, description="those that `step_cache` answered")
     submitted_at: float = Field(description="Unix time, as the other moments that end in _at")
     started_at: float | None = Field(description="admitted; null while it is queued")
     ended_at: float | None = Field(description="answered, failed or cancelled; null before")

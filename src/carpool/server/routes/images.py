@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
 from carpool.errors import ModelNotFound
-from carpool.request.parameters import Card, check_n
+from carpool.request.parameters import Card
 from carpool.server.access.signed_links import TTL_S, TYPES
 from carpool.server.answers.downloads import PARTS, Download
 from carpool.server.answers.generation import ImageGeneration, Kind
@@ -17,7 +17,7 @@ from carpool.server.bodies import schema
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, read_body, validated
 from carpool.server.bodies.input_images import edit_images, edit_task
 from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, traced
-from carpool.server.requests import image_requests
+from carpool.server.requests import image_requests, outputs_of
 from carpool.server.routes.jobs import ACCEPTED, status_of, submit_images
 from carpool.server.state import AppState, RequestContext, ServedModel
 
@@ -76,7 +76,7 @@ async def _edit(context: RequestContext, kind: Kind) -> Any:
     if not body.background_job:
         model = state.model()
     task = edit_task(model.card, form, is_variation=is_variation)
-    intake = context.intake(check_n(1 if body.n is None else body.n, model.max_n))
+    intake = context.intake(outputs_of(model, body))
     digests = await unless_disconnected(request, intake.run(form.digests))
     reading = edit_images(model.card, task, form, body, intake)
     pictures = await unless_disconnected(request, reading)
@@ -92,6 +92,7 @@ async def _answer(
     digests: list[str] | None = None,
 ) -> Any:
     """Answer with a job, with pictures, or with a stream of them."""
+    context.with_headers(body)
 
     def sent() -> dict[str, Any]:
         return body.model_dump(exclude_unset=True) | ({"pictures": digests} if digests else {})

@@ -108,6 +108,7 @@ async def _submit(
 ) -> Video:
     state, request, intake = context.state, context.request, context.intake()
     body, model = forms.validated(VideoRequest, form.values), state.model("restarting")
+    context.with_headers(body)
     if importlib.util.find_spec("av") is None:
         raise LibraryMissing("videos need PyAV: pip install 'carpool[video]'")
     reading = reference_images(model.card, form, body, intake)

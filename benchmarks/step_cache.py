@@ -1,0 +1,123 @@
+"""Skipped steps on the embedded models: forwards saved, pictures right, and requests done.
+
+usage: make bench-step-cache    (or: OMP_NUM_THREADS=1 python -m benchmarks.step_cache)
+
+Held-out prompts with mixed steps and guidance, sixteen at a time. Every round takes sixteen prompts
+through all thresholds, one after the other, so that ratios of a round hold when the machine's speed
+drifts. What counts is CPU time of the process; the judge of `training/` says what is right.
+"""
+
+import argparse
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import carpool
+import training.shapes.judge as pictures
+import training.shapes.video.judge as videos
+from training.shapes.draw import prompts as picture_prompts
+from training.shapes.video.draw import prompts as video_prompts
+
+THRESHOLDS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+CLIENTS = 16
+STEPS = (12, 16, 20, 24, 28, 32, 36)
+HEAD = """# Skipped steps
+
+Made by `make bench-step-cache`; do not edit. {rounds} rounds of 16 held-out prompts for each model,
+{steps} steps and guidance mixed, all 16 at a time, on {machine}. *Fewer forwards* is steps divided
+by steps that ran; *done* is requests for each second of CPU time of the whole process, relative to
+no skipping in the same round (median). `step_cache` in a request (or `--step-cache`, or the header
+`x-step-cache`) is the threshold.
+"""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one threshold gave, over all rounds."""
+
+    right: list[bool] = field(default_factory=list)
+    steps: int = 0
+    skipped: int = 0
+    cpu_s: list[float] = field(default_factory=list)  # of each round
+
+
+def play(
+    model: str, captions: Sequence[str], is_right: Callable[[carpool.Output, str], bool]
+) -> dict[float, Seen]:
+    """All captions through all thresholds, in rounds of `CLIENTS`."""
+    seen = {threshold: Seen() for threshold in THRESHOLDS}
+    with (
+        tempfile.TemporaryDirectory() as made_here,
+        carpool.load(model, max_running=CLIENTS, cost_table=f"{made_here}/costs.json") as engine,
+    ):
+        engine.generate(requests(captions[:CLIENTS], 0, 0.0))  # first runs of every width
+        for start in range(0, len(captions), CLIENTS):
+            some = captions[start : start + CLIENTS]
+            for threshold, one in seen.items():
+                asked = requests(some, start, threshold)
+                began_s = time.process_time()
+                made = engine.generate(asked)
+                one.cpu_s.append(time.process_time() - began_s)
+                one.steps += sum(request.parameters["num_inference_steps"] for request in asked)
+                one.skipped += sum(output.skipped_steps for output in made)
+                one.right += [is_right(*pair) for pair in zip(made, some, strict=True)]
+    return seen
+
+
+def requests(captions: Sequence[str], start: int, threshold: float) -> list[carpool.Request]:
+    return [
+        carpool.Request(
+            caption, seed=start + at, num_inference_steps=STEPS[at % len(STEPS)],
+            guidance_scale=2.0 + at % 3, step_cache=threshold, output_type="pil",
+        )
+        for at, caption in enumerate(captions)
+    ]  # fmt: skip
+
+
+def table(seen: dict[float, Seen]) -> str:
+    lines = ["| `step_cache` | fewer forwards | right | done |", "| --- | --- | --- | --- |"]
+    for threshold, one in seen.items():
+        fewer = one.steps / (one.steps - one.skipped)
+        share = 100 * sum(one.right) / len(one.right)
+        pairs = zip(seen[0.0].cpu_s, one.cpu_s, strict=True)
+        done = statistics.median(plain / ours for plain, ours in pairs)
+        lines.append(f"| {threshold:g} | {fewer:.2f}x | {share:.1f} % | {done:.2f}x |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    count = given.rounds * CLIENTS
+    cpu = next(
+        (line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines()
+         if line.startswith("model name")), platform.processor(),
+    )  # fmt: skip
+    parts = [HEAD.format(rounds=given.rounds, steps=f"{STEPS[0]} to {STEPS[-1]}",
+                         machine=f"one thread of {cpu}")]  # fmt: skip
+
+    def picture(output: Any, caption: str) -> bool:
+        return pictures.shows(output.images[0], caption)
+
+    def video(output: Any, caption: str) -> bool:
+        return videos.shows(output.frames[0], caption)
+
+    for model, captions, is_right in (
+        ("shapes", picture_prompts(-(-count // 2))[:count], picture),
+        ("shapes-video", video_prompts(count), video),
+    ):
+        parts += [f"## `{model}`", "", table(play(model, captions, is_right)), ""]
+        print("\n".join(parts[-3:]), flush=True)
+    if given.output:
+        given.output.write_text("\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""How the part of one call in a fused batch would be laid out in memory if the call were alone.
+
+A reshape of one row needs no copy where that of several does, and gives axes of size one other
+strides. By strides, matrix products take other kernels, and convolutions and group norms tell
+whether channels come last. So the exact mode (`numerics`) notes, at each reshape of a tensor that
+is not contiguous, the strides that every call's part would have alone, and follows them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Strides = tuple[int, ...]
+Layouts = tuple[Strides | None, ...]  # of each call; None: as its part of the batch is laid out
+
+RESHAPES = frozenset(["reshape", "view", "unflatten", "flatten"])
+PERMUTES = frozenset(["permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims"])
+ALIGNMENT_BYTES = 64  # of what torch allocates: kernels may take other paths for other addresses
+
+
+def follow(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    made: Tensor,
+    rows: Sequence[int],
+    known: Layouts | None,
+) -> Layouts | None:
+    """The layouts of the calls after a reshape or permutation, which is repeated without values.
+
+    Args:
+        func: the operation, with its arguments; args[0] is the batch.
+        made: what it gave.
+        rows: of each call.
+        known: of args[0].
+    """
+    x, total = args[0], sum(rows)
+    if not made.ndim or not isinstance(x, Tensor) or not x.ndim:
+        return None
+    if x.shape[0] % total or made.shape[0] % total:
+        return None
+    is_reshape = getattr(func, "__name__", "") in RESHAPES
+    found: list[Strides | None] = []
+    for i, n in enumerate(rows):
+        own = known and known[i]
+        if own is None and (n > 1 or not is_reshape):
+            found.append(None)
+            continue
+        shape = (x.shape[0] // total * n, *x.shape[1:])
+        alone = torch.empty_strided(shape, own or x.stride(), dtype=x.dtype, device="meta")
+        rest = _scaled(args[1:], made, n, total) if is_reshape else args[1:]
+        try:
+            strides = func(alone, *rest, **kwargs).stride()
+        except (RuntimeError, TypeError):
+            return None
+        found.append(None if strides == made.stride() else strides)
+    return tuple(found) if any(one is not None for one in found) else None
+
+
+def _scaled(args: Sequence[Any], made: Tensor, rows: int, total: int) -> tuple[Any, ...]:
+    """Arguments of a reshape for one call: a first size that counts the batch is divided."""
+    first = args[0] if args else None
+    if isinstance(first, int) and first == made.shape[0] and len(args) == made.ndim:
+        return (first // total * rows, *args[1:])
+    if isinstance(first, (list, tuple)) and len(first) == made.ndim and first[0] == made.shape[0]:
+        return ((first[0] // total * rows, *first[1:]), *args[1:])
+    return tuple(args)
+
+
+def keep(made: Tensor, operands: Sequence[tuple[Tensor, Layouts | None]]) -> Layouts | None:
+    """The layouts after an operation by entries: those of its first operand.
+
+    Where all operands have their channels last, what they give is laid out as a batch is.
+    """
+    whole = [(one, layouts) for one, layouts in operands if one.shape == made.shape]
+    if not whole or whole[0][1] is None or whole[0][0].stride() != made.stride():
+        return None
+    (_, layouts), *others = whole
+    if all(its == layouts for _, its in others):
+        return layouts
+    is_last = made.ndim == 4 and all(
+        one.is_contiguous(memory_format=torch.channels_last) for one, _ in whole
+    )
+    return None if is_last else layouts
+
+
+def as_alone(part: Tensor, strides: Strides | None) -> Tensor:
+    """A part of a batch as it would be alone: where it begins, and how it is laid out."""
+    if strides is not None and strides != part.stride():
+        if part.shape[0] == 1 and strides[1:] == part.stride()[1:]:
+            return part.as_strided(part.shape, strides, part.storage_offset())
+        kept = part[tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)]
+        laid = torch.empty_strided(kept.shape, strides, dtype=part.dtype, device=part.device)
+        return laid.copy_(kept).expand(part.shape)  # steps of 0: one entry, read many times
+    if part.is_contiguous() and part.data_ptr() % ALIGNMENT_BYTES:
+        return part.clone()
+    return part
+
+
+def join(parts: Sequence[Tensor]) -> tuple[Tensor, Layouts | None]:
+    """The parts of the calls as one batch, laid out as the widest is, and their own layouts."""
+    first = max(parts, key=lambda part: part.shape[0])
+    if first.is_contiguous():
+        joined = torch.cat(list(parts))
+        if all(part.is_contiguous() for part in parts):
+            return joined, None
+    else:
+        size, inner = first[0].numel(), first.stride()[1:]
+        extent = 1 + sum((n - 1) * s for n, s in zip(first.shape[1:], inner, strict=True))
+        if extent != size:  # not dense
+            joined = torch.cat(list(parts))
+        else:
+            shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
+            joined = first.new_empty_strided(shape, (size, *inner))
+            torch.cat(list(parts), out=joined)
+    own = [None if part.stride() == joined.stride() else part.stride() for part in parts]
+    return joined, tuple(own) if any(one is not None for one in own) else None

@@ -1,0 +1,1 @@
+"""Copy-on-write for modules: what a request writes on shared modules is its own."""

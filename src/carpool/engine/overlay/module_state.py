@@ -1,0 +1,156 @@
+"""What one module holds itself: kept, compared and restored."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from diffusers.configuration_utils import FrozenDict
+from torch import Tensor, nn
+
+from carpool.engine.overlay.writes import data, point
+
+REGISTRY = "_diffusers_hook"  # the attribute that diffusers keeps its hooks in
+_ABSENT = object()
+_CONTAINERS = (dict, OrderedDict, list, set)
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
+
+@dataclass(slots=True)
+class ModuleState:
+    """What a module holds itself: entries of its containers, storage of its weights and buffers."""
+
+    dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = field(default_factory=list)
+    others: list[tuple[Any, list[Any]]] = field(default_factory=list)  # lists and sets
+    tensors: list[tuple[Tensor, Tensor, bool]] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        children: Mapping[str, Any] | None = None,
+        *,
+        with_storage: bool = True,
+    ) -> "ModuleState":
+        """
+        Args:
+            with_storage: keep what weights and buffers point to, too.
+            children: those that it had when the engine began: diffusers takes one out of the
+                dictionary itself before it sets an attention processor.
+        """
+        state = cls()
+        for container in _containers(module):
+            if isinstance(container, dict):
+                entries = dict(container)
+                if (
+                    container is module._modules
+                    and children
+                    and not children.keys() <= entries.keys()
+                ):
+                    entries = dict(children) | entries
+                state.dicts.append((container, entries))
+            else:
+                state.others.append((container, list(container)))
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None and with_storage:
+                state.tensors.append((tensor, data(tensor), tensor.requires_grad))
+        return state
+
+    def is_now(self) -> bool:
+        """Whether the module is as it was then."""
+        return (
+            all(_are_same(now, then) for now, then in self.dicts)
+            and all(_has_same(now, then) for now, then in self.others)
+            and all(
+                tensor.requires_grad == flag and _is_same_storage(data(tensor), then)
+                for tensor, then, flag in self.tensors
+            )
+        )
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether a tensor's values lie where they lay then."""
+        return any(one is tensor and _is_same_storage(data(one), d) for one, d, _ in self.tensors)
+
+    def replace(self, tensor: Tensor, to: Tensor) -> None:
+        """Say where a tensor's values are to lie when this is restored."""
+        self.tensors = [
+            (one, to if one is tensor else then, flag) for one, then, flag in self.tensors
+        ]
+
+    def reunite(self) -> None:
+        """Let copies that were made, and not written on, be the same storage again."""
+        for tensor, then, _ in self.tensors:
+            now = data(tensor)
+            if not _is_same_storage(now, then) and _are_equal(now, then):
+                point(tensor, then)
+
+    def restore(self) -> None:
+        """Make the module as it was then; other threads may read it meanwhile."""
+        for place, (container, entries) in enumerate(self.dicts):
+            for name in [name for name in container if name not in entries]:
+                del container[name]
+            for name, value in entries.items():
+                if container.get(name, _ABSENT) is not value:
+                    container[name] = value
+            if place and list(container) != list(entries):  # the order of children means something
+                for name, value in entries.items():
+                    del container[name]
+                    container[name] = value
+        for other, values in self.others:
+            if not _has_same(other, values):
+                other.clear()
+                (other.extend if isinstance(other, list) else other.update)(values)
+        for tensor, then, flag in self.tensors:
+            if not _is_same_storage(data(tensor), then):
+                point(tensor, then)
+            if tensor.requires_grad != flag:
+                tensor.requires_grad_(flag)
+
+
+def _containers(module: nn.Module) -> Iterator[Any]:
+    for holder in (module, vars(module).get(REGISTRY)):
+        if holder is not None:
+            yield vars(holder)
+            yield from (one for one in vars(holder).values() if type(one) in _CONTAINERS)
+            yield from (vars(one) for one in getattr(holder, "_fn_refs", ()))  # diffusers' hooks
+    if isinstance(config := vars(module).get("_internal_dict"), FrozenDict):
+        yield config
+        yield vars(config)
+
+
+def _has_same(container: Any, values: list[Any]) -> bool:
+    return len(container) == len(values) and all(map(_is_same, container, values))
+
+
+def _are_same(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
+    return len(now) == len(then) and all(
+        _is_same(value, now.get(name, _ABSENT)) for name, value in then.items()
+    )
+
+
+def _is_same(left: Any, right: Any) -> bool:
+    """The same object, or plain values that are equal."""
+    if left is right:
+        return True
+    return type(left) is type(right) and isinstance(left, _PLAIN) and bool(left == right)
+
+
+def _is_same_storage(left: Tensor, right: Tensor) -> bool:
+    if left is right:
+        return True
+    if (left.dtype, left.device, left.shape) != (right.dtype, right.device, right.shape):
+        return False
+    try:
+        return left.data_ptr() == right.data_ptr()
+    except RuntimeError:  # of a quantized kind, without storage of its own
+        return True
+
+
+def _are_equal(left: Tensor, right: Tensor) -> bool:
+    if (left.dtype, left.device, left.shape) != (right.dtype, right.device, right.shape):
+        return False
+    try:
+        return bool(torch.equal(left, right))
+    except RuntimeError:  # of a kind that cannot be compared
+        return False

@@ -1,0 +1,131 @@
+"""Step caching: some denoising steps of a request reuse its denoiser's last answer.
+
+Between neighbouring steps the answer of a denoiser changes in proportion to its input. So where a
+call would park, its input is compared with that of the last call that ran: times the rate at which
+answers changed before, that predicts how far the answer would be from the last one. While that is
+below the request's threshold, the last answer is given again, and no forward runs. The first two
+steps and the last one always run.
+
+Everything is decided from the request's own inputs and answers, so other requests change nothing.
+Each guidance branch and each expert has its own last answer; the first branch of a step decides
+for the others. On an accelerator the decision waits for the device, once a step.
+
+Source: EasyCache (Zhou et al., arXiv 2507.02860, 2025) for the predicted change; TeaCache (Liu et
+al., arXiv 2411.19108, 2024) for the threshold. Unlike there, the last answer itself is given:
+docs/experiments.md says what else was tried.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carpool.engine.intercept import Call
+from carpool.engine.probation.snapshot import copied, tensors_in
+
+FIRST_STEPS, LAST_STEPS = 2, 1  # that always run
+TIMES = ("timestep", "t", "timestep_ratio", "timesteps")  # what denoisers call the timestep
+
+
+@dataclass(slots=True)
+class _Last:
+    """The last call of one branch that ran."""
+
+    sample: list[Tensor]  # its main input
+    answer: Any
+    size: float  # mean absolute value of the answer
+    rate: float = inf  # how far answers moved when inputs moved by 1; unknown at first
+
+
+class StepCache:
+    """The cache of one request.
+
+    Args:
+        threshold: the largest predicted change of an answer that is let pass, relative to its
+            mean absolute value; above 0.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self._last: dict[tuple[str, int], _Last] = {}  # by component and branch
+        self._moment: Any = None  # the timestep of the last call
+        self._step, self._branch = -1, 0  # of that call; steps differ in their timesteps
+        self._skips = False  # this step
+        self.skipped_steps = 0
+
+    def answer(self, call: Call, step: int, steps: int) -> Any | None:
+        """The answer of a call that need not run, or None. To be asked once for each call.
+
+        Args:
+            step: denoising steps that are done.
+            steps: in all; 0 while that is not known.
+        """
+        arguments, sample = call.arguments(), main_input(call)
+        moment = next((arguments[name] for name in TIMES if name in arguments), None)
+        if call.target.phase != "denoise" or not sample or moment is None:
+            return None
+        is_first = self._moment is None or not _is_same(moment, self._moment)
+        if is_first:
+            self._moment, self._step, self._branch = copied(moment), self._step + 1, 0
+        else:
+            self._branch += 1
+        last = self._last.get(self._place(call))
+        if last is not None and [one.shape for one in last.sample] != [s.shape for s in sample]:
+            last = None
+        if is_first:
+            is_inner = self._step >= FIRST_STEPS and step < steps - LAST_STEPS
+            self._skips = (
+                last is not None and is_inner and self._change(last, sample) < self._threshold
+            )
+            self.skipped_steps += self._skips
+        return copied(last.answer) if last is not None and self._skips else None
+
+    def ran(self, call: Call, answer: Any) -> None:
+        """Note the answer of the call that was asked for last, which did run."""
+        sample, given = main_input(call), list(tensors_in(answer))
+        if call.target.phase != "denoise" or not sample or not given:
+            return
+        before, place = self._last.get(self._place(call)), self._place(call)
+        kept = copied(answer)
+        made = _Last([one.clone() for one in sample], kept, _mean(list(tensors_in(kept))))
+        if before is not None:
+            moved = _distance(sample, before.sample)
+            change = _distance(given, list(tensors_in(before.answer)))
+            if 0 < moved < inf and change < inf:
+                made.rate = change / moved
+        self._last[place] = made
+
+    def _place(self, call: Call) -> tuple[str, int]:
+        return f"{call.target.component}.{call.target.method}", self._branch
+
+    @staticmethod
+    def _change(last: _Last, sample: list[Tensor]) -> float:
+        """The predicted change of the answer, relative to its size."""
+        return last.rate * _distance(sample, last.sample) / last.size if last.size > 0 else inf
+
+
+def main_input(call: Call) -> list[Tensor]:
+    """The tensors of the argument that counts a call's rows; none where no table names it."""
+    spec = call.target.spec
+    return [] if spec is None else list(tensors_in(call.arguments().get(spec.rows)))
+
+
+def _mean(tensors: list[Tensor]) -> float:
+    """The mean absolute value."""
+    total = sum(float(one.abs().sum(dtype=torch.float32)) for one in tensors)
+    return total / max(1, sum(one.numel() for one in tensors))
+
+
+def _distance(ours: list[Tensor], others: list[Tensor]) -> float:
+    """The mean absolute difference; infinite where shapes differ."""
+    if [one.shape for one in ours] != [one.shape for one in others]:
+        return inf
+    return _mean([one - other for one, other in zip(ours, others, strict=True)])
+
+
+def _is_same(moment: Any, other: Any) -> bool:
+    if isinstance(moment, Tensor) and isinstance(other, Tensor):
+        return torch.equal(moment, other)
+    return bool(moment == other)
