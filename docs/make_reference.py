@@ -4,12 +4,14 @@ usage: make docs    (a test fails when the page is behind the code)
 """
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from carpool import errors
+from carpool.cli.config_file import schema
 from carpool.cli.main import cli
 from carpool.config import ENV_PREFIX, JOBS, EngineSettings, ServeSettings
 from carpool.engine.specs import SPECS, Kind, Pad, Rule, State
@@ -137,4 +139,5 @@ def _rule(rule: Rule) -> str:
 
 
 if __name__ == "__main__":
+    (PAGE.parent / "carpool.schema.json").write_text(json.dumps(schema(), indent=2) + "\n")
     PAGE.write_text(page())

@@ -231,6 +231,7 @@ class ServeSettings(EngineSettings):
     metadata: bool = _setting(True, "write into files what made them, and that a model did")
     metadata_prompt: bool = _setting(False, "write prompts there too")
     max_frames: int = _setting(512, "most frames of a video", least=1)
+    playground: bool = _setting(True, "serve a page for browsers at /")
     state_dir: str | None = _setting(
         None,
         "folder of jobs and their files; none keeps them in memory; default: the port's own in "

@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
-from carpool.cli.options import settings_from, settings_options
+from carpool.cli.config_file import read_config
+from carpool.cli.options import GroupedHelp, settings_from, settings_options
 from carpool.cli.peer_flags import peer_options, translated
 from carpool.config import ENV_PREFIX, MODES_OF, ServeSettings, with_mode
 from carpool.errors import CarpoolError
 
 
-@click.command()
+@click.command(cls=GroupedHelp)
 @click.argument("model", required=False)
 @click.option("--model-path", help="MODEL, as a flag")
 @click.option(
@@ -25,6 +26,11 @@ from carpool.errors import CarpoolError
 @click.option(
     "--deploy-config", type=click.Path(path_type=Path), help="YAML of stages with engine_args"
 )
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="YAML file of settings, as max_queue: 100; flags and variables win",
+)
 @settings_options(ServeSettings)
 @peer_options
 def serve(
@@ -32,12 +38,14 @@ def serve(
     model_path: str | None,
     pipeline: str | None,
     deploy_config: Path | None,
+    config: Path | None,
     **flags: Any,
 ) -> None:
     """Serve MODEL over HTTP, with OpenAI's image API.
 
     MODEL is 'shapes' (embedded; the default), a hub id like 'org/name', or a folder in diffusers
-    layout. Every flag can be given as an environment variable, such as CARPOOL_MAX_QUEUE.
+    layout. Every flag can be given as an environment variable, such as CARPOOL_MAX_QUEUE, or in
+    a file (--config; `carpool config --show` says what is in force).
     Commands of `sglang serve` and `vllm serve --omni` are understood, too.
     """
     if model and model_path and model != model_path:
@@ -49,6 +57,9 @@ def serve(
     deploy = _deploy(deploy_config, overrides)
     said = {name.removeprefix(ENV_PREFIX).lower(): text for name, text in os.environ.items()}
     said |= {name: value for name, value in flags.items() if value not in (None, ())}
+    of_file = {} if config is None else read_config(config)
+    of_file.pop("model", None) if pipeline else None
+    said |= {name: value for name, value in of_file.items() if name not in said}
     mode = with_mode(said).get("batching_mode")
     if mode is not None and mode != deploy.get("batching_mode", mode):
         for name in [name for name in deploy if name in MODES_OF]:
@@ -56,6 +67,10 @@ def serve(
             del deploy[name]
         del deploy["batching_mode"]
     flags |= {name: value for name, value in deploy.items() if name not in said}
+    variables = {name.removeprefix(ENV_PREFIX).lower() for name in os.environ}
+    for name, value in of_file.items():
+        if flags.get(name) in (None, ()) and name not in variables:
+            flags[name] = value
     chosen = model or model_path or flags.pop("model", None) or "shapes"
     flags.pop("model", None)
     settings = settings_from(flags)

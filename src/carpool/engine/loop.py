@@ -1,7 +1,8 @@
 """The main loop: admit requests, choose calls, run them as one forward, resume their fibers.
 
 An `EngineCore` is driven by one thread, which calls `step` again and again (`run` does). `submit`,
-`cancel`, `add_lora`, `reload`, `close`, `statistics` and `timeline` may be called from any thread.
+`cancel`, `add_lora`, `reload`, `close`, `statistics`, `timeline` and `requests` may be called from
+any thread.
 """
 
 import logging
@@ -30,6 +31,7 @@ from carpool.engine.model.load import Loaded, versions
 from carpool.engine.model.preview import PreviewSender
 from carpool.engine.numerics import Exact
 from carpool.engine.observe import truncation
+from carpool.engine.observe.activity import Snapshot, snapshot
 from carpool.engine.observe.forward import Observer, forward_of
 from carpool.engine.observe.heartbeat import Heartbeat
 from carpool.engine.observe.stats import Stats, memory
@@ -203,6 +205,23 @@ class EngineCore:
         """What a request did when, and what it waited for; None if it is not known any more."""
         return self._timelines.to_json(request_id, self._clock())
 
+    def estimate(self, request: CheckedRequest) -> tuple[float | None, float, float]:
+        """What a request would take if it came now.
+
+        Returns:
+            Seconds of its denoising steps alone on the device, None while nothing is known; the
+            predicted wait; and the speed of shared forwards, against doing all alone.
+        """
+        admission = self._scheduler.admission
+        return self._scheduler.alone_s(request), admission.wait_s, admission.speed
+
+    def requests(self) -> Snapshot:
+        """The running and the queued requests, for those who watch the engine."""
+        _, queued = self._queue.snapshot(since=-1)
+        places = self.settings.max_running - len(self._running)
+        starts_s = self._scheduler.admission.starts_s(queued or [], places)
+        return snapshot(self._clock(), self._running.states, queued or [], starts_s)
+
     # On the engine's own thread
 
     def run(self) -> None:
@@ -296,7 +315,8 @@ class EngineCore:
             else:
                 answers, spent_s = self._sweeps.timed(self._fuser.run, calls, rows)
         self.loaded.device.launched()
-        forward = forward_of(states, began_s, began_s + spent_s)
+        why = self._scheduler.why_not_wider(len(states))
+        forward = forward_of(states, began_s, began_s + spent_s, why)
         for observe in self._observers:
             observe(forward)
         return answers

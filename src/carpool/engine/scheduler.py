@@ -78,6 +78,7 @@ class Scheduler:
         self._version, self._waiting_s = -1, 0.0
         self.wake_s = inf  # when to ask again, if nothing happens before
         self._width_reasons: Counter[tuple[str, str]] = Counter()
+        self._whys: dict[int, str] = {}  # of the last choices, by their requests
         self._seconds: dict[str, Histogram] = {}  # of forwards, by their method
         # what is to be learned from: forwards (kind, rows of each call, seconds of the device), and
         # turns (kind, calls, seconds of the loop and of the pipelines' own code)
@@ -108,7 +109,7 @@ class Scheduler:
         """Those of the parked requests that share the next forward, in their order in it."""
         parked = self._parked(states)
         choice = self._policy.choose(parked, self._waiting_s, self._clock())
-        return self._selected(choice, parked, states) if choice.calls else []
+        return self._taken(choice, parked, states) if choice.calls else []
 
     def select_sweep(self, states: Sequence[RequestState]) -> list[list[RequestState]]:
         """The requests of each of the forwards that share the next sweep over streamed weights.
@@ -117,12 +118,13 @@ class Scheduler:
         """
         parked = self._parked(states)
         choices = self._choose_sweep(parked, states)
-        selections = [self._selected(choice, parked, states) for choice in choices]
+        selections = [self._taken(choice, parked, states) for choice in choices]
         if choices:
             self._kind = choices[0].calls[0].kind
         return selections
 
     def _parked(self, states: Sequence[RequestState]) -> list[ParkedCall]:
+        self._whys.clear()
         parked = [self._parked_call(state) for state in states]
         self.admission.update(len(self._waiting), self._waiting_s, [call.left_s for call in parked])
         return parked
@@ -151,11 +153,12 @@ class Scheduler:
             self.admission.learn(alone_s, len(calls), self._sweep_s)
         return choices
 
-    def _selected(
+    def _taken(
         self, choice: Choice, parked: Sequence[ParkedCall], states: Sequence[RequestState]
     ) -> list[RequestState]:
         self._kind = choice.calls[0].kind
-        self._width_reasons[self._kind.name, width_reason(choice, parked)] += 1
+        why = self._whys[len(choice.calls)] = width_reason(choice, parked)
+        self._width_reasons[self._kind.name, why] += 1
         numbers = {call.request for call in choice.calls}
         selected = [state for state in states if state.number in numbers]
         # the same adapters side by side; else a stable order, so that stacks are used again
@@ -182,6 +185,10 @@ class Scheduler:
         if phase == "decode" and (row_bytes := decode_bytes(state.call)):
             most = max(1, min(most, int(settings.max_decode_gib * 2**30 // row_bytes)))
         return most
+
+    def why_not_wider(self, requests: int) -> str:
+        """Why a forward of so many of the selected is not wider; `split` after one that failed."""
+        return self._whys.get(requests, "split")
 
     def expected_s(self, rows: Sequence[int]) -> float | None:
         """Predicted seconds of a forward of the selected; None if nothing like it has ever run.
@@ -247,6 +254,10 @@ class Scheduler:
     def check_overload(self, job: CheckedRequest) -> None:
         """Refuse a request that would wait too long; see `AdmissionControl.check`."""
         self.admission.check(job.priority, self._predictor.whole_s(job))
+
+    def alone_s(self, job: CheckedRequest) -> float | None:
+        """The predicted work of a request, if anything is known."""
+        return self._predictor.whole_s(job) if self._predictor.is_informed else None
 
     def check_deadline(self, job: CheckedRequest, running: Iterable[RequestState]) -> None:
         """Refuse a request whose deadline cannot be met, by what forwards have taken so far.

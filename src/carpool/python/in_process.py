@@ -13,7 +13,7 @@ from carpool.config import ServeSettings
 from carpool.engine.loop import EngineCore
 from carpool.errors import InvalidValue, LibraryMissing, UnsupportedParameter
 from carpool.jobs.database import Record
-from carpool.jobs.runner import OnProgress
+from carpool.jobs.runner import OnPreview, OnProgress
 from carpool.jobs.work import work_of
 from carpool.media import outputs
 from carpool.media.metadata import made_with, told
@@ -115,7 +115,12 @@ class InProcess:
         if not self._is_alive():
             await asyncio.Event().wait()  # it failed: what waits is for the next process
 
-    async def submit(self, job: CheckedRequest, on_progress: OnProgress | None = None) -> Output:
+    async def submit(
+        self,
+        job: CheckedRequest,
+        on_progress: OnProgress | None = None,
+        on_preview: OnPreview | None = None,  # these jobs ask for none
+    ) -> Output:
         here = asyncio.get_running_loop()
 
         def follow(event: Event) -> None:

@@ -13,6 +13,7 @@ from carpool.server.access.keys import Keyring
 from carpool.server.error_responses import on_error
 from carpool.server.routes import images, jobs, observe, videos
 from carpool.server.routes.docs_page import add_docs
+from carpool.server.routes.playground import add_playground
 from carpool.server.state import AppState
 from carpool.server.transport.middleware import BodySizeLimit, HeadRequests, RequestLogging
 from carpool.telemetry.tracing import Tracing
@@ -55,6 +56,8 @@ def create_app(
         if runner is not None or router not in (jobs.router, videos.router):
             app.include_router(router)
     add_docs(app)
+    if settings.playground:
+        add_playground(app)
     app.add_middleware(HeadRequests)  # the last one is the outermost
     app.add_middleware(
         BodySizeLimit,

@@ -252,6 +252,7 @@ class _DrainingServer(uvicorn.Server):
                 lifespan="off",
             )
         )
+        self._app = app
         self._supervisor, self._drain_timeout_s = supervisor, settings.drain_timeout
         self._draining: asyncio.Task[None] | None = None
         self.exit_status = 0
@@ -292,11 +293,24 @@ class _DrainingServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         await self._supervisor.drain(self._drain_timeout_s)
+        self._app.state.server.events.close()  # their viewers would stay for ever
         self.should_exit = True
 
     def port(self) -> int:
         """The port in use, also where the setting is 0."""
         return int(self.servers[0].sockets[0].getsockname()[1])
+
+
+def _where(ready: protocol.WorkerReady) -> str:
+    """Where the model is, and how much memory is left there: a line, or nothing."""
+    if not ready.device:
+        return ""
+    left = "" if ready.free_bytes is None else f"; {_gib(ready.free_bytes)} of memory left"
+    return f"On {ready.device}: {_gib(ready.weights_bytes)} of weights{left}\n"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.2g} GiB" if size_bytes >= 2**30 else f"{size_bytes >> 20} MiB"
 
 
 async def _greet(supervisor: Supervisor, server: _DrainingServer, settings: ServeSettings) -> None:
@@ -317,7 +331,9 @@ async def _greet(supervisor: Supervisor, server: _DrainingServer, settings: Serv
         log.info("%s", serving)
         return
     click.echo(
-        f"{serving}\n\n"
+        f"{serving}\n{_where(ready)}"
+        + (f"Playground: {url}/\n" if settings.playground and settings.uds is None else "")
+        + "\n"
         f"curl -s {uds}{url}/v1/images/generations -H 'content-type: application/json'{key} \\\n"
         f'  -d \'{{"prompt": "a red circle on a blue background"}}\' \\\n'
         "  | python3 -c 'import base64, json, sys; "

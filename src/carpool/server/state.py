@@ -25,6 +25,7 @@ from carpool.server.access.signed_links import SignedFiles
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import number
 from carpool.server.bodies.memory import MemoryBudget
+from carpool.server.events import Events
 from carpool.server.observer import Observer
 from carpool.telemetry import logs
 from carpool.telemetry.tracing import Tracing
@@ -79,6 +80,15 @@ class AppState:
         self.reader = PictureReader(allow_remote=settings.allow_remote_media)
         self.encoder = FairExecutor(
             "carpool-encode", threads, per_tenant=threads - settings.has_keys
+        )
+        self.events = Events(
+            supervisor,
+            self.observer,
+            runner,
+            knows=self.keys.knows,
+            model=lambda: self.observer.model,
+            encoder=self.encoder,
+            has_metadata=settings.metadata,
         )
         self.started_s = int(time.time())
         self._json = FairExecutor("carpool-json", 4, per_tenant=1, rests=True)

@@ -28,6 +28,7 @@ from carpool.errors import CarpoolError, PipelineFailed, in_full, reason
 from carpool.telemetry import logs, tracing
 from carpool.types import CheckedRequest, Event
 from carpool.worker import protocol
+from carpool.worker.activity import ActivitySender
 from carpool.worker.watchdog import INTERVAL_S
 
 log = logging.getLogger("carpool")
@@ -52,6 +53,7 @@ class WorkerProcess:
         first = self._next()
         if not isinstance(first, protocol.LoadModel):
             return
+        is_noisy = first.log_level == "debug" and first.log_format == "text"
         if first.log_format == "json":
             os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read as it is imported
         # these import torch and diffusers, which takes seconds
@@ -60,13 +62,15 @@ class WorkerProcess:
         from carpool.engine.model.factory import build
         from carpool.engine.model.load import load, log_as_others, versions
         from carpool.engine.model.usage import Meter
+        from carpool.engine.observe.activity import ActivityLog
         from carpool.engine.observe.co_riders import CoRiders
 
         began_s = time.monotonic()
         logs.set_up(first.log_level, first.log_format, prompts=first.log_prompts)
-        log_as_others(bars=first.log_format == "text")
+        log_as_others(bars=is_noisy)
         co_riders = CoRiders()
-        observers = [co_riders.forward] if first.otel else []
+        activity = ActivityLog()
+        observers = [activity.forward, *([co_riders.forward] if first.otel else [])]
         try:
             if first.otel:
                 self._tracing = tracing.start("worker")
@@ -88,12 +92,25 @@ class WorkerProcess:
                 self._connection.shutdown(socket.SHUT_RDWR)
 
         threading.Thread(target=run, name="carpool-engine", daemon=True).start()
-        self.send(protocol.WorkerReady(engine.loaded.card, versions(), time.monotonic() - began_s))
+        load_s, held = time.monotonic() - began_s, engine.statistics()["memory"]
+        self.send(
+            protocol.WorkerReady(
+                engine.loaded.card,
+                versions(),
+                load_s,
+                held["device"],
+                held["weights_bytes"],
+                loaded.device.free_bytes(),
+            )
+        )
         threading.Thread(
             target=self._send_heartbeats, args=[engine], name="carpool-heartbeat", daemon=True
         ).start()
+        viewers = ActivitySender(activity, engine.requests, self.send)
         while (message := self._next()) is not None:
             match message:
+                case protocol.Watch(is_on):
+                    viewers.watch(is_on)
                 case protocol.Submit(job, follow, trace):
                     try:
                         listener = _RequestListener(self, job, meter.usage(job), convert, follow)
@@ -107,6 +124,8 @@ class WorkerProcess:
                     engine.cancel(request_id)
                 case protocol.Reload():
                     threading.Thread(target=self._reload, args=[engine], daemon=True).start()
+                case protocol.Estimate(job):
+                    self.send(protocol.Estimated(*engine.estimate(job)))
                 case protocol.GetStatistics():
                     self.send(protocol.Statistics(engine.statistics()))
                 case protocol.GetTimelines(request_ids):

@@ -13,7 +13,7 @@ from PIL import Image
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.request.parameters import Card
-from carpool.types import CheckedRequest, Timings
+from carpool.types import CheckedRequest, Phase, Timings
 
 LENGTH = struct.Struct(">I")
 MOST_INLINE_BYTES = 64 << 20  # larger outputs are sent as files, so that others need not wait
@@ -50,6 +50,18 @@ class GetTimelines(msgspec.Struct, tag="get_timelines"):
     request_ids: list[str]
 
 
+class Estimate(msgspec.Struct, tag="estimate"):
+    """What a request would take, if it came now; it is not run."""
+
+    job: CheckedRequest
+
+
+class Watch(msgspec.Struct, tag="watch"):
+    """Send `Activity` from now on, or no more."""
+
+    is_on: bool
+
+
 class Reload(msgspec.Struct, tag="reload"):
     """Read the adapter folder and the batching config again."""
 
@@ -60,6 +72,9 @@ class WorkerReady(msgspec.Struct, tag="worker_ready"):
     card: Card
     versions: dict[str, str]  # of the libraries that the engine uses
     load_s: float
+    device: str = ""
+    weights_bytes: int = 0
+    free_bytes: int | None = None  # of the device's memory, once it was loaded; None: not known
 
 
 class Reloaded(msgspec.Struct, tag="reloaded"):
@@ -159,7 +174,54 @@ class Timelines(msgspec.Struct, tag="timelines"):
     timelines: list[dict[str, Any]]
 
 
-ToWorker = LoadModel | Submit | Cancel | GetStatistics | GetTimelines | Reload
+class Estimated(msgspec.Struct, tag="estimated"):
+    """The answer to `Estimate`."""
+
+    seconds: float | None  # of its denoising steps, alone on the device; None: not known yet
+    wait_s: float  # predicted, until it starts
+    speed: float  # seconds of such work that a second does just now, as forwards are shared
+
+
+class SeenForward(msgspec.Struct, array_like=True):
+    """See `carpool.engine.observe.activity`."""
+
+    module: str
+    phase: Phase
+    began_s: float
+    duration_s: float
+    rows: int
+    requests: list[int]
+    why: str
+
+
+class RunningRequest(msgspec.Struct, array_like=True):
+    number: int
+    request_id: str
+    phase: Phase
+    step: int
+    steps: int
+    left_s: float | None
+
+
+class WaitingRequest(msgspec.Struct, array_like=True):
+    number: int
+    request_id: str
+    waited_s: float
+    starts_s: float | None
+
+
+class Activity(msgspec.Struct, tag="activity"):
+    """What the engine did since the last one, and its requests now. Only while it is watched."""
+
+    now_s: float  # engine clock
+    forwards: list[SeenForward]
+    missed: int  # forwards that are left out
+    running: list[RunningRequest]
+    waiting: list[WaitingRequest]
+    waiting_count: int
+
+
+ToWorker = LoadModel | Submit | Cancel | GetStatistics | GetTimelines | Estimate | Reload | Watch
 ToFront = (
     WorkerReady
     | LoadFailure
@@ -172,6 +234,8 @@ ToFront = (
     | Statistics
     | Timelines
     | Reloaded
+    | Estimated
+    | Activity
 )
 
 _PICTURE = 1  # msgpack extension code of a PIL image: mode, size, pixels

@@ -95,6 +95,7 @@ class Supervisor:
         self._started_s = 0.0  # start of the newest worker; event loop's clock
         self._startup_s = 3.0  # from that to its readiness, of the newest that got so far
         self._task: asyncio.Task[None] | None = None
+        self._on_activity: Callable[[protocol.Activity], None] | None = None
         self._end = ""  # of the last worker: how it ended, and which requests it had
 
     @property
@@ -188,13 +189,26 @@ class Supervisor:
         answer: list[dict[str, Any]] = await self._ask(protocol.GetTimelines(list(request_ids)))
         return answer
 
-    async def _ask(self, query: protocol.GetStatistics | protocol.GetTimelines) -> Any:
+    async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
+        """What a request would take if it came now."""
+        answer: protocol.Estimated = await self._ask(protocol.Estimate(job))
+        return answer
+
+    async def _ask(
+        self, query: protocol.GetStatistics | protocol.GetTimelines | protocol.Estimate
+    ) -> Any:
         if self._state != "ready":
             self.check_open()
         future = asyncio.get_running_loop().create_future()
         self._queries.put_nowait(future)
         self._send(query)
         return await future
+
+    def watch_activity(self, listener: Callable[[protocol.Activity], None] | None) -> None:
+        """Tell a listener what the engine does, a few times a second; None: nobody any more."""
+        was_on, self._on_activity = self._on_activity is not None, listener
+        if was_on != (listener is not None) and self._state == "ready":
+            self._send(protocol.Watch(listener is not None))
 
     def reload(self) -> None:
         """Have the worker read its adapter folder and batching config again."""
@@ -301,13 +315,21 @@ class Supervisor:
                 self._first_ready.set()
                 if not self._is_draining:
                     self._is_open.set()
+                if self._on_activity is not None:
+                    self._send(protocol.Watch(True))
                 self._send_due()
             case protocol.Started(request_id):
                 if request := self._in_flight.get(request_id):
                     request.has_started = True
+            case protocol.Activity() as activity:
+                if self._on_activity is not None:
+                    self._on_activity(activity)
             case protocol.Reloaded(card, problems):
                 assert self.ready is not None
-                self.ready = protocol.WorkerReady(card, self.ready.versions, self.ready.load_s)
+                before = self.ready
+                self.ready = protocol.WorkerReady(
+                    card, before.versions, before.load_s, before.device, before.weights_bytes
+                )
                 log.info("reloaded; adapters: %s", ", ".join(card.lora) or "none")
                 for problem in problems:
                     log.error("not reloaded: %s", problem)
@@ -328,7 +350,12 @@ class Supervisor:
                     failed.message, param=failed.param, retry_after_s=failed.retry_after_s
                 )
                 self._answer(failed.request_id, error)
-            case protocol.Statistics(found) | protocol.Timelines(found):
+            case protocol.Statistics() | protocol.Timelines() | protocol.Estimated():
+                found: Any = message
+                if isinstance(message, protocol.Statistics):
+                    found = message.statistics
+                elif isinstance(message, protocol.Timelines):
+                    found = message.timelines
                 query = self._queries.get_nowait()
                 if not query.done():  # its client has gone
                     query.set_result(found)

@@ -76,6 +76,15 @@ class Device:
             return torch.cuda.max_memory_allocated(self.torch)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
+    def free_bytes(self) -> int | None:
+        """Memory that is free now: of the GPU, or of the machine; None where it is not known."""
+        if self.is_cuda:
+            return torch.cuda.mem_get_info(self.torch)[0]
+        try:
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (ValueError, OSError):  # macOS does not say
+            return None
+
     @property
     def memory_gib(self) -> float | None:
         """All of the device's memory; None on a CPU, whose memory is everybody's."""

@@ -13,7 +13,7 @@ and the flat form of its newer versions:
 
 Carpool runs the whole pipeline in one engine, so the diffusion stage is read, and no other. What
 has no use here is named in `Deploy.unused`, for a warning; a key that looks like a misspelled one
-that has a use is an error. This is the only module that imports yaml.
+that has a use is an error.
 
 Source: vLLM-Omni 0.30, deploy configuration.
 """

@@ -111,7 +111,10 @@ class ImageRequest(GenerationRequest):
     moderation: Literal["auto", "low"] | None = None
     stream: bool | None = Field(None, description="answer with server-sent events")
     partial_images: int | None = Field(
-        None, ge=0, le=3, description="previews of each image in a stream, at most"
+        None,
+        ge=0,
+        le=3,
+        description="previews of each image, at most: in a stream, or of a job at /v1/events",
     )
     background_job: bool | None = Field(
         False, description="answer 202 at once, with a job to be polled at /v1/jobs/{id}"
@@ -202,6 +205,16 @@ class ModelParameter(BaseModel):
     tasks: list[str] = Field(description="those of the model that take it")
 
 
+class ModelLimits(BaseModel):
+    """The most that one request may ask for."""
+
+    n: int = Field(description="images")
+    num_inference_steps: int = Field(description="denoising steps")
+    pixels: int = Field(description="of an image")
+    num_frames: int = Field(description="of a video")
+    pictures: int = Field(description="reference pictures of a request")
+
+
 class ModelEntry(BaseModel):
     id: str = Field(description="what requests name it by")
     object: Literal["model"] = "model"
@@ -213,6 +226,7 @@ class ModelEntry(BaseModel):
     size_multiple_px: int = Field(description="both sides are multiples of it")
     parameters: list[ModelParameter] = Field(description="what requests may say")
     lora: list[str] = Field(description="adapters that a request may name")
+    limits: ModelLimits = Field(description="the most that one request may ask for")
 
 
 class ModelList(BaseModel):
@@ -277,6 +291,16 @@ class Error(BaseModel):
     """Every error has this shape, and the header `x-request-id`."""
 
     error: ErrorBody
+
+
+class EstimateReport(BaseModel):
+    """`POST /v1/estimates`: what a request would take if it came now."""
+
+    seconds: float | None = Field(
+        description="of its denoising steps, alone on the device; null while too little is known"
+    )
+    wait_s: float = Field(description="until the requests that wait now are done")
+    speed: float = Field(description="how much faster shared forwards do such work just now")
 
 
 class Health(BaseModel):

@@ -135,6 +135,13 @@ def _model_entry(state: AppState) -> schema.ModelEntry:
         size_multiple_px=card.size_multiple_px,
         parameters=_parameters_of(card),
         lora=list(card.lora),
+        limits=schema.ModelLimits(
+            n=model.max_n,
+            num_inference_steps=card.max_steps,
+            pixels=card.max_pixels,
+            num_frames=state.settings.max_frames,
+            pictures=max((one.max_images for one in card.tasks if one.takes("image")), default=0),
+        ),
     )
 
 
