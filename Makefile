@@ -61,6 +61,9 @@ bench-gpu: .venv/ready  ## real-size models on a CUDA device: docs/benchmarks-gp
 bench-lora: .venv/ready  ## adapters by row, against PEFT's mixed batch
 	$(ONE_THREAD) $(BIN)/python benchmarks/lora.py
 
+bench-stream: .venv/ready  ## streamed weights on an emulated bus, beside diffusers' offload: docs/benchmarks-stream.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.stream --output docs/benchmarks-stream.md
+
 bench-scheduler: .venv/ready  ## how long the policy thinks, and what explaining costs
 	$(BIN)/python benchmarks/scheduler.py
 

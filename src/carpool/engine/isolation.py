@@ -94,7 +94,7 @@ class RequestContext:
         self._is_free = False
 
     def enter(self) -> None:
-        self._outside = _Modes.now()
+        self._outside = Modes.now()
         is_known = True
         if self._no_inference is not None:
             self._no_inference.__exit__(None, None, None)
@@ -107,7 +107,7 @@ class RequestContext:
     def leave(self) -> None:
         self.overlay.withdraw()
         self.random.swap()
-        self._modes = _Modes.now()
+        self._modes = Modes.now()
         is_known = True
         if torch.is_inference_mode_enabled():  # of a `with` that the fiber paused in
             self._no_inference = torch.inference_mode(mode=False)
@@ -156,14 +156,14 @@ def _kinds_of_devices() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Modes:
+class Modes:
     """Torch's modes of the thread. By default those in which pipelines start."""
 
     has_grad: bool = False
     autocast: tuple[tuple[str, torch.dtype], ...] = ()  # of devices for which it is on
 
     @classmethod
-    def now(cls) -> "_Modes":
+    def now(cls) -> "Modes":
         has_grad = torch.is_grad_enabled()
         is_on = torch.is_autocast_enabled
         if not (has_grad or any(map(is_on, _DEVICES))):
@@ -181,4 +181,4 @@ class _Modes:
 
 
 _DEVICES = _kinds_of_devices()
-_PLAIN = _Modes()
+_PLAIN = Modes()

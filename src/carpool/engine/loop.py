@@ -44,6 +44,7 @@ from carpool.engine.queue import RequestQueue
 from carpool.engine.request import Listener, RequestState
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
+from carpool.engine.sweep import Sweeps
 from carpool.engine.tokenizers import Tokenizers
 from carpool.errors import Cancelled, CarpoolError, PipelineFailed, SettingRejected, WorkerLost
 from carpool.schedule.policy import Policy
@@ -80,7 +81,9 @@ class EngineCore:
         self._turn_s = self._forward_s = 0.0  # busy time: all, and in modules
         self.heartbeat, self._stats, self._timelines = Heartbeat(clock), Stats(clock), Timelines()
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
-        self._scheduler = Scheduler(loaded, settings, self._queue, clock, table, policy)
+        self._scheduler = Scheduler(
+            loaded, settings, self._queue, clock, table, policy, self._may_pause
+        )
         self._observers: list[Observer] = [
             self._scheduler.forward, self._stats.forward, self._timelines.forward, *observers
         ]  # fmt: skip
@@ -96,6 +99,8 @@ class EngineCore:
         is_grouped = settings.lora_batching == "grouped"
         describer = Describer(self._fuser, self._probation, is_grouped_by_lora=is_grouped)
         self._adapters = Adapters(loaded.pipe, loaded.device.torch)
+        streamer = loaded.streamer
+        self._sweeps = None if streamer is None else Sweeps(streamer, self._adapters, clock)
         self._registry = AdapterRegistry(self._adapters, settings.lora_dir, self._offer)
         self._registry.add_all(loaded.lora)
         for problem in self.reload():
@@ -189,6 +194,7 @@ class EngineCore:
             **self._scheduler.statistics(),
             "fusing": self._probation.statistics(),
             "memory": memory(self.loaded),
+            "streaming": None if self._sweeps is None else self._sweeps.statistics(),
             "turn_s": self._turn_s,
             "forward_s": self._forward_s,
             "fiber_s": self._running.fiber_s,
@@ -274,12 +280,15 @@ class EngineCore:
         while states := self._scheduler.admit(len(self._running)):
             for state in states:
                 self._running.start(state)
-        if selected := self._scheduler.select(self._running.parked):
+        selections: Sequence[Sequence[RequestState]] = ()
+        if self._sweeps is None:
+            selected = self._scheduler.select(self._running.parked)
+        else:
+            selections = self._scheduler.select_sweep(self._running.parked)
+            selected = [state for selection in selections for state in selection]
+        if selected:
             forward_at_s = self._clock()
-            answers = execute(
-                selected, self._run_forward, self._scheduler.widths, self._free_memory,
-                in_tiles=self._run_in_tiles,
-            )  # fmt: skip
+            answers = self._execute(selections or (selected,))
             forward_s = self._clock() - forward_at_s
             self._running.end_cancelled()
             self._running.resume(zip(selected, answers, strict=True))
@@ -288,6 +297,20 @@ class EngineCore:
         if selected:
             self._scheduler.turned(len(selected), turn_s - forward_s - fiber_s, fiber_s)
         return bool(selected or results or self._queue.has_host_results)
+
+    def _execute(self, selections: Sequence[Sequence[RequestState]]) -> list[Any]:
+        """Answers, or `Failure`s, of these forwards' calls, in order."""
+        run, widths, free = self._run_forward, self._scheduler.widths, self._free_memory
+        if self._sweeps is None or not self._sweeps.streams(selections[0][0].call.target):
+            [selected] = selections
+            return execute(selected, run, widths, free, in_tiles=self._run_in_tiles)
+        return self._sweeps.execute(
+            selections, run, widths, free, self._probation.is_settled, in_tiles=self._run_in_tiles
+        )
+
+    def _may_pause(self, state: RequestState) -> bool:
+        """Whether other forwards may run while the forward of this call stands before a block."""
+        return self._sweeps is not None and self._sweeps.may_pause(state.call)
 
     def _run(self, states: Sequence[RequestState]) -> list[Any]:
         """Run these calls as one forward, and tell the observers of it."""
@@ -299,7 +322,10 @@ class EngineCore:
         began_s = self._clock()
         try:
             with self._adapters.riding(calls, rows):
-                answers = self._fuser.run(calls, rows)
+                if self._sweeps is None:
+                    answers, spent_s = self._fuser.run(calls, rows), self._clock() - began_s
+                else:
+                    answers, spent_s = self._sweeps.timed(self._fuser.run, calls, rows)
             self.loaded.device.launched()
             if self.loaded.device.runs_ahead:
                 self.heartbeat.launched(expected_s)
@@ -307,7 +333,7 @@ class EngineCore:
             self.loaded.device.check(error)
             raise
         why = self._scheduler.why_not_wider(len(states))
-        forward = forward_of(states, began_s, self._clock(), why)
+        forward = forward_of(states, began_s, began_s + spent_s, why)
         for observe in self._observers:
             observe(forward)
         return answers

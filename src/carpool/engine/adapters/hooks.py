@@ -151,6 +151,15 @@ class Adapters:
         finally:
             self._plan = None
 
+    def swap(self, riding: tuple[Plan | None, bool] | None) -> tuple[Plan | None, bool]:
+        """Exchange who rides with what for that of another forward; None: nobody.
+
+        Forwards that share a sweep over streamed weights take turns: see `sweep.py`.
+        """
+        before = self._plan, self._is_even
+        self._plan, self._is_even = riding or (None, True)
+        return before
+
     def remove(self) -> None:
         """Leave every layer as it was."""
         while self._hooks:

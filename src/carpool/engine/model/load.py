@@ -24,6 +24,8 @@ from carpool.engine.model.hooks import refuse_what_breaks
 from carpool.engine.model.prepare import apply, read, warm_up
 from carpool.engine.model.tasks import tasks_of
 from carpool.engine.patches import CLASSES
+from carpool.engine.weights.placement import is_asked_for, place
+from carpool.engine.weights.streaming import Streamer
 from carpool.errors import LoadFailed
 from carpool.models.source import check_hub, find
 from carpool.request.lora import parse_lora
@@ -45,6 +47,7 @@ class Loaded:
     source: str = ""  # the model as it was asked for
     is_spread: bool = False  # over several devices
     classes: dict[int, type] = field(default_factory=dict)  # of views, by id of their pipeline
+    streamer: Streamer | None = None  # of weights that are not on the device all the time
 
     @property
     def vae_scale_px(self) -> int:
@@ -97,7 +100,7 @@ def says_what_does_not_fit(load: Load) -> Load:
             name = model if isinstance(model, (str, Path)) else type(model).__name__
             raise LoadFailed(
                 f"cannot load {name!s}: its weights do not fit the memory ({error}); a smaller "
-                "dtype, or a pipeline that was quantized or has group offload, needs less"
+                "dtype, quantize and memory, which streams what does not fit, need less"
             ) from None  # its frames hold the weights
 
     return cast("Load", loading)
@@ -115,7 +118,8 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
     """
     extra: Mapping[str, Any] = {}
     if isinstance(model, DiffusionPipeline):
-        device = Device(settings, at=model._execution_device)
+        at = None if is_asked_for(settings) else model._execution_device
+        device = Device(settings, at=at)
         pipe, name = model, type(model).__name__
     else:
         device = Device(settings)
@@ -136,6 +140,13 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
             undo.callback(_restore_modes, _modes(module))
             module.eval().requires_grad_(False)
         _keep_vae_exact(pipe, undo)
+        streamer, is_moved = None, not isinstance(model, DiffusionPipeline) or is_asked_for(settings)
+        if is_moved:
+            streamer = place(dict(_modules(pipe)), device.torch, settings, device.memory_gib)
+        if streamer is not None:
+            undo.callback(streamer.remove)
+        elif is_moved:
+            pipe.to(device.torch)
         apply(pipe, dict(_modules(pipe)), settings, device, undo)
         try:
             tasks = tasks_of(pipe)
@@ -152,6 +163,7 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
             {**extra.get("lora", {}), **parse_lora(settings.lora)},
             source=name if isinstance(model, DiffusionPipeline) else str(model),
             is_spread=settings.place is not None,
+            streamer=streamer,
         )
 
 
