@@ -232,7 +232,7 @@ class EngineSettings:
         preparation.check_form(self)
         if self.memory is not None:
             parse_bytes("memory", self.memory)
-        streamed_names(self.stream)
+        preparation.check_streamed(self, streamed_names(self.stream) or ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

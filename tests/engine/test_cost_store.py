@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from carpool.engine.cost_store import Table
 from carpool.engine.model.load import load
 from carpool.types import CallKind
 from support.engine_driver import fresh, served
+from support.tiny import checkpoint
 
 KIND = CallKind("transformer.forward", 100, "64x16")
 
@@ -100,6 +102,34 @@ def test_costs_of_a_model_that_was_prepared_otherwise_are_not_believed(
     prepare(pipe)
 
     assert not list(Table(load(pipe, settings), settings).costs)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"quantize": "fp8"},
+        {"dtype": "float32,transformer=bfloat16"},
+        {"attention_backend": "_native_math"},
+        {"vae_tiling": True},
+        {"compile": True, "warmup": None},
+        {"stream": "transformer"},
+    ],
+    ids=str,
+)
+def test_settings_of_the_preparation_begin_a_table_of_their_own(
+    tmp_path: Path, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("carpool.engine.model.load.warm_up", lambda *_: None)
+    plain, other = EngineSettings(device="cpu"), EngineSettings(device="cpu", **said)
+    with ExitStack() as undo:
+        found = []
+        for settings in (plain, plain, other):
+            loaded = load(checkpoint("flux"), settings)
+            undo.callback(loaded.undo)
+            found.append(Table(loaded, settings).path)
+
+    assert found[0] == found[1] != found[2]
 
 
 def test_an_old_table_is_worth_less(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from carpool.engine.model.pins import Pins
 from carpool.engine.overlay.overlay import Overlay
 from carpool.engine.overlay.shared_modules import SharedModules
 from carpool.engine.random_state import RandomState
+from carpool.engine.weights.placement import is_offloaded
 
 log = logging.getLogger("carpool")
 
@@ -34,7 +35,8 @@ class Isolation:
 
     def __init__(self, components: Mapping[str, nn.Module], device: torch.device) -> None:
         self._shared, self._device = SharedModules(components), device
-        self._pins = Pins(components.values())
+        # of one that is offloaded, first weights are now here, now there
+        self._pins = Pins(one for one in components.values() if not is_offloaded(one))
         self._is_installed = False
         self._logged: set[str] = set()
 

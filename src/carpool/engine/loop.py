@@ -100,7 +100,8 @@ class EngineCore:
         describer = Describer(self._fuser, self._probation, is_grouped_by_lora=is_grouped)
         self._adapters = Adapters(loaded.pipe, loaded.device.torch)
         streamer = loaded.streamer
-        self._sweeps = None if streamer is None else Sweeps(streamer, self._adapters, clock)
+        watch = self._scheduler.watch
+        self._sweeps = streamer and Sweeps(streamer, self._adapters, clock, watch)
         self._registry = AdapterRegistry(self._adapters, settings.lora_dir, self._offer)
         self._registry.add_all(loaded.lora)
         for problem in self.reload():
@@ -323,10 +324,9 @@ class EngineCore:
         try:
             with self._adapters.riding(calls, rows):
                 if self._sweeps is None:
-                    answers, spent_s = self._fuser.run(calls, rows), self._clock() - began_s
+                    answers, spent_s = self._launch(calls, rows), self._clock() - began_s
                 else:
-                    answers, spent_s = self._sweeps.timed(self._fuser.run, calls, rows)
-            self.loaded.device.launched()
+                    answers, spent_s = self._sweeps.timed(self._launch, calls, rows)
             if self.loaded.device.runs_ahead:
                 self.heartbeat.launched(expected_s)
         except RuntimeError as error:
@@ -336,6 +336,11 @@ class EngineCore:
         forward = forward_of(states, began_s, began_s + spent_s, why)
         for observe in self._observers:
             observe(forward)
+        return answers
+
+    def _launch(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
+        answers = self._fuser.run(calls, rows)
+        self.loaded.device.launched()
         return answers
 
     def _free_memory(self) -> None:

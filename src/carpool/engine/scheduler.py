@@ -71,7 +71,7 @@ class Scheduler:
         self._ending = threading.Lock()
         self._server, self._runs_ahead = loaded.server, loaded.device.runs_ahead
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
-        self._watch, self._kind = Stopwatch(loaded.device), NO_KIND
+        self.watch, self._kind = Stopwatch(loaded.device), NO_KIND
         self._sweep_s: float | None = None  # predicted seconds of a sweep; 0: not known
         self.admission = AdmissionControl(queue, settings)
         self._waiting: list[QueuedRequest] = []  # of the queue, at its `_version`
@@ -205,7 +205,7 @@ class Scheduler:
 
     def began(self) -> None:
         """A forward of the selected begins."""
-        self._watch.start()
+        self.watch.start()
 
     def forward(self, forward: Forward) -> None:
         """An observer of forwards: learns from them."""
@@ -216,8 +216,8 @@ class Scheduler:
 
     def ended(self, rows: Sequence[int], duration_s: float) -> None:
         """Note what a forward took; where they run ahead, what those took that are over by now."""
-        self._watch.stop((self._kind, tuple(rows)), duration_s)
-        for (kind, widths), seconds in self._watch.read():
+        self.watch.stop((self._kind, tuple(rows)), duration_s)
+        for (kind, widths), seconds in self.watch.read():
             if kind.name not in self._seconds:
                 self._seconds[kind.name] = Histogram(FORWARD_BUCKETS_S)
             self._seconds[kind.name].add(seconds)

@@ -24,6 +24,7 @@ from carpool.engine.execute import Ready, Widths, execute
 from carpool.engine.fiber import Fiber, Raised, Returned, in_fiber, park
 from carpool.engine.intercept import Call, Target
 from carpool.engine.isolation import Modes
+from carpool.engine.model.device import Laps, Stopwatch
 from carpool.engine.probation.snapshot import Snapshot
 from carpool.engine.weights.groups import Group
 from carpool.engine.weights.streaming import Streamer
@@ -51,12 +52,13 @@ def wait_for_others() -> None:
 class ForwardContext:
     """What a forward has for itself while others of its sweep run: see `fiber.Context`.
 
-    Torch's modes of the thread (gradients, autocast), its function modes (exact numerics), and
-    which rows ride with which adapters.
+    Torch's modes of the thread (gradients, autocast), its function modes (exact numerics), which
+    rows ride with which adapters, and the stopwatch of the device.
     """
 
-    def __init__(self, adapters: Adapters, clock: Clock) -> None:
-        self._adapters, self._clock = adapters, clock
+    def __init__(self, adapters: Adapters, clock: Clock, watch: Stopwatch | None) -> None:
+        self._adapters, self._clock, self._watch = adapters, clock, watch
+        self._laps: Laps | None = None
         self._modes, self._outside = Modes(), Modes()
         self._functions: list[Any] = []
         self._depth = 0
@@ -76,10 +78,12 @@ class ForwardContext:
         for mode in self._functions:
             mode.__enter__()
         self._riding = self._adapters.swap(self._riding)
+        self._swap_laps()
         self._began_s = self._clock()
 
     def leave(self) -> None:
         self._spent_s = self.spent_s
+        self._swap_laps()
         self._riding = self._adapters.swap(self._riding)
         self._functions = _function_modes()[self._depth :]
         for mode in reversed(self._functions):
@@ -87,12 +91,27 @@ class ForwardContext:
         self._modes = Modes.now()
         self._outside.set()
 
+    def _swap_laps(self) -> None:
+        if self._watch is not None:
+            self._laps = self._watch.swap(self._laps)
+
 
 class Sweeps:
-    """Runs sets of forwards over the streamed weights of one pipeline. For the engine's thread."""
+    """Runs sets of forwards over the streamed weights of one pipeline. For the engine's thread.
 
-    def __init__(self, streamer: Streamer, adapters: Adapters, clock: Clock) -> None:
+    Args:
+        watch: times forwards on the device; it is stopped while they pause.
+    """
+
+    def __init__(
+        self,
+        streamer: Streamer,
+        adapters: Adapters,
+        clock: Clock,
+        watch: Stopwatch | None = None,
+    ) -> None:
         self._streamer, self._adapters, self._clock = streamer, adapters, clock
+        self._watch = watch
         self._running: ForwardContext | None = None
         self._pausing: dict[Hashable, bool] = {}  # by kind of call: see `may_pause`
         self._unsettled: Counter[Hashable] = Counter()
@@ -177,7 +196,7 @@ class Sweeps:
         """
         self.sweeps += 1
         self.forwards += len(forwards)
-        contexts = [ForwardContext(self._adapters, self._clock) for _ in forwards]
+        contexts = [ForwardContext(self._adapters, self._clock, self._watch) for _ in forwards]
         fibers = [
             Fiber(forward, context, kind="forward")
             for forward, context in zip(forwards, contexts, strict=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from carpool.config import EngineSettings
-from carpool.engine.model.device import Device
+from carpool.engine.model.device import Device, Stopwatch
 from carpool.errors import SettingRejected
 
 
@@ -80,3 +80,47 @@ def test_the_environment_decides_over_the_default_but_not_over_the_setting(
     Device(EngineSettings(device="cpu", threads=2)).enter(parameters=4_000_000)
 
     assert said == [2]
+
+
+class TimedEvent:
+    """A moment in a queue of work whose seconds the test counts."""
+
+    now_s = 0.0
+
+    def record(self) -> None:
+        self.at_s = TimedEvent.now_s
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: "TimedEvent") -> float:
+        return (other.at_s - self.at_s) * 1000
+
+
+def test_forwards_that_take_turns_are_timed_without_each_others_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device(EngineSettings(device="cpu"))
+    monkeypatch.setattr(TimedEvent, "now_s", 0.0)
+    monkeypatch.setattr(device, "has_events", True)
+    monkeypatch.setattr(device, "_event", lambda timed: TimedEvent())
+    watch = Stopwatch(device)
+
+    def work(seconds: float) -> None:
+        TimedEvent.now_s += seconds
+
+    watch.start()
+    work(1.0)
+    first = watch.swap(None)
+    work(10.0)  # waits for weights
+    watch.start()
+    work(2.0)
+    second = watch.swap(None)
+    watch.swap(first)
+    work(4.0)
+    watch.stop("first", host_s=0.0)
+    watch.swap(second)
+    work(8.0)
+    watch.stop("second", host_s=0.0)
+
+    assert watch.read() == [("first", 5.0), ("second", 10.0)]

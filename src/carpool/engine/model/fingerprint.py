@@ -1,7 +1,8 @@
 """A fingerprint of how a model was prepared: what changes the seconds of its forwards.
 
-Number types, quantization, compiled parts, hooks of offloading, attention back ends, the
-configuration of each module. Costs learned of a model that was prepared otherwise are no prior.
+Number types, quantization, compiled parts, hooks (offloading, streaming, float8 storage), attention
+back ends, tiles, the configuration of each module. Costs learned of a model that was prepared
+otherwise are no prior.
 """
 
 import hashlib
@@ -35,6 +36,7 @@ def _module(module: nn.Module) -> dict[str, Any]:
         "layers": dict(sorted(Counter(type(part).__name__ for part in parts).items())),
         "compiled": sum(map(is_compiled, parts)),
         "hooks": dict(sorted(Counter(name for part in parts for name in _hooks(part)).items())),
+        "tiles": getattr(module, "use_tiling", False),
         "attention": sorted({name for part in parts if (name := _back_end(part)) is not None}),
     }
 

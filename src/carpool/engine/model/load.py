@@ -140,7 +140,8 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
             undo.callback(_restore_modes, _modes(module))
             module.eval().requires_grad_(False)
         _keep_vae_exact(pipe, undo)
-        streamer, is_moved = None, not isinstance(model, DiffusionPipeline) or is_asked_for(settings)
+        is_moved = not isinstance(model, DiffusionPipeline) or is_asked_for(settings)
+        streamer = None
         if is_moved:
             streamer = place(dict(_modules(pipe)), device.torch, settings, device.memory_gib)
         if streamer is not None:

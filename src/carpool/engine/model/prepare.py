@@ -29,7 +29,7 @@ from carpool.engine.model.border import at_border
 from carpool.engine.model.device import Device
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.files import class_of, modules_of, read_component, single_file
-from carpool.engine.model.quantize import is_denoiser, kinds_of, quantization_of, store_as_float8
+from carpool.engine.model.quantize import kinds_of, quantization_of, store_as_float8
 from carpool.errors import LoadFailed, SettingRejected, nearest
 from carpool.models.source import is_single_file
 from carpool.preparation import (
@@ -37,6 +37,7 @@ from carpool.preparation import (
     by_component,
     check_components,
     check_packages,
+    is_denoiser,
     replacements,
     sizes,
 )

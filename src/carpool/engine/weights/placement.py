@@ -18,8 +18,8 @@ from carpool.engine.weights.residency import (
 )
 from carpool.engine.weights.store import HOST_SHARE, DiskStore, PinnedStore, Store, free_host_bytes
 from carpool.engine.weights.streaming import Bus, Streamer
-from carpool.errors import LoadFailed, SettingRejected
-from carpool.preparation import ALL, by_component, quantizations
+from carpool.errors import LoadFailed
+from carpool.preparation import by_component, check_streamed
 from carpool.types import phase_of
 
 log = logging.getLogger("carpool")
@@ -70,7 +70,7 @@ def place(
         return None
     for name in found.streamed:
         _refuse_if_offloaded(name, modules[name])
-        _refuse_pairs(name, modules[name], settings)
+    check_streamed(settings, found.streamed)
     chosen = {
         name: [path for i, path in enumerate(blocks[name]) if i in streamed]
         for name, streamed in found.streamed.items()
@@ -113,27 +113,6 @@ def _refuse_if_offloaded(name: str, module: nn.Module) -> None:
         raise LoadFailed(
             f"{name} is offloaded already: give Carpool the pipeline without offloading, or leave "
             "out memory and stream"
-        )
-
-
-def _refuse_pairs(name: str, module: nn.Module, settings: EngineSettings) -> None:
-    """Refuse other settings for a component whose blocks are streamed.
-
-    Raises:
-        SettingRejected: says what works.
-    """
-    rule = f"blocks of {name} are streamed"
-    if settings.compile and phase_of(name, "forward") == "denoise":
-        raise SettingRejected(
-            f"compile: {rule}, and compiled blocks cannot wait for their weights: leave compile "
-            "out, or quantize the model so that it fits, or allow more memory"
-        )
-    kinds = quantizations(settings.quantize)
-    kind = kinds.get(name) or (kinds.get(ALL) if is_denoiser(name) else None)
-    if kind is not None and kind.backend not in STREAMED_BACKENDS:
-        raise SettingRejected(
-            f"quantize={settings.quantize!r}: {rule}, which {kind.backend} cannot be: take "
-            f"{name}=int8, or allow more memory"
         )
 
 
