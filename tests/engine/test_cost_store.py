@@ -119,17 +119,23 @@ def test_costs_of_a_model_that_was_prepared_otherwise_are_not_believed(
 def test_settings_of_the_preparation_begin_a_table_of_their_own(
     tmp_path: Path, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("carpool.engine.model.load.warm_up", lambda *_: None)
-    plain, other = EngineSettings(device="cpu"), EngineSettings(device="cpu", **said)
+    file = {"device": "cpu", "cost_table": str(tmp_path / "costs.json")}
+    plain, other = EngineSettings(**file), EngineSettings(**file, **said)
     with ExitStack() as undo:
-        found = []
-        for settings in (plain, plain, other):
+
+        def table_of(settings: EngineSettings) -> Table:
             loaded = load(checkpoint("flux"), settings)
             undo.callback(loaded.undo)
-            found.append(Table(loaded, settings).path)
+            return Table(loaded, settings)
 
-    assert found[0] == found[1] != found[2]
+        first = table_of(plain)
+        for _ in range(3):
+            first.costs.learn(KIND, 1, 0.5)
+        first.keep()
+
+        assert list(table_of(plain).costs)
+        assert not list(table_of(other).costs)
 
 
 def test_an_old_table_is_worth_less(tmp_path: Path) -> None:

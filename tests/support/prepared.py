@@ -1,4 +1,4 @@
-"""Requests of a family, and what plain diffusers gives on a pipeline that was prepared otherwise."""
+"""Requests of a family, and what plain diffusers gives on a pipeline however it is prepared."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -100,8 +100,9 @@ class EngineCore:
         describer = Describer(self._fuser, self._probation, is_grouped_by_lora=is_grouped)
         self._adapters = Adapters(loaded.pipe, loaded.device.torch)
         streamer = loaded.streamer
-        watch = self._scheduler.watch
-        self._sweeps = streamer and Sweeps(streamer, self._adapters, clock, watch)
+        self._sweeps: Sweeps | None = None
+        if streamer is not None:
+            self._sweeps = Sweeps(streamer, self._adapters, clock, self._scheduler.watch)
         self._registry = AdapterRegistry(self._adapters, settings.lora_dir, self._offer)
         self._registry.add_all(loaded.lora)
         for problem in self.reload():

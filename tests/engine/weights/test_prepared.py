@@ -8,9 +8,11 @@ from safetensors.torch import load_file
 
 from carpool.config import EngineSettings
 from carpool.engine.model.load import load
+from carpool.engine.weights.placement import place
 from carpool.errors import SettingRejected
 from support.engine_driver import driving, gap
 from support.prepared import alone, drawn, gguf_of, requests_of
+from support.streamed import CPU, Tower
 from support.tiny import checkpoint
 
 CLOSE, HALF = 1e-4, 3e-2  # the most that sharing may change a value 0-1, float32 and bfloat16
@@ -30,15 +32,15 @@ CLOSE, HALF = 1e-4, 3e-2  # the most that sharing may change a value 0-1, float3
         pytest.param({"dtype": "float32,transformer=bfloat16"}, HALF, marks=pytest.mark.slow),
         pytest.param({"attention_backend": "_native_math"}, CLOSE, marks=pytest.mark.slow),
         pytest.param({"place": "text_encoder=cpu"}, CLOSE, marks=pytest.mark.slow),
-        pytest.param({"vae_tiling": True, "memory": "1700KiB"}, CLOSE, marks=pytest.mark.slow),
+        pytest.param({"vae_tiling": True}, CLOSE, marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_streamed_requests_get_what_a_resident_model_gives(
     said: dict[str, Any], most: float, tmp_path: Path
 ) -> None:
-    prepared = {name: value for name, value in said.items() if name not in ("stream", "memory")}
-    streamed = said if "memory" in said else {"stream": "transformer", **said}
+    prepared = {name: value for name, value in said.items() if name != "stream"}
+    streamed = {"stream": "transformer", **said}
     if "gguf" in said:
         [file] = (checkpoint("flux") / "transformer").glob("*.safetensors")
         tuned = gguf_of(load_file(file), tmp_path / "flux.gguf")
@@ -78,18 +80,14 @@ def test_what_cannot_be_streamed_is_refused_before_anything_is_loaded(
     EngineSettings(device="cpu", stream="text_encoder_2", **said)  # of others it may be
 
 
+@pytest.mark.parametrize("said", [{"compile": True}, {"quantize": "fp8"}], ids=str)
 def test_what_cannot_be_streamed_is_refused_where_the_budget_has_it_streamed(
-    tmp_path: Path,
+    said: dict[str, Any], tmp_path: Path
 ) -> None:
-    for said in ({"compile": True}, {"quantize": "fp8"}):
-        settings = EngineSettings(
-            device="cpu",
-            memory="1700KiB",
-            stream_dir=str(tmp_path),
-            **said,  # type: ignore
-        )
-        with pytest.raises(SettingRejected, match="blocks of transformer are streamed"):
-            load(checkpoint("flux"), settings)
+    settings = EngineSettings(device="cpu", memory="100KiB", stream_dir=str(tmp_path), **said)
+
+    with pytest.raises(SettingRejected, match="blocks of transformer are streamed"):
+        place({"transformer": Tower(blocks=8)}, CPU, settings, None)
 
 
 def test_a_compiled_denoiser_may_have_a_streamed_encoder(
