@@ -62,6 +62,9 @@ bench-gpu: .venv/ready  ## real-size models on a CUDA device: docs/benchmarks-gp
 bench-lora: .venv/ready  ## adapters by row, against PEFT's mixed batch
 	$(ONE_THREAD) $(BIN)/python benchmarks/lora.py
 
+bench-stream: .venv/ready  ## streamed weights on an emulated bus, beside diffusers' offload: docs/benchmarks-stream.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.stream --output docs/benchmarks-stream.md
+
 bench-scheduler: .venv/ready  ## how long the policy thinks, and what explaining costs
 	$(BIN)/python benchmarks/scheduler.py
 
@@ -130,6 +133,9 @@ shapes-lora: .venv/ready  ## train the adapter `outlined` again (an hour on one 
 
 shapes-video: .venv/ready  ## train the embedded video model again (1.5 hours on two cores; wants g++)
 	$(ONE_THREAD) $(BIN)/python -m training.shapes.video.train
+
+devices: .venv/ready build/torchvision  ## where requests wait for a device: docs/devices.md
+	$(ONE_THREAD) $(BIN)/python docs/make_devices.py
 
 docs: .venv/ready  ## write docs/reference.md, http.md, models.md and the files in ARCHITECTURE.md
 	$(BIN)/python docs/make_reference.py

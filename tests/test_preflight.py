@@ -52,7 +52,7 @@ def torn(tmp_path: Path) -> Path:
 
 WRONG = {
     "model": (["shapez"], "no model at 'shapez'; did you mean 'shapes'?"),
-    "device": (["--device", "cuba"], "device='cuba': must be auto, cpu, cuda or cuda:N"),
+    "device": (["--device", "cuba"], "device='cuba': must be auto, cpu, cuda, xpu, mps, or cuda:N"),
     "adapter syntax": (["--lora", "ink"], "lora='ink': write NAME=PATH"),
     "adapter file": (["--lora", "ink=./ink.safetensors"], "'ink': there is no file ink.safe"),
     "adapter name": (["--lora", "outlined=./x"], "there is an adapter 'outlined' already"),

@@ -8,6 +8,7 @@ Nothing here knows what a setting does.
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -24,7 +25,7 @@ FAULT_VARIABLE = "CARPOOL_FAULT"
 BatchingMode = Literal["continuous", "dynamic", "request", "off"]
 LoraBatching = Literal["mixed", "grouped"]
 Numerics = Literal["fast", "exact"]
-Device = Literal["auto", "cpu", "cuda"]
+DEVICES = ("cpu", "cuda", "xpu", "mps")
 DType = Literal["auto", "float32", "bfloat16", "float16"]  # of all components
 MetricsFormat = Literal["current", "docs"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -59,11 +60,13 @@ _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "
 class EngineSettings:
     """What an engine needs to know, beside the model."""
 
-    device: str = _setting("auto", "cpu, cuda or cuda:N; auto takes CUDA where there is one")
+    device: str = _setting(
+        "auto", "cpu, cuda (also for ROCm), xpu, mps, or cuda:N; auto takes the accelerator, if any"
+    )
     dtype: str = _setting(
         "auto",
         "weights' type, [COMPONENT=]auto|float32|bfloat16|float16, as in bfloat16,vae=float32; "
-        "auto is bfloat16 on CUDA, float32 on CPU",
+        "auto is float32 on a CPU, else bfloat16",
         listed=True,
     )
     revision: str | None = _setting(None, "branch, tag or commit of a hub model")
@@ -111,6 +114,22 @@ class EngineSettings:
         None,
         "CPU threads of a forward; default: 1 below 500 million weights, else all cores",
         least=1,
+    )
+    memory: str | None = _setting(
+        None,
+        "what weights may take on the device, such as 20GiB; the rest is streamed. Default: four "
+        "fifths of what an accelerator has, no limit on a CPU",
+    )
+    stream: str = _setting(
+        "auto",
+        "components whose blocks are streamed to the device, by commas, such as "
+        "transformer,text_encoder; auto: as many blocks as do not fit; none: refuse a model that "
+        "does not fit. See docs/streaming.md",
+    )
+    stream_dir: str | None = _setting(
+        None,
+        "folder on the disk to stream from; default: host memory for an accelerator, while there "
+        "is enough, else the user's cache folder",
     )
     batching_mode: BatchingMode = _setting(
         "continuous",
@@ -211,6 +230,9 @@ class EngineSettings:
         for field in dataclasses.fields(self):
             _check(field.name, getattr(self, field.name), hints[field.name], field.metadata)
         preparation.check_form(self)
+        if self.memory is not None:
+            parse_bytes("memory", self.memory)
+        preparation.check_streamed(self, streamed_names(self.stream) or ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,6 +437,44 @@ def _plain(value: Any) -> Any:
     if isinstance(value, PurePath) or type(value).__module__ == "torch":
         return str(value).removeprefix("torch.")
     return value
+
+
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_SIZES = {"": 1, "B": 1} | {
+    f"{letter}{mark}": base**power
+    for power, letter in enumerate("KMGT", 1)
+    for mark, base in (("IB", 1024), ("B", 1000), ("", 1024))
+}
+
+
+def parse_bytes(name: str, text: str) -> int:
+    """Bytes of a setting such as `20GiB`, `800 MB` or `1.5G`, which is GiB.
+
+    Raises:
+        SettingRejected: it is no such text, or less than a byte.
+    """
+    found = _SIZE.fullmatch(text)
+    size = float(found[1]) * _SIZES.get(found[2].upper(), 0) if found else 0.0
+    if not size >= 1:
+        raise SettingRejected(f"{name}={text!r}: must be a size such as 20GiB or 800MB", param=name)
+    return int(size)
+
+
+def streamed_names(stream: str) -> tuple[str, ...] | None:
+    """The components that the setting `stream` names; None for `auto`, empty for `none`.
+
+    Raises:
+        SettingRejected: it names none, or a reserved word among others.
+    """
+    names = tuple(name.strip() for name in stream.split(",") if name.strip())
+    if names == ("auto",):
+        return None
+    if names == ("none",):
+        return ()
+    if not names or {"auto", "none"} & set(names):
+        rule = "must be auto, none, or names of components separated by commas"
+        raise SettingRejected(f"stream={stream!r}: {rule}", param="stream")
+    return names
 
 
 def base_type(hint: Any) -> type:

@@ -10,14 +10,14 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from carpool import preparation
-from carpool.config import OF_FILES, EngineSettings
+from carpool.config import DEVICES, OF_FILES, EngineSettings
 from carpool.errors import LoraRejected, SettingRejected
 from carpool.models.source import check_hub, components_of, find, is_single_file
 from carpool.request.lora import adapter_file, check_header, check_name, parse_lora
 from carpool.schedule.peers.sglang_rules import load_rules
 from carpool.schedule.policy import weights
 
-_DEVICE = re.compile(r"auto|cpu(:0)?|cuda(:[0-9]{1,3})?")
+_DEVICE = re.compile(r"auto|(cpu|mps)(:0)?|(cuda|xpu)(:[0-9]{1,3})?")
 
 
 def check(model: str, settings: EngineSettings, factory: str | None = None) -> None:
@@ -32,7 +32,8 @@ def check(model: str, settings: EngineSettings, factory: str | None = None) -> N
         LoadFailed: there is no such model.
     """
     if not _DEVICE.fullmatch(settings.device):
-        raise SettingRejected(f"device={settings.device!r}: must be auto, cpu, cuda or cuda:N")
+        known = ", ".join(DEVICES)
+        raise SettingRejected(f"device={settings.device!r}: must be auto, {known}, or cuda:N")
     weights(settings.fair_share)
     if settings.batching_mode == "dynamic" and settings.batching_config is not None:
         load_rules(Path(settings.batching_config))

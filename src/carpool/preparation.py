@@ -80,8 +80,14 @@ KINDS: Mapping[str, Kind] = {
     "quanto-fp8": Kind("quanto", "optimum.quanto", {"weights_dtype": "float8"}),
 }
 
+STREAMED = ("torchao", "quanto")  # back ends whose weights can be streamed
 INSTALL = {"torchao": "torchao", "bitsandbytes": "bitsandbytes", "optimum.quanto": "optimum-quanto"}
 """Packages by what is imported of them."""
+
+
+def is_denoiser(component: str) -> bool:
+    """Is a component a denoiser, by diffusers' naming habits?"""
+    return component.startswith(("transformer", "unet", "prior", "decoder"))
 
 
 def by_component(setting: str, text: str | None, *, needs_name: bool = False) -> dict[str, str]:
@@ -219,6 +225,37 @@ def check_form(settings: Any) -> None:
             "compile: compiled kernels differ by the width of a forward, and numerics is 'exact': "
             "leave one of them out"
         )
+
+
+def check_streamed(settings: Any, streamed: Collection[str]) -> None:
+    """Check how components are prepared whose blocks are streamed.
+
+    Args:
+        settings: of an engine.
+        streamed: names of the components.
+
+    Raises:
+        SettingRejected: says what works.
+    """
+    kinds, places = quantizations(settings.quantize), by_component("place", settings.place)
+    for name in streamed:
+        rule = f"blocks of {name} are streamed"
+        if settings.compile and is_denoiser(name):
+            raise SettingRejected(
+                f"compile: {rule}, and compiled blocks cannot wait for their weights: leave "
+                "compile out, or let the model fit: quantize=int8, or more memory"
+            )
+        kind = kinds.get(name) or (kinds.get(ALL) if is_denoiser(name) else None)
+        if kind is not None and kind.backend not in STREAMED:
+            raise SettingRejected(
+                f"quantize={settings.quantize!r}: {rule}, which those of {kind.backend} cannot be: "
+                f"take {name}=int8, or more memory, so that it fits"
+            )
+        if name in places:
+            raise SettingRejected(
+                f"place={settings.place!r}: {rule}, to the device of the others: leave {name} out "
+                "of place, or of stream"
+            )
 
 
 def check_packages(settings: Any) -> None:

@@ -1,15 +1,22 @@
 """What forwards take is known again at the next start, for the same model, device and versions."""
 
 import json
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from diffusers.hooks import apply_layerwise_casting
+from torch import nn
 
 from carpool.config import EngineSettings
 from carpool.engine.cost_store import Table
 from carpool.engine.model.load import load
 from carpool.types import CallKind
-from support.engine_driver import served
+from support.engine_driver import fresh, served
+from support.tiny import checkpoint
 
 KIND = CallKind("transformer.forward", 100, "64x16")
 
@@ -40,6 +47,95 @@ def test_another_models_table_is_not_believed(tmp_path: Path) -> None:
     first.keep()
 
     assert not list(table(tmp_path / "costs.json", family="sdxl").costs)
+
+
+def half(pipe: Any) -> None:
+    pipe.transformer.to(torch.bfloat16)
+
+
+def compiled(pipe: Any) -> None:
+    pipe.transformer.transformer_blocks[0].compile(backend="eager")
+
+
+def offloaded(pipe: Any) -> None:
+    cpu = torch.device("cpu")
+    pipe.transformer.enable_group_offload(cpu, cpu, offload_type="leaf_level")
+
+
+def cast(pipe: Any) -> None:
+    apply_layerwise_casting(pipe.transformer, torch.float8_e4m3fn, torch.float32)
+
+
+def quantized(pipe: Any) -> None:
+    block = pipe.transformer.transformer_blocks[0]
+
+    class Int8Linear(nn.Linear):
+        """As quantization libraries put in."""
+
+    block.attn.to_q.__class__ = Int8Linear
+
+
+def of_another_attention(pipe: Any) -> None:
+    for part in pipe.transformer.modules():
+        if (processor := vars(part).get("processor")) is not None:
+            processor._attention_backend = "_native_math"
+
+
+def of_another_config(pipe: Any) -> None:
+    pipe.transformer.register_to_config(guidance_embeds=not pipe.transformer.config.guidance_embeds)
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [half, compiled, offloaded, cast, quantized, of_another_attention, of_another_config],
+)
+def test_costs_of_a_model_that_was_prepared_otherwise_are_not_believed(
+    tmp_path: Path, prepare: Callable[[Any], None]
+) -> None:
+    settings = EngineSettings(device="cpu", cost_table=str(tmp_path / "costs.json"))
+    first = Table(load(fresh("flux"), settings), settings)
+    for _ in range(3):
+        first.costs.learn(KIND, 1, 0.5)
+    first.keep()
+    assert list(Table(load(fresh("flux"), settings), settings).costs)  # prepared alike
+    pipe = fresh("flux")
+    prepare(pipe)
+
+    assert not list(Table(load(pipe, settings), settings).costs)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"quantize": "fp8"},
+        {"dtype": "float32,transformer=bfloat16"},
+        {"attention_backend": "_native_math"},
+        {"vae_tiling": True},
+        {"compile": True, "warmup": None},
+        {"stream": "transformer"},
+    ],
+    ids=str,
+)
+def test_settings_of_the_preparation_begin_a_table_of_their_own(
+    tmp_path: Path, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carpool.engine.model.load.warm_up", lambda *_: None)
+    file = {"device": "cpu", "cost_table": str(tmp_path / "costs.json")}
+    plain, other = EngineSettings(**file), EngineSettings(**file, **said)
+    with ExitStack() as undo:
+
+        def table_of(settings: EngineSettings) -> Table:
+            loaded = load(checkpoint("flux"), settings)
+            undo.callback(loaded.undo)
+            return Table(loaded, settings)
+
+        first = table_of(plain)
+        for _ in range(3):
+            first.costs.learn(KIND, 1, 0.5)
+        first.keep()
+
+        assert list(table_of(plain).costs)
+        assert not list(table_of(other).costs)
 
 
 def test_an_old_table_is_worth_less(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_closing_ends_everything_and_gives_the_modules_back() -> None:
     with driving(pipe, max_running=2) as drive:
         heard = [drive.submit("a cat", **FLUX) for _ in range(3)]
         drive.turn(4)
-        assert modules["transformer"].__dict__["forward"]
+        assert modules["transformer"].__dict__["_compiled_call_impl"]
         drive.engine.close()
         with pytest.raises(Draining, match="the engine is closing and takes no new requests"):
             drive.submit("a cat", **FLUX)

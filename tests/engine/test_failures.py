@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from carpool.errors import InvalidValue, OutOfMemory, PipelineFailed
-from support.engine_driver import CLOSE, Drive, Recorder, driving, gap, served, solo
+from support.engine_driver import CLOSE, Drive, Recorder, driving, fresh, gap, served, solo
 from support.tiny import ARGUMENTS
 
 FLUX = ARGUMENTS["flux"]
@@ -131,6 +131,30 @@ def test_the_width_that_did_fit_is_the_one_remembered(misbehave: Misbehave) -> N
     assert tried[-1] == 2
 
 
+def test_a_width_that_always_raises_is_not_tried_at_every_step(misbehave: Misbehave) -> None:
+    tried: list[int] = []
+
+    def refuse_two(original: Original, arguments: dict[str, Any]) -> Any:
+        tried.append(len(arguments["hidden_states"]))
+        if tried[-1] > 1:
+            raise RuntimeError("this back end takes no mask")
+        return original(**arguments)
+
+    misbehave(refuse_two)
+    steps = 8
+    with driving("flux") as drive:
+        heard = [
+            drive.submit("a cat", **{**FLUX, "num_inference_steps": steps}, seed=seed)
+            for seed in range(4)
+        ]
+        drive.finish()
+
+    assert all(one.error is None for one in heard)
+    wide = [rows for rows in tried if rows > 1]
+    assert len(wide) <= 6  # 4 once or twice, then 2; not at each of 8 steps
+    assert tried[-12:] == [1] * 12
+
+
 def test_a_call_that_does_not_fit_alone_fails_and_says_what_would(misbehave: Misbehave) -> None:
     def run_out_for_the_guilty(original: Original, arguments: dict[str, Any]) -> Any:
         if (arguments["guidance"] == GUILTY).any():
@@ -150,6 +174,34 @@ def test_a_call_that_does_not_fit_alone_fails_and_says_what_would(misbehave: Mis
         "transformer.forward ran out of device memory with this request alone (1 rows): ask for "
         "fewer pixels or frames. The device says: Tried to allocate 80.00 GiB"
     )
+
+
+def test_a_decode_that_does_not_fit_alone_is_tried_in_tiles_and_the_answer_says_so() -> None:
+    tiled: Any = fresh("sd15")
+    tiled.vae.tile_latent_min_size, tiled.vae.tile_sample_min_size = 4, 32
+    pipe: Any = fresh("sd15")
+    pipe.vae.tile_latent_min_size, pipe.vae.tile_sample_min_size = 4, 32
+    plain = pipe.vae.decoder.forward
+
+    def small_ones_only(latents: Tensor, *more: Any) -> Tensor:
+        if latents.shape[-1] > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        answer: Tensor = plain(latents, *more)
+        return answer
+
+    pipe.vae.decoder.forward = small_ones_only
+    tiled.vae.enable_tiling()
+    arguments = {**ARGUMENTS["sd15"], "prompt": "a cat", "height": 64, "width": 64}
+    expected = tiled(**arguments, generator=torch.Generator().manual_seed(0)).images
+
+    with driving(pipe) as drive:
+        one, other = drive.submit(**arguments), drive.submit(**arguments)
+        drive.finish()
+
+    assert gap(one.image, expected) < CLOSE
+    assert gap(other.image, expected) < CLOSE
+    assert "vae.decode did not fit the device's memory and ran in tiles" in one.outcome.warnings[0]
+    assert pipe.vae.use_tiling is False
 
 
 def test_nan_in_one_row_stays_in_that_row(misbehave: Misbehave) -> None:

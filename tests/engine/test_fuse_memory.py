@@ -186,3 +186,19 @@ def test_whatever_happened_before_a_stack_holds_its_sources(
             constants[chosen[0]] = randn(1, WIDTH, seed=100 + turn)
         elif model.seen:
             model.seen[-1]["x"].zero_()
+
+
+def test_stacks_are_bounded_in_bytes_and_dropped_when_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("carpool.engine.fuse.MAX_STACK_BYTES", 3 * 2 * 1000 * 4)
+    fuser = Fuser()
+    companies = [[torch.ones(1, 1000), torch.ones(1, 1000)] for _ in range(6)]
+    for values in companies:
+        for _ in range(2):  # kept from the second time on
+            fuser._stack(values)
+
+    assert len([one for one in fuser._stacks.values() if one.joined is not None]) == 3
+    assert fuser._stack(companies[5]) is fuser._stack(companies[5])
+    fuser.forget()
+    assert not fuser._stacks

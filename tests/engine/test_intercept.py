@@ -3,14 +3,23 @@
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from diffusers.hooks import HookRegistry, ModelHook
 from torch import Tensor, nn
 
 from carpool.engine.fiber import Fiber, Returned
-from carpool.engine.intercept import Call, Interception, methods_of
+from carpool.engine.intercept import (
+    Call,
+    Interception,
+    is_compiled,
+    methods_of,
+    tell_of_compilations,
+)
+from carpool.engine.numerics import is_followed
 from carpool.engine.specs import SPECS
 from carpool.types import Phase, phase_of
 
@@ -53,6 +62,14 @@ class Mute(Writer):
 
 
 ONE = torch.ones(1)
+
+
+class Once(ModelHook):  # type: ignore[misc]
+    """Takes itself off after the first forward, as diffusers' lazy prefetching does."""
+
+    def post_forward(self, module: Any, output: Any) -> Any:
+        module._diffusers_hook.remove_hook("once", recurse=False)
+        return output
 
 
 @contextmanager
@@ -225,3 +242,72 @@ def test_heavy_methods_are_found(module: nn.Module, methods: list[str]) -> None:
 )
 def test_a_method_belongs_to_a_phase(component: str, method: str, phase: Phase) -> None:
     assert phase_of(component, method) == phase
+
+
+def test_calls_park_after_a_hook_has_put_another_forward_in_place() -> None:
+    module = Doubler()
+    HookRegistry.check_if_exists_or_initialize(module).register_hook(Once(), "once")
+
+    with intercepting(transformer=module) as interception:
+        for _ in range(2):
+            call = Fiber(lambda: module(ONE)).start()
+            assert isinstance(call, Call)
+            assert call.target.original(ONE) == 2
+        interception.check()
+
+    assert module(ONE) == 2
+
+
+def test_calls_of_a_module_that_was_compiled_as_a_whole_park_and_run_compiled() -> None:
+    module, ran = Doubler(), []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        ran.append(graph)
+        return graph.forward
+
+    module.compile(backend=backend)
+    with intercepting(transformer=module):
+        call = Fiber(lambda: module(ONE)).start()
+
+        assert isinstance(call, Call)
+        assert is_compiled(module)
+        assert call.target.original(ONE) == 2
+        assert len(ran) == 1
+
+    assert is_compiled(module)
+
+
+def test_an_intercepted_module_does_not_count_as_compiled() -> None:
+    module = Doubler()
+
+    with intercepting(transformer=module):
+        assert not is_compiled(module)
+        assert is_followed(module)
+
+
+def test_a_method_that_somebody_replaces_meanwhile_is_named() -> None:
+    module = Doubler()
+
+    with intercepting(transformer=module) as interception:
+        interception.check()
+        module._compiled_call_impl = module._call_impl
+        with pytest.raises(RuntimeError, match=r"transformer\.forward was replaced while"):
+            interception.check()
+
+
+def test_a_listener_is_told_of_compilations_and_of_nothing_where_nothing_is_compiled() -> None:
+    module, plain = Doubler(), Doubler()
+    heard: list[str] = []
+    listener = SimpleNamespace(
+        compiling=lambda: heard.append("compiling"), compiled=lambda: heard.append("compiled")
+    )
+    module.compile(backend="eager", dynamic=False)
+
+    tell_of_compilations([plain], listener)()
+    stop = tell_of_compilations([nn.Sequential(module)], listener)
+    module(torch.ones(3, 5))
+    module(torch.ones(3, 5))
+    stop()
+    module(torch.ones(7, 2))
+
+    assert heard == ["compiling", "compiled"]

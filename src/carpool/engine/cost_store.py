@@ -11,10 +11,9 @@ import os
 import time
 from pathlib import Path
 
-import torch
-
 from carpool import jsonfile
 from carpool.config import EngineSettings
+from carpool.engine.model.fingerprint import fingerprint
 from carpool.engine.model.load import Loaded, versions
 from carpool.schedule.cost import Costs
 from carpool.schedule.learned_curve import PRIOR
@@ -22,7 +21,7 @@ from carpool.types import Clock
 
 log = logging.getLogger("carpool")
 
-MUST_BE_SAME = ("model", "revision", "device", "threads", "dtype")
+MUST_BE_SAME = ("model", "revision", "device", "threads", "dtype", "prepared")
 OTHER_VERSIONS = 0.3  # of torch, diffusers...: what a table is worth then
 HALF_LIFE_DAYS = 30.0
 UNKNOWN_AGE = 0.5
@@ -39,9 +38,10 @@ class Table:
         self._identity = {
             "model": loaded.source,
             "revision": settings.revision,
-            "device": torch.cuda.get_device_name(device.torch) if device.is_cuda else "cpu",
-            "threads": None if device.is_cuda else os.environ.get("OMP_NUM_THREADS"),
+            "device": device.name,
+            "threads": None if device.is_accelerator else os.environ.get("OMP_NUM_THREADS"),
             "dtype": str(device.dtype),
+            "prepared": fingerprint(loaded),
             **versions(),
         }
         self.path = Path(settings.cost_table) if settings.cost_table else self._default()

@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from carpool.engine.model.device import Device
+from carpool.engine.model.device import Device, DeviceLost
 from carpool.engine.model.view import finish
 from carpool.engine.request import Outcome, RequestState
-from carpool.errors import PipelineFailed, reason
+from carpool.errors import PipelineFailed, WorkerLost, reason
 from carpool.types import Event
 
 RunOffLoop = Callable[[Callable[[], None]], object]
@@ -53,14 +53,20 @@ def deliver(
     timings, mark = timeline.timings(), device.mark()
 
     def convert_and_tell() -> None:
-        fields, failure = {}, error
+        fields: dict[str, Any] = {}
+        failure = error
         try:
             if failure is None:
                 fields = finish(output, partial(device.to_host, mark=mark))
         except Exception as defect:
-            failure = PipelineFailed(f"the output cannot be converted: {named(defect)}")
-            failure.__cause__ = defect
-            timeline.fail(failure)
+            try:
+                device.check(defect)
+            except DeviceLost as lost:
+                failure = WorkerLost(f"{lost}: the output is lost with it")
+            else:
+                failure = PipelineFailed(f"the output cannot be converted: {named(defect)}")
+                failure.__cause__ = defect
+                timeline.fail(failure)
         skipped = timeline.skipped_steps
         listener.done(Outcome(request, fields, failure, timings, tuple(state.warnings), skipped))
         step, steps = timeline.step, timeline.steps

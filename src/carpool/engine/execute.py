@@ -2,7 +2,8 @@
 
 A forward that raises is cut in two and each half runs again, until the calls that raise alone are
 found: their inputs are still there, so nothing is lost but time. Running out of memory is cut the
-same way, and the width that did fit is remembered for that key.
+same way, and the width that did fit is remembered for that key. So is a width that raises again
+though each of its halves runs: a back end that refuses the mask of a fused forward, say.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -35,10 +36,14 @@ class Failure:
     error: Exception
 
 
+REFUSALS = 2  # of one key, after which it is not chance
+
+
 class Widths:
-    """The widest forward that fits the memory, for keys that ran out of it."""
+    """The widest forward that fits the memory, for keys that ran out of it, or that runs at all."""
 
     def __init__(self) -> None:
+        self._refusals: dict[Hashable, int] = {}
         self._too_wide: dict[Hashable, int] = {}  # rows that did not fit
         self._fitted: dict[Hashable, int] = {}  # rows that did, of keys that ran out once
 
@@ -58,6 +63,12 @@ class Widths:
         if self._fitted.get(key, 0) >= rows:
             del self._fitted[key]  # there is less memory than there was
 
+    def refused(self, key: Hashable, rows: int) -> None:
+        """A forward raised though its calls run in narrower ones."""
+        self._refusals[key] = self._refusals.get(key, 0) + 1
+        if self._refusals[key] >= REFUSALS:
+            self.too_wide(key, rows)
+
     def fitted(self, key: Hashable, rows: int) -> None:
         if rows < self._too_wide.get(key, 0):
             self._fitted[key] = max(rows, self._fitted.get(key, 0))
@@ -72,6 +83,7 @@ def execute(
     widths: Widths,
     free: Callable[[], None],
     *,
+    in_tiles: Callable[[T], list[Any] | None] = lambda one: None,
     is_second_try: bool = False,
 ) -> list[Any]:
     """Answers, or `Failure`s, for calls of one key, in order.
@@ -81,6 +93,7 @@ def execute(
         run: makes one forward of them.
         widths: learns from forwards that ran out of memory.
         free: gives cached device memory back before another try.
+        in_tiles: runs a single call that does not fit in another way; None where there is none.
         is_second_try: a single call, that ran out of memory before what was cached was freed.
     """
     rows = sum([one.rows for one in ready])
@@ -99,15 +112,22 @@ def execute(
     if is_memory:
         free()
         if len(ready) == 1:
-            if is_second_try:
-                return [Failure(_does_not_fit(ready[0], failure))]
-            return execute(ready, run, widths, free, is_second_try=True)
+            if not is_second_try:
+                return execute(ready, run, widths, free, in_tiles=in_tiles, is_second_try=True)
+            try:
+                tiled = in_tiles(ready[0])
+            except torch.OutOfMemoryError as error:
+                tiled, failure = None, str(error)
+            return tiled or [Failure(_does_not_fit(ready[0], failure))]
         widths.too_wide(ready[0].key, rows)
     half = len(ready) // 2
-    return [
-        *execute(ready[:half], run, widths, free),
-        *execute(ready[half:], run, widths, free),
+    answers = [
+        *execute(ready[:half], run, widths, free, in_tiles=in_tiles),
+        *execute(ready[half:], run, widths, free, in_tiles=in_tiles),
     ]
+    if not is_memory and not any(isinstance(one, Failure) for one in answers):
+        widths.refused(ready[0].key, rows)
+    return answers
 
 
 def _does_not_fit(one: Ready, detail: str) -> OutOfMemory:

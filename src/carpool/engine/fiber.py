@@ -13,7 +13,7 @@ import contextvars
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import greenlet
 
@@ -44,6 +44,10 @@ class Context(Protocol):
     def leave(self) -> None: ...
 
 
+Kind = Literal["request", "forward"]
+"""What a fiber runs: a request's pipeline, or a forward that pauses where weights are loaded."""
+
+
 class Fiber:
     """One run of `body`, pausable wherever it parks.
 
@@ -51,10 +55,13 @@ class Fiber:
     or `Raised` once it has ended.
     """
 
-    def __init__(self, body: Callable[[], Any], context: Context | None = None) -> None:
+    def __init__(
+        self, body: Callable[[], Any], context: Context | None = None, *, kind: Kind = "request"
+    ) -> None:
         # the greenlet does not know its fiber: a forgotten one is in no cycle, and unwinds
         self._greenlet = _Body(functools.partial(_run, body))
         self._greenlet.context = self._context = context
+        self._greenlet.kind = kind
         # a greenlet starts with an empty context; the body expects its creator's
         self._greenlet.gr_context = contextvars.copy_context()
 
@@ -107,16 +114,19 @@ class _Body(greenlet.greenlet):
     """Marks our greenlets, so that `in_fiber` is not fooled by those of other libraries."""
 
     context: Any = None
+    kind: Kind = "request"
 
 
-def in_fiber() -> bool:
-    """Whether the running code is the body of a fiber."""
-    return isinstance(greenlet.getcurrent(), _Body)
+def in_fiber(kind: Kind = "request") -> bool:
+    """Whether the running code is the body of a fiber of this kind."""
+    current = greenlet.getcurrent()
+    return isinstance(current, _Body) and current.kind == kind
 
 
 def current_context() -> Any:
-    """The context of the fiber whose body is running; None outside of fibers."""
-    return getattr(greenlet.getcurrent(), "context", None)
+    """The context of the request's fiber whose body is running; None outside of such fibers."""
+    current = greenlet.getcurrent()
+    return current.context if isinstance(current, _Body) and current.kind == "request" else None
 
 
 def park(call: Any) -> Any:

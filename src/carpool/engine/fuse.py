@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from carpool.engine.intercept import Call, Target
 from carpool.engine.numerics import DATA, ROW, ROWS, Exact
+from carpool.engine.provenance import parts_of
 from carpool.engine.specs import (
     CONCAT,
     LIST,
@@ -35,6 +36,7 @@ from carpool.engine.specs import (
 from carpool.engine.split import cut, own_lengths, split
 
 MAX_STACKS = 32  # kept at once: about ten companies of three constants each
+MAX_STACK_BYTES = 512 * 2**20
 
 
 class Unfusable(Exception):
@@ -211,9 +213,13 @@ class Fuser:
         version = value._version
         known = self._digests.get(value)  # type: ignore[no-untyped-call]
         if known is None or known[0] != version:
-            flat = value.detach().reshape(-1).cpu()
-            flat = flat.clone(memory_format=torch.contiguous_format)  # expanded: strides of 0
-            raw = flat.view(torch.uint8).numpy().tobytes()
+            if (made_of := parts_of(value)) is not None:
+                axis, parts = made_of
+                raw = repr((axis, [self._digest(part) for part in parts])).encode()
+            else:
+                flat = value.detach().reshape(-1).cpu()
+                flat = flat.clone(memory_format=torch.contiguous_format)  # expanded: strides of 0
+                raw = flat.view(torch.uint8).numpy().tobytes()
             known = (version, hashlib.blake2b(raw, digest_size=16).digest())
             self._digests[value] = known
         return value.dtype, value.device, tuple(value.shape), known[1]
@@ -259,7 +265,24 @@ class Fuser:
         if known.joined is None or known.joined._version != known.joined_version:
             known.joined = torch.cat(list(values))
             known.joined_version = known.joined._version
+            joined = known.joined
+            self._drop_stacks_above(MAX_STACK_BYTES)
+            return joined
         return known.joined
+
+    def forget(self) -> None:
+        """Drop what is only kept for speed: memory is short."""
+        self._stacks.clear()
+
+    def _drop_stacks_above(self, most_bytes: int) -> None:
+        kept = ((ids, one.joined) for ids, one in self._stacks.items())
+        held = [(ids, joined.nbytes) for ids, joined in kept if joined is not None]
+        total = sum(size for _, size in held)
+        for ids, size in held:  # the one not used for longest first
+            if total <= most_bytes:
+                return
+            del self._stacks[ids]
+            total -= size
 
 
 class _Alone:

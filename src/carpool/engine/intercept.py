@@ -5,14 +5,16 @@ fiber parks the fiber with a `Call` instead of running anything. Outside of fibe
 the forward that the engine itself runs, the methods do what they always did.
 
 The methods are replaced on the instance, because pipelines read attributes of the module
-(`.config`, `.dtype`) and a wrapped module would have to fake them all.
+(`.config`, `.dtype`) and a wrapped module would have to fake them all. `forward` itself is left to
+the hooks of diffusers and accelerate, which put it in and out while they run: what is replaced is
+`_compiled_call_impl`, which `Module.__call__` runs first.
 """
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -75,6 +77,7 @@ class Interception:
     def __init__(self, components: Mapping[str, Any]) -> None:
         self.targets: list[Target] = []
         self._replaced: list[tuple[nn.Module, str, Any]] = []
+        self._installed: dict[int, Callable[..., Any]] = {}  # by id of the target
         seen: set[int] = set()
         for component, module in components.items():
             if not isinstance(module, nn.Module) or id(module) in seen:
@@ -85,11 +88,23 @@ class Interception:
 
     def install(self) -> None:
         for target in self.targets:
-            attributes = target.module.__dict__
-            self._replaced.append(
-                (target.module, target.method, attributes.get(target.method, _ABSENT))
-            )
-            attributes[target.method] = _parking(target)
+            attributes, name = target.module.__dict__, _attribute(target.method)
+            self._replaced.append((target.module, name, attributes.get(name, _ABSENT)))
+            self._installed[id(target)] = attributes[name] = _parking(target)
+
+    def check(self) -> None:
+        """Raise if somebody has replaced a method again: its calls would run unseen, in fibers.
+
+        Raises:
+            RuntimeError: names the method.
+        """
+        for target in self.targets:
+            installed = self._installed.get(id(target))
+            if target.module.__dict__.get(_attribute(target.method)) is not installed:
+                raise RuntimeError(
+                    f"{target.component}.{target.method} was replaced while an engine runs it: "
+                    "compile and hook modules before they are loaded"
+                )
 
     def remove(self) -> None:
         """Leave every module exactly as `install` found it. Harmless when not installed."""
@@ -99,11 +114,56 @@ class Interception:
                 del module.__dict__[method]
             else:
                 module.__dict__[method] = before
+        self._installed.clear()
+
+
+def _attribute(method: str) -> str:
+    """What is replaced on a module to intercept one of its methods."""
+    return "_compiled_call_impl" if method == "forward" else method
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module was compiled as a whole, intercepted or not."""
+    call = vars(module).get("_compiled_call_impl")
+    call = getattr(call, "intercepted", call)
+    return call is not None and call != module._call_impl
+
+
+class _Compilations(Protocol):
+    """Is told when code is compiled: `observe.heartbeat.Heartbeat`."""
+
+    def compiling(self) -> None: ...
+
+    def compiled(self) -> None: ...
+
+
+def tell_of_compilations(
+    modules: Iterable[nn.Module], listener: _Compilations
+) -> Callable[[], None]:
+    """Tell a listener when torch compiles code, if any part of the modules is compiled at all.
+
+    Returns:
+        ends that.
+    """
+    if not any(is_compiled(part) for module in modules for part in module.modules()):
+        return lambda: None
+    from torch._dynamo.callback import callback_handler as handler  # takes a second to import
+
+    begins = handler.register_start_callback(lambda _: listener.compiling())
+    ends = handler.register_end_callback(lambda _: listener.compiled())
+
+    def remove() -> None:
+        handler.remove_start_callback(begins)
+        handler.remove_end_callback(ends)
+
+    return remove
 
 
 def _target(component: str, module: nn.Module, method: str) -> Target:
-    original = getattr(module, method)
-    parameters = list(inspect.signature(original).parameters.values())
+    original = signed = getattr(module, method)
+    if method == "forward":  # as `Module.__call__` chooses
+        original = module._compiled_call_impl or module._call_impl
+    parameters = list(inspect.signature(signed).parameters.values())
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     return Target(
@@ -122,11 +182,12 @@ def _target(component: str, module: nn.Module, method: str) -> Target:
 def _parking(target: Target) -> Callable[..., Any]:
     original = target.original
 
-    @functools.wraps(original)  # transformers reads the signature of `forward`
+    @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
         if not in_fiber():
             return original(*args, **kwargs)
         context = current_context()
         return park(Call(target if context is None else context.own(target), args, kwargs))
 
+    method.intercepted = original  # type: ignore[attr-defined]
     return method

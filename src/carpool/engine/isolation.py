@@ -17,13 +17,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from carpool.engine import provenance, random_state
 from carpool.engine.intercept import Target
 from carpool.engine.model.pins import Pins
 from carpool.engine.overlay.overlay import Overlay
 from carpool.engine.overlay.shared_modules import SharedModules
-from carpool.engine.random_state import PATCHES, RandomState
+from carpool.engine.random_state import RandomState
+from carpool.engine.weights.placement import is_offloaded
 
 log = logging.getLogger("carpool")
+
+_PATCHES = (*random_state.PATCHES, provenance.PATCHES)
 
 
 class Isolation:
@@ -31,14 +35,16 @@ class Isolation:
 
     def __init__(self, components: Mapping[str, nn.Module], device: torch.device) -> None:
         self._shared, self._device = SharedModules(components), device
-        self._pins = Pins(components.values())
+        # of one that is offloaded, first weights are now here, now there
+        self._pins = Pins(one for one in components.values() if not is_offloaded(one))
         self._is_installed = False
         self._logged: set[str] = set()
 
     def install(self) -> None:
         self._shared.install()
         self._pins.install()
-        PATCHES.add()
+        for patches in _PATCHES:
+            patches.add()
         self._is_installed = True
 
     def remove(self) -> None:
@@ -46,7 +52,8 @@ class Isolation:
         if self._is_installed:
             self._pins.remove()
             self._shared.remove()
-            PATCHES.drop()
+            for patches in _PATCHES:
+                patches.drop()
         self._is_installed = False
 
     def context(self, seed: int) -> "RequestContext":
@@ -89,7 +96,7 @@ class RequestContext:
         self._is_free = False
 
     def enter(self) -> None:
-        self._outside = _Modes.now()
+        self._outside = Modes.now()
         is_known = True
         if self._no_inference is not None:
             self._no_inference.__exit__(None, None, None)
@@ -102,7 +109,7 @@ class RequestContext:
     def leave(self) -> None:
         self.overlay.withdraw()
         self.random.swap()
-        self._modes = _Modes.now()
+        self._modes = Modes.now()
         is_known = True
         if torch.is_inference_mode_enabled():  # of a `with` that the fiber paused in
             self._no_inference = torch.inference_mode(mode=False)
@@ -145,18 +152,23 @@ class RequestContext:
             self.random.free()
 
 
+def _kinds_of_devices() -> tuple[str, ...]:
+    known = torch.accelerator.current_accelerator()
+    return ("cpu",) if known is None else ("cpu", known.type)
+
+
 @dataclass(frozen=True, slots=True)
-class _Modes:
+class Modes:
     """Torch's modes of the thread. By default those in which pipelines start."""
 
     has_grad: bool = False
     autocast: tuple[tuple[str, torch.dtype], ...] = ()  # of devices for which it is on
 
     @classmethod
-    def now(cls) -> "_Modes":
+    def now(cls) -> "Modes":
         has_grad = torch.is_grad_enabled()
         is_on = torch.is_autocast_enabled
-        if not (has_grad or is_on("cpu") or is_on("cuda")):
+        if not (has_grad or any(map(is_on, _DEVICES))):
             return _PLAIN  # the usual case
         on = [device for device in _DEVICES if is_on(device)]
         return cls(has_grad, tuple([(one, torch.get_autocast_dtype(one)) for one in on]))
@@ -170,5 +182,5 @@ class _Modes:
                 torch.set_autocast_dtype(device, wanted[device])
 
 
-_DEVICES = ("cpu", "cuda")
-_PLAIN = _Modes()
+_DEVICES = _kinds_of_devices()
+_PLAIN = Modes()

@@ -25,10 +25,12 @@ from carpool.engine.describe import Describer
 from carpool.engine.execute import execute
 from carpool.engine.faults import Faults, Run
 from carpool.engine.fuse import Fuser
-from carpool.engine.intercept import Call, Interception
+from carpool.engine.intercept import Call, Interception, tell_of_compilations
 from carpool.engine.isolation import Isolation
+from carpool.engine.model.device import DeviceLost
 from carpool.engine.model.load import Loaded, versions
 from carpool.engine.model.preview import PreviewSender
+from carpool.engine.model.tiling import can_tile, tiles
 from carpool.engine.numerics import Exact
 from carpool.engine.observe import truncation
 from carpool.engine.observe.activity import Snapshot, snapshot
@@ -42,8 +44,9 @@ from carpool.engine.queue import RequestQueue
 from carpool.engine.request import Listener, RequestState
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
+from carpool.engine.sweep import Sweeps
 from carpool.engine.tokenizers import Tokenizers
-from carpool.errors import Cancelled, CarpoolError, PipelineFailed, SettingRejected
+from carpool.errors import Cancelled, CarpoolError, PipelineFailed, SettingRejected, WorkerLost
 from carpool.schedule.policy import Policy
 from carpool.types import CheckedRequest, Clock
 
@@ -74,10 +77,13 @@ class EngineCore:
         around: Callable[[Run], Run] = lambda run: run,
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
+        self._compilations: Callable[[], None] = lambda: None
         self._turn_s = self._forward_s = 0.0  # busy time: all, and in modules
         self.heartbeat, self._stats, self._timelines = Heartbeat(clock), Stats(clock), Timelines()
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
-        self._scheduler = Scheduler(loaded, settings, self._queue, clock, table, policy)
+        self._scheduler = Scheduler(
+            loaded, settings, self._queue, clock, table, policy, self._may_pause
+        )
         self._observers: list[Observer] = [
             self._scheduler.forward, self._stats.forward, self._timelines.forward, *observers
         ]  # fmt: skip
@@ -93,6 +99,10 @@ class EngineCore:
         is_grouped = settings.lora_batching == "grouped"
         describer = Describer(self._fuser, self._probation, is_grouped_by_lora=is_grouped)
         self._adapters = Adapters(loaded.pipe, loaded.device.torch)
+        streamer = loaded.streamer
+        self._sweeps: Sweeps | None = None
+        if streamer is not None:
+            self._sweeps = Sweeps(streamer, self._adapters, clock, self._scheduler.watch)
         self._registry = AdapterRegistry(self._adapters, settings.lora_dir, self._offer)
         self._registry.add_all(loaded.lora)
         for problem in self.reload():
@@ -212,6 +222,7 @@ class EngineCore:
             **self._scheduler.statistics(),
             "fusing": self._probation.statistics(),
             "memory": memory(self.loaded),
+            "streaming": None if self._sweeps is None else self._sweeps.statistics(),
             "turn_s": self._turn_s,
             "forward_s": self._forward_s,
             "fiber_s": self._running.fiber_s,
@@ -256,6 +267,9 @@ class EngineCore:
             log.exception("the engine's loop failed")
             self._queue.close()
             self._running.end_all(PipelineFailed(f"the engine failed: {named(error)}"))
+        except DeviceLost as lost:
+            self._queue.close()
+            self._running.end_all(WorkerLost(f"{lost}: load the model again, in a new process"))
         finally:
             self.leave()
 
@@ -264,6 +278,7 @@ class EngineCore:
         self.loaded.device.enter(self.loaded.parameters)
         torch.set_grad_enabled(False)  # of the thread, for good: fibers would swap it under us
         self._interception.install()
+        self._compilations = tell_of_compilations(self.loaded.modules.values(), self.heartbeat)
         self._isolation.install()
         self._tokenizers.install()
 
@@ -272,10 +287,12 @@ class EngineCore:
         self._queue.close()  # after a crash, too: no request may be queued that never runs
         self._running.end_all(Cancelled("the engine was closed"))
         self._interception.remove()
+        self._compilations()
         self._tokenizers.remove()
         self._adapters.remove()
         self._isolation.remove()
-        self.loaded.undo()
+        if not self.loaded.device.is_lost:
+            self.loaded.undo()
         self._scheduler.close()
         self._probation.keep()
         self._off_loop.close()
@@ -291,10 +308,15 @@ class EngineCore:
         while states := self._scheduler.admit(len(self._running)):
             for state in states:
                 self._running.start(state)
-        if selected := self._scheduler.select(self._running.parked):
+        selections: Sequence[Sequence[RequestState]] = ()
+        if self._sweeps is None:
+            selected = self._scheduler.select(self._running.parked)
+        else:
+            selections = self._scheduler.select_sweep(self._running.parked)
+            selected = [state for selection in selections for state in selection]
+        if selected:
             forward_at_s = self._clock()
-            free = self.loaded.device.free
-            answers = execute(selected, self._run_forward, self._scheduler.widths, free)
+            answers = self._execute(selections or (selected,))
             forward_s = self._clock() - forward_at_s
             self._running.end_cancelled()
             self._running.resume(zip(selected, answers, strict=True))
@@ -304,19 +326,65 @@ class EngineCore:
             self._scheduler.turned(len(selected), turn_s - forward_s - fiber_s, fiber_s)
         return bool(selected or results or self._queue.has_host_results)
 
+    def _execute(self, selections: Sequence[Sequence[RequestState]]) -> list[Any]:
+        """Answers, or `Failure`s, of these forwards' calls, in order."""
+        run, widths, free = self._run_forward, self._scheduler.widths, self._free_memory
+        if self._sweeps is None or not self._sweeps.streams(selections[0][0].call.target):
+            [selected] = selections
+            return execute(selected, run, widths, free, in_tiles=self._run_in_tiles)
+        return self._sweeps.execute(
+            selections, run, widths, free, self._probation.is_settled, in_tiles=self._run_in_tiles
+        )
+
+    def _may_pause(self, state: RequestState) -> bool:
+        """Whether other forwards may run while the forward of this call stands before a block."""
+        return self._sweeps is not None and self._sweeps.may_pause(state.call)
+
     def _run(self, states: Sequence[RequestState]) -> list[Any]:
         """Run these calls as one forward, and tell the observers of it."""
         calls, rows = [state.call for state in states], [state.rows for state in states]
+        self._interception.check()
         self._scheduler.began()
-        self.heartbeat.beat(self._scheduler.expected_s(rows))
+        expected_s = self._scheduler.expected_s(rows)
+        self.heartbeat.beat(expected_s)
         began_s = self._clock()
-        with self._adapters.riding(calls, rows):
-            answers = self._fuser.run(calls, rows)
-        self.loaded.device.launched()
+        try:
+            with self._adapters.riding(calls, rows):
+                if self._sweeps is None:
+                    answers, spent_s = self._launch(calls, rows), self._clock() - began_s
+                else:
+                    answers, spent_s = self._sweeps.timed(self._launch, calls, rows)
+            if self.loaded.device.runs_ahead:
+                self.heartbeat.launched(expected_s)
+        except RuntimeError as error:
+            self.loaded.device.check(error)
+            raise
         why = self._scheduler.why_not_wider(len(states))
-        forward = forward_of(states, began_s, self._clock(), why)
+        forward = forward_of(states, began_s, began_s + spent_s, why)
         for observe in self._observers:
             observe(forward)
+        return answers
+
+    def _launch(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
+        answers = self._fuser.run(calls, rows)
+        self.loaded.device.launched()
+        return answers
+
+    def _free_memory(self) -> None:
+        self._fuser.forget()
+        self.loaded.device.free()
+
+    def _run_in_tiles(self, state: RequestState) -> list[Any] | None:
+        """Run a call that does not fit; None if its module knows no tiles."""
+        target = state.call.target
+        if not can_tile(target.module):
+            return None
+        with tiles(target.module):
+            answers = self._run_forward([state])
+        state.warnings.append(
+            f"{target.component}.{target.method} did not fit the device's memory and ran in tiles: "
+            "seams may show; a smaller size needs none"
+        )
         return answers
 
     def _run_to_compare(self, calls: Sequence[Call], rows: Sequence[int], mode: Exact) -> list[Any]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from carpool.engine.intercept import is_compiled
 from carpool.engine.layouts import PERMUTES, RESHAPES, Layouts, as_alone, follow, join, keep
 
 # marks of a tensor: bits
@@ -359,9 +360,7 @@ class Exact(TorchFunctionMode):
 def is_followed(module: nn.Module) -> bool:
     """Whether a module's operations pass through the mode: compiled code does not."""
     return not any(
-        getattr(part, "_compiled_call_impl", None) is not None
-        or isinstance(part, torch.jit.ScriptModule)
-        for part in module.modules()
+        is_compiled(part) or isinstance(part, torch.jit.ScriptModule) for part in module.modules()
     )
 
 

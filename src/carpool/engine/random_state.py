@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from carpool.engine.fiber import current_context
+from carpool.engine.model.device import default_generators
 from carpool.engine.patches import Patches
 
 _FUNCTIONS = [
@@ -29,10 +30,8 @@ class RandomState:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed, self._is_seeded = seed, False
-        self._generators = [torch.default_generator]
-        if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            self._generators.append(torch.cuda.default_generators[index])
+        self._generators: list[torch.Generator] = [torch.default_generator]
+        self._generators += default_generators(device)
         self._states = [torch.empty(0)] * len(self._generators)  # of whoever is not running
         self._numpy = _spare.pop() if _spare else np.random.MT19937(0)
 
@@ -75,4 +74,26 @@ def _per_request(plain: Any) -> Callable[..., Any]:
     return function
 
 
-PATCHES = Patches(random, dict.fromkeys(_FUNCTIONS, _per_request))
+def _where_the_generator_is(plain: Any) -> Callable[..., Any]:
+    """A function of torch that draws, in a fiber, where its generator is, and copies.
+
+    Requests have generators of the CPU, so that a seed gives the same noise on any device; torch
+    refuses to draw on another device with them.
+    """
+
+    @functools.wraps(plain)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        generator, device = kwargs.get("generator"), kwargs.get("device")
+        if generator is None or device is None or current_context() is None:
+            return plain(*args, **kwargs)
+        if generator.device.type == torch.device(device).type:
+            return plain(*args, **kwargs)
+        return plain(*args, **{**kwargs, "device": generator.device}).to(device)
+
+    return function
+
+
+PATCHES = (
+    Patches(random, dict.fromkeys(_FUNCTIONS, _per_request)),
+    Patches(torch, dict.fromkeys(("rand", "randn", "randint"), _where_the_generator_is)),
+)

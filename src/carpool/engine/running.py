@@ -135,6 +135,8 @@ class RunningRequests:
             self._end(state, came.value, None)
         else:
             assert isinstance(came, Raised)
+            if isinstance(came.error, Exception):
+                self._loaded.device.check(came.error)
             self._end(state, None, to_api_error(came.error, has_parked=state.order > 0))
         return None
 

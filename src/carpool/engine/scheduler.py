@@ -28,7 +28,16 @@ from carpool.errors import TooLate
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.policy import Policy, build, reload, widest
-from carpool.types import NO_KIND, CallKind, CheckedRequest, Clock, ParkedCall, QueuedRequest
+from carpool.schedule.sweep import choose_sweep, sweep_s
+from carpool.types import (
+    NO_KIND,
+    CallKind,
+    CheckedRequest,
+    Choice,
+    Clock,
+    ParkedCall,
+    QueuedRequest,
+)
 
 log = logging.getLogger("carpool")
 
@@ -49,7 +58,9 @@ class Scheduler:
         clock: Clock,
         table: Table | None,
         policy: Policy | None,
+        may_pause: Callable[[RequestState], bool] = lambda state: False,
     ) -> None:
+        self._may_pause, self._streamer = may_pause, loaded.streamer
         self._settings, self._queue, self._clock = settings, queue, clock
         self._table, self._kept_s = table, clock()
         self.costs = table.costs if table else Costs()
@@ -59,9 +70,10 @@ class Scheduler:
         say = partial(log.info, "%s") if settings.enable_batching_metrics else _ignore
         self._say: Callable[[str], None] = say
         self._ending = threading.Lock()
-        self._server, self._is_cuda = loaded.server, loaded.device.is_cuda
+        self._server, self._runs_ahead = loaded.server, loaded.device.runs_ahead
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
-        self._watch, self._kind = Stopwatch(loaded.device), NO_KIND
+        self.watch, self._kind = Stopwatch(loaded.device), NO_KIND
+        self._sweep_s: float | None = None  # predicted seconds of a sweep; 0: not known
         self.admission = AdmissionControl(queue, settings)
         self._waiting: list[QueuedRequest] = []  # of the queue, at its `_version`
         self._version, self._waiting_s = -1, 0.0
@@ -70,7 +82,7 @@ class Scheduler:
         self._reported_s = -inf
         self.wake_s = inf  # when to ask again, if nothing happens before
         self._width_reasons: Counter[tuple[str, str]] = Counter()
-        self._why, self._selected = "", 0  # of the last choice
+        self._whys: dict[int, str] = {}  # of the last choices, by their requests
         self._seconds: dict[str, Histogram] = {}  # of forwards, by their method
         # what is to be learned from: forwards (kind, rows of each call, seconds of the device), and
         # turns (kind, calls, seconds of the loop and of the pipelines' own code)
@@ -99,14 +111,59 @@ class Scheduler:
 
     def select(self, states: Sequence[RequestState]) -> list[RequestState]:
         """Those of the parked requests that share the next forward, in their order in it."""
+        parked = self._parked(states)
+        waiting_s = self._waiting_s + self.held_s
+        choice = self._policy.choose(parked, waiting_s, self._clock())
+        return self._taken(choice, parked, states) if choice.calls else []
+
+    def select_sweep(self, states: Sequence[RequestState]) -> list[list[RequestState]]:
+        """The requests of each of the forwards that share the next sweep over streamed weights.
+
+        One forward, if the next ones are of a module whose weights are not streamed.
+        """
+        parked = self._parked(states)
+        choices = self._choose_sweep(parked, states)
+        selections = [self._taken(choice, parked, states) for choice in choices]
+        if choices:
+            self._kind = choices[0].calls[0].kind
+        return selections
+
+    def _parked(self, states: Sequence[RequestState]) -> list[ParkedCall]:
+        self._whys.clear()
         parked = [self._parked_call(state) for state in states]
         self.admission.update(len(self._waiting), self._waiting_s, [call.left_s for call in parked])
-        choice = self._policy.choose(parked, self._waiting_s + self.held_s, self._clock())
-        if not choice.calls:
-            return []
+        return parked
+
+    def _choose_sweep(
+        self, parked: Sequence[ParkedCall], states: Sequence[RequestState]
+    ) -> list[Choice]:
+        streamer = self._streamer
+        assert streamer is not None
+        for kind_name, component in {(s.kind.name, s.kind.name.rpartition(".")[0]) for s in parked}:
+            self.costs.streams[kind_name] = streamer.seconds_of(component)
+        able = {call.order: state for call, state in zip(parked, states, strict=True)}
+        choices = choose_sweep(
+            self._policy,
+            parked,
+            self._waiting_s + self.held_s,
+            self._clock(),
+            self.costs,
+            lambda call: self._may_pause(able[call.order]),
+        )
+        are_known = not any(self.costs.curve(one.calls[0].kind).is_empty for one in choices)
+        self._sweep_s = sweep_s(choices, self.costs) if are_known else 0.0
+        if self._sweep_s and (self.admission.is_informed or self._predictor.is_proven):
+            calls = [call for choice in choices for call in choice.calls]
+            alone_s = sum(self.costs.seconds(call.kind, call.rows) for call in calls)
+            self.admission.learn(alone_s, len(calls), self._sweep_s)
+        return choices
+
+    def _taken(
+        self, choice: Choice, parked: Sequence[ParkedCall], states: Sequence[RequestState]
+    ) -> list[RequestState]:
         self._kind = choice.calls[0].kind
-        self._why, self._selected = width_reason(choice, parked), len(choice.calls)
-        self._width_reasons[self._kind.name, self._why] += 1
+        why = self._whys[len(choice.calls)] = width_reason(choice, parked)
+        self._width_reasons[self._kind.name, why] += 1
         numbers = {call.request for call in choice.calls}
         selected = [state for state in states if state.number in numbers]
         # the same adapters side by side; else a stable order, so that stacks are used again
@@ -136,29 +193,39 @@ class Scheduler:
 
     def why_not_wider(self, requests: int) -> str:
         """Why a forward of so many of the selected is not wider; `split` after one that failed."""
-        return self._why if requests == self._selected else "split"
+        return self._whys.get(requests, "split")
 
     def expected_s(self, rows: Sequence[int]) -> float | None:
-        """Predicted seconds of a forward of the selected; None if nothing like it has ever run."""
-        if self.costs.curve(self._kind).is_empty:
+        """Predicted seconds of a forward of the selected; None if this process never ran its like.
+
+        The first forward of a width chooses kernels, loads or compiles them. Of a sweep over
+        streamed weights: the seconds of all its forwards.
+        """
+        if self._sweep_s is not None:
+            return self._sweep_s or None
+        width = self._kind, sum(rows)
+        if not self._times_run.get(width) or self.costs.curve(self._kind).is_empty:
             return None
         return self.costs.seconds(self._kind, sum(rows))
 
     def began(self) -> None:
         """A forward of the selected begins."""
-        self._watch.start()
+        self.watch.start()
 
     def forward(self, forward: Forward) -> None:
         """An observer of forwards: learns from them."""
+        parked = forward.states[0].parked
+        if self._streamer is not None and parked is not None:
+            self._kind = parked.kind  # forwards of several kinds end in one sweep
         self.ended(forward.row_counts, forward.duration_s)
 
     def ended(self, rows: Sequence[int], duration_s: float) -> None:
-        """Note what a forward took; on CUDA, what those took that are over by now."""
+        """Note what a forward took; where they run ahead, what those took that are over by now."""
         if self._clock() - self._reported_s >= REPORT_EVERY_S:
             self._reported_s = self._clock()
             self.step_costs = self._predictor.step_costs(self._settings.max_batch_size)
-        self._watch.stop((self._kind, tuple(rows)), duration_s)
-        for (kind, widths), seconds in self._watch.read():
+        self.watch.stop((self._kind, tuple(rows)), duration_s)
+        for (kind, widths), seconds in self.watch.read():
             if kind.name not in self._seconds:
                 self._seconds[kind.name] = Histogram(FORWARD_BUCKETS_S)
             self._seconds[kind.name].add(seconds)
@@ -168,13 +235,13 @@ class Scheduler:
             self._is_news |= times <= KNOWN_WELL
 
     def turned(self, calls: int, loop_s: float, fiber_s: float) -> None:
-        """Note what a turn took beside its forward; on CUDA that runs beside it, and is free.
+        """Note what a turn took beside its forward; where forwards run ahead that is free.
 
         Args:
             loop_s: what the loop took.
             fiber_s: what the pipelines' own code took, for all calls.
         """
-        if not self._is_cuda:
+        if not self._runs_ahead:
             self._turns.append((self._kind, calls, max(0.0, loop_s), fiber_s))
         if self._is_news or len(self._ran) >= LEARN_EVERY:
             self.learn()
@@ -184,7 +251,7 @@ class Scheduler:
         for kind, rows, seconds in self._ran:
             if seconds > 0:
                 self.costs.learn(kind, sum(rows), seconds)
-            if self.admission.is_informed or self._predictor.is_proven:
+            if self._streamer is None and (self.admission.is_informed or self._predictor.is_proven):
                 curve = self.costs.curve(kind)
                 alone_s = sum([curve.seconds(width) for width in rows])
                 self.admission.learn(alone_s, len(rows), curve.seconds(sum(rows)))

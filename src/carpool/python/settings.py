@@ -28,6 +28,9 @@ class LoadSettings(TypedDict, total=False):
     vae_tiling: bool
     warmup: str | None
     threads: int | None
+    memory: str | None
+    stream: str
+    stream_dir: str | PathLike[str] | None
     batching_mode: BatchingMode
     min_gain: float
     cost_table: str | PathLike[str] | None

@@ -158,6 +158,7 @@ class Costs:
         self._turns: dict[CallKind, Turns] = {}
         self._speed = MachineSpeed()
         self.trials = Trials()
+        self.streams: dict[str, float] = {}  # seconds of copying a method's weights once
         self._forwards = 0
         self._lock = threading.Lock()  # `to_json` may be asked from any thread
 
@@ -239,8 +240,17 @@ class Costs:
         return type(curve)({n: s * ratio for n, s in curve.measured.items()})
 
     def seconds(self, kind: CallKind, rows: int) -> float:
-        """What a forward is likely to take just now."""
+        """What a forward is likely to take just now, if nothing shares its streamed weights."""
+        compute_s = self.compute_s(kind, rows)
+        return max(self.stream_s(kind), compute_s) if self.streams else compute_s
+
+    def compute_s(self, kind: CallKind, rows: int) -> float:
+        """What computing a forward is likely to take just now, without waiting for weights."""
         return self.curve(kind).seconds(rows) * self._speed.factor
+
+    def stream_s(self, kind: CallKind) -> float:
+        """What copying the streamed weights of a forward once takes; 0 where they are resident."""
+        return self.streams.get(kind.name, 0.0)
 
     @property
     def factor(self) -> float:

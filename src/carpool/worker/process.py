@@ -77,6 +77,7 @@ class WorkerProcess:
                 self._tracing = tracing.start("worker")
             model = first.model if first.factory is None else build(first.factory)
             loaded = load(model, first.settings)
+            loaded.device.at_loss = partial(os._exit, 1)  # the front runs its requests again
             table = Table(loaded, first.settings)
             engine = EngineCore(loaded, first.settings, table=table, observers=observers)
             self._at_end = engine.log_last_batches
@@ -338,6 +339,8 @@ def _die_with_parent() -> None:
 def main() -> None:
     _die_with_parent()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # sizes vary: no holes
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         worker = WorkerProcess(connection)
         threading.Thread(target=_end_with_front, args=[connection, worker], daemon=True).start()

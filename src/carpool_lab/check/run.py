@@ -242,7 +242,7 @@ def limit(card: Card, loaded: Loaded, jobs: Sequence[CheckedRequest]) -> float |
 
     That is said of float32. On CUDA, convolutions may round to TensorFloat-32.
     """
-    is_tf32 = loaded.device.is_cuda and torch.backends.cudnn.allow_tf32
+    is_tf32 = loaded.device.type == "cuda" and torch.backends.cudnn.allow_tf32
     if loaded.device.dtype is not torch.float32 or is_tf32:
         return None
     return 2e-5 if card.task(jobs[0].task).makes == "pictures" else 1e-4

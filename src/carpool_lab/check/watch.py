@@ -107,18 +107,16 @@ def _gap(a: Tensor, b: Tensor) -> float:
 
 def wait(device: Device) -> None:
     """Wait for all work of the device."""
-    if device.is_cuda:
-        torch.cuda.synchronize(device.torch)
+    device.synchronize()
 
 
 @contextmanager
 def allocated(device: Device) -> Iterator[list[int]]:
     """Give the most bytes that torch held at once inside of the block, beside those before it."""
     peak: list[int] = []
-    if device.is_cuda:
+    if (before := device.allocated_bytes) is not None:
         wait(device)
-        torch.cuda.reset_peak_memory_stats(device.torch)
-        before = torch.cuda.memory_allocated(device.torch)
+        device.reset_peak()
         yield peak
         wait(device)
         peak.append(device.peak_bytes() - before)

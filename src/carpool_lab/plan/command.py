@@ -98,7 +98,7 @@ def bits_of(quantize: str | None, model: "Model") -> dict[str, int]:
     Raises:
         SettingRejected: a kind or a component is unknown.
     """
-    from carpool.engine.model.quantize import is_denoiser
+    from carpool.preparation import is_denoiser
 
     found: dict[str, int] = {}
     for component, kind in by_component("quantize", quantize).items():

@@ -83,6 +83,7 @@ class Model:
         self.costs = Costs(
             {kind: curve for table in self.tables for kind, curve in table.costs().items()}
         )
+        self.costs.streams = {n: s for table in self.tables for n, s in table.streams.items()}
 
     def stages(self, body: Mapping[str, Any]) -> tuple[Stage, ...]:
         """The calls of a request.
@@ -110,7 +111,11 @@ class Model:
         return (
             Stage(encode, "encode", encode.name, table.encode_s),  # sizes share text encoders
             Stage(
-                denoise, "denoise", denoise.detail, table.denoise_s[1], count=steps or table.steps
+                denoise,
+                "denoise",
+                denoise.detail,
+                max(table.sweep_s, table.denoise_s[1]),
+                count=steps or table.steps,
             ),
             Stage(decode, "decode", decode.detail, table.decode_s),
         )
@@ -220,6 +225,7 @@ def _worker(model: Model, costs: Costs, mode: BatchingMode, learned: int | None)
     if learned is None:
         return Worker(MODES[mode](costs), costs, WIDEST, model.own_s)
     beliefs = wrong(costs, learned) if learned % 2 else Costs()
+    beliefs.streams = costs.streams  # what copies take is measured by itself
     policy, machine = MODES[mode](beliefs), Machine(learned)
     is_learning = mode == "continuous"
     return Worker(policy, costs, WIDEST, model.own_s, machine, beliefs if is_learning else None)

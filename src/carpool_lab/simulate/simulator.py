@@ -13,6 +13,7 @@ from typing import Protocol
 
 from carpool.schedule.cost import Costs
 from carpool.schedule.machine import Machine
+from carpool.schedule.sweep import choose_sweep
 from carpool.types import Admission, CallKind, Choice, ParkedCall, Phase, QueuedRequest
 
 
@@ -118,27 +119,36 @@ class Worker:
         wake_s = admission.wake_s
         for request in sorted(admission.requests):
             self._board(request)
-        choice = self.policy.choose(list(self.parked.values()), self.waiting_s + self.held_s, now_s)
-        if not choice.calls:
+        known = self.costs if self.beliefs is None else self.beliefs
+        parked = list(self.parked.values())
+        choices = choose_sweep(self.policy, parked, self.waiting_s + self.held_s, now_s, known)
+        if not choices:
             return False, wake_s
+        compute_s = sum(self._run(choice, now_s) for choice in choices)
+        calls = [call for choice in choices for call in choice.calls]
+        seconds = max(compute_s, self.costs.stream_s(calls[0].kind))
+        ends_s = now_s + seconds + self.own_s * len(calls)
+        for call in sorted(calls, key=lambda call: call.request):
+            self._advance(self.aboard[call.request], ends_s)
+        return True, ends_s
+
+    def _run(self, choice: Choice, now_s: float) -> float:
+        """Run one forward: what computing it takes, seconds."""
         leader, rows = choice.calls[0], sum(call.rows for call in choice.calls)
-        seconds = self.costs.seconds(leader.kind, rows)
+        seconds = self.costs.compute_s(leader.kind, rows)
         if self.machine is not None:
             ride = self.aboard[leader.request]
             step = leader.request, ride.at, ride.done
             seconds *= self.machine.factor(now_s, len(choice.calls), step)
         if self.beliefs is not None:
             self.beliefs.learn(leader.kind, rows, seconds)
-        ends_s = now_s + seconds + self.own_s * len(choice.calls)
         if leader.phase == "denoise":
             self.result.forwards += 1
             self.result.rows += rows
         if self.is_traced:
             names = tuple(sorted(call.request for call in choice.calls))
             self.result.batches.append((leader.phase, names))
-        for call in sorted(choice.calls, key=lambda call: call.request):
-            self._advance(self.aboard[call.request], ends_s)
-        return True, ends_s
+        return seconds
 
     def _board(self, request: int) -> None:
         place = 0

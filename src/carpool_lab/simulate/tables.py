@@ -9,6 +9,9 @@ Sources: Qwen-Image at 512 px on H200, seconds a step: measured, SGLang issue 22
 FLOPs counted with PyTorch's FlopCounterMode over the published configs, 790 TFLOP/s and 4.3 TB/s
 as measured on one H200, 7 us of eager dispatch for each operation, and for the 24 GB card
 165 TFLOP/s and weights over PCIe at 25 GB/s, copied while computing. They are estimates.
+`streamed-mixed-sizes` is Qwen-Image on that card with shared sweeps: seconds of computing, by sizes
+in proportion to their tokens, and apart from them those of copying the weights for both guidance
+branches once.
 """
 
 import statistics
@@ -37,6 +40,8 @@ class Table:
     encode_s: float
     decode_s: float
     is_streamed: bool = False  # weights do not fit, and are copied for every forward
+    sweep_s: float = 0.0  # copying them once for all forwards of a sweep; `denoise_s` is without
+    px: int = 0  # of a side, where the name does not say
 
     @property
     def model(self) -> str:
@@ -45,7 +50,7 @@ class Table:
     @property
     def side_px(self) -> int:
         """Of a square picture; 0 where nobody knows."""
-        return next((int(word) for word in self.name.split("-") if word.isdecimal()), 0)
+        return self.px or next((int(word) for word in self.name.split("-") if word.isdecimal()), 0)
 
     @property
     def size(self) -> str:
@@ -59,6 +64,11 @@ class Table:
         if phase == "encode":  # sizes share it
             return _kind(phase, 0, self.model)
         return _kind(phase, self.side_px**2, self.name)
+
+    @property
+    def streams(self) -> dict[str, float]:
+        """Seconds of copying weights, by the kind of call whose forwards share sweeps."""
+        return {self.kind("denoise").name: self.sweep_s} if self.sweep_s else {}
 
     def costs(self) -> dict[CallKind, Curve]:
         widest = WIDEST["encode"]
@@ -115,6 +125,23 @@ TABLES = {
             "sana-512", 20, _saturating(0.0107, {2: 2.0, 4: 3.54, 8: 3.76, 16: 3.9}), 0.004, 0.004
         ),
         Table("sana-1024", 20, _saturating(0.0107, {2: 1.12, 4: 1.18, 8: 1.25}), 0.004, 0.015),
+        *(
+            Table(
+                "streamed-mixed-sizes" + suffix,
+                50,
+                {1: row_s, 16: 16 * row_s},
+                0.6,
+                decode_s,
+                is_streamed=True,
+                sweep_s=3.27,
+                px=side,
+            )
+            for suffix, side, row_s, decode_s in (
+                ("", 512, 0.202, 0.03),
+                ("-384", 384, 0.123, 0.017),
+                ("-256", 256, 0.067, 0.008),
+            )
+        ),
         Table("flux-512-streamed", 28, _streamed(0.952, 0.130), 0.4, 0.03, is_streamed=True),
         Table("qwen-512-streamed", 50, _streamed(3.27, 0.202), 0.6, 0.03, is_streamed=True),
     )

@@ -6,8 +6,6 @@ The width of a forward is the number of equal requests that `measure` submits.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from carpool.engine.model.device import Device
 from carpool.engine.observe.forward import Forward
 from carpool.schedule.batch_modes import together
@@ -57,15 +55,14 @@ class Lockstep:
             seen = self.seen.setdefault(first.kind, CallStats(first.phase, first.rows))
             seen.calls += len(choice.calls)
             seen.tried.add(sum(call.rows for call in choice.calls))
-            if self._device.is_cuda:
-                torch.cuda.reset_peak_memory_stats(self._device.torch)
+            self._device.reset_peak()
         return choice
 
     def ran(self, forward: Forward) -> None:
         """Record a forward; the engine's `on_forward`."""
         seen = self.seen[self._kind]
         seen.done.add(forward.rows)
-        if self._device.is_cuda:
+        if self._device.is_accelerator:
             peak = max(seen.peak_bytes.get(forward.rows, 0), self._device.peak_bytes())
             seen.peak_bytes[forward.rows] = peak
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 import carpool
 from carpool.config import EngineSettings
 from carpool.engine.cost_store import Table
@@ -83,15 +81,14 @@ def tune(
         measured = [_measure(engine, lockstep, job, wanted, tick) for job in jobs]
         fitting = [job for job, (_, _, problem) in zip(jobs, measured, strict=True) if not problem]
         lockstep.seen = {}
-        if device.is_cuda and fitting:  # the last events are read when other forwards follow
+        if device.runs_ahead and fitting:  # the last events are read when other forwards follow
             _run(engine, fitting[0], 1)
     finally:
         table.costs = Costs({**dict(before), **{k: c for k, c in notes if c.measured}})
         engine.leave()
-    name = torch.cuda.get_device_name(device.torch) if device.is_cuda else "cpu"
     return TuneReport(
         model=loaded.source,
-        device=name,
+        device=device.name,
         dtype=str(device.dtype).removeprefix("torch."),
         versions={"carpool": carpool.__version__, **versions()},
         usual_steps=max(1, loaded.card.steps(loaded.card.defaults)),

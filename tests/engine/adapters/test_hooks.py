@@ -352,3 +352,24 @@ def test_lists_and_tensors_of_unequal_entries_are_uneven() -> None:
     assert is_even([call(3, 4), call(3, 8)], [1, 2])
     assert not is_even([call(3, 4), call(4, 4)], [1, 1])
     assert not is_even([call(3, 4), call(3, 5)], [1, 1])
+
+
+def test_adapters_are_heard_by_compiled_blocks(tmp_path: Path) -> None:
+    file = adapter(tmp_path, "flux", 1)
+    pipe = fresh("flux")
+    for block in pipe.transformer.transformer_blocks:
+        block.compile(backend="eager")
+    arguments = {**ARGUMENTS["flux"], "num_inference_steps": 2}
+    rides: list[dict[str, Any]] = [{}, {"lora": [{"id": "one"}]}, {}]
+    images = []
+    for one in (pipe, fresh("flux")):
+        with driving(one, lora=(f"one={file}",)) as drive:
+            heard = []
+            for ride in rides:  # at one width, so that nothing is compiled anew
+                heard.append(drive.submit(**arguments, **ride))
+                drive.finish()
+            images.append([recorder.image for recorder in heard])
+
+    for compiled, plain in zip(*images, strict=True):
+        assert gap(compiled, plain) < CLOSE
+    assert gap(images[0][0], images[0][1]) > CLEAR

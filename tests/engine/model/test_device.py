@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from carpool.config import EngineSettings
-from carpool.engine.model.device import Device
+from carpool.engine.model.device import Device, Stopwatch
 from carpool.errors import SettingRejected
 
 
@@ -40,16 +40,18 @@ def test_auto_means_float32_on_a_cpu_and_what_was_said_wins() -> None:
     assert Device(EngineSettings(device="cpu", dtype="bfloat16")).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", ["tpu", "cpu:x", "meta", "mps"])
-def test_a_device_that_is_neither_cpu_nor_cuda_is_refused(name: str) -> None:
-    with pytest.raises(SettingRejected, match="must be cpu, cuda or cuda:N"):
+@pytest.mark.parametrize("name", ["tpu", "cpu:x", "meta", ""])
+def test_what_is_no_device_is_refused_with_those_that_there_are(name: str) -> None:
+    with pytest.raises(SettingRejected, match="must be auto, cpu, cuda, xpu, mps, or cuda:N"):
         Device(EngineSettings(device=name))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_without_cuda_is_refused_with_what_torch_says() -> None:
-    with pytest.raises(SettingRejected, match="finds no CUDA here"):
-        Device(EngineSettings(device="cuda"))
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+@pytest.mark.parametrize("name", ["cuda", "cuda:1", "xpu", "mps"])
+def test_a_device_that_is_not_here_is_refused_with_what_torch_finds(name: str) -> None:
+    kind = name.partition(":")[0].upper()
+    with pytest.raises(SettingRejected, match=f"finds no {kind} here; .* a CPU only: device=cpu"):
+        Device(EngineSettings(device=name))
 
 
 def test_a_small_model_gets_one_thread_unless_told_otherwise(
@@ -78,3 +80,47 @@ def test_the_environment_decides_over_the_default_but_not_over_the_setting(
     Device(EngineSettings(device="cpu", threads=2)).enter(parameters=4_000_000)
 
     assert said == [2]
+
+
+class TimedEvent:
+    """A moment in a queue of work whose seconds the test counts."""
+
+    now_s = 0.0
+
+    def record(self) -> None:
+        self.at_s = TimedEvent.now_s
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: "TimedEvent") -> float:
+        return (other.at_s - self.at_s) * 1000
+
+
+def test_forwards_that_take_turns_are_timed_without_each_others_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device(EngineSettings(device="cpu"))
+    monkeypatch.setattr(TimedEvent, "now_s", 0.0)
+    monkeypatch.setattr(device, "has_events", True)
+    monkeypatch.setattr(device, "_event", lambda timed: TimedEvent())
+    watch = Stopwatch(device)
+
+    def work(seconds: float) -> None:
+        TimedEvent.now_s += seconds
+
+    watch.start()
+    work(1.0)
+    first = watch.swap(None)
+    work(10.0)  # waits for weights
+    watch.start()
+    work(2.0)
+    second = watch.swap(None)
+    watch.swap(first)
+    work(4.0)
+    watch.stop("first", host_s=0.0)
+    watch.swap(second)
+    work(8.0)
+    watch.stop("second", host_s=0.0)
+
+    assert watch.read() == [("first", 5.0), ("second", 10.0)]

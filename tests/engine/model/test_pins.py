@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline, ModelMixin
 from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.hooks import apply_group_offloading
 from diffusers.pipelines.flux import pipeline_flux
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -103,6 +104,20 @@ def test_who_changes_a_component_before_anybody_asks_leaves_nothing_behind() -> 
 
     assert changing.outcome.fields["told"][1][0] is torch.float64
     assert plain.outcome.fields["told"] == [PLAIN] * 3
+
+
+def test_a_component_whose_weights_move_is_asked_every_time() -> None:
+    net = Net()
+    apply_group_offloading(net, onload_device=CPU, offload_type="leaf_level")
+
+    with driving(Asking(net)) as drive:
+        first = drive.submit("", seed=1)
+        drive.finish()
+        second = drive.submit("", seed=2)
+        drive.finish()
+
+    assert second.outcome.fields["walks"] == first.outcome.fields["walks"] > 0
+    assert second.outcome.fields["told"] == [PLAIN] * 3
 
 
 def test_an_engine_that_is_closed_leaves_diffusers_and_transformers_as_they_were() -> None:

@@ -9,8 +9,6 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, FluxTransformer2DModel
 from diffusers.models.attention_dispatch import dispatch_attention_fn
-from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
 
 from carpool.config import EngineSettings
@@ -22,8 +20,8 @@ from carpool.engine.row_mixing import mixes_rows
 from carpool.errors import LoadFailed, SettingRejected
 from carpool.preparation import KINDS
 from support.engine_driver import driving, gap, mean
-from support.matrix import CASES
-from support.tiny import ARGUMENTS, checkpoint
+from support.prepared import alone, drawn, gguf_of, requests_of
+from support.tiny import checkpoint
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__ implementation:DeprecationWarning",  # diffusers' Euler with numpy 2
@@ -64,25 +62,6 @@ SLOW: dict[str, Prepared] = {
         ({"vae_tiling": True}, CLOSE),
     )
 }
-
-
-def requests_of(family: str) -> list[dict[str, Any]]:
-    case = next(c for c in CASES if c.family == family and c.task.startswith("text-to"))
-    own = {n: v for n, v in ARGUMENTS[family].items() if n not in case.without}
-    return [{**own, **case.common, **one} for one in case.requests]
-
-
-def drawn(fields: Mapping[str, Any]) -> torch.Tensor:
-    value: torch.Tensor = fields["images"] if "images" in fields else fields["frames"]
-    return value.float()
-
-
-def alone(pipe: Any, arguments: Mapping[str, Any]) -> torch.Tensor:
-    """What plain diffusers gives, called on the prepared pipeline outside of the engine."""
-    given = dict(arguments)
-    dice = torch.Generator().manual_seed(given.pop("seed"))
-    pipe.set_progress_bar_config(disable=True)
-    return drawn(pipe(**given, generator=dice))
 
 
 def together_and_alone(
@@ -242,21 +221,6 @@ def test_large_pictures_are_decoded_by_tiles() -> None:
 
 
 # Components from elsewhere, and models that are one file
-
-
-def gguf_of(weights: Mapping[str, torch.Tensor], file: Path) -> Path:
-    """Weights as a GGUF file: 8-bit blocks where rows are long enough, else plain numbers."""
-    writer = GGUFWriter(file, "flux")
-    for name, weight in weights.items():
-        array = weight.float().numpy()
-        is_matrix = array.ndim == 2 and array.shape[1] % 32 == 0
-        kind = GGMLQuantizationType.Q8_0 if is_matrix else GGMLQuantizationType.F32
-        writer.add_tensor(name, quantize(array, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
 
 
 @pytest.fixture(scope="module")

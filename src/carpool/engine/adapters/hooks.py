@@ -8,7 +8,7 @@ without an adapter are not touched, and one more adapter is an entry in a dict.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from carpool.engine.adapters.reader import Part, Shadows
-from carpool.engine.intercept import Call
+from carpool.engine.intercept import Call, is_compiled
 from carpool.errors import LoraRejected
 from carpool.request.lora import Riding, check_name
 
@@ -146,9 +146,19 @@ class Adapters:
         self._settle()
         self._is_even = self._plan.is_shared or is_even(calls, rows)
         try:
-            yield
+            with _uncompiled(call.target.module for call in calls):
+                yield
         finally:
             self._plan = None
+
+    def swap(self, riding: tuple[Plan | None, bool] | None) -> tuple[Plan | None, bool]:
+        """Exchange who rides with what for that of another forward; None: nobody.
+
+        Forwards that share a sweep over streamed weights take turns: see `sweep.py`.
+        """
+        before = self._plan, self._is_even
+        self._plan, self._is_even = riding or (None, True)
+        return before
 
     def remove(self) -> None:
         """Leave every layer as it was."""
@@ -174,6 +184,19 @@ class Adapters:
                 self._plan.add(parts, inputs[0], output, self._is_even)
 
         return add
+
+
+def _uncompiled(modules: Iterable[nn.Module]) -> AbstractContextManager[object]:
+    """Run modules as Python, if any of their parts is compiled.
+
+    Compiled code does not look whether its layers have got hooks since (dynamo's
+    `skip_nnmodule_hook_guards`), and each new set of adapters would be compiled anew.
+    """
+    distinct = {id(module): module for module in modules}.values()
+    if not any(is_compiled(part) for module in distinct for part in module.modules()):
+        return nullcontext()
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def is_even(calls: Sequence[Call], rows: Sequence[int]) -> bool:

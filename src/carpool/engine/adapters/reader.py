@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from carpool.engine.model.device import beside
 from carpool.errors import LoraRejected
 from carpool.request.lora import SUFFIX, adapter_file
 
@@ -116,14 +117,11 @@ class Shadows:
         dtype = real.weight.dtype
         if not dtype.is_floating_point or dtype.itemsize < 2:  # quantized
             dtype = torch.bfloat16
-        is_cuda = self._device.type == "cuda"
-        stream = torch.cuda.Stream(self._device) if is_cuda else None  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):  # beside the forward that runs
+        with beside(self._device):  # the forward that runs
             for module in (down, up):
                 module.requires_grad_(False).to(self._device, dtype)
-        if stream is not None:
-            stream.synchronize()
-        if not all(weight.isfinite().all() for weight in weights):
+            fits = all(bool(weight.isfinite().all()) for weight in weights)
+        if not fits:
             raise LoraRejected(f"the weights for {where} do not fit into {dtype}")
         return Part(down, up, float(layer.scaling[_INSIDE]), dtype)
 

@@ -6,10 +6,10 @@ The pipeline's code is never changed. What loading changes on modules is undone 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from diffusers import DiffusionPipeline
@@ -20,9 +20,12 @@ from transformers.utils import logging as transformers_log
 from carpool.config import EngineSettings
 from carpool.engine.model.card import describe
 from carpool.engine.model.device import Device
+from carpool.engine.model.hooks import refuse_what_breaks
 from carpool.engine.model.prepare import apply, read, warm_up
 from carpool.engine.model.tasks import tasks_of
 from carpool.engine.patches import CLASSES
+from carpool.engine.weights.placement import is_asked_for, place
+from carpool.engine.weights.streaming import Streamer
 from carpool.errors import LoadFailed
 from carpool.models.source import check_hub, find
 from carpool.request.lora import parse_lora
@@ -44,6 +47,7 @@ class Loaded:
     source: str = ""  # the model as it was asked for
     is_spread: bool = False  # over several devices
     classes: dict[int, type] = field(default_factory=dict)  # of views, by id of their pipeline
+    streamer: Streamer | None = None  # of weights that are not on the device all the time
 
     @property
     def vae_scale_px(self) -> int:
@@ -82,6 +86,27 @@ def _modules(pipe: DiffusionPipeline) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
+Load = TypeVar("Load", bound=Callable[..., Any])
+
+
+def says_what_does_not_fit(load: Load) -> Load:
+    """Let running out of memory while loading be a `LoadFailed` that says what works instead."""
+
+    @wraps(load)
+    def loading(model: Any, settings: EngineSettings) -> Any:
+        try:
+            return load(model, settings)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            name = model if isinstance(model, (str, Path)) else type(model).__name__
+            raise LoadFailed(
+                f"cannot load {name!s}: its weights do not fit the memory ({error}); a smaller "
+                "dtype, quantize and memory, which streams what does not fit, need less"
+            ) from None  # its frames hold the weights
+
+    return cast("Load", loading)
+
+
+@says_what_does_not_fit
 def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loaded:
     """Load a pipeline: an embedded one, a hub id, a folder, a file, or one that is there already.
 
@@ -91,11 +116,13 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
         LoadFailed: it is not to be had, or cannot be served as it is.
         SettingRejected: the device does not exist.
     """
-    device = Device(settings)
     extra: Mapping[str, Any] = {}
     if isinstance(model, DiffusionPipeline):
+        at = None if is_asked_for(settings) else model._execution_device
+        device = Device(settings, at=at)
         pipe, name = model, type(model).__name__
     else:
+        device = Device(settings)
         source, extra = find(model)
         if not extra:  # a model of the hub
             check_hub(source, settings.revision)
@@ -107,12 +134,20 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
             raise LoadFailed(f"cannot load {model!s}: {error}") from error
         except RecursionError as error:
             raise _too_deep(model) from error
-    _refuse_what_breaks(pipe)
+    refuse_what_breaks(pipe)
     with ExitStack() as undo:
         for module in dict(_modules(pipe)).values():
             undo.callback(_restore_modes, _modes(module))
             module.eval().requires_grad_(False)
         _keep_vae_exact(pipe, undo)
+        is_moved = not isinstance(model, DiffusionPipeline) or is_asked_for(settings)
+        streamer = None
+        if is_moved:
+            streamer = place(dict(_modules(pipe)), device.torch, settings, device.memory_gib)
+        if streamer is not None:
+            undo.callback(streamer.remove)
+        elif is_moved:
+            pipe.to(device.torch)
         apply(pipe, dict(_modules(pipe)), settings, device, undo)
         try:
             tasks = tasks_of(pipe)
@@ -129,6 +164,7 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
             {**extra.get("lora", {}), **parse_lora(settings.lora)},
             source=name if isinstance(model, DiffusionPipeline) else str(model),
             is_spread=settings.place is not None,
+            streamer=streamer,
         )
 
 
@@ -156,22 +192,6 @@ def _too_deep(model: object) -> LoadFailed:
 def versions() -> dict[str, str]:
     """Of the libraries that a picture depends on."""
     return {name: metadata.version(name) for name in ("torch", "diffusers", "transformers")}
-
-
-def _refuse_what_breaks(pipe: DiffusionPipeline) -> None:
-    if getattr(pipe, "_all_hooks", None):
-        raise LoadFailed(
-            "model CPU offload swaps modules under running requests: use group offload"
-        )
-    for name, module in pipe.components.items():
-        if getattr(module, "is_cache_enabled", False):
-            raise LoadFailed(f"{name} has a step cache, which mixes up requests: disable_cache()")
-        if getattr(module, "_compiled_call_impl", None) is not None:
-            raise LoadFailed(
-                f"{name} is compiled as a whole: use compile_repeated_blocks() instead"
-            )
-        if hasattr(module, "_hf_hook") and getattr(module._hf_hook, "offload", False):
-            raise LoadFailed(f"{name} is offloaded sequentially: use group offload instead")
 
 
 def _keep_vae_exact(pipe: DiffusionPipeline, undo: ExitStack) -> None:

@@ -4,7 +4,8 @@ To answer `module.device`, `module.dtype` or `get_module_execution_device(module
 through all parts of the module, up to three times: milliseconds a request, in which no forward can
 begin. While an engine runs, a component of its pipeline answers the same every time, so a fiber
 gets what the first one was told. A request that has changed a component is told anew, and so are
-parts of components, and everybody outside of fibers.
+parts of components, and everybody outside of fibers. Components that are offloaded are not pinned:
+their weights move.
 """
 
 import sys

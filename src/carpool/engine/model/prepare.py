@@ -2,7 +2,8 @@
 
 The steps, in their order:
 
-1. `read`: from files, with number types, quantized weights and components from elsewhere;
+1. `read`: from files, with number types, quantized weights and components from elsewhere; then
+   `carpool.engine.weights` moves weights to the device, or streams them there;
 2. `apply`, on a pipeline that is there: float8 storage, components on other devices, attention
    back ends, tiled decodes, compiled blocks;
 3. `warm_up`: every kernel and graph runs before the first request.
@@ -28,7 +29,7 @@ from carpool.engine.model.border import at_border
 from carpool.engine.model.device import Device
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.files import class_of, modules_of, read_component, single_file
-from carpool.engine.model.quantize import is_denoiser, kinds_of, quantization_of, store_as_float8
+from carpool.engine.model.quantize import kinds_of, quantization_of, store_as_float8
 from carpool.errors import LoadFailed, SettingRejected, nearest
 from carpool.models.source import is_single_file
 from carpool.preparation import (
@@ -36,6 +37,7 @@ from carpool.preparation import (
     by_component,
     check_components,
     check_packages,
+    is_denoiser,
     replacements,
     sizes,
 )
@@ -51,7 +53,7 @@ WARMUP_PROMPTS = ((SHORT,), (LONG,), (LONG, LONG), (SHORT, LONG), (SHORT, LONG, 
 
 
 def read(source: str, settings: EngineSettings, device: Device) -> DiffusionPipeline:
-    """Read a pipeline from its files, onto its device.
+    """Read a pipeline from its files, to the host: `engine.weights` moves it to its device.
 
     Args:
         source: a folder, a hub id or a file, as `carpool.models.source.find` gave it.
@@ -93,9 +95,7 @@ def read(source: str, settings: EngineSettings, device: Device) -> DiffusionPipe
         )
         for name, where in replaced.items()
     }
-    pipe = _pipeline(source, index, whole, {**given, **_common(settings, device, quantized)})
-    pipe.to(device.torch)
-    return pipe
+    return _pipeline(source, index, whole, {**given, **_common(settings, device, quantized)})
 
 
 def _common(

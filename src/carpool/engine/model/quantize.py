@@ -10,12 +10,7 @@ from torch import nn
 
 from carpool.config import EngineSettings
 from carpool.errors import SettingRejected, nearest
-from carpool.preparation import ALL, KINDS, Kind, quantizations
-
-
-def is_denoiser(component: str) -> bool:
-    """Is a component a denoiser, by diffusers' naming habits?"""
-    return component.startswith(("transformer", "unet", "prior", "decoder"))
+from carpool.preparation import ALL, KINDS, Kind, is_denoiser, quantizations
 
 
 def kinds_of(settings: EngineSettings, modules: Collection[str]) -> dict[str, Kind]:

@@ -133,6 +133,8 @@ def call(mine: Any, job: CheckedRequest, card: Card) -> Answer:
     making PIL images on the engine's thread would wait for the device.
     """
     task, arguments = card.task(job.task), dict(job.arguments)
+    if (device := mine._execution_device).type != "cpu":
+        arguments = {name: _placed(value, device) for name, value in arguments.items()}
     if task.takes("generator"):
         arguments["generator"] = torch.Generator().manual_seed(job.seed)
         if isinstance(getattr(mine, "scheduler", None), DMDScheduler):
@@ -146,6 +148,13 @@ def call(mine: Any, job: CheckedRequest, card: Card) -> Answer:
         arguments["output_type"] = "pt"
         return Answer(mine(**arguments), str(kind))
     return Answer(mine(**arguments), None)
+
+
+def _placed(value: Any, device: torch.device) -> Any:
+    """Tensors that a caller gave, which need not know the device, where the model is."""
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(_placed(entry, device) for entry in value)
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def finish(answer: Answer, to_host: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:

@@ -7,14 +7,36 @@ from carpool.types import Clock
 
 @dataclass(slots=True)
 class Heartbeat:
-    """When the loop last began something, and how long that is expected to take."""
+    """When the loop last began something, and how long that is expected to take.
+
+    On an accelerator whatever comes after a forward may wait for it, so that its seconds count
+    until the next one is launched.
+    """
 
     clock: Clock
     _now: tuple[float, float | None] | None = None  # since when, and the expected seconds
+    _queued_s: float | None = 0.0  # of the forward that may still run on the device
+    _before_compiling: float | None = 0.0
 
     def beat(self, expected_s: float | None = 0.0) -> None:
         """Something begins that is expected to take so long; None: not known."""
+        queued_s = self._queued_s
+        if expected_s is not None:
+            expected_s = None if queued_s is None else expected_s + queued_s
         self._now = self.clock(), expected_s
+
+    def launched(self, expected_s: float | None) -> None:
+        """A forward of so many seconds is queued on the device; those before it are over."""
+        self._queued_s = expected_s
+
+    def compiling(self) -> None:
+        """Code is being compiled in the middle of something: nobody knows how long that takes."""
+        self._before_compiling = None if self._now is None else self._now[1]
+        self._now = self.clock(), None
+
+    def compiled(self) -> None:
+        """What was begun before goes on."""
+        self._now = self.clock(), self._before_compiling
 
     def idle(self) -> None:
         """There is nothing to do."""

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
-import torch
 from torch import nn
 
 from carpool.engine.model.load import Loaded
@@ -102,7 +101,7 @@ class Stats:
 
 
 def memory(loaded: Loaded) -> dict[str, Any]:
-    """The device; bytes of the weights and of peak use, and on CUDA what torch has reserved."""
+    """The device; bytes of the weights and of peak use, and what torch holds there."""
     device, modules = loaded.device, loaded.pipe.components.values()
     weights = [p for m in modules if isinstance(m, nn.Module) for p in m.parameters()]
     sizes: dict[str, Any] = {
@@ -110,8 +109,8 @@ def memory(loaded: Loaded) -> dict[str, Any]:
         "weights_bytes": sum(weight.nbytes for weight in weights),
         "peak_bytes": device.peak_bytes(),
     }
-    if device.is_cuda:
-        sizes["reserved_bytes"] = torch.cuda.memory_reserved(device.torch)
+    if (reserved := device.reserved_bytes) is not None:
+        sizes["reserved_bytes"] = reserved
     return sizes
 
 

@@ -139,6 +139,14 @@ class Probation:
             return False
         return self._of(call, key)[1].alone is not None
 
+    def is_settled(self, ready: Sequence[Ready]) -> bool:
+        """Whether a forward of these calls runs without another one that proves it."""
+        if len(ready) == 1 or not self._is_tried(ready[0].call.target.spec):
+            return True
+        calls, rows = [one.call for one in ready], [one.rows for one in ready]
+        kind, evidence = self._of(calls[0], ready[0].key)
+        return evidence.alone is None and self._is_trusted(kind, evidence, calls, rows)
+
     def around(self, run: Run, fused: Fused) -> Run:
         """The same forward, which proves itself first.
 
@@ -148,12 +156,9 @@ class Probation:
         """
 
         def proven(ready: Sequence[Ready]) -> list[Any]:
-            if len(ready) == 1 or not self._is_tried(ready[0].call.target.spec):
+            if self.is_settled(ready):
                 return run(ready)
-            calls, rows = [one.call for one in ready], [one.rows for one in ready]
-            kind, evidence = self._of(calls[0], ready[0].key)
-            if evidence.alone is None and self._is_trusted(kind, evidence, calls, rows):
-                return run(ready)
+            kind, evidence = self._of(ready[0].call, ready[0].key)
             return self._prove(kind, evidence, ready, run, fused)
 
         return proven

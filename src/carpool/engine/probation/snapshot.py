@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from carpool.engine.model.device import default_generators
+
 _DEPTH = 3  # of lists and dicts in a module's attributes that are looked into
 _SKIPPED = {"_modules", "_parameters", "_buffers"}
 
@@ -33,10 +35,9 @@ class Snapshot:
                 for name, value in kind.items():
                     if value is not None:
                         state[f"{path}.{name}".lstrip(".")] = _fingerprint(value, held, 0)
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        return cls(
-            state, (torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()), (*held,)
-        )
+        devices = [generator.get_state() for generator in default_generators()]
+        drawn = torch.get_rng_state(), devices, np.random.get_state(), random.getstate()
+        return cls(state, drawn, (*held,))
 
     def differs(self, before: "Snapshot") -> str | None:
         """What has changed since: "random", or the path of an attribute; None: nothing."""
@@ -59,10 +60,10 @@ class Snapshot:
 
     def restore_random(self) -> None:
         """Give the generators the state back that they had."""
-        cpu, cuda, arrays, python = self.random
+        cpu, devices, arrays, python = self.random
         torch.set_rng_state(cpu)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
+        for generator, state in zip(default_generators(), devices, strict=True):
+            generator.set_state(state)
         np.random.set_state(arrays)
         random.setstate(python)
 

@@ -1,0 +1,253 @@
+"""Streamed weights: a shared sweep, sweeps one by one, and diffusers' own group offload.
+
+usage: make bench-stream      (or: OMP_NUM_THREADS=1 python -m benchmarks.stream --output PAGE)
+
+Eight request-steps of three sizes through a FLUX transformer whose blocks are streamed from a file.
+On a CPU the bus is emulated: every load of a block is held to a bandwidth, chosen so that copying
+all blocks once takes a quarter of computing the eight steps, as long, and four times as long. What
+is measured is whether copies and computation overlap, and how often weights move; not a device.
+Diffusers' way has no streams on a CPU, so its copies do not overlap what it computes.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import FluxTransformer2DModel
+from diffusers.hooks import apply_group_offloading
+from diffusers.hooks.group_offloading import GroupOffloadingHook
+from torch import Tensor
+
+from carpool.engine.adapters.hooks import Adapters
+from carpool.engine.sweep import Sweeps
+from carpool.engine.weights.groups import Group, blocks_of
+from carpool.engine.weights.store import DiskStore
+from carpool.engine.weights.streaming import Bus, Slot, Streamer
+
+CPU = torch.device("cpu")
+SIDES = {8: 3, 12: 3, 16: 2}  # latent places of a side: requests
+STEPS = sum(SIDES.values())
+WIDTH_TEXT, TOKENS = 64, 32
+SHARES = (0.25, 1.0, 4.0)  # of computing the steps together: copying all blocks once
+
+
+class HeldBus(Bus):
+    """Loads that take at least so long, by a bandwidth."""
+
+    bytes_per_s = float("inf")
+
+    def hold_to(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+
+    def settle(self) -> None:
+        """Wait for the load that is under way: each run then loads all blocks once, and no more."""
+        self._reader.submit(int).result()
+
+    def moved(self) -> int:
+        return self.moved_bytes
+
+    def _read(self, group: Group, slot: Slot) -> torch.Event | None:
+        began_s = time.monotonic()
+        event = super()._read(group, slot)
+        hold(began_s, group.n_bytes / self.bytes_per_s)
+        return event
+
+
+def hold(began_s: float, seconds: float) -> None:
+    time.sleep(max(0.0, began_s + seconds - time.monotonic()))
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to make the eight steps."""
+
+    name: str
+    run: Callable[[], list[Tensor]]
+    moved: Callable[[], int]  # bytes so far
+
+
+def transformer() -> Any:
+    torch.manual_seed(0)
+    return FluxTransformer2DModel(
+        in_channels=16,
+        num_layers=2,
+        num_single_layers=4,
+        attention_head_dim=32,
+        num_attention_heads=8,
+        joint_attention_dim=WIDTH_TEXT,
+        pooled_projection_dim=WIDTH_TEXT,
+        axes_dims_rope=(8, 12, 12),
+    ).eval().requires_grad_(False)  # fmt: skip
+
+
+def call(side: int, rows: int) -> dict[str, Any]:
+    """Arguments of a forward of so many requests of one size."""
+    chance = torch.Generator().manual_seed(side)
+    places = torch.arange(side * side)
+    ids = torch.stack([torch.zeros(side * side), places // side, places % side], dim=1)
+    return {
+        "hidden_states": torch.randn(rows, side * side, 16, generator=chance),
+        "encoder_hidden_states": torch.randn(rows, TOKENS, WIDTH_TEXT, generator=chance),
+        "pooled_projections": torch.randn(rows, WIDTH_TEXT, generator=chance),
+        "timestep": torch.rand(rows, generator=chance),
+        "txt_ids": torch.zeros(TOKENS, 3),
+        "img_ids": ids,
+        "return_dict": False,
+    }
+
+
+def _row(fused: dict[str, Any], number: int) -> dict[str, Any]:
+    """The arguments of one of the requests of a forward."""
+    own = {"hidden_states", "encoder_hidden_states", "pooled_projections", "timestep"}
+    return {n: v[number : number + 1] if n in own else v for n, v in fused.items()}
+
+
+def ways(folder: Path) -> Iterator[tuple[Way, Callable[[float], None]]]:
+    """Each way, and what sets the bandwidth of its bus."""
+    fused = [call(side, rows) for side, rows in SIDES.items()]
+    single = [_row(one, i) for one in fused for i in range(len(one["timestep"]))]
+
+    for name, calls, is_shared in (
+        ("one sweep for all", fused, True),
+        ("one sweep for each size", fused, False),
+        ("one by one", single, False),
+    ):
+        model = transformer()
+        bus = HeldBus(DiskStore(folder, 1), CPU)
+        streamer = Streamer({"t": model}, {"t": list(blocks_of(model))}, CPU, bus)
+        sweeps = Sweeps(streamer, Adapters(object(), CPU), time.monotonic)
+        yield (
+            Way(name, _runner(sweeps, model, calls, is_shared, bus.settle), bus.moved),
+            bus.hold_to,
+        )
+    yield _diffusers(folder / "groups", single)
+
+
+def _runner(
+    sweeps: Sweeps,
+    model: Any,
+    calls: Sequence[dict[str, Any]],
+    is_shared: bool,
+    settle: Callable[[], None],
+) -> Callable[[], list[Tensor]]:
+    bodies = [lambda one=one: model(**one)[0] for one in calls]
+    sets = [bodies] if is_shared else [[body] for body in bodies]
+
+    def run() -> list[Tensor]:
+        answers = [answer for one in sets for answer in sweeps.run(one)]
+        settle()
+        return answers
+
+    return run
+
+
+def _diffusers(
+    folder: Path, calls: Sequence[dict[str, Any]]
+) -> tuple[Way, Callable[[float], None]]:
+    """Diffusers' group offload to the disk, block by block, with its loads held, too."""
+    model, speed, moved = transformer(), [float("inf")], [0]
+    blocks = {id(block) for block in blocks_of(model).values()}
+    apply_group_offloading(
+        model,
+        onload_device=CPU,
+        offload_type="block_level",
+        num_blocks_per_group=1,
+        offload_to_disk_path=str(folder),
+    )
+    for part in model.modules():
+        registry = getattr(part, "_diffusers_hook", None)
+        hook = registry.get_hook("group_offloading") if registry is not None else None
+        if isinstance(hook, GroupOffloadingHook) and id(part) in blocks:
+            hook.group.onload_ = _held(hook.group, part, speed, moved)
+    return (
+        Way("diffusers, one by one", lambda: [model(**one)[0] for one in calls], lambda: moved[0]),
+        lambda bytes_per_s: speed.__setitem__(0, bytes_per_s),
+    )
+
+
+def _held(group: Any, block: Any, speed: list[float], moved: list[int]) -> Callable[[], None]:
+    n_bytes, onload = sum(weight.nbytes for weight in block.parameters()), group.onload_
+
+    def onload_() -> None:
+        began_s = time.monotonic()
+        onload()
+        moved[0] += n_bytes
+        hold(began_s, n_bytes / speed[0])
+
+    return onload_
+
+
+def measure(rounds: int) -> Iterator[str]:
+    """The page, by lines."""
+    resident = transformer()
+    fused = [call(side, rows) for side, rows in SIDES.items()]
+    n_bytes = sum(
+        weight.nbytes for block in blocks_of(resident).values() for weight in block.parameters()
+    )
+
+    def timed(run: Callable[[], list[Tensor]]) -> tuple[float, list[Tensor]]:
+        began_s = time.monotonic()
+        answers = run()
+        return time.monotonic() - began_s, answers
+
+    def together() -> list[Tensor]:
+        return [resident(**one)[0] for one in fused]
+
+    expected = timed(together)[1]
+    with tempfile.TemporaryDirectory() as folder:
+        made = list(ways(Path(folder)))
+        for way, _ in made:
+            rows = [row for answer in way.run() for row in answer]  # warm; and right
+            wanted = [row for answer in expected for row in answer]
+            close = [torch.allclose(*pair, atol=1e-5) for pair in zip(rows, wanted, strict=True)]
+            if not all(close):
+                raise SystemExit(f"{way.name} gives other answers than resident weights")
+        yield f"Blocks of {n_bytes / 2**20:.0f} MiB, {STEPS} request-steps, three sizes; medians"
+        yield f"of {rounds} round(s). *Of the bound*: the longer of copying once and computing the"
+        yield "steps resident, fused by size, in the same round; 1 is the best there can be.\n"
+        yield "| copying once | way | seconds | steps/s | of the bound | MiB a request-step |"
+        yield "| --- | --- | ---: | ---: | ---: | ---: |"
+        for share in SHARES:
+            found: dict[str, list[tuple[float, float, float]]] = {}
+            for _ in range(rounds):
+                compute_s = timed(together)[0]
+                stream_s = share * compute_s
+                for way, set_speed in made:
+                    set_speed(n_bytes / stream_s)
+                    before = way.moved()
+                    seconds = timed(way.run)[0]
+                    bound = max(stream_s, compute_s) / seconds
+                    moved = (way.moved() - before) / STEPS
+                    found.setdefault(way.name, []).append((seconds, bound, moved))
+            for name, several in found.items():
+                seconds, bound, moved = map(statistics.median, zip(*several, strict=True))
+                yield (
+                    f"| {share:g} x computing | {name} | {seconds:.2f} | {STEPS / seconds:.2f} "
+                    f"| {bound:.2f} | {moved / 2**20:.1f} |"
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    torch.set_grad_enabled(False)
+    head = ["# Streamed weights, measured\n", *(__doc__ or "").split("\n\n", 2)[2:]]
+    text = ["Made by `make bench-stream`; do not edit.\n"]
+    for line in measure(arguments.rounds):
+        print(line, flush=True)
+        text.append(line)
+    text.append(f"\ntorch {torch.__version__}, one thread of a CPU.")
+    if arguments.output:
+        arguments.output.write_text("\n".join([*head, *text]) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

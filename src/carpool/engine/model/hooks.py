@@ -1,0 +1,52 @@
+"""Refuse pipelines whose hooks mix up requests: step caches, and offloading behind our back.
+
+Hooks sit on any part of a module, put there by methods of the pipeline or by functions such as
+`diffusers.apply_first_block_cache` and `accelerate.cpu_offload`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from carpool.errors import LoadFailed
+
+
+def refuse_what_breaks(pipe: Any) -> None:
+    """Check a pipeline's hooks.
+
+    Raises:
+        LoadFailed: names the component, the hook, and what works instead.
+    """
+    if getattr(pipe, "_all_hooks", None):
+        raise LoadFailed(
+            "model CPU offload swaps modules under running requests: use group offload"
+        )
+    for name, module in pipe.components.items():
+        if not isinstance(module, nn.Module):
+            continue
+        if getattr(module, "is_cache_enabled", False):
+            raise LoadFailed(f"{name} has a step cache, which mixes up requests: disable_cache()")
+        for path, part in module.named_modules():
+            where = f"{name}.{path}".rstrip(".")
+            for hook in _diffusers_hooks(part):
+                if getattr(hook, "_is_stateful", False):
+                    raise LoadFailed(
+                        f"{where} has a {type(hook).__name__}, a step cache that mixes up "
+                        "requests: load the pipeline without it"
+                    )
+            if any(getattr(hook, "offload", False) for hook in _accelerate_hooks(part)):
+                raise LoadFailed(f"{where} is offloaded sequentially: use group offload instead")
+
+
+def _diffusers_hooks(part: nn.Module) -> Iterator[Any]:
+    registry = vars(part).get("_diffusers_hook")
+    yield from getattr(registry, "hooks", {}).values()
+
+
+def _accelerate_hooks(part: nn.Module) -> Iterator[Any]:
+    waiting = [vars(part).get("_hf_hook")]
+    while waiting:
+        hook = waiting.pop()
+        yield hook
+        waiting.extend(getattr(hook, "hooks", ()))  # a `SequentialHook` has more inside

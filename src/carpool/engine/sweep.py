@@ -1,0 +1,310 @@
+"""The shared sweep: forwards of any keys, sizes and widths walk through streamed weights together.
+
+Each forward runs in a fiber of its own and pauses where diffusers' group offloading would load a
+block. Once all have come to a block, its weights are loaded once and every forward that stands
+there runs through it, up to its next one. The forward that is furthest behind goes first: one that
+failed and begins again catches up with the others.
+
+A forward that raises ends alone. What is state of the thread while it runs, and must not be that of
+the next one, is put aside while it pauses: see `ForwardContext`.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+
+from carpool.engine.adapters.hooks import Adapters
+from carpool.engine.execute import Ready, Widths, execute
+from carpool.engine.fiber import Fiber, Raised, Returned, in_fiber, park
+from carpool.engine.intercept import Call, Target
+from carpool.engine.isolation import Modes
+from carpool.engine.model.device import Laps, Stopwatch
+from carpool.engine.probation.snapshot import Snapshot
+from carpool.engine.weights.groups import Group
+from carpool.engine.weights.streaming import Streamer
+from carpool.types import Clock
+
+log = logging.getLogger("carpool")
+
+MAX_UNSETTLED = 3  # forwards that may leave something between blocks: caches fill in the first
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Ready)
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """Where a forward waits until no other stands before a block."""
+
+
+def wait_for_others() -> None:
+    """In a forward that shares a sweep: go on when all others have ended, and so use no memory."""
+    if in_fiber("forward"):
+        park(_Last())
+
+
+class ForwardContext:
+    """What a forward has for itself while others of its sweep run: see `fiber.Context`.
+
+    Torch's modes of the thread (gradients, autocast), its function modes (exact numerics), which
+    rows ride with which adapters, and the stopwatch of the device.
+    """
+
+    def __init__(self, adapters: Adapters, clock: Clock, watch: Stopwatch | None) -> None:
+        self._adapters, self._clock, self._watch = adapters, clock, watch
+        self._laps: Laps | None = None
+        self._modes, self._outside = Modes(), Modes()
+        self._functions: list[Any] = []
+        self._depth = 0
+        self._riding: Any = None
+        self._began_s = 0.0
+        self._spent_s = 0.0
+
+    @property
+    def spent_s(self) -> float:
+        """How long the forward has run so far, pauses left out."""
+        return self._spent_s + self._clock() - self._began_s
+
+    def enter(self) -> None:
+        self._outside = Modes.now()
+        self._modes.set()
+        self._depth = len(_function_modes())
+        for mode in self._functions:
+            mode.__enter__()
+        self._riding = self._adapters.swap(self._riding)
+        self._swap_laps()
+        self._began_s = self._clock()
+
+    def leave(self) -> None:
+        self._spent_s = self.spent_s
+        self._swap_laps()
+        self._riding = self._adapters.swap(self._riding)
+        self._functions = _function_modes()[self._depth :]
+        for mode in reversed(self._functions):
+            mode.__exit__(None, None, None)
+        self._modes = Modes.now()
+        self._outside.set()
+
+    def _swap_laps(self) -> None:
+        if self._watch is not None:
+            self._laps = self._watch.swap(self._laps)
+
+
+class Sweeps:
+    """Runs sets of forwards over the streamed weights of one pipeline. For the engine's thread.
+
+    Args:
+        watch: times forwards on the device; it is stopped while they pause.
+    """
+
+    def __init__(
+        self,
+        streamer: Streamer,
+        adapters: Adapters,
+        clock: Clock,
+        watch: Stopwatch | None = None,
+    ) -> None:
+        self._streamer, self._adapters, self._clock = streamer, adapters, clock
+        self._watch = watch
+        self._running: ForwardContext | None = None
+        self._pausing: dict[Hashable, bool] = {}  # by kind of call: see `may_pause`
+        self._unsettled: Counter[Hashable] = Counter()
+        self.sweeps = self.forwards = 0
+
+    def streams(self, target: Target) -> bool:
+        """Whether weights of a call's module are streamed."""
+        return target.component in self._streamer.components
+
+    def may_pause(self, call: Call) -> bool:
+        """Whether other forwards may run while one of such a call stands before a block.
+
+        That was observed: it had left its module, and the random numbers, before every block as
+        they were at its beginning.
+        """
+        return not call.target.is_exclusive and self._pausing.get(_kind(call), False)
+
+    def execute(
+        self,
+        selections: Sequence[Sequence[R]],
+        run: Callable[[Sequence[R]], list[Any]],
+        widths: Widths,
+        free: Callable[[], None],
+        is_settled: Callable[[Sequence[R]], bool],
+        *,
+        in_tiles: Callable[[R], list[Any] | None] = lambda one: None,
+    ) -> list[Any]:
+        """Answers, or `Failure`s, of the calls of these forwards, in order; one sweep for all.
+
+        A forward that is to be proven, or runs in its request's own state, runs by itself.
+
+        Args:
+            selections: calls of one key each; of several keys only where all `may_pause`.
+            run: makes one forward of calls.
+            widths: learns from forwards that ran out of memory.
+            free: gives cached device memory back before another try.
+            is_settled: whether the forward of these calls needs no proof.
+            in_tiles: runs a call that does not fit in another way; see `execute.execute`.
+        """
+        answers: dict[int, list[Any]] = {}
+        together: dict[int, Callable[[], list[Any]]] = {}
+        for number, ready in enumerate(selections):
+            if ready[0].call.target.is_exclusive or not is_settled(ready):
+                answers[number] = execute(ready, run, widths, free, in_tiles=in_tiles)
+            else:
+                last = partial(_free_last, free)
+                together[number] = partial(execute, ready, run, widths, last, in_tiles=in_tiles)
+        if together:
+            first = selections[next(iter(together))][0].call
+            look = self._looking(first) if len(together) == 1 else None
+            found = self.run(list(together.values()), look.look if look else _nothing)
+            answers |= zip(together, found, strict=True)
+            if look is not None:
+                self._note(first, look)
+        return [answer for number in range(len(selections)) for answer in answers[number]]
+
+    def timed(
+        self, run: Callable[..., T], calls: Sequence[Call], rows: Sequence[int]
+    ) -> tuple[T, float]:
+        """Run a forward; its answer, and its seconds without those in which others ran."""
+        context = self._running
+        began_s = self._clock() if context is None else context.spent_s
+        with self._streamer.watching(calls[0].target.component):
+            answers = run(calls, rows)
+        ended_s = self._clock() if context is None else context.spent_s
+        return answers, ended_s - began_s
+
+    def run(
+        self, forwards: Sequence[Callable[[], T]], look: Callable[[], object] = lambda: None
+    ) -> list[T]:
+        """Run forwards in one sweep, each group of weights loaded once for all that need it.
+
+        Args:
+            forwards: to run, each in a fiber.
+            look: called before every group is loaded, when no streamed weights are there.
+
+        Returns:
+            What they returned, in order.
+
+        Raises:
+            the first exception that one of them raised, when all have ended.
+        """
+        self.sweeps += 1
+        self.forwards += len(forwards)
+        contexts = [ForwardContext(self._adapters, self._clock, self._watch) for _ in forwards]
+        fibers = [
+            Fiber(forward, context, kind="forward")
+            for forward, context in zip(forwards, contexts, strict=True)
+        ]
+        stands: dict[int, Group | _Last] = {}
+        ended: dict[int, Returned | Raised] = {}
+
+        def go_on(number: int) -> None:
+            fiber, self._running = fibers[number], contexts[number]
+            came = fiber.resume(None) if fiber.is_alive else fiber.start()
+            self._running = None
+            if isinstance(came, (Group, _Last)):
+                stands[number] = came
+            else:
+                ended[number] = came
+
+        try:
+            for number in range(len(fibers)):
+                go_on(number)
+            while stands:
+                look()
+                self._next(stands, go_on)
+        finally:
+            self._running = None
+            for fiber in fibers:
+                fiber.close()
+        answers = []
+        for number in range(len(fibers)):
+            one = ended[number]
+            if isinstance(one, Raised):
+                raise one.error
+            answers.append(one.value)
+        return answers
+
+    def _next(self, stands: dict[int, Group | _Last], go_on: Callable[[int], None]) -> None:
+        """Take the forwards that are furthest behind one block further."""
+        groups = [one for one in stands.values() if isinstance(one, Group)]
+        if not groups:
+            number = next(iter(stands))
+            del stands[number]
+            go_on(number)
+            return
+        group = min(groups, key=lambda one: one.place)
+        here = [number for number, one in stands.items() if one is group]
+        for number in here:
+            del stands[number]
+        self._streamer.require(group)
+        try:
+            for number in here:
+                go_on(number)
+        finally:
+            self._streamer.release(group)
+
+    def _looking(self, call: Call) -> "_Look | None":
+        """Observes a forward, if it is not yet known whether others may run while it pauses."""
+        kind = _kind(call)
+        return None if kind in self._pausing else _Look(call.target.module, self._streamer)
+
+    def _note(self, call: Call, look: "_Look") -> None:
+        kind = _kind(call)
+        if look.changed is None:
+            self._pausing[kind] = True
+            return
+        self._unsettled[kind] += 1
+        if self._unsettled[kind] >= MAX_UNSETTLED:
+            self._pausing[kind] = False
+            log.warning(
+                "%s.%s keeps state between its blocks (%s): nothing else shares its sweeps over "
+                "streamed weights", call.target.component, call.target.method, look.changed,
+            )  # fmt: skip
+
+    def statistics(self) -> dict[str, Any]:
+        """Sweeps, the forwards that shared them, and what the streamer counts."""
+        return {"sweeps": self.sweeps, "forwards": self.forwards, **self._streamer.statistics()}
+
+
+def _function_modes() -> list[Any]:
+    """Those of the thread, the outermost first."""
+    return list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+
+
+class _Look:
+    """What a forward leaves on its module and in the random generators between its blocks."""
+
+    def __init__(self, module: nn.Module, streamer: Streamer) -> None:
+        self._module, self._streamer = module, streamer
+        self._before, self._pins = Snapshot.of(module), streamer.pins
+        self.changed: str | None = None
+
+    def look(self) -> None:
+        """Before a group is loaded, when no streamed weights are there."""
+        if self._streamer.pins != self._pins:
+            self.changed = "weights that stay on the device from now on"
+        elif self.changed is None:
+            self.changed = Snapshot.of(self._module).differs(self._before)
+
+
+def _kind(call: Call) -> Hashable:
+    """Calls that take the same way through their module, as far as one can tell."""
+    given = frozenset(name for name, value in call.arguments().items() if value is not None)
+    return id(call.target.module), call.target.method, given, bool(call.lora)
+
+
+def _free_last(free: Callable[[], None]) -> None:
+    """Free memory when the other forwards of the sweep have ended, too."""
+    wait_for_others()
+    free()
+
+
+def _nothing() -> None:
+    """For forwards that need not be observed."""

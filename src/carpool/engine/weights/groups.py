@@ -1,0 +1,264 @@
+"""Groups of blocks, as diffusers' group offloading forms them, with the places of their weights.
+
+`apply_group_offloading` puts hooks around the blocks of a module: each tells its group to load
+(`onload_`) before the block runs and to unload (`offload_`) after it. Diffusers' own ways to do so
+wait for the copying stream, and copy tensor by tensor; others are put in their places. A group is
+one block. What is in no block, and what two blocks share, is never streamed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers.hooks import apply_group_offloading
+from diffusers.hooks.group_offloading import GroupOffloadingHook
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from carpool.errors import LoadFailed
+
+ALIGNMENT_BYTES = 256  # of weights in a slot: at least that of what torch allocates
+CPU_ALIGNMENT_BYTES = 64  # by which kernels tell addresses apart: other ones, other last bits
+HOOK = "group_offloading"  # diffusers' name for it
+WORTH_LOADING = 0.05  # of the largest block: what is smaller stays on the device
+
+_LISTS = (nn.ModuleList, nn.Sequential)
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a plain tensor of a weight belongs: on a parameter, or inside of a quantized one."""
+
+    owner: Tensor
+    attribute: str  # "data" of a parameter or buffer
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    at: int  # bytes from the beginning of its group
+    n_bytes: int
+
+    def read(self) -> Tensor:
+        """What is there now."""
+        found: Tensor = getattr(self.owner, self.attribute)
+        return found
+
+    def put(self, value: Tensor) -> None:
+        setattr(self.owner, self.attribute, value)
+
+    def flat(self, value: Tensor) -> Tensor:
+        """The bytes of a value as they lie in its group; a copy only if the layout is another."""
+        if value.stride() != self.stride:
+            value = torch.empty_strided(self.shape, self.stride, dtype=self.dtype).copy_(value)
+        return value.cpu().as_strided((value.numel(),), (1,)).view(torch.uint8)
+
+    def in_(self, buffer: Tensor) -> Tensor:
+        """Its part of a group's bytes, as a tensor of its kind, without a copy."""
+        part = buffer[self.at : self.at + self.n_bytes].view(self.dtype)
+        return part.as_strided(self.shape, self.stride)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """A block whose weights are loaded and unloaded together."""
+
+    component: str
+    place: int  # among all groups
+    name: str  # of the block
+    block: nn.Module
+    places: tuple[Place, ...] = ()
+    n_bytes: int = 0
+
+    def __repr__(self) -> str:
+        return f"<{self.component}.{self.name}>"
+
+
+def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
+    """The blocks that group offloading would load one after the other, by path, in order.
+
+    A list's entry that is itself a list is never called, and so never loaded: not one of them. Of a
+    module with a list that has gaps there are none: diffusers cannot offload it.
+    """
+    found: dict[str, nn.Module] = {}
+    lists = (part for part in module.modules() if isinstance(part, _LISTS))
+    if any(block is None for one in lists for block in one._modules.values()):
+        return found
+
+    def look(parent: nn.Module, path: str) -> None:
+        for name, child in parent.named_children():
+            if isinstance(child, _LISTS):
+                for number, block in enumerate(child):
+                    if not isinstance(block, _CONTAINERS):
+                        found[f"{path}{name}.{number}"] = block
+            elif _has_list(child):
+                look(child, f"{path}{name}.")
+
+    look(module, "")
+    shared = _shared(found.values())
+    sizes = {path: bytes_of(block) for path, block in found.items()}
+    least = WORTH_LOADING * max(sizes.values(), default=0)
+    return {
+        path: block
+        for path, block in found.items()
+        if sizes[path] > least and not any(id(tensor) in shared for tensor in _tensors(block))
+    }
+
+
+def _has_list(module: nn.Module) -> bool:
+    return any(isinstance(part, _LISTS) for part in module.modules())
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _shared(blocks: Any) -> set[int]:
+    """Ids of tensors that more than one block has."""
+    seen: set[int] = set()
+    twice: set[int] = set()
+    for block in blocks:
+        own = {id(tensor) for tensor in _tensors(block)}
+        twice |= own & seen
+        seen |= own
+    return twice
+
+
+def bytes_of(module: nn.Module) -> int:
+    """What the weights of a module take, each once."""
+    return sum(plain.nbytes for _, _, plain in _plain_parts(module))
+
+
+def _plain_parts(module: nn.Module) -> Iterator[tuple[Tensor, str, Tensor]]:
+    for tensor in {id(one): one for one in _tensors(module)}.values():
+        yield from _inside(tensor, "data", tensor)
+
+
+def _inside(owner: Tensor, attribute: str, value: Tensor) -> Iterator[tuple[Tensor, str, Tensor]]:
+    """The plain tensors that a weight consists of: itself, or the parts of a quantized one."""
+    wrapper: Any = value
+    if is_traceable_wrapper_subclass(wrapper):
+        for name in wrapper.__tensor_flatten__()[0]:
+            yield from _inside(value, name, getattr(value, name))
+    else:
+        yield owner, attribute, value.data
+
+
+def form(
+    component: str,
+    module: nn.Module,
+    chosen: Sequence[str],
+    device: torch.device,
+    first: int,
+    onload: Callable[[Group], None],
+    offload: Callable[[Group], None],
+) -> list[Group]:
+    """Hook the chosen blocks of a module.
+
+    Args:
+        component: the pipeline's name for the module.
+        chosen: paths of blocks, as `blocks_of` gives them.
+        device: where they compute.
+        first: the place of the first group.
+        onload: called before a block computes.
+        offload: called after it has.
+    """
+    blocks = blocks_of(module)
+    groups = [
+        Group(component, first + number, path, blocks[path]) for number, path in enumerate(chosen)
+    ]
+    by_block = {id(group.block): group for group in groups}
+    for group in groups:
+        group.places, group.n_bytes = _lay_out(group.block, device)
+    containers = {
+        name
+        for path, one in module.named_modules()
+        if path and not isinstance(one, _LISTS) and _has_list(one)
+        for name in [path.rpartition(".")[2]]
+    }
+    apply_group_offloading(
+        module,
+        onload_device=device,
+        offload_device=torch.device("cpu"),
+        offload_type="block_level",
+        num_blocks_per_group=1,
+        block_modules=sorted(containers) or None,
+    )
+    for part in module.modules():
+        registry = getattr(part, "_diffusers_hook", None)
+        hook = registry.get_hook(HOOK) if registry is not None else None
+        if not isinstance(hook, GroupOffloadingHook):
+            continue
+        streamed = by_block.pop(id(part), None)
+        if streamed is None:
+            hook.group.onload_ = hook.group.offload_ = _nothing
+        else:
+            hook.group.onload_ = _calling(onload, streamed)
+            hook.group.offload_ = _calling(offload, streamed)
+    if by_block:
+        names = ", ".join(group.name for group in by_block.values())
+        raise LoadFailed(f"{component} cannot be streamed: diffusers does not offload {names}")
+    return groups
+
+
+def unhook(module: nn.Module) -> None:
+    """Take the hooks off again, so that each module has its own methods back."""
+    for part in module.modules():
+        registry = part.__dict__.get("_diffusers_hook")
+        if registry is None or registry.get_hook(HOOK) is None:
+            continue
+        registry.remove_hook(HOOK, recurse=False)
+        forward = part.__dict__.get("forward")
+        if getattr(forward, "__func__", None) is type(part).forward:
+            del part.__dict__["forward"]
+        if not registry.hooks:
+            del part.__dict__["_diffusers_hook"]
+
+
+def _nothing() -> None:
+    """For groups that are always on the device."""
+
+
+def _calling(what: Callable[[Group], None], group: Group) -> Callable[[], None]:
+    disable: Any = torch.compiler.disable
+    called: Callable[[], None] = disable(lambda: what(group))
+    return called
+
+
+def _lay_out(block: nn.Module, device: torch.device) -> tuple[tuple[Place, ...], int]:
+    """The places of a block's weights in its group's bytes, and how many those are.
+
+    Files that are mapped into memory put weights at odd addresses. On a CPU they keep what an
+    address has beyond the alignment, so that a streamed block gives the bits of a resident one.
+    """
+    places, at = [], 0
+    for owner, attribute, value in _plain_parts(block):
+        stride = value.stride() if _is_dense(value) else _contiguous(value.shape)
+        odd = value.data_ptr() % CPU_ALIGNMENT_BYTES if device.type == "cpu" else 0
+        begin = at + (0 if odd % value.itemsize else odd)
+        places.append(
+            Place(owner, attribute, value.dtype, value.shape, stride, begin, value.nbytes)
+        )
+        end = begin + value.nbytes
+        at = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return tuple(places), at
+
+
+def _is_dense(value: Tensor) -> bool:
+    """Whether its elements lie side by side in some order of axes, as `channels_last` does."""
+    expected = 1
+    axes = [(s, n) for s, n in zip(value.stride(), value.shape, strict=True) if n != 1]
+    for stride, size in sorted(axes):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _contiguous(shape: torch.Size) -> tuple[int, ...]:
+    stride, found = 1, []
+    for size in reversed(shape):
+        found.append(stride)
+        stride *= size
+    return tuple(reversed(found))

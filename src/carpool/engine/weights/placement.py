@@ -1,0 +1,139 @@
+"""Place the weights of a pipeline: on its device, or where they are streamed from, by settings."""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from carpool.config import EngineSettings, parse_bytes, streamed_names
+from carpool.engine.weights.groups import HOOK, blocks_of, bytes_of
+from carpool.engine.weights.residency import (
+    ACTIVATIONS,
+    Component,
+    gib,
+    plan,
+)
+from carpool.engine.weights.store import HOST_SHARE, DiskStore, PinnedStore, Store, free_host_bytes
+from carpool.engine.weights.streaming import Bus, Streamer
+from carpool.errors import LoadFailed
+from carpool.preparation import by_component, check_streamed
+from carpool.types import phase_of
+
+log = logging.getLogger("carpool")
+
+
+def is_asked_for(settings: EngineSettings) -> bool:
+    """Whether the settings say anything about where weights are."""
+    return settings.memory is not None or settings.stream != "auto"
+
+
+def place(
+    modules: Mapping[str, nn.Module],
+    device: torch.device,
+    settings: EngineSettings,
+    memory_gib: float | None,
+) -> Streamer | None:
+    """Move as much of modules to their device as the budget allows, and stream the rest.
+
+    Args:
+        modules: of the pipeline, by component; on the host.
+        device: where they compute.
+        settings: `memory`, `stream` and `stream_dir`.
+        memory_gib: of the device; None: of no limit.
+
+    Returns:
+        What streams the rest; None where everything may go to the device, and nothing was moved.
+
+    Raises:
+        SettingRejected: no plan fits, a name is wrong, or another setting excludes streaming.
+        LoadFailed: the weights are offloaded already, or there is no room to stream them from.
+    """
+    budget = None if memory_gib is None else int(memory_gib * 2**30 * (1 - ACTIVATIONS))
+    if settings.memory is not None:
+        budget = parse_bytes("memory", settings.memory)
+    if budget is None and not streamed_names(settings.stream):  # nothing to choose
+        return None
+    elsewhere = by_component("place", settings.place)
+    modules = {name: module for name, module in modules.items() if name not in elsewhere}
+    blocks = {name: blocks_of(module) for name, module in modules.items()}
+    components = []
+    for name, module in modules.items():
+        sizes = tuple(bytes_of(block) for block in blocks[name].values())
+        fixed = bytes_of(module) - sum(sizes)
+        is_denoiser = phase_of(name, "forward") == "denoise" and not hasattr(module, "decode")
+        components.append(Component(name, fixed, sizes, is_denoiser))
+    found = plan(components, settings.stream, budget)
+    if not found.streamed:
+        return None
+    for name in found.streamed:
+        _refuse_if_offloaded(name, modules[name])
+    check_streamed(settings, found.streamed)
+    chosen = {
+        name: [path for i, path in enumerate(blocks[name]) if i in streamed]
+        for name, streamed in found.streamed.items()
+    }
+    for name, module in modules.items():
+        if name in chosen:
+            _move_rest(module, "", frozenset(chosen[name]), device)
+        else:
+            module.to(device)
+    store = _store(device, settings, found.streamed_bytes)
+    log.info(
+        "%s of weights stay on %s; %s are streamed from %s: %s",
+        gib(found.device_bytes),
+        device,
+        gib(found.streamed_bytes),
+        "pinned memory" if store.is_pinned else "the disk",
+        ", ".join(f"{len(paths)} blocks of {name}" for name, paths in chosen.items()),
+    )
+    bus = Bus(store, device)
+    try:
+        return Streamer({name: modules[name] for name in chosen}, chosen, device, bus)
+    except BaseException:
+        bus.close()
+        raise
+
+
+def is_offloaded(module: nn.Module) -> bool:
+    """Whether other code moves weights of a module to its device and away."""
+    for part in module.modules():
+        registry = getattr(part, "_diffusers_hook", None)
+        if registry is not None and registry.get_hook(HOOK) is not None:
+            return True
+        if getattr(getattr(part, "_hf_hook", None), "offload", False):
+            return True
+    return False
+
+
+def _refuse_if_offloaded(name: str, module: nn.Module) -> None:
+    if is_offloaded(module):
+        raise LoadFailed(
+            f"{name} is offloaded already: give Carpool the pipeline without offloading, or leave "
+            "out memory and stream"
+        )
+
+
+def _move_rest(module: nn.Module, path: str, chosen: frozenset[str], device: torch.device) -> None:
+    """Move what is in none of the chosen blocks."""
+    if path in chosen:
+        return
+    if path and not any(one.startswith(f"{path}.") for one in chosen):
+        module.to(device)
+        return
+    for own in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+        own.data = own.data.to(device)
+    for name, child in module.named_children():
+        _move_rest(child, f"{path}.{name}".lstrip("."), chosen, device)
+
+
+def _store(device: torch.device, settings: EngineSettings, n_bytes: int) -> Store:
+    """Pinned memory for an accelerator, while the host has enough; else the disk."""
+    is_short = n_bytes > HOST_SHARE * free_host_bytes()
+    if device.type != "cpu" and settings.stream_dir is None and not is_short:
+        return PinnedStore()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carpool"
+    folder = Path(settings.stream_dir).expanduser() if settings.stream_dir else cache
+    return DiskStore(folder, n_bytes)

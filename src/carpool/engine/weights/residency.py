@@ -1,0 +1,118 @@
+"""Residency: which blocks of which components stay on the device under a memory budget.
+
+What is used most often per request stays first: a byte of the denoiser is read at every step, one
+of an encoder once. Blocks that do not fit are streamed, through slots, which the budget counts.
+Nothing here knows a device; sizes go in, a plan comes out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from carpool.config import streamed_names
+from carpool.errors import SettingRejected, nearest
+
+SLOTS = 2  # groups on the device at once: one computes while the next is on its way
+ACTIVATIONS = 0.2  # of a device's memory, left to activations where no budget is said
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """The weights of one module of a pipeline."""
+
+    name: str
+    fixed_bytes: int  # outside of blocks: always on the device
+    blocks_bytes: tuple[int, ...]  # of each block that can be streamed, in order
+    is_denoiser: bool = False
+
+    @property
+    def n_bytes(self) -> int:
+        return self.fixed_bytes + sum(self.blocks_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is streamed; everything else is resident."""
+
+    streamed: Mapping[str, frozenset[int]] = field(default_factory=dict)  # blocks by component
+    device_bytes: int = 0  # that weights take: what is resident, and the slots
+    streamed_bytes: int = 0
+
+
+def plan(components: Sequence[Component], stream: str, budget_bytes: int | None) -> Plan:
+    """Choose what is streamed.
+
+    Args:
+        components: of the pipeline.
+        stream: `auto`, `none`, or names separated by commas, which are streamed whole.
+        budget_bytes: that weights may take on the device; None: there is no limit.
+
+    Raises:
+        SettingRejected: a name is unknown or has no blocks, or no plan fits the budget.
+    """
+    names = streamed_names(stream)
+    total = sum(one.n_bytes for one in components)
+    if names is None:
+        if budget_bytes is None or total <= budget_bytes:
+            return Plan({}, total)
+        return _auto(components, budget_bytes)
+    by_name = {one.name: one for one in components}
+    for name in names:
+        if name not in by_name:
+            hint = nearest(name, list(by_name))
+            raise SettingRejected(f"stream={name!r}: the pipeline has no such component{hint}")
+        if not by_name[name].blocks_bytes:
+            able = ", ".join(one.name for one in components if one.blocks_bytes) or "none"
+            rule = "it has no blocks that could be loaded one after the other"
+            raise SettingRejected(f"stream={name!r}: {rule}; components that have: {able}")
+    found = _plan(components, {name: frozenset(_all(by_name[name])) for name in names})
+    if budget_bytes is not None and found.device_bytes > budget_bytes:
+        what = f"stream={stream!r} leaves {gib(found.device_bytes)} on the device"
+        raise SettingRejected(f"memory={gib(budget_bytes)}: {what}: stream=auto chooses what fits")
+    return found
+
+
+def _auto(components: Sequence[Component], budget_bytes: int) -> Plan:
+    """Everything is streamed but what fits, first the blocks that are used most often."""
+    streamed = {one.name: set(_all(one)) for one in components if one.blocks_bytes}
+    least = _plan(components, {name: frozenset(blocks) for name, blocks in streamed.items()})
+    left = budget_bytes - least.device_bytes
+    if left < 0:
+        raise SettingRejected(
+            f"memory={gib(budget_bytes)}: with all blocks streamed the weights still take "
+            f"{gib(least.device_bytes)}, which is the least that can be asked for",
+            param="memory",
+        )
+    for one in sorted(components, key=lambda one: (not one.is_denoiser, one.n_bytes)):
+        sizes = one.blocks_bytes
+        kept = _all(one) if sum(sizes) <= left else _spread(sizes, left)
+        left -= sum(sizes[i] for i in kept)
+        streamed.get(one.name, set()).difference_update(kept)
+    return _plan(components, {n: frozenset(blocks) for n, blocks in streamed.items() if blocks})
+
+
+def _all(one: Component) -> range:
+    return range(len(one.blocks_bytes))
+
+
+def _spread(sizes: Sequence[int], left_bytes: int) -> list[int]:
+    """As many blocks as fit, evenly spaced: copies of the others overlap what they compute."""
+    for count in range(len(sizes) - 1, 0, -1):
+        chosen = [int((i + 0.5) * len(sizes) / count) for i in range(count)]
+        if sum(sizes[i] for i in chosen) <= left_bytes:
+            return chosen
+    return []
+
+
+def _plan(components: Sequence[Component], streamed: Mapping[str, frozenset[int]]) -> Plan:
+    moved = [one.blocks_bytes[i] for one in components for i in streamed.get(one.name, frozenset())]
+    total = sum(one.n_bytes for one in components)
+    return Plan(streamed, total - sum(moved) + SLOTS * max(moved, default=0), sum(moved))
+
+
+def gib(n_bytes: int) -> str:
+    """A size as people read it."""
+    unit, size = next(
+        ((u, s) for u, s in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if n_bytes >= s),
+        ("B", 1),
+    )
+    return f"{n_bytes / size:.3g}{unit}"

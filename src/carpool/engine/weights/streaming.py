@@ -1,0 +1,367 @@
+"""Streams the weights of blocks to the device: a group computes while the next one is on its way.
+
+Groups are loaded into slots, buffers of equal size, and the weights of the group that computes are
+views of its slot. As soon as a slot is free the group that came next the last time is loaded into
+it; after the last comes the first, so a sweep begins with its first group already there.
+
+On an accelerator copies run in a stream of their own, ordered with the computation by events:
+nothing on the host waits. Files are read by a thread. Weights that are not on the device are NaN.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from carpool.engine.fiber import in_fiber, park
+from carpool.engine.weights.groups import Group, form, unhook
+from carpool.engine.weights.residency import SLOTS
+from carpool.engine.weights.store import Store
+from carpool.types import Clock
+
+log = logging.getLogger("carpool")
+
+WATCHED = 3  # first forwards of a component, in which uses of weights outside of blocks are found
+
+
+class Bus:
+    """Moves groups into slots, one after the other.
+
+    Args:
+        store: where groups come from.
+        device: where slots are.
+        clock: for the seconds of loads.
+    """
+
+    def __init__(self, store: Store, device: torch.device, clock: Clock = time.monotonic) -> None:
+        self.store, self.clock, self._device = store, clock, device
+        self._stream = torch.Stream(device) if device.type != "cpu" else None
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="carpool-weights")
+        self._staging: Tensor | None = None  # host memory between a file and an accelerator
+        self._lock = threading.Lock()
+        self._copies: deque[tuple[torch.Event, torch.Event, int]] = deque()  # not yet timed
+        self._timed_bytes, self._timed_s = 0, 0.0
+        self.moved_bytes = self.loads = 0
+
+    def load(self, group: Group, slot: "Slot") -> Callable[[], object]:
+        """Begin to load a group; what is returned waits until it is there."""
+        self.moved_bytes += group.n_bytes
+        self.loads += 1
+        if self.store.is_pinned:
+            began, ended = self._copy(slot, lambda: self.store.read(group, slot.buffer))
+            self._copies.append((began, ended, group.n_bytes))
+            return lambda: torch.accelerator.current_stream(self._device).wait_event(ended)
+        read = self._reader.submit(self._read, group, slot)
+
+        def arrive() -> None:
+            event = read.result()
+            if event is not None:
+                torch.accelerator.current_stream(self._device).wait_event(event)
+
+        return arrive
+
+    def _read(self, group: Group, slot: "Slot") -> torch.Event | None:
+        """Load from a file; on the reader's thread."""
+        began_s, event = self.clock(), None
+        if self._stream is None:
+            self.store.read(group, slot.buffer)
+        else:
+            if self._staging is None:
+                self._staging = torch.empty(len(slot.buffer), dtype=torch.uint8, pin_memory=True)
+            part, into = self._staging[: group.n_bytes], slot.buffer[: group.n_bytes]
+            self.store.read(group, part)
+            _, event = self._copy(slot, lambda: into.copy_(part, non_blocking=True))
+            event.synchronize()  # this thread waits: the host memory is used again
+        self._took(group.n_bytes, self.clock() - began_s)
+        return event
+
+    def _copy(self, slot: "Slot", copy: Callable[[], object]) -> tuple[torch.Event, torch.Event]:
+        """Queue a copy behind the computation that used the slot last."""
+        assert self._stream is not None
+        began, ended = (torch.Event(self._device, enable_timing=True) for _ in range(2))
+        with self._stream:
+            if slot.left is not None:
+                self._stream.wait_event(slot.left)
+            began.record()
+            copy()
+            ended.record()
+        return began, ended
+
+    def _took(self, n_bytes: int, seconds: float) -> None:
+        with self._lock:
+            self._timed_bytes += n_bytes
+            self._timed_s += seconds
+
+    def seconds_a_byte(self) -> float:
+        """What a byte took so far, in the mean; 0 before the first load is over."""
+        while self._copies and self._copies[0][1].query():
+            began, ended, n_bytes = self._copies.popleft()
+            self._took(n_bytes, began.elapsed_time(ended) / 1000)
+        return self._timed_s / self._timed_bytes if self._timed_bytes else 0.0
+
+    def close(self) -> None:
+        self._reader.shutdown()
+        self.store.close()
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """Memory on the device for one group at a time."""
+
+    buffer: Tensor  # (bytes,), uint8
+    group: Group | None = None
+    arrive: Callable[[], object] | None = None  # waits for the group; None: it is there
+    left: torch.Event | None = None  # when the computation was over that used it last
+    users: int = 0  # forwards that compute with it
+
+
+class Streamer:
+    """The streamed weights of one pipeline. For the engine's thread.
+
+    Args:
+        modules: that are streamed, by component.
+        chosen: paths of their blocks that are, in order.
+        device: where they compute.
+        bus: moves them; its store is empty.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        chosen: Mapping[str, Sequence[str]],
+        device: torch.device,
+        bus: Bus,
+    ) -> None:
+        self.bus, self._device, self._modules = bus, device, dict(modules)
+        self.groups: list[Group] = []
+        for name, module in modules.items():
+            first = len(self.groups)
+            self.groups += form(
+                name, module, chosen[name], device, first, self._onload, self._offload
+            )
+        self._owners = {id(p.owner): group for group in self.groups for p in group.places}
+        self._pinned: set[Group] = set()  # on the device for good
+        self._nothing: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        for group in self.groups:
+            bus.store.write(group)
+            self._unbind(group)
+        size = max(group.n_bytes for group in self.groups)
+        self._slots = [self._slot(size) for _ in range(SLOTS)]
+        self._after = self._in_order()
+        self._last: Group | None = None
+        self._watched: dict[str, int] = {}
+        self.waited_s = 0.0
+
+    def _in_order(self) -> dict[Group, Group]:
+        """What follows each group: the next of its component, and the first after the last."""
+        after: dict[Group, Group] = {}
+        for name in self._modules:
+            own = [group for group in self.groups if group.component == name]
+            after |= dict(zip(own, [*own[1:], own[0]], strict=True))
+        return after
+
+    def _slot(self, n_bytes: int) -> Slot:
+        return Slot(torch.empty(n_bytes, dtype=torch.uint8, device=self._device))
+
+    # What is streamed
+
+    def bytes_of(self, component: str) -> int:
+        """What one sweep over a component moves; 0 of one that is resident."""
+        return sum(
+            group.n_bytes
+            for group in self.groups
+            if group.component == component and group not in self._pinned
+        )
+
+    def seconds_of(self, component: str) -> float:
+        """What one sweep over a component keeps the bus busy, by the loads so far."""
+        return self.bytes_of(component) * self.bus.seconds_a_byte()
+
+    @property
+    def components(self) -> Collection[str]:
+        return self._modules.keys()
+
+    @property
+    def pins(self) -> int:
+        """Groups that stay on the device after all."""
+        return len(self._pinned)
+
+    def statistics(self) -> dict[str, Any]:
+        """Bytes and seconds since the beginning, and what is streamed."""
+        return {
+            "streamed_bytes": {name: self.bytes_of(name) for name in self._modules},
+            "slot_bytes": sum(len(slot.buffer) for slot in self._slots),
+            "moved_bytes": self.bus.moved_bytes,
+            "loads": self.bus.loads,
+            "waited_s": self.waited_s,
+            "seconds_a_gib": self.bus.seconds_a_byte() * 2**30,
+        }
+
+    # Loading
+
+    def _onload(self, group: Group) -> None:
+        """A block is about to compute: diffusers' hook calls it."""
+        if group in self._pinned:
+            return
+        if in_fiber("forward"):
+            park(group)  # the sweep loads it once for all forwards that stand here
+        else:
+            self.require(group)
+
+    def _offload(self, group: Group) -> None:
+        """A block has computed."""
+        if not in_fiber("forward"):
+            self.release(group)
+
+    def require(self, group: Group) -> None:
+        """Have a group's weights on the device, and begin to load the one that follows."""
+        if group in self._pinned:
+            return
+        slot = self._of(group) or self._load(group)
+        if slot.arrive is not None:
+            began_s = self.bus.clock()
+            slot.arrive()
+            slot.arrive = None
+            self.waited_s += self.bus.clock() - began_s
+        slot.users += 1
+        for place in group.places:
+            place.put(place.in_(slot.buffer))
+        if self._last is not None and self._last.component == group.component:
+            self._after[self._last] = group
+        self._last = group
+        self.prefetch(self._after[group])
+
+    def release(self, group: Group) -> None:
+        """A group's weights are no longer needed just now."""
+        slot = self._of(group)
+        if group in self._pinned or slot is None or not slot.users:
+            return
+        slot.users -= 1
+        if not slot.users:
+            self._unbind(group)
+            if self._device.type != "cpu":
+                slot.left = torch.Event(self._device)
+                slot.left.record()
+
+    def prefetch(self, group: Group) -> None:
+        """Begin to load a group, if a slot is free and it is not there."""
+        if group in self._pinned or self._of(group) is not None:
+            return
+        if (slot := self._free()) is not None:
+            self._begin(group, slot)
+
+    def _of(self, group: Group) -> Slot | None:
+        return next((slot for slot in self._slots if slot.group is group), None)
+
+    def _free(self) -> Slot | None:
+        """A slot that nobody computes with: rather an empty one, or one that was used."""
+        free = [slot for slot in self._slots if not slot.users]
+        return min(free, key=lambda s: (s.group is not None, s.arrive is not None), default=None)
+
+    def _load(self, group: Group) -> Slot:
+        slot = self._free()
+        if slot is None:  # blocks inside of blocks
+            slot = self._slot(len(self._slots[0].buffer))
+            self._slots.append(slot)
+            log.warning("%s needs another slot of streamed weights: %d", group, len(self._slots))
+        self._begin(group, slot)
+        return slot
+
+    def _begin(self, group: Group, slot: Slot) -> None:
+        slot.group, slot.arrive = group, self.bus.load(group, slot)
+
+    def _unbind(self, group: Group) -> None:
+        for place in group.places:
+            key = place.dtype, self._device
+            if key not in self._nothing:
+                nothing = torch.zeros((), dtype=place.dtype, device=self._device)
+                if place.dtype.is_floating_point:
+                    nothing.fill_(torch.nan)
+                self._nothing[key] = nothing
+            place.put(self._nothing[key].expand(place.shape))
+
+    # Weights that are used outside of their blocks
+
+    @contextmanager
+    def watching(self, component: str) -> Iterator[None]:
+        """In a component's first forwards, find weights that are used outside of their blocks.
+
+        Their groups stay on the device from then on, and their values are right at once.
+        """
+        count = self._watched.get(component, 0)
+        if count >= WATCHED or component not in self._modules:
+            yield
+            return
+        with _Watch(self):
+            yield
+        self._watched[component] = count + 1
+
+    def pin(self, group: Group) -> None:
+        """Keep a group on the device for good."""
+        if group in self._pinned:
+            return
+        log.warning(
+            "%s: its weights are used outside of the block: it stays on the device, which takes "
+            "%d bytes more", group, group.n_bytes,
+        )  # fmt: skip
+        slot = self._slot(group.n_bytes)
+        self.bus.load(group, slot)()
+        for place in group.places:
+            place.put(place.in_(slot.buffer))
+        self._pinned.add(group)
+
+    def group_of(self, tensor: Tensor) -> Group | None:
+        """The streamed group of a weight that is not on the device."""
+        group = self._owners.get(id(tensor))
+        if group is None or group in self._pinned:
+            return None
+        slot = self._of(group)
+        return group if slot is None or not slot.users else None
+
+    def remove(self) -> None:
+        """Give the modules their weights back, as they were. For any thread, when nothing runs."""
+        for group in self.groups:
+            whole = torch.empty(group.n_bytes, dtype=torch.uint8)
+            self.bus.store.read(group, whole)
+            for place in group.places:
+                place.put(place.in_(whole))
+        for module in self._modules.values():
+            unhook(module)
+        self._slots.clear()
+        self.bus.close()
+
+
+class _Watch(TorchFunctionMode):
+    """Looks for weights that are not on the device among the arguments of operations."""
+
+    def __init__(self, streamer: Streamer) -> None:
+        super().__init__()
+        self._streamer = streamer
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") not in _HARMLESS:
+            for value in (*args, *kwargs.values()):
+                for one in value if isinstance(value, (list, tuple)) else (value,):
+                    group = self._streamer.group_of(one) if isinstance(one, Tensor) else None
+                    if group is not None:
+                        self._streamer.pin(group)
+        return func(*args, **kwargs)
+
+
+_HARMLESS = {"__get__", "__set__", "size", "dim", "stride", "numel", "is_floating_point"}

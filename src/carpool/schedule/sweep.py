@@ -1,0 +1,119 @@
+"""Which forwards share a sweep over streamed weights: more of them until compute hides the copies.
+
+A sweep takes as long as the longer of copying the weights once and of computing all its forwards.
+So while computing takes less, further calls of the same component, whatever their keys and sizes,
+cost little or nothing. The policy is asked again for each further forward, among the calls that
+pay: it keeps its order, its shares and its widths. What does not pay joins the next sweep, one step
+later.
+"""
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Protocol
+
+from carpool.schedule.cost import Costs
+from carpool.types import Choice, ParkedCall
+
+
+class Chooses(Protocol):
+    """The part of a policy that is asked here."""
+
+    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice: ...
+
+
+def choose_sweep(
+    policy: Chooses,
+    parked: Sequence[ParkedCall],
+    waiting_s: float,
+    now_s: float,
+    costs: Costs,
+    may_share: Callable[[ParkedCall], bool] = lambda call: True,
+) -> list[Choice]:
+    """Choose the forwards that run next: one, or where weights are streamed those of one sweep.
+
+    Args:
+        policy: chooses each forward.
+        parked: calls waiting, in any order; no two with the same `order`.
+        waiting_s: predicted work of requests that are not running yet.
+        now_s: engine clock.
+        costs: seconds of forwards, and of copying weights.
+        may_share: whether a call can pause for others in the middle of its forward.
+
+    Returns:
+        Forwards in the order in which they were chosen, all of one component if there are
+        several; empty only if nothing is parked.
+    """
+    first = policy.choose(_newcomers(parked, costs) or parked, waiting_s, now_s)
+    if not first.calls:
+        return []
+    choices, leader = [first], first.calls[0]
+    stream_s = costs.stream_s(leader.kind)
+    if not stream_s or not may_share(leader):
+        return choices
+    compute_s = _compute_s(costs, first)
+    taken = {call.order for call in first.calls}
+    is_dated = _is_dated(first)
+    while compute_s < stream_s:
+        left = [
+            call
+            for call in parked
+            if call.kind.name == leader.kind.name and call.order not in taken and may_share(call)
+        ]
+        if is_dated:
+            left = _hidden(left, stream_s - compute_s, costs)
+        else:
+            left = [
+                call
+                for call in left
+                if _pays(costs.compute_s(call.kind, call.rows), compute_s, stream_s, len(taken))
+            ]
+        if not left:
+            break
+        choice = policy.choose(left, waiting_s, now_s)
+        choices.append(choice)
+        compute_s += _compute_s(costs, choice)
+        taken |= {call.order for call in choice.calls}
+        is_dated = is_dated or _is_dated(choice)
+    return choices
+
+
+def sweep_s(choices: Sequence[Choice], costs: Costs) -> float:
+    """Seconds that the chosen forwards take together."""
+    compute_s = sum(_compute_s(costs, choice) for choice in choices)
+    return max(costs.stream_s(choices[0].calls[0].kind), compute_s) if choices else 0.0
+
+
+def _compute_s(costs: Costs, choice: Choice) -> float:
+    return costs.compute_s(choice.calls[0].kind, sum(call.rows for call in choice.calls))
+
+
+def _newcomers(parked: Sequence[ParkedCall], costs: Costs) -> list[ParkedCall]:
+    """Calls of encoders, if the next sweep has room for those who wait for them.
+
+    A policy may let them wait where a forward has no room; here that is not the question.
+    """
+    denoise = [call for call in parked if call.phase == "denoise"]
+    stream_s = min((costs.stream_s(call.kind) for call in denoise), default=0.0)
+    if sum(costs.compute_s(call.kind, call.rows) for call in denoise) >= stream_s:
+        return []
+    return [call for call in parked if call.phase == "encode"]
+
+
+def _is_dated(choice: Choice) -> bool:
+    return any(call.deadline_s < inf for call in choice.calls)
+
+
+def _pays(more_s: float, compute_s: float, stream_s: float, calls: int) -> bool:
+    """Whether a call is hidden by the copies, or is done at no lower rate than the others."""
+    return compute_s + more_s <= stream_s or calls * more_s <= stream_s
+
+
+def _hidden(calls: Sequence[ParkedCall], left_s: float, costs: Costs) -> list[ParkedCall]:
+    """As many calls as the copies hide, those that wait longest first: no deadline suffers."""
+    found = []
+    for call in sorted(calls, key=lambda call: call.order):
+        left_s -= costs.compute_s(call.kind, call.rows)
+        if left_s < 0:
+            break
+        found.append(call)
+    return found

@@ -1,0 +1,43 @@
+"""What was put together of known parts is known, until one of them changes."""
+
+from support.pretended.process import on_pretended_device
+
+
+@on_pretended_device
+def test_tensors_put_together_alike_have_one_digest_without_a_look_at_the_device() -> None:
+    from types import SimpleNamespace
+    from typing import Any
+
+    import torch
+
+    from carpool.engine import provenance
+    from carpool.engine.fiber import Fiber, Returned
+    from carpool.engine.fuse import Fuser
+    from support.pretended.report import REPORT
+
+    context: Any = SimpleNamespace(enter=lambda: None, leave=lambda: None)
+    fuser = Fuser()
+
+    def in_fiber(body: Any) -> Any:
+        came = Fiber(body, context).start()
+        assert isinstance(came, Returned)
+        return came.value
+
+    provenance.PATCHES.add()
+    try:
+        first, second = (torch.arange(n, device="pretended").reshape(1, n) for n in (4, 6))
+        digests = {fuser._digest(one) for one in (first, second)}
+        REPORT.clear()
+        steps = [in_fiber(lambda: torch.cat([first, second], dim=-1)) for _ in range(3)]
+        known = {fuser._digest(one) for one in steps}
+        assert not REPORT.syncs
+        turned = in_fiber(lambda: torch.cat([second, first], dim=1))
+        assert len(known) == 1
+        assert len(digests | known | {fuser._digest(turned)}) == 4
+
+        first.add_(1)  # what the others were made of is gone
+        assert provenance.parts_of(steps[0]) is None
+        fresh = in_fiber(lambda: torch.cat([first, second], dim=1))
+        assert fuser._digest(fresh) not in known
+    finally:
+        provenance.PATCHES.drop()

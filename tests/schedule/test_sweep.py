@@ -1,0 +1,127 @@
+"""Which calls share a sweep over streamed weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from carpool.schedule.batch_modes import together
+from carpool.schedule.continuous import Continuous
+from carpool.schedule.cost import Costs, Curve
+from carpool.schedule.sweep import choose_sweep, sweep_s
+from carpool.types import CallKind, Choice, ParkedCall
+from carpool_lab.simulate.scenario import Comparison, Model, compare, mix
+from carpool_lab.simulate.tables import siblings, table
+
+SMALL, LARGE = CallKind("transformer.forward", 1), CallKind("transformer.forward", 4)
+ENCODER, OTHER = CallKind("text_encoder.forward", 1), CallKind("unet.forward", 1)
+
+
+def costs(stream_s: float = 1.0) -> Costs:
+    made = Costs(
+        {
+            SMALL: Curve({1: 0.1, 8: 0.8}),
+            LARGE: Curve({1: 0.4, 8: 3.2}),
+            ENCODER: Curve({1: 0.05}),
+            OTHER: Curve({1: 0.1}),
+        }
+    )
+    made.streams = {SMALL.name: stream_s}
+    return made
+
+
+def call(number: int, kind: CallKind = SMALL, **more: Any) -> ParkedCall:
+    phase, key = "encode" if kind is ENCODER else "denoise", more.pop("key", 0)
+    given = {"max_rows": 8, "left_s": 10.0, "whole_s": 20.0, "phase": phase, **more}
+    return ParkedCall(number, number, (kind, key), kind=kind, **given)
+
+
+@dataclass
+class Lines:
+    """Chooses the first key, all of it; notes what it was asked."""
+
+    asked: list[int] = field(default_factory=list)
+
+    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
+        self.asked.append(len(parked))
+        return together(parked)
+
+
+def chosen(parked: Sequence[ParkedCall], known: Costs | None = None) -> list[list[int]]:
+    choices = choose_sweep(Lines(), parked, 0.0, 0.0, known or costs())
+    return [[one.request for one in choice.calls] for choice in choices]
+
+
+def test_sizes_share_a_sweep_until_computing_hides_the_copies() -> None:
+    assert chosen([call(1), call(2, LARGE), call(3)]) == [[1, 3], [2]]
+    assert chosen([call(1, LARGE), call(2, LARGE), call(3, LARGE), call(4)]) == [[1, 2, 3]]
+
+
+def test_resident_weights_give_one_forward() -> None:
+    assert chosen([call(1), call(2, LARGE)], costs(stream_s=0.0)) == [[1]]
+    assert chosen([call(1, OTHER), call(2)]) == [[1]]
+
+
+def test_what_would_lower_the_rate_waits_for_the_next_sweep() -> None:
+    many = [call(number) for number in range(1, 8)]  # 0.7 s
+
+    assert chosen([*many, call(8, LARGE)]) == [[1, 2, 3, 4, 5, 6, 7]]
+    assert chosen([*many[:2], call(8, LARGE), call(9, LARGE)]) == [[1, 2], [8, 9]]
+
+
+def test_a_deadline_is_not_put_off_by_calls_that_the_copies_do_not_hide() -> None:
+    dated = call(1, LARGE, deadline_s=50.0)
+    others = [call(2, LARGE), call(3, LARGE), call(4, LARGE)]
+
+    choices = choose_sweep(Lines(), [dated, *others], 0.0, 0.0, costs(stream_s=1.0))
+    assert sweep_s(choices, costs()) > 1.0  # one key: the policy's own choice
+    parked = [dated, *(call(n, LARGE, key=n) for n in (2, 3, 4))]
+    choices = choose_sweep(Lines(), parked, 0.0, 0.0, costs(stream_s=1.0))
+    assert [[one.request for one in choice.calls] for choice in choices] == [[1], [2]]
+    assert sweep_s(choices, costs()) == 1.0
+
+
+def test_a_call_that_cannot_pause_shares_no_sweep() -> None:
+    parked = [call(1), call(2, LARGE), call(3, LARGE, key=1)]
+
+    choices = choose_sweep(Lines(), parked, 0, 0, costs(), lambda one: one.request != 2)
+    assert [[one.request for one in choice.calls] for choice in choices] == [[1], [3]]
+    choices = choose_sweep(Lines(), parked, 0, 0, costs(), lambda one: one.request != 1)
+    assert [[one.request for one in choice.calls] for choice in choices] == [[1]]
+
+
+def test_newcomers_are_encoded_while_the_next_sweep_has_room_for_them() -> None:
+    policy = Continuous(costs())
+    parked = [call(number) for number in range(1, 4)]
+
+    [choice] = choose_sweep(policy, [*parked, call(9, ENCODER)], 0.0, 0.0, costs())
+    assert [one.request for one in choice.calls] == [9]
+    full = [call(number, LARGE) for number in range(1, 4)]
+    lines = Lines()
+    choose_sweep(lines, [*full, call(9, ENCODER)], 0.0, 0.0, costs())
+    assert lines.asked[0] == 4  # it decides by itself
+
+
+def test_every_parked_call_is_chosen_at_most_once_and_the_policy_is_asked_little() -> None:
+    policy, parked = Lines(), [call(n, key=n) for n in range(1, 40)]
+    known = costs(stream_s=0.95)
+
+    choices = choose_sweep(policy, parked, 0.0, 0.0, known)
+
+    requests = [one.request for choice in choices for one in choice.calls]
+    assert len(set(requests)) == len(requests) == len(policy.asked) == 10  # 0.1 s each
+    assert all(one.deadline_s == inf for choice in choices for one in choice.calls)
+
+
+def test_mixed_sizes_over_streamed_weights_are_served_three_times_as_many_in_time() -> None:
+    tables = siblings(table("streamed-mixed-sizes"))
+    wanted = Comparison(
+        "sizes", mix("sizes", tables), ("continuous", "dynamic"), [0.9], [0, 1], 300
+    )
+
+    points = {point.mode: point.numbers for point in compare(Model(tables), wanted)}
+
+    ours, fixed = points["continuous"], points["dynamic"]
+    assert ours.goodput_qps >= 3 * fixed.goodput_qps
+    assert ours.throughput_qps >= 2 * fixed.throughput_qps
+    assert ours.latency.mean_s < 0.2 * fixed.latency.mean_s

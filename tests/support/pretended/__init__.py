@@ -1,0 +1,1 @@
+"""A pretended accelerator: real values under another device's label, for processes of their own."""

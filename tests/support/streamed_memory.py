@@ -1,0 +1,75 @@
+"""How much memory requests take while weights are streamed, measured in a process of its own.
+
+usage: python -m support.streamed_memory FOLDER [NAME=VALUE ...]    (settings of the engine)
+
+Prints JSON: bytes of the weights, the most resident memory above that before loading, and digests
+of the pictures.
+"""
+
+import gc
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import FluxTransformer2DModel
+
+from support import engine_driver
+from support.engine_driver import Drive, driving, fresh
+from support.tiny import ARGUMENTS
+
+HEADS, DOUBLE, SINGLE = 16, 4, 12
+
+
+def main(folder: str, *settings: str) -> None:
+    torch.set_num_threads(1)
+    for numerics, stream in (("exact", "none"), ("fast", "transformer")):
+        with driving("flux", numerics=numerics, stream=stream, stream_dir=folder) as drive:
+            _draw(drive, 2)  # what libraries take once
+    engine_driver.served.cache_clear()
+    gc.collect()
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
+    given: dict[str, Any] = dict(one.split("=", 1) for one in settings)
+    with driving(folder, **given) as drive:
+        pictures = _draw(drive, 2)
+        weights = drive.engine.loaded.modules.values()
+        found = {
+            "weights": sum(p.nbytes for module in weights for p in module.parameters()),
+            "peak": _status("VmHWM") - before,
+            "pictures": [hashlib.sha256(one).hexdigest() for one in pictures],
+        }
+    print(json.dumps(found))
+
+
+def make(folder: Path) -> None:
+    """A pipeline whose transformer has some 75 MB."""
+    pipe = fresh("flux")
+    config = {n: v for n, v in pipe.transformer.config.items() if not n.startswith("_")}
+    sizes = {"num_attention_heads": HEADS, "num_layers": DOUBLE, "num_single_layers": SINGLE}
+    torch.manual_seed(0)
+    pipe.transformer = FluxTransformer2DModel(**{**config, **sizes})
+    pipe.save_pretrained(folder)
+
+
+def _draw(drive: Drive, steps: int) -> list[bytes]:
+    heard = [
+        drive.submit("a cat", seed=seed, **{**ARGUMENTS["flux"], "num_inference_steps": steps})
+        for seed in range(2)
+    ]
+    drive.finish()
+    return [one.image.numpy().tobytes() for one in heard]
+
+
+def _status(name: str) -> int:
+    """A figure of `/proc/self/status`, bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(name)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
