@@ -120,7 +120,7 @@ def test_settings_of_the_preparation_begin_a_table_of_their_own(
     tmp_path: Path, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("carpool.engine.model.load.warm_up", lambda *_: None)
-    file = {"device": "cpu", "cost_table": str(tmp_path / "costs.json")}
+    file: dict[str, Any] = {"device": "cpu", "cost_table": str(tmp_path / "costs.json")}
     plain, other = EngineSettings(**file), EngineSettings(**file, **said)
     with ExitStack() as undo:
 
