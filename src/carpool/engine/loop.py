@@ -26,6 +26,7 @@ from carpool.engine.faults import Faults, Run
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
 from carpool.engine.isolation import Isolation
+from carpool.engine.journal import Identity, Journal
 from carpool.engine.model.load import Loaded, versions
 from carpool.engine.model.preview import PreviewSender
 from carpool.engine.numerics import Exact
@@ -107,13 +108,20 @@ class EngineCore:
         )  # fmt: skip
         self._running = RunningRequests(
             loaded, clock, self._queue, self._isolation, describer, previews, self._off_loop,
-            self.heartbeat, self._stats, self._timelines, step_cache=settings.step_cache,
+            self.heartbeat, self._stats, self._timelines,
+            Identity(loaded, self._adapters.identity), step_cache=settings.step_cache,
         )  # fmt: skip
 
     # From any thread
 
-    def submit(self, request: CheckedRequest, listener: Listener) -> None:
+    def submit(
+        self, request: CheckedRequest, listener: Listener, *, journal: Journal | None = None
+    ) -> None:
         """Queue a checked request.
+
+        Args:
+            journal: the request goes on where that ends, and adds to it; for one run of one
+                request. None: none is kept.
 
         Raises:
             TooLate, Overloaded, Draining: see `Scheduler.check_deadline`,
@@ -122,7 +130,9 @@ class EngineCore:
         self._scheduler.check_deadline(request, self._running.states)
         self._scheduler.check_overload(request)
         free_places = max(0, self.settings.max_running - len(self._running))
-        self._queue.put(request, listener, free_places=free_places, place_s=self.place_s)
+        self._queue.put(
+            request, listener, free_places=free_places, place_s=self.place_s, journal=journal
+        )
 
     def together(self) -> AbstractContextManager[object]:
         """Have the requests that are submitted inside of it start together."""
