@@ -22,6 +22,7 @@ FAULT_VARIABLE = "CARPOOL_FAULT"
 
 BatchingMode = Literal["continuous", "dynamic", "request", "off"]
 LoraBatching = Literal["mixed", "grouped"]
+Journalling = Literal["off", "memory"]
 Numerics = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -231,6 +232,11 @@ class ServeSettings(EngineSettings):
         "restart a worker silent this long; running forwards get five times their predicted time",
         unit="s",
         least=0.1,
+    )
+    journal: Journalling = _setting(
+        "memory",
+        "memory: keep what requests were answered so far, so that they go on with their next step "
+        "if their worker dies; off: they run again",
     )
     drain_timeout: float = _setting(
         30.0, "how long running requests may go on after SIGTERM", unit="s", least=0

@@ -73,6 +73,7 @@ class EngineCore:
         around: Callable[[Run], Run] = lambda run: run,
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
+        self.after_turn: Callable[[], None] = lambda: None  # called when all have got answers
         self._turn_s = self._forward_s = 0.0  # busy time: all, and in modules
         self.heartbeat, self._stats, self._timelines = Heartbeat(clock), Stats(clock), Timelines()
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
@@ -265,6 +266,7 @@ class EngineCore:
             self._running.resume(zip(selected, answers, strict=True))
         turn_s, fiber_s = self._clock() - began_s, self._running.fiber_s - fiber_s
         self._turn_s, self._forward_s = self._turn_s + turn_s, self._forward_s + forward_s
+        self.after_turn()
         if selected:
             self._scheduler.turned(len(selected), turn_s - forward_s - fiber_s, fiber_s)
         return bool(selected or results or self._queue.has_host_results)

@@ -35,6 +35,7 @@ from carpool.server.transport.unix_socket import WAITING, UnixSocket
 from carpool.telemetry import logs, tracing
 from carpool.telemetry.tracing import Tracing
 from carpool.worker import protocol
+from carpool.worker.journals import Journals
 from carpool.worker.supervisor import Supervisor
 
 log = logging.getLogger("carpool")
@@ -153,6 +154,7 @@ async def _serve(
         log=(settings.log_level, settings.log_format, settings.log_prompts),
         otel=traces.is_on,
         factory=factory,
+        journals=None if settings.journal == "off" else Journals(),
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, supervisor, keys)
     runner = Runner(

@@ -13,7 +13,7 @@ from PIL import Image
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.request.parameters import Card
-from carpool.types import CheckedRequest, Timings
+from carpool.types import CheckedRequest, JournalEntry, Timings
 
 LENGTH = struct.Struct(">I")
 MOST_INLINE_BYTES = 64 << 20  # larger outputs are sent as files, so that others need not wait
@@ -36,6 +36,8 @@ class Submit(msgspec.Struct, tag="submit"):
     job: CheckedRequest
     follow: bool = False  # send `Progress` at every step
     trace: str = ""  # context of the front's span, as in the header `traceparent`
+    is_journalled: bool = False  # send `Answers`
+    journal: list[JournalEntry] = []  # of an earlier run: go on where that ended
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
@@ -109,6 +111,12 @@ class Preview(msgspec.Struct, tag="preview"):
     picture: Picture
 
 
+class Answers(msgspec.Struct, tag="answers"):
+    """What calls of requests with a journal were answered, by the requests' ids."""
+
+    entries: list[tuple[str, JournalEntry]]
+
+
 class Started(msgspec.Struct, tag="started"):
     """A request has left the queue: if the worker dies now, it may be the cause."""
 
@@ -165,6 +173,7 @@ ToFront = (
     | LoadFailure
     | Heartbeat
     | Started
+    | Answers
     | Progress
     | Preview
     | Done

@@ -1,6 +1,7 @@
 """The supervisor of a worker process, in the front: start, messages, watchdog, restart.
 
-Requests in flight when a worker dies are run again by the next one, by the rules of `in_flight`.
+Requests in flight when a worker dies are run by the next one, by the rules of `in_flight`: from the
+step on that their journals reach (`journals.py`), or from their start.
 New requests are refused until that one has loaded the model. A worker that hangs is killed. All of
 this runs on the front's event loop.
 """
@@ -13,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.errors import (
@@ -29,7 +32,8 @@ from carpool.telemetry import tracing
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.connection import WorkerConnection
-from carpool.worker.in_flight import InFlight, InFlightRequest
+from carpool.worker.in_flight import SUSPECT, InFlight, InFlightRequest
+from carpool.worker.journals import Journals
 from carpool.worker.watchdog import INTERVAL_S, Watchdog
 
 log = logging.getLogger("carpool")
@@ -48,6 +52,8 @@ class _Pending(InFlightRequest):
     answer: asyncio.Future[protocol.Done]
     on_progress: OnProgress | None
     on_preview: OnPreview | None
+    previewed: int = 0  # step of its last preview
+    progressed: int = 0  # the last step that was told
 
     def resolve(self, answer: protocol.Done | CarpoolError) -> None:
         if self.answer.done():  # its client has gone
@@ -67,6 +73,8 @@ class Supervisor:
         log: level and format of the worker's log, and whether it shows prompts.
         otel: whether the worker exports traces.
         factory: builds the pipeline in each worker, as `module:function`; then `model` is unused.
+        journals: of requests, so that they go on where they were when a worker died; None: they
+            start over.
     """
 
     def __init__(
@@ -79,8 +87,9 @@ class Supervisor:
         log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
         otel: bool = False,
         factory: str | None = None,
+        journals: Journals | None = None,
     ) -> None:
-        self._spool, self._timeout_s = spool, timeout_s
+        self._spool, self._timeout_s, self._journals = spool, timeout_s, journals
         folder = "" if spool is None else str(spool)
         self._load = protocol.LoadModel(model, settings, folder, *log, otel, factory)
         self._state: State = "starting"
@@ -125,7 +134,7 @@ class Supervisor:
 
         Args:
             on_progress: called with the steps done and their total; with (0, 0) if the request
-                starts over because the worker died.
+                starts over because the worker died, and no journal of it is kept.
             on_preview: called with the request's previews, all before the answer.
 
         Raises:
@@ -135,18 +144,24 @@ class Supervisor:
         """
         self.check_open()
         request = _Pending(
-            submit=protocol.Submit(job, on_progress is not None, tracing.carried()),
+            submit=protocol.Submit(
+                job, on_progress is not None, tracing.carried(), self._journals is not None
+            ),
             answer=asyncio.get_running_loop().create_future(),
             on_progress=on_progress,
             on_preview=on_preview,
         )
         self._in_flight.add(request)
+        if self._journals is not None:
+            self._journals.open(request.id)
         try:
             self._send_due()
             return await request.answer
         finally:
             if self._in_flight.remove(request) and request.is_sent:  # not answered
                 self._send(protocol.Cancel(request.id))
+            if self._journals is not None:
+                self._journals.close(request.id)
             self._send_due()
 
     def check_open(self) -> None:
@@ -282,13 +297,18 @@ class Supervisor:
         connection.kill()
 
     def _requeue(self) -> None:
-        """Fail the requests that too many workers died of; the others start over."""
+        """Fail the requests that too many workers died of; the others go on, or start over."""
+        stuck = [one for one in self._in_flight if one.is_sent and not one.has_advanced]
         for guilty in self._in_flight.worker_died():
             cause = "this request ran in several workers that died, in the last one alone"
             guilty.resolve(PipelineFailed(f"{cause}; it is not tried again"))
         for request in self._in_flight:
-            if not request.answer.done() and request.on_progress is not None:
+            if self._journals is not None and request in stuck and request.deaths >= SUSPECT:
+                self._journals.clear(request.id)  # it may be what the worker died of
+            goes_on = self._journals is not None and self._journals.entries(request.id)
+            if not goes_on and not request.answer.done() and request.on_progress is not None:
                 request.on_progress(0, 0)
+                request.progressed = 0
         self._fail_queries(WorkerLost("the worker died", retry_after_s=self._until_ready_s()))
 
     def _receive(self, message: protocol.ToFront) -> None:
@@ -305,6 +325,11 @@ class Supervisor:
             case protocol.Started(request_id):
                 if request := self._in_flight.get(request_id):
                     request.has_started = True
+            case protocol.Answers(entries):
+                for request_id, entry in entries:
+                    if (request := self._in_flight.get(request_id)) and self._journals is not None:
+                        request.has_advanced = True
+                        self._journals.add(request_id, entry)
             case protocol.Reloaded(card, problems):
                 assert self.ready is not None
                 self.ready = protocol.WorkerReady(card, self.ready.versions, self.ready.load_s)
@@ -316,11 +341,15 @@ class Supervisor:
             case protocol.Progress(request_id, step, steps):
                 request = self._in_flight.get(request_id)
                 if request is not None and request.on_progress is not None:
-                    request.on_progress(step, steps)
+                    if not step or step > request.progressed:  # others were told before
+                        request.on_progress(step, steps)
+                    request.progressed = step if not step else max(step, request.progressed)
             case protocol.Preview() as preview:
                 request = self._in_flight.get(preview.request_id)
                 if request is not None and request.on_preview is not None:
-                    request.on_preview(preview)
+                    if preview.step > request.previewed:  # others were shown by an earlier worker
+                        request.on_preview(preview)
+                    request.previewed = max(request.previewed, preview.step)
             case protocol.Done() as done:
                 self._answer(done.request_id, done)
             case protocol.RequestFailed() as failed:
@@ -353,7 +382,8 @@ class Supervisor:
         """Send the requests that a ready worker may have now."""
         if self._state == "ready":
             for request in self._in_flight.take_due():
-                self._send(request.submit)
+                past = [] if self._journals is None else self._journals.entries(request.id)
+                self._send(msgspec.structs.replace(request.submit, journal=past))
 
     def _send(self, message: protocol.ToWorker) -> None:
         if self._connection is not None:

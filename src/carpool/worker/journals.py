@@ -1,0 +1,70 @@
+"""Journals of the requests that are being answered, in the front's memory: a bounded number of bytes.
+
+An answer that is dropped is no harm: the request makes that step again, should its worker die.
+"""
+
+from carpool.types import JournalEntry
+
+MOST_BYTES = 512 << 20
+_OVERHEAD_BYTES = 200  # of an entry
+
+
+class Journals:
+    """What requests were answered so far, by their ids.
+
+    Several supervisors may share one: what a worker wrote down, the next one reads.
+
+    Args:
+        most_bytes: of all together; the oldest request's are dropped first.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes, self.bytes = most_bytes, 0
+        self.dropped = 0  # requests whose journals were, for want of room
+        self._entries: dict[str, list[JournalEntry]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def entries(self, request_id: str) -> list[JournalEntry]:
+        """What is known of a request, in the order of its calls."""
+        return list(self._entries.get(request_id, ()))
+
+    def open(self, request_id: str) -> None:
+        """Keep what is added of this request from now on. Harmless when done twice."""
+        self._entries.setdefault(request_id, [])
+
+    def add(self, request_id: str, entry: JournalEntry) -> None:
+        """Add an answer. One that is not later than all before: the request has started over."""
+        entries = self._entries.get(request_id)
+        if entries is None:
+            return  # it was answered, or given up
+        while entries and entries[-1].number >= entry.number:
+            self.bytes -= _bytes(entries.pop())
+        entries.append(entry)
+        self.bytes += _bytes(entry)
+        if self.bytes > self._most_bytes:
+            self._make_room()
+
+    def clear(self, request_id: str) -> None:
+        """Drop what is known of a request, which goes on."""
+        if request_id in self._entries:
+            self.close(request_id)
+            self.open(request_id)
+
+    def close(self, request_id: str) -> None:
+        """The request is answered, or given up."""
+        self.bytes -= sum(map(_bytes, self._entries.pop(request_id, ())))
+
+    def _make_room(self) -> None:
+        for entries in self._entries.values():
+            if self.bytes <= self._most_bytes:
+                return
+            if entries:
+                self.bytes -= sum(map(_bytes, entries))
+                entries.clear()
+                self.dropped += 1
+
+
+def _bytes(entry: JournalEntry) -> int:
+    return len(entry.answer) + _OVERHEAD_BYTES
