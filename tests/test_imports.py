@@ -58,7 +58,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "httptools": ("carpool/server/transport/http_protocol.py",),
     "prometheus_client": ("carpool/telemetry/metrics.py",),
     "fastapi": ("carpool/server/",),
-    "msgspec": ("carpool/worker/protocol.py", "carpool/validation.py", "carpool/schedule/peers/"),
+    "msgspec": ("carpool/worker/protocol.py", "carpool/worker/supervisor.py", "carpool/engine/answers.py", "carpool/jobs/journals.py", "carpool/validation.py", "carpool/schedule/peers/"),
     "opentelemetry": ("carpool/telemetry/tracing.py",),
     "sqlite3": ("carpool/jobs/database.py",),
     "click": ("carpool/cli/", "carpool/server/run.py", "carpool_lab/"),

@@ -22,7 +22,7 @@ FAULT_VARIABLE = "CARPOOL_FAULT"
 
 BatchingMode = Literal["continuous", "dynamic", "request", "off"]
 LoraBatching = Literal["mixed", "grouped"]
-Journalling = Literal["off", "memory"]
+Journalling = Literal["off", "memory", "jobs", "all"]
 Numerics = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -234,9 +234,10 @@ class ServeSettings(EngineSettings):
         least=0.1,
     )
     journal: Journalling = _setting(
-        "memory",
-        "memory: keep what requests were answered so far, so that they go on with their next step "
-        "if their worker dies; off: they run again",
+        "all",
+        "keep what modules answered, so that requests go on with their next step after their worker "
+        "died. memory: of all requests, in memory; jobs: of jobs, in the state folder, too, so that "
+        "they go on in the next server; all: both; off: requests run again",
     )
     drain_timeout: float = _setting(
         30.0, "how long running requests may go on after SIGTERM", unit="s", least=0

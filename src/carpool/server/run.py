@@ -22,6 +22,7 @@ import uvicorn
 
 from carpool.config import ServeSettings
 from carpool.errors import LoadFailed, SettingRejected, StoreFailed
+from carpool.jobs.journals import JobJournals
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import unpacked
@@ -146,6 +147,9 @@ async def _serve(
     keys: Keyring,
     traces: Tracing,
 ) -> int:
+    journals = None
+    if settings.journal != "off":
+        journals = Journals(of_all=settings.journal != "jobs")
     supervisor = Supervisor(
         model,
         settings.engine(),
@@ -154,7 +158,7 @@ async def _serve(
         log=(settings.log_level, settings.log_format, settings.log_prompts),
         otel=traces.is_on,
         factory=factory,
-        journals=None if settings.journal == "off" else Journals(),
+        journals=journals,
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, supervisor, keys)
     runner = Runner(
@@ -164,6 +168,7 @@ async def _serve(
         model=lambda: settings.served_model_name or _served_id(supervisor),
         max_running=settings.max_running,
         read=_read,
+        journals=_job_journals(store, journals, settings),
     )
     server = _DrainingServer(supervisor, settings, runner, keys, traces)
     _say(settings, f"Loading {factory or model} ...")
@@ -190,6 +195,14 @@ async def _serve(
             await asyncio.to_thread(server.unix.remove)
         await runner.stop()
         await supervisor.stop()
+
+
+def _job_journals(
+    store: JobStore, journals: Journals | None, settings: ServeSettings
+) -> JobJournals | None:
+    if journals is None or settings.journal == "memory":
+        return None
+    return JobJournals(store.journals, journals, settings.max_store_bytes // 10)
 
 
 def _read(file: bytes, mode: Any) -> Any:

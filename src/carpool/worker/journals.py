@@ -3,10 +3,21 @@
 An answer that is dropped is no harm: the request makes that step again, should its worker die.
 """
 
+from collections.abc import Iterable
+from typing import Protocol
+
 from carpool.types import JournalEntry
 
 MOST_BYTES = 512 << 20
 _OVERHEAD_BYTES = 200  # of an entry
+
+
+class File(Protocol):
+    """Where the entries of one request go, besides the memory. Nothing in it blocks."""
+
+    def append(self, entry: JournalEntry) -> None: ...
+    def clear(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Journals:
@@ -16,23 +27,46 @@ class Journals:
 
     Args:
         most_bytes: of all together; the oldest request's are dropped first.
+        of_all: requests have one; else only those for which one was opened, as for jobs.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES, *, of_all: bool = True) -> None:
+        self.of_all = of_all
         self._most_bytes, self.bytes = most_bytes, 0
         self.dropped = 0  # requests whose journals were, for want of room
         self._entries: dict[str, list[JournalEntry]] = {}
+        self._files: dict[str, File] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._entries
 
     def entries(self, request_id: str) -> list[JournalEntry]:
         """What is known of a request, in the order of its calls."""
         return list(self._entries.get(request_id, ()))
 
-    def open(self, request_id: str) -> None:
-        """Keep what is added of this request from now on. Harmless when done twice."""
-        self._entries.setdefault(request_id, [])
+    def open(
+        self, request_id: str, past: Iterable[JournalEntry] = (), file: File | None = None
+    ) -> None:
+        """Keep what is added of this request from now on. Harmless when done twice.
+
+        Args:
+            past: what is known of it already.
+            file: takes what comes, too.
+        """
+        if request_id not in self._entries:
+            self._entries[request_id] = []
+            for entry in past:
+                self.add(request_id, entry)
+        if file is not None:
+            self._end(request_id)
+            self._files[request_id] = file
+
+    def _end(self, request_id: str) -> None:
+        if file := self._files.pop(request_id, None):
+            file.close()
 
     def add(self, request_id: str, entry: JournalEntry) -> None:
         """Add an answer. One that is not later than all before: the request has started over."""
@@ -43,18 +77,23 @@ class Journals:
             self.bytes -= _bytes(entries.pop())
         entries.append(entry)
         self.bytes += _bytes(entry)
+        if file := self._files.get(request_id):
+            file.append(entry)
         if self.bytes > self._most_bytes:
             self._make_room()
 
     def clear(self, request_id: str) -> None:
         """Drop what is known of a request, which goes on."""
-        if request_id in self._entries:
-            self.close(request_id)
-            self.open(request_id)
+        if entries := self._entries.get(request_id):
+            self.bytes -= sum(map(_bytes, entries))
+            entries.clear()
+        if file := self._files.get(request_id):
+            file.clear()
 
     def close(self, request_id: str) -> None:
         """The request is answered, or given up."""
         self.bytes -= sum(map(_bytes, self._entries.pop(request_id, ())))
+        self._end(request_id)
 
     def _make_room(self) -> None:
         for entries in self._entries.values():

@@ -145,15 +145,13 @@ class Supervisor:
         self.check_open()
         request = _Pending(
             submit=protocol.Submit(
-                job, on_progress is not None, tracing.carried(), self._journals is not None
+                job, on_progress is not None, tracing.carried(), self._open_journal(job)
             ),
             answer=asyncio.get_running_loop().create_future(),
             on_progress=on_progress,
             on_preview=on_preview,
         )
         self._in_flight.add(request)
-        if self._journals is not None:
-            self._journals.open(request.id)
         try:
             self._send_due()
             return await request.answer
@@ -163,6 +161,14 @@ class Supervisor:
             if self._journals is not None:
                 self._journals.close(request.id)
             self._send_due()
+
+    def _open_journal(self, job: CheckedRequest) -> bool:
+        """Whether a journal of the request is to be kept."""
+        if self._journals is None:
+            return False
+        if self._journals.of_all:
+            self._journals.open(job.request_id)
+        return job.request_id in self._journals
 
     def check_open(self) -> None:
         """Raise unless requests are accepted now."""
