@@ -211,5 +211,5 @@ def test_an_answer_is_the_same_once_packed() -> None:
 
 @pytest.mark.parametrize("cls", ["os:system", "builtins:dict", "sys:exit", "nowhere:Thing"])
 def test_no_code_is_run_by_an_answer(cls: str) -> None:
-    with pytest.raises(ValueError, match="damaged answer|no class of outputs"):
+    with pytest.raises(ValueError, match=r"damaged answer|no class of outputs"):
         unpack(msgspec.msgpack.encode(["m", cls, {}]), torch.device("cpu"))

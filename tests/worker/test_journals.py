@@ -68,7 +68,8 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def draw(server: Server, **others: Any) -> str:
     with server.client(timeout=3 * PATIENCE_S) as client:
         sent = body(num_inference_steps=STEPS, **others)
-        return str(client.post(ENDPOINT, json=sent).raise_for_status().json()["data"][0]["b64_json"])
+        answer = client.post(ENDPOINT, json=sent).raise_for_status().json()
+        return str(answer["data"][0]["b64_json"])
 
 
 @pytest.mark.timeout(300)

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from carpool.engine import answers
@@ -243,8 +242,13 @@ class Identity:
 
 def _content(value: Any) -> str:
     """A value of a request in words, the same in every process."""
-    if isinstance(value, Image.Image):
-        return f"{value.mode}{value.size}{hashlib.blake2b(value.tobytes()).hexdigest()}"
+    if hasattr(value, "tobytes"):  # a picture, an array
+        form = getattr(value, "mode", getattr(value, "dtype", ""))
+        size = getattr(value, "size", "")
+        return f"{form}{size}{hashlib.blake2b(value.tobytes()).hexdigest()}"
+    if isinstance(value, Tensor):
+        raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return f"{_form(value)}{hashlib.blake2b(raw.data).hexdigest()}"
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(_content, value))}]"
     if isinstance(value, Mapping):
