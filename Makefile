@@ -7,7 +7,8 @@ ONE_THREAD := OMP_NUM_THREADS=1
 # Each file of tests runs in one of two processes: its servers and models are started once.
 TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test test-models demo bench bench-gpu bench-lora bench-scheduler bench-step-cache test-noise simulate fuzz chaos soak hostile overload lint types lines test-wheel shapes shapes-lora shapes-video docs lock
+# Every target without a path is a command.
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' Makefile)
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -34,6 +35,16 @@ test-models: .venv/ready build/torchvision  ## every model and task against plai
 	  tests/benchmarks/test_benchmark_live.py \
 	  tests/training/test_training.py tests/matrix/test_agreement.py tests/test_proof.py tests/engine/test_deaths.py
 
+# A browser is no Python package: Debian's and Ubuntu's is taken, where none is there yet.
+test-browser: .venv/ready  ## what people do on the playground, in a real Chromium; writes docs/playground
+	command -v chromium || command -v google-chrome || \
+	  (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core)
+	BROWSER=required PICTURES=docs/playground $(ONE_THREAD) $(BIN)/python -m pytest \
+	  -m "slow or not slow" tests/server/test_playground.py
+
+bench-viewers: .venv/ready  ## what ten viewers of /v1/events cost a busy server, in seconds of processor
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.viewers
+
 demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo-video.mp4
 	PYTHONPATH=. $(BIN)/python examples/demo.py
 	PYTHONPATH=. $(BIN)/python examples/demo_video.py
@@ -42,6 +53,8 @@ bench: .venv/ready  ## against plain diffusers, LitServe, a lock, the simulator:
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.cpu --output docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.numerics --append-to docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.live --append-to docs/benchmarks.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.bursts --output docs/benchmarks.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.fleet --append-to docs/benchmarks.md
 
 bench-gpu: .venv/ready  ## real-size models on a CUDA device: docs/benchmarks-gpu.md
 	$(BIN)/python -m benchmarks.gpu --output docs/benchmarks-gpu.md
@@ -57,6 +70,9 @@ bench-step-cache: .venv/ready  ## steps skipped, pictures right, requests done: 
 
 simulate: .venv/ready  ## every mode on every cost table; writes docs/scheduling.md
 	$(ONE_THREAD) $(BIN)/python docs/make_scheduling.py
+
+plans: .venv/ready  ## what the planner's models need and give on five devices; writes docs/plans.md
+	$(ONE_THREAD) $(BIN)/python docs/make_plans.py
 
 # Not among the project's requirements: it brings versions of its own.
 build/fuzz/ready: | .venv/ready

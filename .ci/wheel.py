@@ -18,6 +18,7 @@ from pathlib import Path
 
 CARPOOL = Path(sys.executable).with_name("carpool")
 MODELS = ("shapes", "shapes_video", "shapes_lora")
+PLAYGROUND = tuple(f"server/playground/{name}" for name in ("index.html", "style.css", "app.js"))
 PATIENCE_S = 120
 
 
@@ -26,7 +27,7 @@ def check_content(wheel: Path) -> None:
     for model in MODELS:
         weights = [n for n in names if f"/models/{model}" in n and n.endswith(".safetensors")]
         assert weights, f"{wheel.name} lacks the weights of {model}"
-    for needed in ("models/proof.json", "models/grid", "carpool_lab/", "py.typed"):
+    for needed in ("models/proof.json", "models/grid", "carpool_lab/", "py.typed", *PLAYGROUND):
         assert any(needed in name for name in names), f"{wheel.name} lacks {needed}"
     tops = {name.split("/")[0] for name in names}
     strays = {top for top in tops if not re.fullmatch(r"carpool(_lab|-.*\.dist-info)?", top)}
@@ -89,6 +90,9 @@ def check_server(home: Path) -> None:
         )
         with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
             assert json.load(answer)["data"][0]["b64_json"]
+        for path in ("", "playground/app.js"):
+            with urllib.request.urlopen(f"{url}/{path}", timeout=PATIENCE_S) as answer:
+                assert answer.read(), f"GET /{path} is empty"
 
 
 def main() -> None:

@@ -4,14 +4,16 @@ usage: make docs    (a test fails when the page is behind the code)
 """
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from carpool import errors
+from carpool.cli.config_file import schema
 from carpool.cli.main import cli
-from carpool.config import ENV_PREFIX, JOBS, EngineSettings, ServeSettings
+from carpool.config import ENV_PREFIX, JOBS, WORKERS, EngineSettings, ServeSettings
 from carpool.engine.specs import SPECS, Kind, Pad, Rule, State
 from carpool.telemetry.metrics import ALL
 
@@ -79,7 +81,11 @@ def _settings() -> Iterator[str]:
     for field in dataclasses.fields(ServeSettings):
         default = "" if field.default in (None, ()) else f"`{field.default}`"
         rule = field.metadata
-        loads = "yes" if field.name in engine else "jobs" * (field.name in JOBS)
+        loads = (
+            "yes"
+            if field.name in engine
+            else "jobs" * (field.name in JOBS) or "workers" * (field.name in WORKERS)
+        )
         yield (
             f"| `--{field.name.replace('_', '-')}` | `{ENV_PREFIX}{field.name.upper()}` "
             f"| {default} | {rule['unit']} | {loads} | {rule['help']} |"
@@ -137,4 +143,5 @@ def _rule(rule: Rule) -> str:
 
 
 if __name__ == "__main__":
+    (PAGE.parent / "carpool.schema.json").write_text(json.dumps(schema(), indent=2) + "\n")
     PAGE.write_text(page())

@@ -1,12 +1,20 @@
 """Play every mode on every built-in table and mix, write `docs/scheduling.md`, hold the promise up.
 
 usage: make simulate    (exits with 1 if the promise is broken, and says where)
+
+It takes hours of one core. Each study (a table and a mix) is kept in `build/simulate` as soon as it
+is done, under a hash of the code that it stands on, and is not made again while that is the same: a
+run that was stopped goes on where it was. `--part known` or `--part learned` makes one half,
+without the page.
 """
 
 import argparse
+import ast
+import pickle
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from multiprocessing import Pool
 from pathlib import Path
 from typing import get_args
@@ -32,6 +40,8 @@ from carpool_lab.simulate.tables import TABLES, Table, siblings
 from carpool_lab.workload import bursts, generators, plan
 
 PAGE = Path(__file__).parent / "scheduling.md"
+SOURCE = PAGE.parents[1] / "src"
+KEPT = PAGE.parents[1] / "build" / "simulate"
 LOADS = (0.1, 0.3, 0.6, 0.9, 1.2, 2.0, 3.0)
 SEEDS = (0, 1, 2, 3)
 COUNT = 600
@@ -126,36 +136,87 @@ a p99 at most {p99:g} times the best of the others.
 """
 
 
+def code() -> str:
+    """A hash of all code that a simulation runs, without comments, and of what is asked of it."""
+    files = [*(SOURCE / "carpool" / "schedule").rglob("*.py")]
+    files += [*(SOURCE / "carpool_lab" / "simulate").glob("*.py")]
+    files += [SOURCE / "carpool_lab" / "workload.py", SOURCE / "carpool" / "types.py"]
+    digest = sha256(repr((LOADS, SEEDS)).encode())
+    for path in sorted(files):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                node.value = ast.Constant(None)  # a docstring
+        digest.update(ast.dump(tree).encode())
+    return digest.hexdigest()[:12]
+
+
+CODE = code()  # once: what is edited while this runs is not what runs
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=COUNT, help="requests for each seed")
     parser.add_argument("--output", type=Path, default=PAGE)
+    parser.add_argument("--part", choices=("known", "learned"), help="the studies of one half")
+    parser.add_argument("--processes", type=int, help="as many as there are cores")
     arguments = parser.parse_args()
     points: list[Point] = []
     took_s = 0.0
     learned: list[Point] = []
     pairs = list(studies())
-    tasks = [(t.name, name, arguments.count, way) for way in (False, True) for t, name in pairs]
-    with Pool() as pool:
+    ways = [
+        way for part, way in (("known", False), ("learned", True)) if arguments.part in (None, part)
+    ]
+    tasks = [(t.name, name, arguments.count, way) for way in ways for t, name in pairs]
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with Pool(arguments.processes) as pool:
         for more, is_learned, seconds in pool.imap(study, tasks):
             (learned if is_learned else points).extend(more)
             took_s += seconds
             for verdict in verdicts(more, FUSING_PAYS, is_learned=is_learned):
                 click.echo(f"{'learned' if is_learned else 'known'}: {verdict}")
-    pictures = draw(points, arguments.output.parent)
     found = verdicts(points, FUSING_PAYS)
     mended = verdicts(learned, (), is_learned=True)
-    text = "\n".join(page(points, found, mended, pictures, arguments.count, took_s, speed()))
-    arguments.output.write_text(text + "\n", encoding="utf-8")
+    if arguments.part is None:
+        write(arguments, points, found, mended, took_s)
     broken = [one for one in [*found, *mended] if one.broken]
     for verdict in broken:
         click.echo(f"broken: {verdict}", err=True)
+    click.echo(f"kept at {len(found) + len(mended) - len(broken)} of {len(found) + len(mended)}")
     sys.exit(bool(broken))
+
+
+def write(
+    arguments: argparse.Namespace,
+    points: Sequence[Point],
+    found: Sequence[Verdict],
+    mended: Sequence[Verdict],
+    took_s: float,
+) -> None:
+    """Make the page and its pictures."""
+    pictures = draw(points, arguments.output.parent)
+    text = "\n".join(page(points, found, mended, pictures, arguments.count, took_s, speed()))
+    arguments.output.write_text(text + "\n", encoding="utf-8")
 
 
 def study(task: tuple[str, str, int, bool]) -> tuple[list[Point], bool, float]:
     """All modes at all loads on one table and mix, and what that took. In a process of its own."""
     table, name, count, is_learned = task
+    kept = KEPT / f"{CODE}-{table}-{name}-{count}-{'learned' if is_learned else 'known'}.pickle"
+    if kept.exists():
+        found: tuple[list[Point], bool, float] = pickle.loads(kept.read_bytes())
+        return found
+    result = played(table, name, count, is_learned=is_learned)
+    beside = kept.with_suffix(".part")
+    beside.write_bytes(pickle.dumps(result))
+    beside.replace(kept)  # whole or not at all
+    return result
+
+
+def played(
+    table: str, name: str, count: int, *, is_learned: bool
+) -> tuple[list[Point], bool, float]:
     began_s, tables = time.process_time(), siblings(TABLES[table])
     wanted = Comparison(
         name, mix(name, tables), get_args(BatchingMode), LOADS, SEEDS, count, is_learned=is_learned

@@ -7,11 +7,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 
+from carpool.cli.options import settings_options
 from carpool.config import (
     JOBS,
+    WORKERS,
     EngineSettings,
     ServeSettings,
     base_type,
@@ -129,6 +132,26 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_default() -> None:
     assert (settings.port, settings.host, settings.max_n) == (7000, "0.0.0.0", 10)
 
 
+def test_a_flag_that_may_be_repeated_makes_one_list() -> None:
+    flags: dict[str, Any] = {}
+
+    @click.command()
+    @settings_options(ServeSettings, only=("dtype", "quantize"))
+    def command(**given: Any) -> None:
+        flags.update(given)
+
+    command.main(["--dtype", "bfloat16", "--dtype", "vae=float32"], standalone_mode=False)
+
+    settings = ServeSettings.from_environment({}, **flags)
+    assert (settings.dtype, settings.quantize) == ("bfloat16,vae=float32", None)
+
+
+def test_json_in_the_environment_keeps_its_commas() -> None:
+    text = '{"vae": {"quant_backend": "quanto", "weights_dtype": "int8"}}'
+
+    assert ServeSettings.from_environment({"CARPOOL_QUANTIZE": text}).quantize == text
+
+
 def test_a_flag_keeps_the_rules_too() -> None:
     with pytest.raises(SettingRejected, match="max_n=0: must be at least 1"):
         ServeSettings.from_environment({}, max_n=0)
@@ -222,14 +245,16 @@ def test_a_wait_without_an_end_is_refused(name: str) -> None:
 
 
 def test_type_checkers_know_every_setting_of_load_with_its_type() -> None:
-    texts = {"cost_table", "batching_config", "lora_dir", "state_dir"}  # or paths
+    texts = {"cost_table", "batching_config", "lora_dir", "state_dir", "config"}  # or paths
     objects = {"device", "dtype"}  # or torch's
     hints = typing.get_type_hints(ServeSettings)
     engine = {field.name for field in dataclasses.fields(EngineSettings)}
 
     told = typing.get_type_hints(LoadSettings, localns={"torch": torch})
 
-    assert told.keys() == (engine | {*JOBS}) - {"lora"}  # which `load` takes in more forms
+    assert told.keys() == (engine | {*JOBS, *WORKERS}) - {
+        "lora"
+    }  # which `load` takes in more forms
     same = told.keys() - texts - objects
     assert {name: told[name] for name in same} == {name: hints[name] for name in same}
     assert {told[name] for name in texts} == {str | PathLike[str] | None}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
+from carpool import preparation
 from carpool.errors import SettingRejected, nearest
 from carpool.validation import Text, fits, rule_of
 
@@ -25,7 +26,7 @@ LoraBatching = Literal["mixed", "grouped"]
 Journalling = Literal["off", "memory", "jobs", "all"]
 Numerics = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
-DType = Literal["auto", "float32", "bfloat16", "float16"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]  # of all components
 MetricsFormat = Literal["current", "docs"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -39,8 +40,10 @@ def _setting(
     least: float | None = None,
     most: float | None = None,
     finite: bool = False,
+    listed: bool = False,  # several values in one text, separated by commas; a flag may be repeated
 ) -> Any:
     rule = {"help": help_, "unit": unit, "least": least, "most": most, "finite": finite}
+    rule["listed"] = listed
     return dataclasses.field(default=default, metadata=rule)
 
 
@@ -58,8 +61,53 @@ class EngineSettings:
     """What an engine needs to know, beside the model."""
 
     device: str = _setting("auto", "cpu, cuda or cuda:N; auto takes CUDA where there is one")
-    dtype: DType = _setting("auto", "weights' type; auto is bfloat16 on CUDA, float32 on CPU")
+    dtype: str = _setting(
+        "auto",
+        "weights' type, [COMPONENT=]auto|float32|bfloat16|float16, as in bfloat16,vae=float32; "
+        "auto is bfloat16 on CUDA, float32 on CPU",
+        listed=True,
+    )
     revision: str | None = _setting(None, "branch, tag or commit of a hub model")
+    variant: str | None = _setting(
+        None, "variant of the weight files, such as fp16 for NAME.fp16.safetensors"
+    )
+    config: str | None = _setting(
+        None,
+        "folder or hub id of a pipeline that has all but the weights in MODEL, where MODEL is one "
+        "file; default: the hub id that diffusers infers from the file",
+    )
+    component: tuple[str, ...] = _setting(
+        (),
+        "NAME=FILE_OR_MODEL: another transformer, VAE or text encoder: a .safetensors or .gguf "
+        "file, a folder or a hub id; repeatable",
+    )
+    quantize: str | None = _setting(
+        None,
+        "[COMPONENT=]KIND of quantized weights, as in transformer=int8,text_encoder_2=nf4; without "
+        "COMPONENT: denoisers and text encoders. KIND is "
+        "int8, int8-dynamic, int4, fp8, fp8-dynamic, nf4, fp4, llm-int8, quanto-int8, quanto-int4 "
+        'or quanto-fp8. Or JSON by component: {NAME: {"quant_backend": ..., ...}}',
+        listed=True,
+    )
+    place: str | None = _setting(
+        None, "COMPONENT=DEVICE of components that are on another device than the rest", listed=True
+    )
+    compile: bool = _setting(
+        False, "compile the repeated blocks of denoisers (torch.compile), before the first request"
+    )
+    attention_backend: str | None = _setting(
+        None,
+        "how denoisers compute attention, by diffusers' names: native, flash, sage and more",
+    )
+    vae_tiling: bool = _setting(
+        False, "encode and decode large pictures tile by tile: less memory, faint seams"
+    )
+    warmup: str | None = _setting(
+        None,
+        "sizes that are run once before the first request, as in 1024x1024,512x512, or default for "
+        "the model's own; with --compile: default",
+        listed=True,
+    )
     threads: int | None = _setting(
         None,
         "CPU threads of a forward; default: 1 below 500 million weights, else all cores",
@@ -163,6 +211,7 @@ class EngineSettings:
         hints = get_type_hints(type(self))
         for field in dataclasses.fields(self):
             _check(field.name, getattr(self, field.name), hints[field.name], field.metadata)
+        preparation.check_form(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +243,22 @@ class ServeSettings(EngineSettings):
         least=1,
     )
     served_model_name: str | None = _setting(None, "model id in answers; default: the model's own")
+    workers: int | None = _setting(
+        None,
+        "worker processes, each with the model, one a device; default: one, or one for each of "
+        "--devices",
+        least=1,
+        most=1024,
+    )
+    devices: str | None = _setting(
+        None, "devices of the workers by commas, as cuda:0,cuda:1; default: all, as --device says"
+    )
+    max_loaded: int | None = _setting(
+        None,
+        "of several models, how many may be loaded at the same time: those of load: on_demand make "
+        "room; default: no limit",
+        least=1,
+    )
     max_n: int = _setting(10, "most images of one HTTP request", least=1)
     max_body_bytes: int = _setting(1 << 20, "largest HTTP body", unit="bytes", least=1)
     max_upload_bytes: int = _setting(
@@ -212,6 +277,7 @@ class ServeSettings(EngineSettings):
     metadata: bool = _setting(True, "write into files what made them, and that a model did")
     metadata_prompt: bool = _setting(False, "write prompts there too")
     max_frames: int = _setting(512, "most frames of a video", least=1)
+    playground: bool = _setting(True, "serve a page for browsers at /")
     state_dir: str | None = _setting(
         None,
         "folder of jobs and their files; none keeps them in memory; default: the port's own in "
@@ -326,6 +392,9 @@ def with_mode(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
+WORKERS = ("workers", "devices", "worker_timeout")
+"""Settings of the server's that `carpool.load` takes too, for worker processes."""
+
 JOBS = ("state_dir", "job_ttl", "max_store_bytes", "metadata", "metadata_prompt")
 """Settings of the server's that `carpool.load` takes too, for the jobs of its engine."""
 
@@ -333,13 +402,13 @@ JOBS = ("state_dir", "job_ttl", "max_store_bytes", "metadata", "metadata_prompt"
 _OTHER_NAMES = {"torch_dtype": "dtype", "device_map": "device", "batch_size": "max_batch_size"}
 """What settings are called in other programs."""
 
-OF_FILES = ("dtype", "revision")
+OF_FILES = ("dtype", "revision", "variant", "config", "component", "quantize")
 """Settings that say how a model is read: a pipeline that is there already has been."""
 
 
 def load_settings(settings: Mapping[str, Any]) -> ServeSettings:
     """Keyword arguments of `carpool.load`; names the nearest setting for an unknown one."""
-    known = [*(field.name for field in dataclasses.fields(EngineSettings)), *JOBS]
+    known = [*(field.name for field in dataclasses.fields(EngineSettings)), *JOBS, *WORKERS]
     for name in settings:
         if name not in known:
             hint = _OTHER_NAMES.get(name)

@@ -9,9 +9,10 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from carpool import preparation
 from carpool.config import OF_FILES, EngineSettings
 from carpool.errors import LoraRejected, SettingRejected
-from carpool.models.source import check_hub, find
+from carpool.models.source import check_hub, components_of, find, is_single_file
 from carpool.request.lora import adapter_file, check_header, check_name, parse_lora
 from carpool.schedule.peers.sglang_rules import load_rules
 from carpool.schedule.policy import weights
@@ -38,6 +39,7 @@ def check(model: str, settings: EngineSettings, factory: str | None = None) -> N
     if settings.lora_dir is not None and not Path(settings.lora_dir).expanduser().is_dir():
         raise SettingRejected(f"lora_dir={settings.lora_dir!r}: there is no such folder")
     adapters = parse_lora(settings.lora)
+    preparation.check_packages(settings)
     source, card = ("", {"lora": {}}) if factory is not None else find(model)
     if factory is not None:
         _check_factory(factory, settings)
@@ -47,13 +49,36 @@ def check(model: str, settings: EngineSettings, factory: str | None = None) -> N
             check_header(adapter_file(Path(path).expanduser()))
         except (LoraRejected, OSError) as error:
             raise LoraRejected(f"adapter {name!r}: {error}") from error
-    if not card:
-        check_hub(source, settings.revision)
+    if factory is None:
+        _check_files(source, settings, is_local=bool(card))
+
+
+def _check_files(source: str, settings: EngineSettings, *, is_local: bool) -> None:
+    """Check what the settings say of the files of a model."""
+    config = source
+    if is_single_file(source):
+        for name in ("variant", "revision"):
+            if (said := getattr(settings, name)) is not None:
+                raise SettingRejected(f"{name}={said!r}: {source} is one file, and has no others")
+        if settings.config is None:
+            return  # diffusers infers it from the file, which takes torch
+        config, card = find(settings.config)
+        if is_single_file(config):
+            rule = "must be the folder or hub id of a pipeline"
+            raise SettingRejected(f"config={settings.config!r}: {rule}")
+        is_local = bool(card)
+    elif settings.config is not None:
+        rule = f"is for a MODEL that is one file, and {source} is a whole pipeline: leave it out"
+        raise SettingRejected(f"config={settings.config!r}: {rule}")
+    if not is_local:
+        check_hub(config, settings.revision)
+    elif known := components_of(config):
+        preparation.check_components(settings, known)
 
 
 def _check_factory(factory: str, settings: EngineSettings) -> None:
     for name in OF_FILES:
-        if (said := getattr(settings, name)) not in (None, "auto"):
+        if (said := getattr(settings, name)) not in (None, "auto", ()):
             rule = "the function loads the pipeline itself; say it there"
             raise SettingRejected(f"{name}={said!r}: {rule}")
     place, _, function = factory.rpartition(":")

@@ -95,6 +95,7 @@ class CheckedRequest:
     output_type: str | None = "pil"  # where `arguments` has none; None: the pipeline's own default
     group: str = ""  # id that it shares with the other outputs that were asked for together
     group_size: int = 1  # how many those are, it among them
+    model: str = ""  # of those that a server serves; empty: its first
     step_cache: float | None = None  # threshold of skipped steps; 0: none; None: the server's own
 
 

@@ -14,7 +14,7 @@ from carpool.cli.main import cli
 from carpool.cli.plugins import GROUP, LAB
 from carpool.errors import CarpoolError
 
-OWN = {"generate", "jobs", "models", "serve"}
+OWN = {"config", "pull", "top", "generate", "jobs", "models", "serve"}
 
 
 @click.command()

@@ -10,6 +10,7 @@ from diffusers import DiffusionPipeline, DPMSolverSDEScheduler, EulerAncestralDi
 from PIL import Image
 
 from carpool.engine.model.output_types import only_converts, output_types
+from carpool.errors import SizeRejected
 from support import isolation
 from support.engine_driver import driving, fresh, gap, plain
 from support.isolation import build
@@ -100,6 +101,38 @@ to there"""
 def test_a_class_is_read_however_its_source_is_laid_out() -> None:
     assert output_types(OddlyWritten) == ("pil", "np", "pt", "latent", "html")
     assert not only_converts(OddlyWritten())
+
+
+def test_a_size_that_diffusers_rounds_down_is_drawn_smaller_and_its_client_is_told() -> None:
+    with driving(fresh("flux")) as drive:
+        multiple = drive.engine.loaded.card.size_multiple_px
+        sides = 4 * multiple, 5 * multiple
+        odd = given("flux", width=sides[0] + 1, height=sides[1] + multiple - 1, output_type="pt")
+        even = given("flux", width=sides[0], height=sides[1], output_type="pt")
+        heard = [drive.submit(**one, seed=seed) for seed, one in enumerate((odd, even))]
+        drive.finish()
+        widest = drive.widest("transformer")
+
+    assert widest == 2  # both draw the same size
+    for seed, (recorder, arguments) in enumerate(zip(heard, (odd, even), strict=True)):
+        expected = judged(plain("flux"), seed, arguments).images
+        assert gap(recorder.outcome.fields["images"], expected) < 2e-5
+    drawn = f"{sides[0]}x{sides[1]}, multiples of {multiple}"
+    told = f"size {odd['width']}x{odd['height']} was rounded down to {drawn}"
+    assert [recorder.outcome.warnings for recorder in heard] == [(told,), ()]
+
+
+@pytest.mark.parametrize(
+    ("family", "beyond"), [("flux", None), ("sdxl", 1), ("wan21_t2v", 1), ("sd15", 1)]
+)
+def test_a_size_that_diffusers_refuses_is_refused(family: str, beyond: int | None) -> None:
+    with driving(fresh(family)) as drive:
+        multiple = drive.engine.loaded.card.size_multiple_px
+        width = multiple - 1 if beyond is None else 4 * multiple + beyond  # FLUX: nothing is left
+        with pytest.raises(SizeRejected, match="nearest size"):
+            drive.submit(**given(family, width=width))
+        with pytest.raises((ValueError, RuntimeError)):
+            plain(family)(**given(family, width=width))
 
 
 def test_none_is_not_the_same_as_leaving_it_out() -> None:

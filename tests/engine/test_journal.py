@@ -34,8 +34,14 @@ def put(
     recorder = Recorder()
     sink = None if kept is None else kept.append
     checked = replace(check(drive.engine.loaded.card, request), **changes)
-    drive.engine.submit(checked, recorder, journal=Journal(past, sink))
+    drive.engine.submit_held(checked, recorder, 0.0, Journal(past, sink))
     return recorder
+
+
+def replayed(drive: Drive, request: Request) -> int:
+    timeline = drive.engine.timeline(request.request_id)
+    assert timeline is not None
+    return int(timeline["replayed_calls"])
 
 
 def asked(family: str, **parameters: Any) -> Request:
@@ -89,7 +95,7 @@ def test_another_engine_runs_only_what_was_not_written_down_and_gives_the_same_b
         steps = [event.step for event in again.events if event.kind == "step"]
         assert steps[0] >= 3 or "step_cache" in parameters  # steps skipped since are skipped again
         assert steps == sorted(set(steps))
-        assert other.engine.timeline(request.request_id)["replayed_calls"] == len(entries)
+        assert replayed(other, request) == len(entries)
 
 
 def test_noise_that_each_step_draws_is_the_same_again() -> None:
@@ -164,12 +170,14 @@ def test_whatever_a_journal_holds_the_picture_is_right(change: Change) -> None:
 @pytest.mark.parametrize("change", [{"seed": 8}, {"guidance_scale": 9.0}, {"prompt": "a dog"}])
 def test_a_journal_of_another_request_is_dropped(change: dict[str, Any]) -> None:
     entries, _, _ = interrupted("flux", asked("flux"), 3)
-    request = Request(**{"prompt": "a photo of a cat", **asked("flux").parameters, "seed": 7, **change})
+    request = Request(
+        **{"prompt": "a photo of a cat", **asked("flux").parameters, "seed": 7, **change}
+    )
     with driving(fresh("flux"), numerics="exact") as other:
         again, alone = put(other, request, entries), put(other, request, [], request_id="alone")
         other.finish()
         assert torch.equal(tensor_of(again), tensor_of(alone))
-        assert other.engine.timeline(request.request_id)["replayed_calls"] == 0
+        assert replayed(other, request) == 0
 
 
 def test_a_journal_of_other_weights_is_dropped() -> None:

@@ -50,7 +50,9 @@ class Worker:
     async def wait_open(self) -> None:
         await self.is_open.wait()
 
-    async def submit(self, job: CheckedRequest, on_progress: OnProgress | None = None) -> Done:
+    async def submit(
+        self, job: CheckedRequest, on_progress: OnProgress | None = None, on_preview: Any = None
+    ) -> Done:
         assert on_progress is not None
         self.jobs.append(job)
         self.followers[job.seed] = on_progress

@@ -17,6 +17,7 @@ from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.machine import WIDTHS, Machine, wrong
 from carpool.types import CallKind
 from carpool_lab.simulate.command import simulate as command
+from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.report import Point, Verdict, comparison, numbers, verdicts
 from carpool_lab.simulate.scenario import (
     MIXES,
@@ -28,7 +29,7 @@ from carpool_lab.simulate.scenario import (
     mix,
     play,
 )
-from carpool_lab.simulate.simulator import Worker, in_turn, least_work, simulate
+from carpool_lab.simulate.simulator import Worker
 from carpool_lab.simulate.tables import TABLES, WIDEST, Table, learned, siblings, table
 from carpool_lab.workload import Arrival, Mix, Setting, generators, plan, poisson
 
@@ -102,7 +103,7 @@ def test_the_batches_of_a_traced_worker_name_their_requests() -> None:
     model = Model([FREE])
     worker = Worker(MODES["dynamic"](model.costs), model.costs, WIDEST, is_traced=True)
 
-    result = simulate(model.rides(arrivals(0.0, 0.0), Labels()), [worker], least_work)
+    result = simulate(model.rides(arrivals(0.0, 0.0), Labels()), [worker])
 
     decodes = [("decode", (1, 2))]
     assert result.batches == [("encode", (1, 2)), *[("denoise", (1, 2))] * 4, *decodes]
@@ -129,8 +130,8 @@ def test_a_closed_loop_never_has_more_requests_under_way_than_clients(
 def test_the_least_work_rule_avoids_a_busy_worker_and_the_other_rule_does_not_look() -> None:
     asked = [Arrival(0.0, {"num_inference_steps": 90}), *arrivals(0.1, 10.0)]
 
-    by_work = play(Model([SLOW]), asked, "off", workers=2, route=least_work)
-    by_turn = play(Model([SLOW]), asked, "off", workers=2, route=in_turn)
+    by_work = play(Model([SLOW]), asked, "off", workers=2, router="least-work")
+    by_turn = play(Model([SLOW]), asked, "off", workers=2, router="round-robin")
 
     assert [ride.latency_s for ride in by_work.rides] == pytest.approx([91.0, 5.0, 5.0])
     assert [ride.latency_s for ride in by_turn.rides] == pytest.approx([91.0, 5.0, 86.0])

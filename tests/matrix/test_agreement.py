@@ -11,8 +11,9 @@ from carpool.config import BatchingMode
 from carpool.engine.request import RequestState
 from carpool.schedule.cost import Costs, Curve
 from carpool.types import CallKind, QueuedRequest
+from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.scenario import MODES
-from carpool_lab.simulate.simulator import Ride, Stage, Worker, least_work, simulate
+from carpool_lab.simulate.simulator import Ride, Stage, Worker
 from support.engine_driver import Drive, Recorder, VirtualClock, driving
 from support.tiny import ARGUMENTS
 
@@ -119,7 +120,7 @@ def simulated(coming: list[Arrival], mode: BatchingMode) -> list[Batch]:
     worker = Worker(
         MODES[mode](costs), costs, {"encode": 8, "denoise": 8, "decode": 4}, is_traced=True
     )
-    return simulate(rides, [worker], least_work).batches
+    return simulate(rides, [worker]).batches
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from carpool.schedule.continuous import MAX_PASSED, Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.types import Admission, CallKind, Choice, ParkedCall, QueuedRequest
+from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.scenario import Labels, Model
-from carpool_lab.simulate.simulator import Worker, least_work, simulate
+from carpool_lab.simulate.simulator import Worker
 from carpool_lab.simulate.tables import WIDEST, Table
 from carpool_lab.workload import Arrival
 
@@ -273,7 +274,7 @@ def watch(model: Model, asked: Iterable[tuple[float, dict[str, object]]]) -> Wat
     worker = Worker(policy, model.costs, WIDEST)
     times_s = itertools.accumulate(gap_s for gap_s, _ in asked)
     arrivals = [Arrival(at_s, body) for at_s, (_, body) in zip(times_s, asked, strict=True)]
-    simulate(model.rides(arrivals, Labels()), [worker], least_work)
+    simulate(model.rides(arrivals, Labels()), [worker])
     return policy
 
 

@@ -1,6 +1,7 @@
 """Learned costs: monotone, robust to outliers, and a little hopeful about what nobody tried."""
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -125,3 +126,17 @@ def test_pooling_never_falls_and_keeps_the_weighted_mean(values: list[tuple[floa
 @given(st.lists(SECONDS, max_size=20))
 def test_pooling_leaves_alone_what_already_rises(values: list[float]) -> None:
     assert monotone(sorted(values), [1] * len(values)) == sorted(values)
+
+
+def test_how_uncertain_a_median_is_goes_by_how_far_its_runs_lie_apart_and_by_their_number() -> None:
+    def sd(runs: Sequence[float]) -> float:
+        curve = Curve()
+        for seconds in runs:
+            curve.learn(2, seconds)
+        assert curve.runs == {2: len(runs)}
+        return curve.median_sd(2)
+
+    assert sd([1.0, 1.0, 1.0]) == 0.0
+    assert sd([0.9, 1.0, 1.1]) == pytest.approx(0.107, rel=0.01)
+    assert sd([0.9, 1.0, 1.1, 50.0]) < 0.2  # an outlier is no uncertainty
+    assert sd([0.9, 1.0, 1.1] * 4) == pytest.approx(sd([0.9, 1.0, 1.1]) / 2)

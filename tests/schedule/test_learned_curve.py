@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import exp
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from carpool.schedule.continuous import Continuous
@@ -239,6 +239,9 @@ def mean_of_rounds(true: Curve, width: int, line: int = 8) -> float:
     st.lists(st.tuples(st.integers(1, 16), st.floats(-2.3, 2.3).map(exp)), max_size=80),
     st.integers(2, 16),
 )
+@example([(1, 7.4), (9, 1.0), (9, 7.4)], 5)  # the slowest of some hundreds: 990 forwards
+@example([(9, 10.0), (9, 0.1), (4, 10.0), (9, 10.0)], 4)
+@example([(2, 10.0), (1, 0.1), (9, 1.0), (16, 10.0), (11, 7.3), (15, 1.0)], 9)
 def test_no_width_is_avoided_for_ever_whatever_was_learned(
     history: list[tuple[int, float]], line: int
 ) -> None:

@@ -16,7 +16,8 @@ from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.shares import Shares
 from carpool.types import CallKind, Choice, ParkedCall, Phase, QueuedRequest
-from carpool_lab.simulate.simulator import Ride, Stage, Worker, least_work, simulate
+from carpool_lab.simulate.fleet import simulate
+from carpool_lab.simulate.simulator import Ride, Stage, Worker
 from support.engine_driver import VirtualClock, driving
 
 SMALL, LARGE = CallKind("denoise", 1), CallKind("denoise", 4)
@@ -287,7 +288,7 @@ def played(user: User, costs: Costs, *, seed: int, weight: float = 1.0) -> dict[
         rides.append(Ride(waiting, (stage,)))
     policy = Continuous(costs, max_running=6, fair_share={"a": weight})
     worker = Worker(policy, costs, {"denoise": 4, "encode": 4, "decode": 4})
-    result = simulate(rides, [worker], least_work)
+    result = simulate(rides, [worker])
     both_s = min(
         max(ride.ended_s for ride in result.rides if ride.waiting.tenant == tenant)
         for tenant in "ab"

@@ -203,11 +203,18 @@ def test_a_wrong_value_is_refused_by_name_and_rule(
     assert len(told["message"]) < 300
 
 
-@pytest.mark.parametrize("width", [0, -64, 65])
+@pytest.mark.parametrize("width", [0, -64, 3])
 def test_a_wrong_width_is_refused_as_a_size(client: httpx2.Client, width: int) -> None:
     told = refusal(client.post(ENDPOINT, json=body(size=None, width=width, height=64)))
 
     assert (told["param"], told["code"]) == ("size", "size_not_supported")
+
+
+def test_a_width_that_the_pipeline_rounds_down_is_drawn_and_told(client: httpx2.Client) -> None:
+    told = client.post(ENDPOINT, json=body(size=None, width=65, height=64)).json()
+
+    assert told["size"] == "64x64"
+    assert told["warnings"] == ["size 65x64 was rounded down to 64x64, multiples of 4"]
 
 
 def test_sigmas_are_steps_too(client: httpx2.Client) -> None:

@@ -73,7 +73,9 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
     metrics.previewed("flux", 0.3)
     metrics.ended("flux", "image", "ok", 8.0)
 
-    page = metrics.page("flux", BUILD, ridden(), {"queued": 3, "in_progress": 1})
+    worker = {"model": "flux", "worker": 0, "device": "cpu", "state": "ready", "requests": 2}
+    statistics = {**ridden(), "held": {"requests": 1}}
+    page = metrics.page("flux", BUILD, statistics, {"queued": 3, "in_progress": 1}, [worker])
 
     assert families(page) == {
         name.removesuffix("_total"): about.type for name, about in ALL.items()
@@ -83,6 +85,23 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
             name = one.name if one.name in ALL else family.name
             if not name.endswith("_created"):
                 assert one.labels.keys() - {"le"} == set(ALL[name].labels)
+
+
+def test_the_metrics_of_several_workers_say_which_one() -> None:
+    several = [{"worker": number, **ridden()} for number in range(2)]
+    statistics = {"held": {"requests": 3}, "workers": several}
+    workers = [
+        {"model": "flux", "worker": 0, "device": "cuda:0", "state": "ready", "requests": 2},
+        {"model": "flux", "worker": 1, "device": "cuda:1", "state": "worker_lost", "requests": 0},
+    ]
+
+    seen = samples(Metrics().page("flux", BUILD, statistics, {}, workers))
+
+    assert seen["carpool_steps_total", "flux", "0"] == seen["carpool_steps_total", "flux", "1"] == 4
+    assert seen["carpool_worker_up", "cuda:0", "flux", "0"] == 1
+    assert seen["carpool_worker_up", "cuda:1", "flux", "1"] == 0
+    assert seen["carpool_worker_requests", "flux", "0"] == 2
+    assert seen["carpool_requests_held", "flux"] == 3
 
 
 def test_the_engines_counts_are_told_as_they_are() -> None:

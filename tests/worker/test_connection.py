@@ -20,10 +20,18 @@ def done(path: Path | str) -> protocol.Done:
     return protocol.Done("one", 1, [], Timings(), protocol.TokenUsage(0, 0), clip)
 
 
-async def received(spool: Path, *said: protocol.ToFront) -> list[protocol.ToFront]:
-    """What the front hears of a worker that says this, hangs up and ends."""
+async def received(
+    spool: Path, *said: protocol.ToFront, begun: str | None = None
+) -> list[protocol.ToFront]:
+    """What the front hears of a worker that says this, hangs up and ends.
+
+    Args:
+        begun: a file that it writes, named after it.
+    """
     ours, theirs = socket.socketpair()
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    if begun is not None:
+        (spool / f"{process.pid}-{begun}").write_bytes(CONTENT)
     connection = WorkerConnection(process, *await asyncio.open_unix_connection(sock=ours), spool)
     with theirs:
         theirs.sendall(b"".join(map(protocol.encode, said)))
@@ -44,11 +52,11 @@ def test_a_large_output_has_no_name_once_its_message_arrives(tmp_path: Path) -> 
 
 
 def test_what_a_worker_began_to_write_goes_with_it(tmp_path: Path) -> None:
-    (tmp_path / "half").write_bytes(CONTENT)
+    (tmp_path / "1-other").write_bytes(CONTENT)  # another worker's
 
-    assert asyncio.run(received(tmp_path)) == []
+    assert asyncio.run(received(tmp_path, begun="half")) == []
 
-    assert not [*tmp_path.iterdir()]
+    assert [path.name for path in tmp_path.iterdir()] == ["1-other"]
 
 
 def test_an_output_that_cannot_be_read_fails_its_request_only(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
-"""`carpool generate`: pictures and videos into files, without a server."""
+"""`carpool generate`: pictures and videos into files, with a server or without one."""
 
 import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import click
+from click.core import ParameterSource
 
 import carpool
 from carpool import jsonfile
@@ -38,9 +40,11 @@ _FORMATS: dict[str, Literal["png", "jpeg", "webp"]] = {
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help=".png, .jpg or .webp, .mp4 for videos; several get -1, -2, ...  "
-    "[default: out.png or out.mp4]",
+    help=".png, .jpg or .webp, .mp4 for videos; several get -1, -2, ...; {i}, {seed} and "
+    "{prompt} in the name are replaced  [default: out.png or out.mp4]",
 )
+@click.option("--server", metavar="URL", help="draw on a running server, instead of here")
+@click.option("--api-key", envvar="CARPOOL_API_KEY", help="of that server", show_envvar=False)
 @click.option("--model", default="shapes", show_default=True, help="as for serve")
 @click.option("--steps", type=int, help="denoising steps")
 @click.option("--size", help="WIDTHxHEIGHT in pixels")
@@ -86,6 +90,8 @@ def generate(
     prompts: tuple[str, ...],
     prompts_file: Iterable[str] | None,
     output: Path | None,
+    server: str | None,
+    api_key: str | None,
     model: str,
     images: tuple[Path, ...],
     mask: Path | None,
@@ -124,6 +130,13 @@ def generate(
             if value is not None
         }
     )
+    if server is not None:
+        _refuse_settings(flags)
+        chosen = _said("model")
+        wanted = None if chosen is None else model
+        format_ = {"n": n, **parameters} | ({} if seed is None else {"seed": seed})
+        _on_server(server, api_key, wanted, everything, format_, output, images, mask, fps, as_json)
+        return
     settings = settings_from(flags).engine()
     from carpool.models import grid  # not for `--help`
     from carpool.models.source import pipeline_of
@@ -151,10 +164,8 @@ def generate(
             everything, n=n, seed=seed, progress=sys.stderr.isatty(), **parameters, **pictures
         )
     for i, one in enumerate(outputs):
-        path = output
-        if len(outputs) > 1:
-            path = output.with_stem(f"{output.stem}-{i + 1}")
         prompt = everything[i // n]
+        path = path_of(output, i, len(outputs), one.seed or 0, prompt)
         made = one.frames[0] if one.frames is not None else one.images
         made_with = {"model": model, "prompt": prompt, "seed": one.seed, **parameters}
         made_with |= {"width": made[0].width, "height": made[0].height}
@@ -168,6 +179,76 @@ def generate(
             click.echo(json.dumps(line))
         else:
             click.echo(str(path))
+
+
+def path_of(output: Path, i: int, count: int, seed: int, prompt: str) -> Path:
+    """The file of one of several outputs: by the pattern in the name, or numbered from 1."""
+    words = re.sub(r"\W+", "-", prompt).strip("-")[:60] or "picture"
+    fields = {"{i}": str(i + 1), "{seed}": str(seed), "{prompt}": words}
+    name = re.sub(r"\{(i|seed|prompt)\}", lambda found: fields[found[0]], output.name)
+    is_told_apart = "{i}" in output.name or ("{seed}" in output.name and "{prompt}" in output.name)
+    path = output.with_name(name)
+    return path if count == 1 or is_told_apart else path.with_stem(f"{path.stem}-{i + 1}")
+
+
+def _said(name: str) -> Any:
+    """A flag that was given; None if it was left out."""
+    context = click.get_current_context()
+    if context.get_parameter_source(name) is ParameterSource.DEFAULT:
+        return None
+    return context.params[name]
+
+
+def _refuse_settings(flags: dict[str, Any]) -> None:
+    for name, value in flags.items():
+        if value not in (None, ()):
+            flag = name.replace("_", "-")
+            raise click.UsageError(f"--{flag} is the server's to decide: leave it out, or --server")
+
+
+def _on_server(
+    url: str,
+    api_key: str | None,
+    model: str | None,
+    prompts: list[str],
+    parameters: dict[str, Any],
+    output: Path | None,
+    images: tuple[Path, ...],
+    mask: Path | None,
+    fps: float,
+    as_json: bool,
+) -> None:
+    """Have a server draw, and write what it made."""
+    from carpool.cli import remote
+    from carpool.media.inputs import transparent_mask
+
+    with remote.connect(url, api_key) as server:
+        kind = remote.makes(server, model)
+        output = _output_for(kind, output)
+        body = parameters | ({} if model is None else {"model": model})
+        if kind == "videos":
+            count = body.pop("n")
+            if count != 1:
+                raise click.UsageError(
+                    "--n: a server makes one video of a prompt; repeat the prompt"
+                )
+            if _said("fps") is not None:
+                body["fps"] = fps
+        else:
+            body["output_format"] = _FORMATS[output.suffix.lower()]
+        read = [remote.data_url(remote.read(path), path.name) for path in images]
+        painted = None if mask is None else transparent_mask(remote.read(mask))
+        made = remote.draw(
+            server, prompts, body, videos=kind == "videos", images=read,
+            mask=None if painted is None else remote.data_url(painted, "mask.png"),
+            with_bars=sys.stderr.isatty(),
+        )  # fmt: skip
+        count = len(prompts) * int(parameters.get("n", 1))
+        for i, one in enumerate(made):
+            path = path_of(output, i, count, one.seed, one.prompt)
+            path.write_bytes(one.content)
+            line = {"path": str(path), "prompt": one.prompt, "seed": one.seed, "job": one.job["id"]}
+            click.echo(json.dumps(line) if as_json else str(path))
 
 
 def _check_output(output: Path) -> None:

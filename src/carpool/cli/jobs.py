@@ -24,25 +24,39 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 _ID = click.argument("job_id", metavar="ID")
 
 
+def server_client(url: str, api_key: str | None, flag: str = "--url") -> "httpx2.Client":
+    """An HTTP client of a server.
+
+    Args:
+        flag: that gave the URL.
+
+    Raises:
+        click.UsageError: it is none.
+    """
+    import httpx2  # not for `--help`
+
+    try:
+        base = httpx2.URL(url.rstrip("/").removesuffix("/v1") + "/")
+    except httpx2.InvalidURL:
+        base = httpx2.URL()
+    if base.scheme not in ("http", "https") or not base.host:
+        raise click.UsageError(f"{flag} {url}: write http://HOST:PORT")
+    return httpx2.Client(
+        base_url=base,
+        headers={"authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=30,
+        trust_env=base.host not in _LOOPBACK,  # proxies
+    )
+
+
 class JobsClient:
     """HTTP client of a server's job endpoints."""
 
-    def __init__(self, url: str, api_key: str | None) -> None:
+    def __init__(self, url: str, api_key: str | None, flag: str = "--url") -> None:
         import httpx2  # not for `--help`
 
-        try:
-            base = httpx2.URL(url.rstrip("/").removesuffix("/v1") + "/")
-        except httpx2.InvalidURL:
-            base = httpx2.URL()
-        if base.scheme not in ("http", "https") or not base.host:
-            raise click.UsageError(f"--url {url}: write http://HOST:PORT")
         self._url, self._failures = url, httpx2.HTTPError
-        self._http = httpx2.Client(
-            base_url=base,
-            headers={"authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=30,
-            trust_env=base.host not in _LOOPBACK,  # proxies
-        )
+        self._http = server_client(url, api_key, flag)
 
     def close(self) -> None:
         self._http.close()
@@ -53,8 +67,33 @@ class JobsClient:
         Raises:
             CarpoolError: there is no answer, or it is an error.
         """
+        return self.ask_at(method, _path(path), params=query)
+
+    def ask_at(self, method: str, path: str, **sent: Any) -> dict[str, Any]:
+        """The same for any path of the server."""
         with self._reachable():
-            return self._checked(self._http.request(method, _path(path), params=query))
+            return self._checked(self._http.request(method, path, **sent))
+
+    def content(self, job_id: str, name: str) -> bytes:
+        """A file of a job."""
+        with self._reachable():
+            answer = self._http.get(_path((job_id, "files", name)))
+        if not answer.is_success:
+            self._checked(answer)
+        return bytes(answer.content)
+
+    def served(self) -> dict[str, Any]:
+        """The models of the server, and its workers where there are several.
+
+        Raises:
+            CarpoolError: there is no answer, or it is an error.
+        """
+        with self._reachable():
+            models = self._checked(self._http.get("v1/models"))["data"]
+            health = self._http.get("health")
+        if health.status_code == 503:  # not ready, which is no error here
+            return {"models": models, "workers": health.json().get("workers", [])}
+        return {"models": models, "workers": self._checked(health).get("workers", [])}
 
     def fetch(self, job_id: str, name: str, to: Path) -> None:
         """Download a file of a job; a partial file is removed."""

@@ -9,11 +9,14 @@ import sys
 import click
 
 import carpool
+from carpool.cli.config_file import config
 from carpool.cli.generate import generate
 from carpool.cli.jobs import jobs
 from carpool.cli.models import models
 from carpool.cli.plugins import Commands
+from carpool.cli.pull import pull
 from carpool.cli.serve import serve
+from carpool.cli.top import top
 from carpool.config import ENV_PREFIX
 from carpool.errors import CarpoolError, SettingRejected
 
@@ -26,7 +29,7 @@ def cli() -> None:
     """Serve diffusion models whose requests share every denoising step."""
 
 
-for command in (jobs, serve, generate, models):
+for command in (config, jobs, serve, generate, models, pull, top):
     cli.add_command(command)
 
 

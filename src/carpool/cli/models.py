@@ -1,6 +1,8 @@
 """`carpool models`: the proven models, or how the calls of one model fuse."""
 
 import json
+from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import click
@@ -12,14 +14,25 @@ from carpool.config import EngineSettings
 @click.command()
 @click.argument("model", required=False)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--url", help="list the models of a running server instead, with their workers")
+@click.option("--api-key", envvar="CARPOOL_API_KEY", help="of that server")
 @settings_options(EngineSettings)
-def models(model: str | None, as_json: bool, **flags: Any) -> None:
+def models(
+    model: str | None, as_json: bool, url: str | None, api_key: str | None, **flags: Any
+) -> None:
     """List the models that are proven, and what fuses of each. Others run too.
 
-    With MODEL, which is loaded: how each of its heavy calls fuses, by what was proven so far.
+    With MODEL, which is loaded: how each of its heavy calls fuses, by what was proven so far. With
+    --url: what a server serves, and the state of its models and workers.
     """
     from carpool.models.grid import rows, table
 
+    if url is not None:
+        if model is not None:
+            raise click.UsageError("--url lists what a server serves: leave MODEL out")
+        served = _served(url, api_key)
+        click.echo(json.dumps(served, indent=1) if as_json else "\n".join(_lines(served)))
+        return
     if model is None:
         click.echo(json.dumps(rows(), indent=1) if as_json else "\n".join(table()))
         return
@@ -28,3 +41,25 @@ def models(model: str | None, as_json: bool, **flags: Any) -> None:
     found = lines(model, settings_from(flags).engine())
     text = (f"{one['call']:<36} {one['fuses']:<10} {one['why']}" for one in found)
     click.echo(json.dumps(found, indent=1) if as_json else "\n".join(text))
+
+
+def _served(url: str, api_key: str | None) -> dict[str, Any]:
+    """The models of a server, and its workers where there are several."""
+    from carpool.cli.jobs import JobsClient
+
+    with closing(JobsClient(url, api_key)) as client:
+        return client.served()
+
+
+def _lines(served: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for model in served["models"]:
+        soon = f", ready in {model['ready_in_s']:.0f} s" if model.get("ready_in_s") else ""
+        what = ", ".join(model["tasks"]) or "not loaded yet"
+        lines.append(f"{model['id']:<24} {model['state']}{soon:<10} {what}")
+        lines += [
+            f"  worker {one['worker']:<3} {one['device']:<12} {one['state']} {one.get('error', '')}"
+            for one in served["workers"]
+            if one["model"] == model["id"]
+        ]
+    return [line.rstrip() for line in lines]

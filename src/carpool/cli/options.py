@@ -13,7 +13,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def settings_options(
-    cls: type[EngineSettings], only: Collection[str] | None = None
+    cls: type[EngineSettings], only: Collection[str] | None = None, *, hidden: bool = False
 ) -> Callable[[Command], Command]:
     """Add a flag for every setting of the class, with its default shown but not applied.
 
@@ -21,6 +21,7 @@ def settings_options(
 
     Args:
         only: names of the settings to add; None: all.
+        hidden: leave them out of the help.
     """
 
     def add(command: Command) -> Command:
@@ -35,14 +36,74 @@ def settings_options(
             command = click.option(
                 f"--{flag}/--no-{flag}" if is_flag else f"--{flag}",
                 type=click.Choice(get_args(hint)) if is_choice else base_type(hint),
-                multiple=get_origin(hint) is tuple,
+                multiple=get_origin(hint) is tuple or rule["listed"],
+                callback=_joined if rule["listed"] else None,
                 default=None,
                 metavar=rule["unit"].upper() or None,
+                hidden=hidden,
                 help=rule["help"] + default,
             )(command)
         return command
 
     return add
+
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Address": ("host", "port", "api_key", "allowed_host", "served_model_name"),
+    "Model": ("device", "dtype", "revision", "lora", "default_sampling_params"),
+    "Batching": ("batching_mode", "max_batch_size", "max_running", "fair_share"),
+    "Limits": ("max_queue", "max_wait", "max_pixels", "max_steps"),
+    "Running it": ("state_dir", "log_level", "log_format", "playground"),
+}
+"""The flags that people use, as `carpool serve --help` shows them."""
+
+
+class GroupedHelp(click.Command):
+    """A command whose help shows the settings of `GROUPS`; `--help-all` shows all of them."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        both = click.Option(
+            ["--help-all"], is_flag=True, is_eager=True, expose_value=False,
+            callback=self._show_all, help="Show all flags and exit.",
+        )  # fmt: skip
+        return [*super().get_params(ctx), both]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if ctx.meta.get("help_all"):
+            super().format_options(ctx, formatter)
+            return
+        settings = {field.name for field in dataclasses.fields(ServeSettings)}
+        records = {
+            str(one.name): record
+            for one in self.get_params(ctx)
+            if isinstance(one, click.Option) and (record := one.get_help_record(ctx)) is not None
+        }
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(records[name][0], _short(records[name][1])) for name in names])
+        with formatter.section("Options"):
+            formatter.write_dl([one for name, one in records.items() if name not in settings])
+        more = len(settings) - sum(map(len, GROUPS.values()))
+        formatter.write_paragraph()
+        formatter.write_text(f"{more} more settings: --help-all")
+
+    @staticmethod
+    def _show_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value:
+            ctx.meta["help_all"] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+
+def _short(help_: str) -> str:
+    """The help of a flag up to its first semicolon or colon, with its default."""
+    text, mark, default = help_.partition("  [default: ")
+    return text.split(";")[0] + (mark + default)
+
+
+def _joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """A flag that may be repeated, as one list."""
+    return ",".join(values) or None
 
 
 def settings_from(flags: dict[str, Any]) -> ServeSettings:

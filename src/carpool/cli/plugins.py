@@ -18,6 +18,7 @@ LAB = {  # of `carpool_lab`, which is in the same wheel; what each does, so that
     "bench": "Send load to an OpenAI-compatible server and say how it did.",
     "check": "Prove on this machine that requests of MODEL get the same answers together and "
     "alone.",
+    "plan": "Predict what MODEL takes and gives on devices that are not here: from configs alone.",
     "simulate": "Say how a scheduling mode would do, without a model or a device.",
     "tune": "Measure what forwards of MODEL take by their rows, and where one more row no longer "
     "pays.",

@@ -2,19 +2,21 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from carpool.cli.options import settings_from, settings_options
+from carpool.cli.config_file import read_config
+from carpool.cli.options import GroupedHelp, settings_from, settings_options
 from carpool.cli.peer_flags import peer_options, translated
 from carpool.config import ENV_PREFIX, MODES_OF, ServeSettings, with_mode
 from carpool.errors import CarpoolError
 
 
-@click.command()
-@click.argument("model", required=False)
+@click.command(cls=GroupedHelp)
+@click.argument("models", nargs=-1, metavar="[[NAME=]MODEL]...")
 @click.option("--model-path", help="MODEL, as a flag")
 @click.option(
     "--pipeline",
@@ -25,30 +27,46 @@ from carpool.errors import CarpoolError
 @click.option(
     "--deploy-config", type=click.Path(path_type=Path), help="YAML of stages with engine_args"
 )
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="YAML file of settings, as max_queue: 100; flags and variables win. `models:` in it lists "
+    "several, with model, name, workers, devices, load (start, on_demand), keep_alive and settings",
+)
 @settings_options(ServeSettings)
 @peer_options
 def serve(
-    model: str | None,
+    models: tuple[str, ...],
     model_path: str | None,
     pipeline: str | None,
     deploy_config: Path | None,
+    config: Path | None,
     **flags: Any,
 ) -> None:
-    """Serve MODEL over HTTP, with OpenAI's image API.
+    """Serve a MODEL, or several, over HTTP, with OpenAI's image API.
 
     MODEL is 'shapes' (embedded; the default), a hub id like 'org/name', or a folder in diffusers
-    layout. Every flag can be given as an environment variable, such as CARPOOL_MAX_QUEUE.
+    layout. Every flag can be given as an environment variable, such as CARPOOL_MAX_QUEUE, or in
+    a file (--config; `carpool config --show` says what is in force), which may list `models:` too.
+    Requests choose among several by `model`: the MODEL's own id, or the NAME given here.
     Commands of `sglang serve` and `vllm serve --omni` are understood, too.
     """
-    if model and model_path and model != model_path:
-        raise click.UsageError(f"MODEL is {model!r} and --model-path {model_path!r}: say one")
-    if pipeline and (model or model_path):
+    if model_path and models not in ((), (model_path,)):
+        named = " ".join(models)
+        raise click.UsageError(f"MODEL is {named!r} and --model-path {model_path!r}: say one")
+    if pipeline and (models or model_path):
         raise click.UsageError("--pipeline builds the model: leave MODEL out")
     overrides = flags.pop("stage_overrides")
     flags = translated(flags)
     deploy = _deploy(deploy_config, overrides)
     said = {name.removeprefix(ENV_PREFIX).lower(): text for name, text in os.environ.items()}
     said |= {name: value for name, value in flags.items() if value not in (None, ())}
+    of_file = {} if config is None else read_config(config)
+    has_models = of_file.pop("models", None) is not None
+    if has_models and (models or model_path or pipeline):
+        raise click.UsageError("--config names the models: leave MODEL out")
+    of_file.pop("model", None) if pipeline else None
+    said |= {name: value for name, value in of_file.items() if name not in said}
     mode = with_mode(said).get("batching_mode")
     if mode is not None and mode != deploy.get("batching_mode", mode):
         for name in [name for name in deploy if name in MODES_OF]:
@@ -56,17 +74,31 @@ def serve(
             del deploy[name]
         del deploy["batching_mode"]
     flags |= {name: value for name, value in deploy.items() if name not in said}
-    chosen = model or model_path or flags.pop("model", None) or "shapes"
-    flags.pop("model", None)
+    variables = {name.removeprefix(ENV_PREFIX).lower() for name in os.environ}
+    for name, value in of_file.items():
+        if flags.get(name) in (None, ()) and name not in variables:
+            flags[name] = value
+    of_other = flags.pop("model", None)
+    chosen = models or (model_path or of_other or "shapes",)
     settings = settings_from(flags)
     if flags["batching_mode"] is None and settings.batching_mode in MODES_OF.values():
         _tell_mode(settings)
+    from carpool.fleet.models import models_of, read_models, settings_on
     from carpool.preflight import check  # not for `--help`
 
-    check(chosen, settings.engine(), pipeline)
+    specs = (
+        read_models(config, settings)
+        if config is not None and has_models
+        else models_of(chosen, settings, pipeline)
+    )
+    if len(specs) == 1 and specs[0].name and not settings.served_model_name:
+        settings = replace(settings, served_model_name=specs[0].name)
+    for spec in specs:
+        for device in dict.fromkeys(spec.devices):
+            check(spec.model, settings_on(spec, device), spec.factory)
     from carpool.server.run import serve as run
 
-    sys.exit(run(chosen, settings, pipeline))
+    sys.exit(run(specs, settings))
 
 
 def _tell_mode(settings: ServeSettings) -> None:

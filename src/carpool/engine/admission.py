@@ -9,6 +9,7 @@ from typing import Any
 
 from carpool.config import EngineSettings
 from carpool.engine.queue import RequestQueue
+from carpool.engine.request import RequestState
 from carpool.errors import Overloaded
 from carpool.schedule.overload import ENTER, Pressure, Speed, again_s, bounded, refuses, stage
 
@@ -66,18 +67,38 @@ class AdmissionControl:
         seconds = None if speed is None else speed.place_s(lefts_s)
         return None if seconds is None else bounded(seconds)
 
+    def starts_s(self, queued: Sequence[RequestState], places: int) -> list[float | None]:
+        """Predicted seconds until each of these starts, in the order of the queue.
+
+        Args:
+            places: requests that could start at once.
+        """
+        if self._speed is None:
+            return [None] * len(queued)
+        works_s = [one.queued.left_s if one.queued else self._newest_s for one in queued]
+        starts: list[float | None] = []
+        starts += self._speed.starts_s(list(self._lefts_s), places, works_s)
+        return starts
+
     def to_json(self) -> dict[str, Any]:
         """For `statistics`."""
-        return {"stage": self.stage, "wait_s": self._wait_s()}
+        return {"stage": self.stage, "wait_s": self.wait_s}
 
-    def _wait_s(self) -> float:
+    @property
+    def speed(self) -> float:
+        """Seconds of work, alone on the device, that a second of shared forwards does."""
+        return 1.0 if self._speed is None else self._speed.speed
+
+    @property
+    def wait_s(self) -> float:
+        """Predicted seconds until all that is queued now is done."""
         if self._speed is None:
             return 0.0
         unseen = max(0, len(self._queue) - self._seen)
         return self._speed.wait_s(self._waiting_s + unseen * self._newest_s)
 
     def _update_stage(self) -> tuple[float, float]:
-        wait_s, places = self._wait_s(), self._max_queue + self._max_running - len(self._lefts_s)
+        wait_s, places = self.wait_s, self._max_queue + self._max_running - len(self._lefts_s)
         fill = len(self._queue) / places if places > 0 else 0.0
         pressure = Pressure(wait_s / self._most_s, fill)
         if self.stage or pressure.wait >= ENTER[0] or fill >= ENTER[0]:  # else it stays 0

@@ -75,7 +75,14 @@ def unpack(packed: bytes, device: torch.device) -> Any:
     """
     try:
         return _unpacked(msgspec.msgpack.decode(packed), device)
-    except (msgspec.DecodeError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as e:
+    except (
+        msgspec.DecodeError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RuntimeError,
+    ) as e:
         raise ValueError(f"a damaged answer: {e}") from e
 
 

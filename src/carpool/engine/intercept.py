@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from carpool.engine.fiber import current_context, in_fiber, park
+from carpool.engine.row_mixing import mixes_rows
 from carpool.engine.specs import Spec
 from carpool.engine.specs.plugins import spec_of
 from carpool.request.lora import Riding
@@ -114,6 +115,7 @@ def _target(component: str, module: nn.Module, method: str) -> Target:
         phase=phase_of(component, method),
         spec=None if takes_any else spec_of(type(module).__name__, method),
         defaults={p.name: p.default for p in parameters if p.default is not p.empty},
+        is_exclusive=mixes_rows(module) is not None,
     )
 
 

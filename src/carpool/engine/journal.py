@@ -36,7 +36,6 @@ log = logging.getLogger("carpool")
 MOST_BYTES = 16 << 20  # of one answer
 MOST_VALUES = 4  # of a tensor on the host whose values are part of the mark: timesteps
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
-_NOT_ITS_OWN = {"request_id": "", "group": "", "timeout_s": None, "deadline_s": None}
 
 
 class Mismatch(Exception):
@@ -111,12 +110,14 @@ class Journal:
         self._calls += 1
         self._mark, self._versions = None, []
         if (self._sink is None and not self.is_replaying) or not _is_kept(call):
-            return self._passed()
+            self._pass()
+            return None
         arguments = call.arguments()
         try:
             self._mark = _mark(self._identity, call, arguments)
         except _Unknown:
-            return self._passed()
+            self._pass()
+            return None
         if not self.is_replaying:
             self._versions = [(one, _version(one)) for one in tensors_in(arguments)]
             return None
@@ -139,7 +140,7 @@ class Journal:
         self._calls += 1
         self._mark = None
 
-    def _passed(self) -> None:
+    def _pass(self) -> None:
         """A call runs of which nothing is written down."""
         if self.is_replaying and self._past[self._next].number <= self._calls:
             raise Mismatch(f"call {self._calls} is another one")
@@ -231,7 +232,9 @@ class Identity:
         """A digest of the model with this request."""
         self._digest = self._digest or _digest_of(self._loaded)
         digest = hashlib.blake2b(self._digest, digest_size=32)
-        plain = replace(request, arguments={}, **_NOT_ITS_OWN)
+        plain = replace(
+            request, arguments={}, request_id="", group="", timeout_s=None, deadline_s=None
+        )
         digest.update(repr(plain).encode())
         for name in sorted(request.arguments):
             digest.update(f"{name}={_content(request.arguments[name])}\0".encode())

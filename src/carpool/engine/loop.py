@@ -1,7 +1,8 @@
 """The main loop: admit requests, choose calls, run them as one forward, resume their fibers.
 
 An `EngineCore` is driven by one thread, which calls `step` again and again (`run` does). `submit`,
-`cancel`, `add_lora`, `reload`, `close`, `statistics` and `timeline` may be called from any thread.
+`cancel`, `add_lora`, `reload`, `close`, `statistics`, `timeline` and `requests` may be called from
+any thread.
 """
 
 import logging
@@ -31,6 +32,7 @@ from carpool.engine.model.load import Loaded, versions
 from carpool.engine.model.preview import PreviewSender
 from carpool.engine.numerics import Exact
 from carpool.engine.observe import truncation
+from carpool.engine.observe.activity import Snapshot, snapshot
 from carpool.engine.observe.forward import Observer, forward_of
 from carpool.engine.observe.heartbeat import Heartbeat
 from carpool.engine.observe.stats import Stats, memory
@@ -115,24 +117,39 @@ class EngineCore:
 
     # From any thread
 
-    def submit(
-        self, request: CheckedRequest, listener: Listener, *, journal: Journal | None = None
-    ) -> None:
+    def submit(self, request: CheckedRequest, listener: Listener) -> None:
         """Queue a checked request.
-
-        Args:
-            journal: the request goes on where that ends, and adds to it; for one run of one
-                request. None: none is kept.
 
         Raises:
             TooLate, Overloaded, Draining: see `Scheduler.check_deadline`,
                 `AdmissionControl.check`, `RequestQueue.put`.
         """
-        self._scheduler.check_deadline(request, self._running.states)
+        self.submit_held(request, listener, 0.0)
+
+    def submit_held(
+        self,
+        request: CheckedRequest,
+        listener: Listener,
+        waited_s: float,
+        journal: Journal | None = None,
+    ) -> None:
+        """As `submit`, of a request that waited elsewhere, and may have run there.
+
+        Args:
+            waited_s: its times count from so long before.
+            journal: the request goes on where that ends, and adds to it; for one run of one
+                request. None: none is kept.
+        """
+        self._scheduler.check_deadline(request, self._running.states, waited_s)
         self._scheduler.check_overload(request)
         free_places = max(0, self.settings.max_running - len(self._running))
         self._queue.put(
-            request, listener, free_places=free_places, place_s=self.place_s, journal=journal
+            request,
+            listener,
+            free_places=free_places,
+            place_s=self.place_s,
+            waited_s=waited_s,
+            journal=journal,
         )
 
     def together(self) -> AbstractContextManager[object]:
@@ -167,6 +184,26 @@ class EngineCore:
     def place_s(self) -> float | None:
         """Predicted seconds until the next place is free; None while nothing is known."""
         return self._scheduler.admission.place_s
+
+    @property
+    def held_s(self) -> float:
+        """Predicted work that waits elsewhere for this engine, alone on the device."""
+        return self._scheduler.held_s
+
+    @held_s.setter
+    def held_s(self, work_s: float) -> None:
+        self._scheduler.held_s = work_s
+
+    @property
+    def step_costs(self) -> dict[tuple[int | None, int | None, int | None], list[float]]:
+        """Seconds of a denoising step by the requests that share it, by (width, height, frames) as
+        requests say them."""
+        return self._scheduler.step_costs
+
+    def steps_left(self) -> dict[str, float]:
+        """Denoising steps that running requests have left, as far as their number is known."""
+        running = self._running.states
+        return {one.request_id: float(one.steps - one.step) for one in running if one.steps}
 
     @property
     def overload_stage(self) -> int:
@@ -207,6 +244,23 @@ class EngineCore:
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         """What a request did when, and what it waited for; None if it is not known any more."""
         return self._timelines.to_json(request_id, self._clock())
+
+    def estimate(self, request: CheckedRequest) -> tuple[float | None, float, float]:
+        """What a request would take if it came now.
+
+        Returns:
+            Seconds of its denoising steps alone on the device, None while nothing is known; the
+            predicted wait; and the speed of shared forwards, against doing all alone.
+        """
+        admission = self._scheduler.admission
+        return self._scheduler.alone_s(request), admission.wait_s, admission.speed
+
+    def requests(self) -> Snapshot:
+        """The running and the queued requests, for those who watch the engine."""
+        _, queued = self._queue.snapshot(since=-1)
+        places = self.settings.max_running - len(self._running)
+        starts_s = self._scheduler.admission.starts_s(queued or [], places)
+        return snapshot(self._clock(), self._running.states, queued or [], starts_s)
 
     # On the engine's own thread
 
@@ -280,7 +334,8 @@ class EngineCore:
         with self._adapters.riding(calls, rows):
             answers = self._fuser.run(calls, rows)
         self.loaded.device.launched()
-        forward = forward_of(states, began_s, self._clock())
+        why = self._scheduler.why_not_wider(len(states))
+        forward = forward_of(states, began_s, self._clock(), why)
         for observe in self._observers:
             observe(forward)
         return answers

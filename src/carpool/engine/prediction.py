@@ -11,8 +11,11 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.peers.compatibility import cost, request_key, resolution, signature
 from carpool.types import CallKind, CheckedRequest, ParkedCall, QueuedRequest
 
+MAX_SIZES = 64  # whose costs are reported
 MAX_KINDS = 4096  # remembered by fuse key
 SIZES = ("width", "height", "num_frames")
+Size = tuple[int | None, int | None, int | None]
+"""Those, as a request says them."""
 
 
 class Predictor:
@@ -26,7 +29,7 @@ class Predictor:
         self._card, self._costs, self._vae_scale_px = card, costs, vae_scale_px
         self._defaults = _defaults(card)
         self._kinds: dict[Hashable, CallKind] = {}
-        self._step_calls: dict[Hashable, tuple[CallKind, int]] = {}  # by size: one denoising call
+        self._step_calls: dict[Size, tuple[CallKind, int]] = {}  # one denoising call
         self._last_step_call: tuple[CallKind, int] | None = None
         self._calls_a_step = 1.0
 
@@ -99,6 +102,17 @@ class Predictor:
         call = self._step_calls.get(_size(job), self._last_step_call)
         return steps * (self._costs.seconds(*call) * self._calls_a_step if call else 1.0)
 
+    def step_costs(self, most_rows: int) -> dict[Size, list[float]]:
+        """Seconds of a denoising step by the requests that share it, at every size that has run."""
+        found: dict[Size, list[float]] = {}
+        for size, (kind, rows) in list(self._step_calls.items())[-MAX_SIZES:]:
+            curve = self._costs.curve(kind)
+            if not curve.is_empty:
+                several = range(1, max(1, most_rows // rows) + 1)
+                scale = self._calls_a_step * self._costs.factor
+                found[size] = [curve.seconds(n * rows) * scale for n in several]
+        return found
+
     @property
     def is_informed(self) -> bool:
         """Whether predictions are more than a guess."""
@@ -121,8 +135,9 @@ class Predictor:
             state.counted_step = state.step
 
 
-def _size(job: CheckedRequest) -> Hashable:
-    return tuple(job.arguments.get(name) for name in SIZES)
+def _size(job: CheckedRequest) -> Size:
+    width, height, frames = (job.arguments.get(name) for name in SIZES)
+    return width, height, frames
 
 
 def _defaults(card: Card) -> dict[str, object]:

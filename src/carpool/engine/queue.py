@@ -43,6 +43,7 @@ class RequestQueue:
         *,
         free_places: int,
         place_s: float | None = None,
+        waited_s: float = 0.0,
         journal: Journal | None = None,
     ) -> None:
         """Queue a request.
@@ -52,6 +53,7 @@ class RequestQueue:
             listener: receives every event of it, `queued` first.
             free_places: requests that could run at once, which do not count towards the limit.
             place_s: predicted seconds until the next place is free; None: not known.
+            waited_s: how long it waited before it came here.
             journal: of an earlier run of it, or to be kept.
 
         Raises:
@@ -69,10 +71,8 @@ class RequestQueue:
                     retry_after_s=self._completions.next_s(now_s) if place_s is None else place_s,
                 )
             self.submitted += 1
-            timeline = self._timelines.begin(request.request_id, now_s)
-            state = RequestState(
-                request, listener, self.submitted, timeline, journal=journal
-            )
+            timeline = self._timelines.begin(request.request_id, now_s - waited_s)
+            state = RequestState(request, listener, self.submitted, timeline, journal=journal)
             listener.event(Event("queued", request.request_id, now_s))
             self._waiting.append(state)
             self._version += 1

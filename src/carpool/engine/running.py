@@ -27,6 +27,7 @@ from carpool.engine.request import FiberState, RequestState
 from carpool.engine.step_cache import StepCache
 from carpool.engine.tokenizers import HostCall
 from carpool.errors import CarpoolError
+from carpool.request.parameters import rounded_size
 from carpool.types import Clock, Event
 
 log = logging.getLogger("carpool")
@@ -93,6 +94,8 @@ class RunningRequests:
         state.step_cache = StepCache(threshold) if threshold else None
         context = self._isolation.context(request.seed)
         context.request_id, context.warnings = request.request_id, state.warnings
+        if (told := rounded_size(self._loaded.card, request.arguments)) is not None:
+            state.warnings.append(told)
         state.start(mine, context, partial(call, mine, request, self._loaded.card), now_s)
         self._resume(state)
 

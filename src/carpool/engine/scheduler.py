@@ -21,7 +21,7 @@ from carpool.engine.model.load import Loaded
 from carpool.engine.observe.forward import Forward
 from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram
 from carpool.engine.observe.width_reason import width_reason
-from carpool.engine.prediction import Predictor
+from carpool.engine.prediction import Predictor, Size
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
 from carpool.errors import TooLate
@@ -33,6 +33,7 @@ from carpool.types import NO_KIND, CallKind, CheckedRequest, Clock, ParkedCall, 
 log = logging.getLogger("carpool")
 
 KEEP_EVERY_S = 30.0
+REPORT_EVERY_S = 1.0
 LEARN_EVERY = 8  # forwards: after each, the code that learns has left the processor's caches
 KNOWN_WELL = 32  # forwards of a kind and width, from which on several are learned from at once
 
@@ -64,8 +65,12 @@ class Scheduler:
         self.admission = AdmissionControl(queue, settings)
         self._waiting: list[QueuedRequest] = []  # of the queue, at its `_version`
         self._version, self._waiting_s = -1, 0.0
+        self.held_s = 0.0  # predicted work that waits elsewhere for this engine
+        self.step_costs: dict[Size, list[float]] = {}  # as of `_reported_s`
+        self._reported_s = -inf
         self.wake_s = inf  # when to ask again, if nothing happens before
         self._width_reasons: Counter[tuple[str, str]] = Counter()
+        self._why, self._selected = "", 0  # of the last choice
         self._seconds: dict[str, Histogram] = {}  # of forwards, by their method
         # what is to be learned from: forwards (kind, rows of each call, seconds of the device), and
         # turns (kind, calls, seconds of the loop and of the pipelines' own code)
@@ -96,11 +101,12 @@ class Scheduler:
         """Those of the parked requests that share the next forward, in their order in it."""
         parked = [self._parked_call(state) for state in states]
         self.admission.update(len(self._waiting), self._waiting_s, [call.left_s for call in parked])
-        choice = self._policy.choose(parked, self._waiting_s, self._clock())
+        choice = self._policy.choose(parked, self._waiting_s + self.held_s, self._clock())
         if not choice.calls:
             return []
         self._kind = choice.calls[0].kind
-        self._width_reasons[self._kind.name, width_reason(choice, parked)] += 1
+        self._why, self._selected = width_reason(choice, parked), len(choice.calls)
+        self._width_reasons[self._kind.name, self._why] += 1
         numbers = {call.request for call in choice.calls}
         selected = [state for state in states if state.number in numbers]
         # the same adapters side by side; else a stable order, so that stacks are used again
@@ -128,6 +134,10 @@ class Scheduler:
             most = max(1, min(most, int(settings.max_decode_gib * 2**30 // row_bytes)))
         return most
 
+    def why_not_wider(self, requests: int) -> str:
+        """Why a forward of so many of the selected is not wider; `split` after one that failed."""
+        return self._why if requests == self._selected else "split"
+
     def expected_s(self, rows: Sequence[int]) -> float | None:
         """Predicted seconds of a forward of the selected; None if nothing like it has ever run."""
         if self.costs.curve(self._kind).is_empty:
@@ -144,6 +154,9 @@ class Scheduler:
 
     def ended(self, rows: Sequence[int], duration_s: float) -> None:
         """Note what a forward took; on CUDA, what those took that are over by now."""
+        if self._clock() - self._reported_s >= REPORT_EVERY_S:
+            self._reported_s = self._clock()
+            self.step_costs = self._predictor.step_costs(self._settings.max_batch_size)
         self._watch.stop((self._kind, tuple(rows)), duration_s)
         for (kind, widths), seconds in self._watch.read():
             if kind.name not in self._seconds:
@@ -185,7 +198,13 @@ class Scheduler:
         """Refuse a request that would wait too long; see `AdmissionControl.check`."""
         self.admission.check(job.priority, self._predictor.whole_s(job))
 
-    def check_deadline(self, job: CheckedRequest, running: Iterable[RequestState]) -> None:
+    def alone_s(self, job: CheckedRequest) -> float | None:
+        """The predicted work of a request, if anything is known."""
+        return self._predictor.whole_s(job) if self._predictor.is_informed else None
+
+    def check_deadline(
+        self, job: CheckedRequest, running: Iterable[RequestState], waited_s: float = 0.0
+    ) -> None:
         """Refuse a request whose deadline cannot be met, by what forwards have taken so far.
 
         It is predicted to run alone, after the running ones whose deadlines are earlier.
@@ -194,6 +213,8 @@ class Scheduler:
             TooLate: says what it would take. With `admit_late` that is a line in the log.
         """
         if job.deadline_s is None or not self._predictor.is_informed:
+            return
+        if waited_s > 0:  # it was accepted by whoever held it
             return
         due_s = self._clock() + job.deadline_s
         before = [state.parked for state in running]

@@ -32,9 +32,7 @@ _decoder = msgspec.msgpack.Decoder(JournalEntry)
 class Memory(Protocol):
     """The journals of requests that are being answered."""
 
-    def open(
-        self, request_id: str, past: list[JournalEntry], file: "JournalFile", /
-    ) -> None: ...
+    def open(self, request_id: str, past: list[JournalEntry], file: "JournalFile", /) -> None: ...
     def close(self, request_id: str, /) -> None: ...
 
 

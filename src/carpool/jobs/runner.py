@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -47,6 +47,9 @@ class Output(Protocol):
 OnProgress = Callable[[int, int], None]
 """Is called with the denoising steps that are done, and how many there are."""
 
+OnPreview = Callable[[Any], None]
+"""Is called with previews, of requests that ask for some; only the worker looks into them."""
+
 Writer = Callable[[Record, Sequence[Any], Path], object]
 """Puts the files of a job into a folder. On a thread."""
 
@@ -60,7 +63,10 @@ class EngineClient(Protocol):
 
     async def wait_open(self) -> None: ...
     async def submit(
-        self, job: CheckedRequest, on_progress: OnProgress | None = None
+        self,
+        job: CheckedRequest,
+        on_progress: OnProgress | None = None,
+        on_preview: OnPreview | None = None,
     ) -> Output: ...
 
 
@@ -77,6 +83,16 @@ class JobListener(Protocol):
         """A job has ended, `took_s` after it was accepted; `done` is of a completed one only."""
 
 
+class JobFollower(Protocol):
+    """Is told of the progress of jobs, on the event loop."""
+
+    def progressed(self, record: Record, step: int, steps: int) -> None:
+        """The requests of a job have made so many denoising steps, of so many in all."""
+
+    def previewed(self, record: Record, part: int, preview: Any) -> None:
+        """There is a preview of one of the requests of a job."""
+
+
 class Runner:
     """Keeps a bounded number of jobs running until it is stopped."""
 
@@ -86,7 +102,7 @@ class Runner:
         client: EngineClient,
         writers: Mapping[str, Writer],
         *,
-        model: Callable[[], str],
+        model: Callable[[], str | Collection[str]],
         max_running: int,
         read: Reader | None = None,
         journals: JobJournals | None = None,
@@ -98,7 +114,7 @@ class Runner:
         Args:
             store: of the jobs; the caller closes it after `stop`.
             writers: by kind of job.
-            model: the name of what the worker runs, once it is open.
+            model: the name of what the workers run, or the names, once they are open.
             max_running: jobs handed to the worker at once.
             read: decodes input pictures, if there are jobs with some.
             journals: of jobs on the disk, for those that an earlier run left.
@@ -114,6 +130,7 @@ class Runner:
         self._at_work: dict[str, asyncio.Task[list[Output]]] = {}  # those that can be cancelled
         self._percents: dict[str, int] = {}
         self._listeners: list[JobListener] = []
+        self._followers: list[JobFollower] = []
         self._changing = asyncio.Lock()  # no job is taken while it is cancelled
         self._news = asyncio.Event()
         self._ended = asyncio.Event()  # of the next job that ends, whichever it is
@@ -123,6 +140,10 @@ class Runner:
     def watch(self, listener: JobListener) -> None:
         """Tell a listener of all runs and ends from now on."""
         self._listeners.append(listener)
+
+    def follow(self, follower: JobFollower) -> None:
+        """Tell a follower of all progress from now on."""
+        self._followers.append(follower)
 
     # For clients. A job that does not exist, or is another owner's, raises `JobNotFound`
 
@@ -258,11 +279,25 @@ class Runner:
                 made, all_ = (sum(numbers) for numbers in zip(*steps, strict=True))
                 percent = min(99, 100 * made // all_)
                 self._percents[record.id] = max(percent, self._percents.get(record.id, 0))
+                for follower in self._followers:
+                    follower.progressed(record, made, all_)
+
+        def previewed(part: int, preview: Any) -> None:
+            for follower in self._followers:
+                follower.previewed(record, part, preview)
 
         try:
             async with asyncio.TaskGroup() as group:
                 parts = [
-                    group.create_task(self._part(record, part, request, partial(progressed, part)))
+                    group.create_task(
+                        self._part(
+                            record,
+                            part,
+                            request,
+                            partial(progressed, part),
+                            partial(previewed, part),
+                        )
+                    )  # fmt: skip
                     for part, request in enumerate(requests)
                 ]
         except ExceptionGroup as failures:
@@ -270,14 +305,19 @@ class Runner:
         return [part.result() for part in parts]
 
     async def _part(
-        self, record: Record, part: int, request: CheckedRequest, on_progress: OnProgress
+        self,
+        record: Record,
+        part: int,
+        request: CheckedRequest,
+        on_progress: OnProgress,
+        on_preview: OnPreview,
     ) -> Output:
         """Run one request, as soon as the worker's queue has room for it."""
         while True:
             if self._journals is not None:
                 await self._journals.resume(record.id, part, request.request_id)
             try:
-                return await self._client.submit(request, on_progress)
+                return await self._client.submit(request, on_progress, on_preview)
             except Overloaded as error:
                 await asyncio.sleep(max(error.retry_after_s or 0.0, self._again_s))
             finally:

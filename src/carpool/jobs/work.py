@@ -1,6 +1,6 @@
 """The work of a job: requests as they are stored in its record, and read again for each run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -37,12 +37,16 @@ def work_of(
 
 
 def requests_of(
-    record: Record, model: str, stored: Stored, read: Reader | None, uptime_s: float
+    record: Record,
+    model: str | Collection[str],
+    stored: Stored,
+    read: Reader | None,
+    uptime_s: float,
 ) -> list[CheckedRequest]:
     """The requests of a record for this run: with new ids and the time that is left. Slow.
 
     Args:
-        model: what the worker runs.
+        model: what the workers run: a name, or several.
         read: decodes stored pictures; None: there should be none.
         uptime_s: the store's, just now.
 
@@ -55,8 +59,10 @@ def requests_of(
         wanted, asked = record.work["model"], [CheckedRequest(**one) for one in record.work["jobs"]]
     except (KeyError, TypeError):
         raise StoreFailed("the job was stored, but cannot be read any more") from None
-    if wanted != model:
-        told = f"the job wants model {wanted!r}, and the server runs {model!r} by now"
+    served = [model] if isinstance(model, str) else list(model)
+    if wanted not in served:
+        names = ", ".join(map(repr, served))
+        told = f"the job wants model {wanted!r}, and the server runs {names} by now"
         raise ModelNotFound(told, param="model")
     pictures: dict[str, Any] = {}
     for argument, files in record.work.get("inputs", {}).items():
@@ -70,6 +76,7 @@ def requests_of(
         replace(
             one,
             request_id=new_request_id(),
+            model=wanted,
             arguments={**one.arguments, **pictures},
             timeout_s=_left(one.timeout_s, waited_s),
             lora=tuple((str(name), float(scale)) for name, scale in one.lora),

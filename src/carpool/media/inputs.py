@@ -6,6 +6,7 @@ from typing import Any
 
 from PIL import Image
 
+from carpool.errors import UnsupportedImage
 from carpool.media.uploads import Mode, read_image
 from carpool.request.images import NAMES
 
@@ -42,3 +43,21 @@ def unpacked(file: bytes, mode: Mode) -> Image.Image:
         UnsupportedImage: the disk has spoiled it.
     """
     return read_image(file, max_pixels=MOST_PIXELS, mode=mode)
+
+
+def transparent_mask(file: bytes) -> bytes:
+    """A mask that is white where to draw anew, as OpenAI's API has it: a PNG, transparent there.
+
+    Raises:
+        UnsupportedImage: it cannot be read.
+    """
+    try:
+        with Image.open(io.BytesIO(file), formats=["PNG", "JPEG", "WEBP"]) as opened:
+            white = opened.convert("L")
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise UnsupportedImage(f"mask cannot be read: {error}", param="mask") from None
+    mask = Image.new("RGBA", white.size, "white")
+    mask.putalpha(white.point(lambda value: 255 - value))
+    out = io.BytesIO()
+    mask.save(out, "PNG")
+    return out.getvalue()

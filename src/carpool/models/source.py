@@ -1,9 +1,11 @@
-"""Where a model's files lie: an embedded one, a folder in diffusers layout, or a hub id.
+"""Where a model's files lie: an embedded one, a folder in diffusers layout, a file, or a hub id.
 
 No torch: `carpool serve` asks before it starts anything.
 """
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +22,8 @@ leave out, and its largest picture: {"id": ..., "defaults": {...}, "max_pixels":
 EMBEDDED = {"shapes": embedded.MODEL_DIR, "shapes-video": embedded.VIDEO_MODEL_DIR}
 
 _INDEX = "model_index.json"
+SINGLE_FILES = (".safetensors", ".gguf")
+_PICKLES = (".ckpt", ".pt", ".pth", ".bin")
 
 
 def find(model: str | Path) -> tuple[str, dict[str, Any]]:
@@ -36,13 +40,34 @@ def find(model: str | Path) -> tuple[str, dict[str, Any]]:
         extra = {"id": folder.resolve().name, **extra, "lora": lora}  # never a path to clients
         return str(folder), extra
     text = str(model)
+    if folder.suffix in SINGLE_FILES and folder.is_file():
+        return str(folder), {"id": folder.stem, "lora": {}}
+    if folder.suffix in _PICKLES and folder.is_file():
+        raise LoadFailed(f"{text!r} may hold a pickle, which can run code: take a .safetensors")
     if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
         raise LoadFailed(
             f"no model at {text!r}{nearest(text, EMBEDDED)}: give "
-            f"{' or '.join(map(repr, EMBEDDED))}, a hub id like 'org/name', or a folder that holds "
-            f"a {_INDEX}"
+            f"{' or '.join(map(repr, EMBEDDED))}, a hub id like 'org/name', a folder that holds "
+            f"a {_INDEX}, or a file ({' or '.join(SINGLE_FILES)})"
         )
     return text, {}
+
+
+def is_single_file(source: str) -> bool:
+    """Is what `find` gave one file of weights?"""
+    return source.endswith(SINGLE_FILES) and Path(source).is_file()
+
+
+def components_of(source: str) -> dict[str, str]:
+    """The modules of a local pipeline: class names by component; {} where its index tells none."""
+    folder = Path(source)
+    try:
+        index = jsonfile.loads(jsonfile.read(folder / _INDEX))
+        entries = {name: entry for name, entry in index.items() if isinstance(entry, list)}
+    except (OSError, ValueError, AttributeError):
+        return {}
+    is_module = {name: (folder / name / "config.json").is_file() for name in entries}
+    return {name: str(entries[name][-1]) for name in entries if is_module[name]}
 
 
 def pipeline_of(model: str) -> str:
@@ -61,15 +86,31 @@ def check_hub(model: str, revision: str | None) -> None:
         LoadFailed: says which of these it is: no such model or revision, a gated one, no network,
             offline mode, or no diffusers pipeline.
     """
-    from huggingface_hub import constants, errors, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 
-    at = f" at revision {revision!r}" if revision else ""
-    try:
+    with hub_errors(model, revision, _INDEX):
         if isinstance(try_to_load_from_cache(model, _INDEX, revision=revision), str):
             return
         if not constants.is_offline_mode():
             _connect(constants.ENDPOINT)  # the library tries for half a minute
         hf_hub_download(model, _INDEX, revision=revision, etag_timeout=5)
+
+
+@contextmanager
+def hub_errors(model: str, revision: str | None, file: str) -> Iterator[None]:
+    """Say what a hub refuses, and what to do about it.
+
+    Args:
+        file: of the model, that is asked for.
+
+    Raises:
+        LoadFailed: the hub refused, or cannot be reached.
+    """
+    from huggingface_hub import constants, errors
+
+    at = f" at revision {revision!r}" if revision else ""
+    try:
+        yield
     except errors.GatedRepoError as error:
         raise LoadFailed(
             f"{model} is gated: accept its terms at {constants.ENDPOINT}/{model}, then log in with "
@@ -94,10 +135,9 @@ def check_hub(model: str, revision: str | None) -> None:
             f"it elsewhere with `hf download {model}`"
         ) from error
     except errors.EntryNotFoundError as error:
-        raise LoadFailed(
-            f"{model}{at} has no {_INDEX}: it is no diffusers pipeline; look for a conversion, "
-            "often called NAME-diffusers"
-        ) from error
+        rule = "it is no diffusers pipeline; look for a conversion, often called NAME-diffusers"
+        rule = rule if file == _INDEX else f"see its files at {constants.ENDPOINT}/{model}"
+        raise LoadFailed(f"{model}{at} has no {file}: {rule}") from error
     except errors.HFValidationError as error:
         raise LoadFailed(f"no model at {model!r}: {error}") from error
     except (errors.HfHubHTTPError, OSError, ValueError) as error:

@@ -34,13 +34,17 @@ if TYPE_CHECKING:
 
     from carpool.jobs.store import JobStore
     from carpool.python.jobs import Jobs
+    from carpool.python.workers import WorkerEngine
 
 
 class Engine:
     """A loaded model that runs many requests at once, on a thread of its own."""
 
     def __init__(
-        self, loop: EngineCore, settings: ServeSettings, store: "JobStore | None" = None
+        self,
+        loop: "EngineCore | WorkerEngine",
+        settings: ServeSettings,
+        store: "JobStore | None" = None,
     ) -> None:
         self._loop, self._settings = loop, settings
         self._owner = Owner()
@@ -262,7 +266,8 @@ def load(
         settings: those of `carpool.config.EngineSettings`, such as `device`, `dtype`,
             `max_batch_size`, `max_running`; and those of `Engine.jobs`: `state_dir` (a folder
             whose open jobs run on from here; none: memory), `job_ttl`, `max_store_bytes`,
-            `metadata`, `metadata_prompt`.
+            `metadata`, `metadata_prompt`. `workers=4` runs the model in four processes, one a
+            device (`devices="cuda:0,cuda:1"`), restarted when they die; outputs are PIL images.
 
     Raises:
         LoadFailed: the model is not to be had, or cannot be served as it is.
@@ -274,7 +279,7 @@ def load(
         lora = [f"{check_name(name)}={path}" for name, path in lora.items()]
     if not isinstance(model, (str, Path)):
         for name in OF_FILES:
-            if (said := settings.get(name)) not in (None, "auto"):
+            if (said := settings.get(name)) not in (None, "auto", ()):
                 raise SettingRejected(
                     f"{name}={said!r}: the pipeline given is loaded already; say it to "
                     "its from_pretrained"
@@ -287,11 +292,31 @@ def load(
 
             store = undo.enter_context(contextlib.closing(open_store(chosen)))
         own = chosen.engine()
-        loaded = load_pipeline(model, own)
-        undo.callback(loaded.undo)
-        engine = Engine(EngineCore(loaded, own, table=Table(loaded, own)), chosen, store)
+        if chosen.workers is not None or chosen.devices is not None:
+            engine = Engine(_workers(model, chosen), chosen, store)
+        else:
+            loaded = load_pipeline(model, own)
+            undo.callback(loaded.undo)
+            engine = Engine(EngineCore(loaded, own, table=Table(loaded, own)), chosen, store)
         undo.pop_all()
     return engine
+
+
+def _workers(model: Any, settings: ServeSettings) -> "WorkerEngine":
+    """The model in processes of its own."""
+    from carpool import preflight
+    from carpool.fleet.models import models_of, settings_on
+    from carpool.python.workers import WorkerEngine
+
+    if not isinstance(model, (str, Path)):
+        raise SettingRejected(
+            f"workers={settings.workers!r}: a pipeline that is loaded already cannot be handed to "
+            "other processes: give its hub id or folder"
+        )
+    [spec] = models_of([str(model)], settings)
+    for device in dict.fromkeys(spec.devices):
+        preflight.check(spec.model, settings_on(spec, device))
+    return WorkerEngine(spec, settings.worker_timeout)
 
 
 def _advance(bar: "tqdm[Any]", event: Event) -> None:

@@ -18,6 +18,8 @@ from carpool.types import CheckedRequest, Event, Timings
 if TYPE_CHECKING:
     from PIL import Image
 
+    from carpool.python.workers import WorkerEngine
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -67,7 +69,7 @@ class Handle:
     def __init__(
         self,
         job: CheckedRequest,
-        loop: EngineCore,
+        loop: "EngineCore | WorkerEngine",
         follow: Callable[[Event], object] | None = None,
         owner: Owner | None = None,
     ) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from carpool.config import ServeSettings
 from carpool.engine.loop import EngineCore
 from carpool.errors import InvalidValue, LibraryMissing, UnsupportedParameter
 from carpool.jobs.database import Record
-from carpool.jobs.runner import OnProgress
+from carpool.jobs.runner import OnPreview, OnProgress
 from carpool.jobs.work import work_of
 from carpool.media import outputs
 from carpool.media.metadata import made_with, told
@@ -24,6 +24,9 @@ from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import is_pil
 from carpool.request.parameters import Card, check, check_n
 from carpool.types import CheckedRequest, Event, Request
+
+if TYPE_CHECKING:
+    from carpool.python.workers import WorkerEngine
 
 _KINDS = {"pictures": "image", "videos": "video"}
 
@@ -108,14 +111,19 @@ def _rate(fps: Any, values: Mapping[str, Any]) -> float:
 class InProcess:
     """Runs the parts of jobs in the engine of this process."""
 
-    def __init__(self, loop: EngineCore, is_alive: Callable[[], bool]) -> None:
+    def __init__(self, loop: "EngineCore | WorkerEngine", is_alive: Callable[[], bool]) -> None:
         self._loop, self._is_alive = loop, is_alive
 
     async def wait_open(self) -> None:
         if not self._is_alive():
             await asyncio.Event().wait()  # it failed: what waits is for the next process
 
-    async def submit(self, job: CheckedRequest, on_progress: OnProgress | None = None) -> Output:
+    async def submit(
+        self,
+        job: CheckedRequest,
+        on_progress: OnProgress | None = None,
+        on_preview: OnPreview | None = None,  # these jobs ask for none
+    ) -> Output:
         here = asyncio.get_running_loop()
 
         def follow(event: Event) -> None:
@@ -132,7 +140,9 @@ def write_pictures(record: Record, done: Sequence[Output], folder: Path) -> None
     outputs.write_pictures([one.images[0] for one in done], form["told"], folder, form["format"])
 
 
-def write_videos(loop: EngineCore, record: Record, done: Sequence[Output], folder: Path) -> None:
+def write_videos(
+    loop: "EngineCore | WorkerEngine", record: Record, done: Sequence[Output], folder: Path
+) -> None:
     """The files of a job of videos: `0.mp4`, `1.mp4`, ..., with sound where the model makes it."""
     form = record.work["output"]
     for i, (output, said) in enumerate(zip(done, form["told"], strict=True)):
@@ -140,6 +150,9 @@ def write_videos(loop: EngineCore, record: Record, done: Sequence[Output], folde
         pixels = np.stack([np.asarray(frame.convert("RGB")) for frame in video])
         audio: Audio | None = None
         if (heard := output.others.get("audio")) is not None:
-            rate = int(loop.loaded.pipe.vocoder.config.output_sampling_rate)
-            audio = heard[0].float().contiguous().numpy(), rate
+            if "sampling_rate" in output.others:  # of a worker process
+                audio = heard[0], output.others["sampling_rate"]
+            else:
+                rate = int(loop.loaded.pipe.vocoder.config.output_sampling_rate)
+                audio = heard[0].float().contiguous().numpy(), rate
         encode_video(pixels, form["fps"], audio, folder / f"{i}.mp4", metadata=said)

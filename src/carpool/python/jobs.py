@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from carpool.config import ServeSettings
 from carpool.engine.loop import EngineCore
@@ -32,6 +32,9 @@ from carpool.python.in_process import (
     write_videos,
 )
 from carpool.types import Request
+
+if TYPE_CHECKING:
+    from carpool.python.workers import WorkerEngine
 
 log = logging.getLogger("carpool")
 
@@ -71,7 +74,7 @@ class Jobs:
 
     def __init__(
         self,
-        loop: EngineCore,
+        loop: "EngineCore | WorkerEngine",
         is_alive: Callable[[], bool],
         settings: ServeSettings,
         store: JobStore,

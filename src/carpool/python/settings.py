@@ -6,7 +6,7 @@ A test holds both equal. What a setting means stands in `carpool.config` only.
 from os import PathLike
 from typing import TYPE_CHECKING, TypedDict
 
-from carpool.config import BatchingMode, DType, LoraBatching, MetricsFormat, Numerics
+from carpool.config import BatchingMode, LoraBatching, MetricsFormat, Numerics
 
 if TYPE_CHECKING:
     import torch
@@ -16,8 +16,17 @@ class LoadSettings(TypedDict, total=False):
     """Settings of an engine and of its jobs; all may be left out."""
 
     device: "str | torch.device"
-    dtype: "DType | torch.dtype"
+    dtype: "str | torch.dtype"
     revision: str | None
+    variant: str | None
+    config: str | PathLike[str] | None
+    component: tuple[str, ...]
+    quantize: str | None
+    place: str | None
+    compile: bool
+    attention_backend: str | None
+    vae_tiling: bool
+    warmup: str | None
     threads: int | None
     batching_mode: BatchingMode
     min_gain: float
@@ -45,6 +54,9 @@ class LoadSettings(TypedDict, total=False):
     max_pixels: int
     max_steps: int
     step_cache: float
+    workers: int | None
+    devices: str | None
+    worker_timeout: float
     state_dir: str | PathLike[str] | None
     job_ttl: float
     max_store_bytes: int

@@ -113,6 +113,7 @@ class Card:
     max_steps: int
     lora: tuple[str, ...] = ()  # adapters that a request may name
     frame_step: int = 1  # videos have k * frame_step + 1 frames
+    rounds_sizes: bool = False  # sides that are no multiple are made smaller, not refused
 
     @property
     def pipeline(self) -> str:
@@ -366,7 +367,7 @@ def _check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
         value = arguments.get(name)
         if value is not None and value < 1:
             raise InvalidValue(f"{name}={show(value)}: must be at least 1", param=name)
-    _check_size(card, arguments)
+    check_size(card, arguments)
 
 
 def _check_strength(task: Task, arguments: Mapping[str, Any]) -> None:
@@ -389,15 +390,30 @@ def _check_strength(task: Task, arguments: Mapping[str, Any]) -> None:
     )
 
 
-def _check_size(card: Card, arguments: Mapping[str, Any]) -> None:
+def rounded_size(card: Card, arguments: Mapping[str, Any]) -> str | None:
+    """What a client is to know of a size that the pipeline rounds down; None if it does not."""
+    sides, multiple = _sides(card, arguments), card.size_multiple_px
+    if not any(side % multiple for side in sides):
+        return None
+    drawn = [side // multiple * multiple for side in sides]
+    return f"size {_by(sides)} was rounded down to {_by(drawn)}, multiples of {multiple}"
+
+
+def _sides(card: Card, arguments: Mapping[str, Any]) -> list[int]:
+    """Width and height, as far as they are known."""
     default = card.usual_size_px or (None, None)
-    sides: list[int] = [
+    return [
         side
         for name, other in zip(("width", "height"), default, strict=True)
         if (side := other if arguments.get(name) is None else arguments[name]) is not None
     ]
-    multiple = card.size_multiple_px
-    if any(side < 1 or side % multiple for side in sides):
+
+
+def check_size(card: Card, arguments: Mapping[str, Any]) -> None:
+    """Refuse a size that the pipeline would refuse, or that has too many pixels."""
+    sides, multiple = _sides(card, arguments), card.size_multiple_px
+    least = multiple if card.rounds_sizes else 1
+    if any(side < least or (side % multiple and not card.rounds_sizes) for side in sides):
         legal = [max(multiple, round(side / multiple) * multiple) for side in sides]
         raise SizeRejected(
             f"size {_by(sides)} is not supported: both sides must be multiples of {multiple}, "

@@ -16,15 +16,10 @@ passed over leads next.
 *Shares.* With `fair_share` the tenant that was served least by its weight leads (`shares.py`);
 all of the above orders the requests of tenants that are even, and of one tenant.
 
-*Width.* With n requests' worth of work in the house, of which w ride together in t(w) seconds a
-step, the work is done in rounds of w, and the mean request is done after (n + w) / 2 of them times
-t(w) / w. The width that makes this least is taken: w = 1 when rows gain nothing and few wait, the
-widest that gains anything when the line is long. The house holds those who are in it and those who
-are likely to come before it is empty, by the arrivals so far. Where other keys wait, every round
-is followed by one of theirs, and whoever is left out of the first waits for that, too.
+How wide a forward is, `widths.py` says.
 
 Sources: iteration-level scheduling, Yu et al., Orca, OSDI 2022; ageing, Silberschatz, Operating
-System Concepts, 2018; the mean of rounds is our own: ARCHITECTURE.md.
+System Concepts, 2018.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -32,9 +27,9 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from carpool.schedule.arrivals import Load
-from carpool.schedule.cost import AnyCurve, Costs, Curve
+from carpool.schedule.cost import Costs
 from carpool.schedule.shares import Shares
-from carpool.schedule.trials import FLOOR
+from carpool.schedule.widths import Widths
 from carpool.types import Admission, Choice, ParkedCall, QueuedRequest
 
 AGEING = 3.0  # seconds of work that a second of waiting is worth
@@ -44,10 +39,6 @@ SHORTER = 0.5  # who has less than this part of others' work left may interrupt 
 FAVOURED = 2.0  # the same for who has a higher priority
 MAX_PASSED = 64  # forwards of later requests that a parked call lets pass
 PRESSING = 2.0  # times the work left: a deadline nearer than this presses, if it can be met
-DOUBT = 0.5  # standard deviations by which a wider forward is taken for slower, in a short line
-CERTAIN = 0.05  # of its seconds: a width that is no more uncertain than this is not tried
-WORTH_TRYING = 0.01  # of the mean of rounds: what a trial may gain at least
-LONG_LINE = 20  # requests: with so many, rows that gain less than `min_gain` are worth it, too
 PRIORITY = 4.0  # requests' work that one step of priority is worth
 
 
@@ -65,11 +56,13 @@ class Continuous:
     _begun: set[int] = field(default_factory=set)  # requests of the group under way
     _ranks: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by order
     _shares: Shares | None = field(init=False)
-    _trying: float | None = None  # seconds that the width asked for last may lose, if it is a trial
+    _widths: Widths = field(init=False)
     _trials: dict[tuple[int, int], float] = field(default_factory=dict)  # by leader and calls
+    _held: set[int] = field(default_factory=set)  # decodes that have waited for a forward
 
     def __post_init__(self) -> None:
         self._shares = None if self.fair_share is None else Shares(self.fair_share)
+        self._widths = Widths(self.costs, self.min_gain)
 
     def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
         """Choose who comes aboard: whoever there is a place for, in the order of their ranks."""
@@ -119,7 +112,7 @@ class Continuous:
                 if not sides:
                     continue
                 beside = self._beside(sides, parked, waiting_s, now_s)
-                if may_wait or self._is_their_turn(beside, sides, choice, now_s):
+                if may_wait or self._is_their_turn(beside, sides, choice, parked, now_s):
                     choice = beside
                     break
         else:
@@ -153,7 +146,12 @@ class Continuous:
         return self._fill([first, *others], parked, waiting_s, now_s)
 
     def _is_their_turn(
-        self, beside: Choice, sides: Sequence[ParkedCall], denoise: Choice, now_s: float
+        self,
+        beside: Choice,
+        sides: Sequence[ParkedCall],
+        denoise: Choice,
+        parked: Sequence[ParkedCall],
+        now_s: float,
     ) -> bool:
         """Whether a decode or encode runs before the next denoising forward.
 
@@ -161,6 +159,8 @@ class Continuous:
         with.
         """
         first, leader = beside.calls[0], denoise.calls[0]
+        if first.phase == "decode" and self._waits(beside.calls, denoise.calls, parked):
+            return False
         if first.phase == "encode" and denoise.why in ("knee", "cap", "untried"):
             same = sum(call.rows for call in sides if call.key == first.key)
             is_first = self._rank(first, now_s) < self._rank(leader, now_s)
@@ -172,6 +172,42 @@ class Continuous:
         one_s = self.costs.seconds(leader.kind, sum(call.rows for call in denoise.calls))
         rows = sum(call.rows for call in beside.calls)
         return self._spent_s + self.costs.seconds(first.kind, rows) <= one_s
+
+    def _waits(
+        self,
+        decodes: Sequence[ParkedCall],
+        denoise: Sequence[ParkedCall],
+        parked: Sequence[ParkedCall],
+    ) -> bool:
+        """Whether decodes wait for those who end with the next forward, to be decoded with them.
+
+        Once, for one forward, and if that costs the decodes less than all others gain: these are
+        done earlier by what one wide decode takes less than two narrow ones.
+        """
+        first = decodes[0]
+        has_deadline = min([call.deadline_s for call in decodes]) < inf
+        if has_deadline or self._shares is not None or not self._held.isdisjoint(_orders(decodes)):
+            return False
+        one_s = self.costs.seconds(denoise[0].kind, denoise[0].rows)
+        alone_s = self.costs.seconds(first.kind, first.rows)
+        ending = sum(call.left_s < alone_s + 1.5 * one_s for call in denoise)
+        now, more = sum(call.rows for call in decodes), ending * first.rows
+        curve = self.costs.curve(first.kind)
+        if not ending or now + more > first.max_rows or not curve.may_try(now + more, more):
+            return False
+        step_s = self._turn_s(denoise[0], sum(call.rows for call in denoise), len(denoise))
+        now_s, later_s = (self._turn_s(first, n, len(decodes)) for n in (now, more))
+        both_s = self._turn_s(first, now + more, len(decodes) + ending)
+        costs_s = len(decodes) * (step_s + both_s - now_s)
+        if costs_s >= (len(parked) - len(decodes)) * (now_s + later_s - both_s):
+            return False
+        self._held |= _orders(decodes)
+        return True
+
+    def _turn_s(self, call: ParkedCall, rows: int, calls: int) -> float:
+        """Seconds of a forward and of what the loop and the pipelines' own code take beside it."""
+        beside_s = self.costs.beside_s(call.kind, calls)
+        return self.costs.seconds(call.kind, rows) + beside_s * self.costs.factor
 
     def _grouped(
         self, calls: Sequence[ParkedCall], now_s: float
@@ -279,11 +315,10 @@ class Continuous:
         all_s = sum([call.left_s for call in parked]) + waiting_s
         present = all_s / mean_s if mean_s else float(len(parked))
         between = sum(map(self._round_s, others)) / mean_s if mean_s else 0.0
-        width, why = self.width(line, self._load.backlog(present, now_s), between)
-        choice = Choice(tuple(line[:width]), why)
-        if self._trying is not None:
-            self._trials[line[0].order, width] = self._trying
-        return choice
+        width, why = self._widths.choose(line, self._load.backlog(present, now_s), between)
+        if self._widths.loss_s is not None:
+            self._trials[leader.order, width] = self._widths.loss_s
+        return Choice(tuple(line[:width]), why)
 
     def _round_s(self, group: Sequence[ParkedCall]) -> float:
         """How long as many of a group as may ride together take for the work they have left."""
@@ -292,78 +327,12 @@ class Continuous:
         mean_s = sum([call.left_s for call in group]) / len(group)
         return mean_s * curve.seconds(rows) / curve.seconds(one.rows)
 
-    def width(
-        self, line: Sequence[ParkedCall], backlog: float, between: float = 0.0
-    ) -> tuple[int, str]:
-        """How many of a line of calls of one key to run together, and what stops the next.
-
-        Args:
-            line: calls in the order in which they are taken.
-            backlog: work in the house, in requests like these.
-            between: rounds of other keys before the next of this, in rounds of one of these.
-        """
-        kind, most = line[0].kind, line[0].max_rows
-        curve = self.costs.curve(kind)
-        between_s = between * curve.seconds(line[0].rows)
-        is_long = backlog >= LONG_LINE
-        best, best_s, rate, paying_rows, rows = 1, inf, 0.0, 0, 0
-        why = "nobody"
-        means: list[tuple[int, int, float, float]] = []  # calls, rows, mean of rounds, seconds
-        for n, call in enumerate(line, 1):
-            rows += call.rows
-            if n > 1 and rows > most:
-                why = "cap"
-                break
-            if n > 1 and not curve.may_try(rows, call.rows):
-                why = "untried"
-                break
-            seconds = curve.seconds(rows) + self.costs.beside_s(kind, n)
-            rounds = ((backlog if backlog > n else n) + n) / n
-            mean_s = (seconds + between_s) * rounds
-            means.append((n, rows, mean_s, rounds))
-            if n > 1 and not is_long:  # rows that bring little, or perhaps little, are not worth it
-                gain = n / (seconds + DOUBT * curve.sd(rows)) / rate - 1
-                if gain <= self.min_gain * (rows - paying_rows):
-                    continue
-            rate, paying_rows = n / seconds, rows
-            if mean_s < best_s:
-                best, best_s = n, mean_s
-        trial = self._trial(curve, means, best)
-        if trial != best:
-            return trial, "knee"
-        if best < n and why == "nobody":
-            why = "knee"
-        return best, why
-
-    def _trial(
-        self, curve: AnyCurve, means: Sequence[tuple[int, int, float, float]], best: int
-    ) -> int:
-        """The calls of a width that may well be better than the best, if it may be tried now."""
-        self._trying = None
-        if len(means) < 2 or isinstance(curve, Curve):
-            return best
-        _, best_rows, best_s, rounds = means[best - 1]
-        chosen, loss_s = best, 0.0
-        optimism = curve.optimism
-        least_s = (best_s - optimism * curve.sd(best_rows) * rounds) * (1 - WORTH_TRYING)
-        for n, rows, mean_s, rounds in means:
-            sd = curve.sd(rows)
-            if n == best or sd <= CERTAIN * curve.seconds(rows):
-                continue
-            hoped_s = mean_s - optimism * sd * rounds
-            if hoped_s < least_s:
-                lost_s = max((mean_s - best_s) / rounds, FLOOR * curve.seconds(rows))
-                if self.costs.trials.allow(lost_s):
-                    chosen, least_s, loss_s = n, hoped_s, lost_s
-        if chosen != best:
-            self._trying = loss_s
-        return chosen
-
     def _note(self, choice: Choice, parked: Sequence[ParkedCall]) -> None:
         leader = choice.calls[0]
         loss_s = self._trials.get((leader.order, len(choice.calls)))
         if loss_s is not None:
             self.costs.trials.ran(loss_s)
+        self._widths.has_tried = loss_s is not None
         chosen, is_denoise = {call.order for call in choice.calls}, leader.phase == "denoise"
         if is_denoise:
             self._load.ran(choice.calls, self.costs.curve(leader.kind))
@@ -379,6 +348,8 @@ class Continuous:
             others = [c.order for c in parked if c.order in before and c.order not in chosen]
             passed = {order: before[order] for order in others} | passed
         self._passed = passed
+        if self._held:
+            self._held &= {call.order for call in parked} - chosen
         if is_denoise and not self._begun:
             self._begun = {call.request for call in choice.calls}
         seconds = self.costs.seconds(leader.kind, sum(call.rows for call in choice.calls))
@@ -395,6 +366,10 @@ class Continuous:
         """
         same = (call.tenant, call.user) == (leader.tenant, leader.user)
         return self._shares is None or same or call.phase != "denoise"
+
+
+def _orders(calls: Sequence[ParkedCall]) -> set[int]:
+    return {call.order for call in calls}
 
 
 def _may_interrupt(one: ParkedCall, begun: ParkedCall) -> bool:

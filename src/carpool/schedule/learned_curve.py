@@ -16,16 +16,16 @@ from math import exp, log, sqrt
 
 from carpool.schedule.medians import Point, monotone, weighted_median
 
-KEPT = 15  # runs of one width
-FORGOTTEN_S = 120.0  # device seconds, at least
+KEPT = 40  # runs of one width
+FORGOTTEN_S = 500.0  # device seconds, at least
 FORGOTTEN = 300  # mean runs: where these take longer
 PRIOR = 0.6  # runs that an entry of a table stands for
-APART = 1 / 30  # of `FORGOTTEN_S`: between two runs that are kept, once there are `KEPT`. So the
+APART = 1 / 50  # of `FORGOTTEN_S`: between two runs that are kept, once there are `KEPT`. So the
 # curve is slower than the machine's speed, and a width that runs all the time does not take for its
 # own what is a change of the machine.
 MEAN = 0.05  # weight of a run in the mean
 COLD = 0.2  # runs that the first of a width in a process stands for
-NOISE = 0.1  # relative standard deviation of a run, until more is known
+NOISE = 0.1  # relative standard deviation of a run, at least: of its seconds at the usual speed
 REFIT_EVERY = 8  # runs, or an eighth of all; at each while little is known
 REFIT_AT_LEAST = 64  # every so many, once much is known: a fit takes 0.3 ms
 REFIT_EVERY_S = 20.0  # device seconds
@@ -105,7 +105,7 @@ class LearnedCurve:
             seconds: at the machine's usual speed.
             noise: relative standard deviation of a run, as known by now.
         """
-        self._noise = noise
+        self._noise = max(NOISE, noise)  # what the machine's speed was then is not known exactly
         self._learned += 1
         self._mean_s += (seconds - self._mean_s) * (MEAN if self._mean_s else 1.0)
         if rows not in self._first:

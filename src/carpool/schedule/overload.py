@@ -12,6 +12,7 @@ Source: staged actions with pressure from 0 to 1 as in Envoy's overload manager.
 """
 
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 ENTER = (0.5, 0.8, 1.0)  # of what may wait: where stages 1, 2 and 3 begin
 LEAVE = (0.4, 0.7, 0.9)  # and end
@@ -81,6 +82,24 @@ class Speed:
     def wait_s(self, work_s: float) -> float:
         """How long work that takes so long alone is likely to take."""
         return work_s / self.speed
+
+    def starts_s(self, lefts_s: list[float], places: int, works_s: list[float]) -> list[float]:
+        """When each of the waiting requests is likely to start, first come, first served.
+
+        Args:
+            lefts_s: work that each running request has left, seconds alone.
+            places: that are free now.
+            works_s: of the waiting ones, in their order.
+        """
+        free_s = [0.0] * max(0, places) + [left_s * self.stretch for left_s in lefts_s]
+        if not free_s:
+            return [0.0] * len(works_s)
+        heapify(free_s)
+        starts = []
+        for work_s in works_s:
+            starts.append(heappop(free_s))
+            heappush(free_s, starts[-1] + work_s * self.stretch)
+        return starts
 
     def place_s(self, lefts_s: list[float]) -> float | None:
         """When the first of those aboard is likely to end, by the work each has left."""

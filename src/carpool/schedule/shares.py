@@ -102,7 +102,7 @@ class Shares:
         ahead_s = users.time_s(one.user) - users.least_s if users else 0.0
         return self._tenants.time_s(one.tenant), ahead_s
 
-    def charge(self, one: ParkedCall, seconds: float) -> None:
-        """Note device time that a parked call was served."""
+    def charge(self, one: ParkedCall | QueuedRequest, seconds: float) -> None:
+        """Note device time that a parked call, or a request, was served."""
         self._tenants.charge(one.tenant, seconds)
         self._users[one.tenant].charge(one.user, seconds)

@@ -12,7 +12,7 @@ Sources: Kalman, Journal of Basic Engineering 82, 1960; Huber, Annals of Mathema
 """
 
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, log
 
 from carpool.types import CallKind
 
@@ -28,7 +28,20 @@ NOISES = (0.03, 0.4)  # and its bounds
 LEARNED = 0.02  # weight of a run in it, at least
 FIRST = 0.15  # and at most: of the first ones
 
+FORGOTTEN = 1.002  # a run: how the least uncertainty grows while the best known does not run
+
 Source = tuple[CallKind, int]  # a kind and its rows
+
+
+@dataclass(slots=True)
+class Error:
+    """What the curve of the source that runs is wrong by, as a logarithm, and how sure that is."""
+
+    source: Source | None = None
+    usual_s: float = 1.0
+    variance: float = 0.0
+    covariance: float = 0.0  # with the speed
+    mean: float = 0.0
 
 
 @dataclass(slots=True)
@@ -42,6 +55,8 @@ class MachineSpeed:
     _sources: list[set[Source]] = field(default_factory=lambda: [set(), set()])  # of these
     _began: list[float] = field(default_factory=lambda: [0.0, 0.0])  # `log`, where these began
     _suspect: tuple[Source, float] | None = None  # a width that changed the factor; from what
+    _error: Error = field(default_factory=Error)
+    _least: float = 1.0  # uncertainty of the source that is known best
     _last_s: float = 0.0
     _weight: float = FIRST
 
@@ -51,14 +66,15 @@ class MachineSpeed:
         return exp(self.log)
 
     def learn(
-        self, source: Source, log_ratio: float, uncertainty: float, now_s: float
+        self, source: Source, seconds: float, usual_s: float, uncertainty: float, now_s: float
     ) -> Source | None:
         """Take notice of a run.
 
         Args:
             source: what ran.
-            log_ratio: of its seconds over those that the curve says.
-            uncertainty: relative standard deviation of what the curve says.
+            seconds: that it took.
+            usual_s: what the curve says.
+            uncertainty: relative standard deviation of that.
             now_s: device seconds, without its own.
 
         Returns:
@@ -66,20 +82,47 @@ class MachineSpeed:
         """
         self.variance = min(MOST, self.variance + DRIFT * max(0.0, now_s - self._last_s))
         self._last_s = now_s
-        run = self.noise**2 + uncertainty**2
-        wrong = self._acquitted(source, log_ratio, run)
-        self._watch(source, (log_ratio - self.log) / (run + self.variance) ** 0.5)
-        spread = (run + self.variance) ** 0.5
-        surprise = max(-CLIP, min(CLIP, (log_ratio - self.log) / spread))
-        gain = self.variance / (run + self.variance)
-        self.log += gain * surprise * spread
-        self.variance *= 1 - gain
+        log_ratio = log(seconds / usual_s)
+        noise = self.noise**2
+        wrong = self._acquitted(source, log_ratio, noise + uncertainty**2)
+        error = self._error_of(source, usual_s, uncertainty)
+        spread = (noise + self.variance + error.variance + 2 * error.covariance) ** 0.5
+        surprise = log_ratio - self.log - error.mean
+        self._watch(source, surprise / spread)  # may make the speed uncertain
+        own, shared = self.variance + error.covariance, error.variance + error.covariance
+        whole = noise + own + shared
+        step = max(-CLIP * whole**0.5, min(CLIP * whole**0.5, surprise)) / whole
+        self.log += own * step
+        error.mean += shared * step
+        self.variance -= own * own / whole
+        error.variance -= shared * shared / whole
+        error.covariance -= own * shared / whole
         if uncertainty < self.noise:  # what the curve does not know is not noise
             least, most = NOISES
-            seen = 1.25 * min(abs(log_ratio - self.log), 3 * self.noise)  # of a mean deviation
+            left = abs(log_ratio - self.log - error.mean)
+            seen = 1.25 * min(left, 3 * self.noise)  # of a mean deviation
             self.noise = max(least, min(most, self.noise + self._weight * (seen - self.noise)))
             self._weight = max(LEARNED, self._weight * 0.9)
         return wrong
+
+    def _error_of(self, source: Source, usual_s: float, uncertainty: float) -> "Error":
+        """By how much the curve of a source may be wrong: the same in all of its runs in a row.
+
+        Against the source that is known best: the speed is by definition that of this one.
+        """
+        self._least = min(uncertainty, self._least * FORGOTTEN)
+        variance = max(0.0, uncertainty**2 - self._least**2)
+        error = self._error
+        if error.source != source:
+            error = self._error = Error(source, usual_s, variance)
+        elif usual_s != error.usual_s:  # the curve has learned from these runs
+            error.mean -= log(usual_s / error.usual_s)
+            error.usual_s = usual_s
+        if variance < error.variance:
+            smaller = variance / error.variance
+            error.variance = variance
+            error.covariance *= smaller**0.5
+        return error
 
     def settle(self, part: float) -> float:
         """Take a part of the difference from the usual speed away; gives it as a factor."""

@@ -7,23 +7,24 @@ from starlette.exceptions import HTTPException
 import carpool
 from carpool.config import ServeSettings
 from carpool.errors import CarpoolError
+from carpool.fleet.serving import Serving
 from carpool.jobs.runner import Runner
 from carpool.server.access.cross_origin import AllowedHosts, CrossOriginProtection
 from carpool.server.access.keys import Keyring
 from carpool.server.error_responses import on_error
 from carpool.server.routes import images, jobs, observe, videos
 from carpool.server.routes.docs_page import add_docs
+from carpool.server.routes.playground import add_playground
 from carpool.server.state import AppState
 from carpool.server.transport.middleware import BodySizeLimit, HeadRequests, RequestLogging
 from carpool.telemetry.tracing import Tracing
-from carpool.worker.supervisor import Supervisor
 
 UPLOADS = frozenset({"/v1/images/edits", "/v1/images/variations", "/v1/videos"})
 """Paths whose bodies may be large."""
 
 
 def create_app(
-    supervisor: Supervisor,
+    supervisor: Serving,
     settings: ServeSettings,
     runner: Runner | None = None,
     *,
@@ -55,6 +56,8 @@ def create_app(
         if runner is not None or router not in (jobs.router, videos.router):
             app.include_router(router)
     add_docs(app)
+    if settings.playground:
+        add_playground(app)
     app.add_middleware(HeadRequests)  # the last one is the outermost
     app.add_middleware(
         BodySizeLimit,

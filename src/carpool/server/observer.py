@@ -11,13 +11,15 @@ from fastapi import Request
 import carpool
 from carpool.config import ServeSettings
 from carpool.errors import CarpoolError, JobNotFound, NoSuchEndpoint
+from carpool.fleet.fleet import Fleet
+from carpool.fleet.pool import Pool
+from carpool.fleet.serving import Serving
 from carpool.jobs.database import Record
 from carpool.jobs.runner import Runner
 from carpool.server.bodies import schema
 from carpool.telemetry import tracing
 from carpool.telemetry.metrics import Metrics
 from carpool.types import CheckedRequest
-from carpool.worker.supervisor import Supervisor
 
 log = logging.getLogger("carpool")
 
@@ -29,65 +31,90 @@ Origin = tuple[str, str, str]
 class Observer:
     """The front's own counts, and a listener of the runner, if there is one (`jobs.runner`)."""
 
-    def __init__(
-        self, supervisor: Supervisor, settings: ServeSettings, runner: Runner | None
-    ) -> None:
+    def __init__(self, supervisor: Serving, settings: ServeSettings, runner: Runner | None) -> None:
         self._supervisor, self._settings, self._runner = supervisor, settings, runner
         self._metrics = Metrics()
         self._request_ids: OrderedDict[Origin, list[str]] = OrderedDict()
         self._origins: dict[str, Origin] = {}  # by the ids of the engine's requests
+        self._owners: dict[str, str] = {}  # by the same
         if runner is not None:
             runner.watch(self)
 
     @property
-    def _model(self) -> str:
-        """The served model's name; "" before it is known."""
+    def _has_several(self) -> bool:
+        return isinstance(self._supervisor, (Fleet, Pool)) and self._supervisor.has_several
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Each worker, with the name of its model; see `Pool.workers`. Empty without a pool."""
+        serving = self._supervisor
+        if isinstance(serving, Fleet):
+            pools = {one.name: one.pool for one in serving.deployments.values() if one.pool}
+        elif isinstance(serving, Pool):
+            pools = {self.model: serving}
+        else:
+            return []
+        return [{"model": name, **one} for name, pool in pools.items() for one in pool.workers()]
+
+    @property
+    def model(self) -> str:
+        """The served model's name; "" before it is known, and where there are several."""
+        if isinstance(self._supervisor, Fleet):
+            return ""
         ready = self._supervisor.ready
         return self._settings.served_model_name or (ready.card.id if ready else "")
 
     def began(self, request: Request, owner: str, made: Sequence[CheckedRequest]) -> None:
         """An HTTP request became these. A later one of the same id takes its place."""
-        tracing.asked(self._model, [one.seed for one in made], "image")
+        tracing.asked(self.model, [one.seed for one in made], "image")
         self._note(("request", owner, request.scope["request_id"]), made)
 
     def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
         """A job is run, in the trace of the request that it came with."""
         tracing.take_up(str(record.work.get("trace", "")))
-        self._note(("job", "", record.id), parts)
+        self._note(("job", "", record.id), parts, record.owner)
 
-    def _note(self, origin: Origin, made: Sequence[CheckedRequest]) -> None:
+    def _note(
+        self, origin: Origin, made: Sequence[CheckedRequest], owner: str | None = None
+    ) -> None:
         if self._settings.log_prompts:
             log.info("%s asks for %r", origin[2], made[0].arguments.get("prompt"))
-        self._request_ids.pop(origin, None)
+        for one in self._request_ids.pop(origin, []):
+            self._origins.pop(one, None)
+            self._owners.pop(one, None)
         self._request_ids[origin] = [one.request_id for one in made]
         self._origins |= dict.fromkeys(self._request_ids[origin], origin)
+        self._owners |= dict.fromkeys(
+            self._request_ids[origin], origin[1] if owner is None else owner
+        )
         if len(self._request_ids) > KEPT:
             _, oldest = self._request_ids.popitem(last=False)
             for one in oldest:
                 self._origins.pop(one, None)
+                self._owners.pop(one, None)
 
     def ended(self, record: Record, state: str, took_s: float, done: Sequence[Any]) -> None:
         """A job has ended."""
+        model = str(record.asked.get("model") or self.model)
         outcome = "ok" if state == "completed" else state
-        self._metrics.ended(self._model, record.kind, outcome, took_s)
+        self._metrics.ended(model, record.kind, outcome, took_s)
         clips = [one.clip for one in done if one.clip is not None]
         if len(done) > len(clips):
-            self._metrics.drew(self._model, len(done) - len(clips))
+            self._metrics.drew(model, len(done) - len(clips))
         for clip in clips:
-            self._metrics.filmed(self._model, clip.length / record.work["output"]["fps"])
+            self._metrics.filmed(model, clip.length / record.work["output"]["fps"])
 
     def previewed(self, after_s: float) -> None:
         """The first preview of a request is sent."""
-        self._metrics.previewed(self._model, after_s)
+        self._metrics.previewed(self.model, after_s)
 
     def drew(self, images: int, usage: schema.UsageBody) -> None:
         """An answer has so many pictures."""
-        self._metrics.drew(self._model, images)
+        self._metrics.drew(self.model, images)
         tracing.used(usage.input_tokens, usage.output_tokens)
 
     def answered(self, endpoint: str, status: int, duration_s: float) -> None:
         """A request for work was answered."""
-        self._metrics.answered(self._model, endpoint, status, duration_s)
+        self._metrics.answered(self.model, endpoint, status, duration_s)
 
     async def report(self, owner: str, request_id: str) -> schema.RequestReport:
         """What became of a request that the same API key made, or of a job in its last run.
@@ -116,12 +143,16 @@ class Observer:
     def _name_of(self, output_id: str, owner: str, mine: Origin) -> str:
         """How a client may know a request of the engine's: by the id of its own HTTP request or
         job, or not at all."""
-        origin = self._origins.get(output_id)
-        if origin is None:
-            return "another"
-        kind, of, name = origin
-        is_own = origin == mine or (kind == "request" and of == owner)
-        return name if is_own else "another"
+        is_own = self._owners.get(output_id) == owner or self._origins.get(output_id) == mine
+        return self._origins[output_id][2] if is_own else "another"
+
+    def own_name(self, output_id: str, owner: str) -> tuple[str, int] | None:
+        """The id of the HTTP request or job that became a request of the engine's, and which of
+        its outputs this is; None unless it is this owner's."""
+        if self._owners.get(output_id) != owner:
+            return None
+        origin = self._origins[output_id]
+        return origin[2], self._request_ids.get(origin, [output_id]).index(output_id)
 
     async def metrics(self) -> bytes:
         """The page for Prometheus. Without a worker it has the front's own counts only."""
@@ -137,4 +168,5 @@ class Observer:
         versions = ready.versions if ready else {}
         build = {"version": carpool.__version__, "revision": self._settings.revision or ""}
         build |= {name: versions.get(name, "") for name in ("torch", "diffusers")}
-        return self._metrics.page(self._model, build, statistics, jobs)
+        workers = self.workers() if self._has_several else []
+        return self._metrics.page(self.model, build, statistics, jobs, workers)

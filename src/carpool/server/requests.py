@@ -18,7 +18,7 @@ from carpool.errors import (
 from carpool.media.outputs import FPS, MOST_FPS
 from carpool.request.expand import fanned_out, grouped, prompts_in
 from carpool.request.images import NAMES as PICTURES
-from carpool.request.parameters import Card, check, check_n, seeds
+from carpool.request.parameters import Card, check, check_n, check_size, seeds
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import number
 from carpool.server.state import ServedModel
@@ -68,10 +68,11 @@ def image_requests(
     whole = _request(body, key, parameters, None)
     first_to_last = seeds(body.seed, outputs_of(model, body))
     parameters |= _steps(model.card, body.quality, parameters)
-    previews = body.partial_images or 0 if body.stream else 0
+    previews = body.partial_images or 0 if body.stream or body.background_job else 0
     requests = fanned_out(whole, parameters, first_to_last, n)
     checked = [
-        replace(check(model.card, one, from_json=True), previews=previews) for one in requests
+        replace(check(model.card, one, from_json=True), previews=previews, model=model.id)
+        for one in requests
     ]
     return grouped(checked, n)
 
@@ -126,6 +127,7 @@ def video_request(
             raise InvalidValue("give seconds or num_frames, not both", param="seconds")
         parameters["num_frames"] = round(seconds * fps) + 1  # models count k * n + 1
     checked = check(card, _request(body, key, parameters, body.seed), from_json=True)
+    checked = replace(checked, model=model.id)
     defaults = {p.name: p.default for p in card.task(checked.task).parameters}
     arguments: dict[str, Any] = {**defaults, **checked.arguments}
     width, height, asked = (
@@ -262,7 +264,9 @@ def _size(card: Card, size: str | None, parameters: Mapping[str, Any]) -> dict[s
             f"{width}x{height}, or auto",
             param="size",
         )
-    return {"width": int(match[1]), "height": int(match[2])}
+    sides = {"width": int(match[1]), "height": int(match[2])}
+    check_size(replace(card, rounds_sizes=False), sides)  # the answer has the size that was asked
+    return sides
 
 
 def _rate(name: str, value: Any) -> float | None:

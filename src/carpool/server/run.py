@@ -12,7 +12,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +22,10 @@ import uvicorn
 
 from carpool.config import ServeSettings
 from carpool.errors import LoadFailed, SettingRejected, StoreFailed
+from carpool.fleet.fleet import Fleet
+from carpool.fleet.local import local_fleet
+from carpool.fleet.models import ModelSpec
+from carpool.fleet.serving import Serving
 from carpool.jobs.journals import JobJournals
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
@@ -37,7 +41,6 @@ from carpool.telemetry import logs, tracing
 from carpool.telemetry.tracing import Tracing
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
-from carpool.worker.supervisor import Supervisor
 
 log = logging.getLogger("carpool")
 
@@ -48,7 +51,7 @@ _SWITCH_S = 0.001  # the event loop's longest wait for another thread's Python; 
 _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20  # as malloc.h numbers it
 
 
-def serve(model: str, settings: ServeSettings, factory: str | None = None) -> int:
+def serve(models: Sequence[ModelSpec], settings: ServeSettings) -> int:
     """Serve until a signal; returns the exit status of the process."""
     logs.set_up(settings.log_level, settings.log_format, prompts=settings.log_prompts)
     check_address(settings)
@@ -74,7 +77,7 @@ def serve(model: str, settings: ServeSettings, factory: str | None = None) -> in
             _say(settings, str(error), is_error=True)
             return 1
         with contextlib.closing(store):
-            return asyncio.run(_serve(store, model, factory, settings, keys, traces))
+            return asyncio.run(_serve(store, models, settings, keys, traces))
     finally:
         traces.stop()
 
@@ -141,8 +144,7 @@ def _say(settings: ServeSettings, text: str, *, is_error: bool = False) -> None:
 
 async def _serve(
     store: JobStore,
-    model: str,
-    factory: str | None,
+    models: Sequence[ModelSpec],
     settings: ServeSettings,
     keys: Keyring,
     traces: Tracing,
@@ -150,28 +152,31 @@ async def _serve(
     journals = None
     if settings.journal != "off":
         journals = Journals(of_all=settings.journal != "jobs")
-    supervisor = Supervisor(
-        model,
-        settings.engine(),
+    supervisor = local_fleet(
+        models,
         spool=store.passing,
         timeout_s=settings.worker_timeout,
         log=(settings.log_level, settings.log_format, settings.log_prompts),
         otel=traces.is_on,
-        factory=factory,
+        max_loaded=settings.max_loaded,
         journals=journals,
     )
+    at_once = sum(len(one.devices) * one.settings.max_running for one in models)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, supervisor, keys)
     runner = Runner(
         store,
         supervisor,
         {"image": write_images, "video": write_video},
-        model=lambda: settings.served_model_name or _served_id(supervisor),
-        max_running=settings.max_running,
+        model=lambda: _served(supervisor, settings),
+        max_running=at_once,
         read=_read,
         journals=_job_journals(store, journals, settings),
     )
     server = _DrainingServer(supervisor, settings, runner, keys, traces)
-    _say(settings, f"Loading {factory or model} ...")
+    at_start = [one for one in models if not one.is_on_demand]
+    for one in at_start:
+        workers = f" on {len(one.devices)} workers" if len(one.devices) > 1 else ""
+        _say(settings, f"Loading {one.factory or one.model}{workers} ...")
     worker = supervisor.start()
     http = asyncio.create_task(server.serve())
     greeting = asyncio.create_task(_greet(supervisor, server, settings))
@@ -210,7 +215,7 @@ def _read(file: bytes, mode: Any) -> Any:
     return protocol.pack(unpacked(file, mode))
 
 
-def _reload(supervisor: Supervisor, keys: Keyring) -> None:
+def _reload(supervisor: Serving, keys: Keyring) -> None:
     """On SIGHUP: read keys again here, adapters and batching rules in the worker."""
     try:
         log.info("reloading; API keys: %d", keys.read())
@@ -219,8 +224,11 @@ def _reload(supervisor: Supervisor, keys: Keyring) -> None:
     supervisor.reload()
 
 
-def _served_id(supervisor: Supervisor) -> str:
-    return supervisor.ready.card.id if supervisor.ready else ""
+def _served(serving: Serving, settings: ServeSettings) -> Collection[str]:
+    """The names of the models, once they are known."""
+    if isinstance(serving, Fleet):
+        return serving.deployments
+    return [settings.served_model_name or (serving.ready.card.id if serving.ready else "")]
 
 
 def state_folder(settings: ServeSettings, environ: Mapping[str, str]) -> Path | None:
@@ -241,7 +249,7 @@ class _DrainingServer(uvicorn.Server):
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: Serving,
         settings: ServeSettings,
         runner: Runner,
         keys: Keyring,
@@ -267,6 +275,7 @@ class _DrainingServer(uvicorn.Server):
                 lifespan="off",
             )
         )
+        self._app = app
         self._supervisor, self._drain_timeout_s = supervisor, settings.drain_timeout
         self._draining: asyncio.Task[None] | None = None
         self.exit_status = 0
@@ -307,6 +316,7 @@ class _DrainingServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         await self._supervisor.drain(self._drain_timeout_s)
+        self._app.state.server.events.close()  # their viewers would stay for ever
         self.should_exit = True
 
     def port(self) -> int:
@@ -314,9 +324,22 @@ class _DrainingServer(uvicorn.Server):
         return int(self.servers[0].sockets[0].getsockname()[1])
 
 
-async def _greet(supervisor: Supervisor, server: _DrainingServer, settings: ServeSettings) -> None:
+def _where(ready: protocol.WorkerReady | None) -> str:
+    """Where the model is, and how much memory is left there: a line, or nothing."""
+    if ready is None or not ready.device:
+        return ""
+    left = "" if ready.free_bytes is None else f"; {_gib(ready.free_bytes)} of memory left"
+    return f"On {ready.device}: {_gib(ready.weights_bytes)} of weights{left}\n"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.2g} GiB" if size_bytes >= 2**30 else f"{size_bytes >> 20} MiB"
+
+
+async def _greet(supervisor: Serving, server: _DrainingServer, settings: ServeSettings) -> None:
     """Print the address of the model, with a command that works when pasted."""
-    ready = await supervisor.wait_ready()
+    on_demand = isinstance(supervisor, Fleet) and not supervisor.loads_at_start
+    ready = None if on_demand else await supervisor.wait_ready()
     await server.is_up.wait()
     url = (
         f"http://{url_host(settings.host)}:{server.port()}"
@@ -326,13 +349,16 @@ async def _greet(supervisor: Supervisor, server: _DrainingServer, settings: Serv
     where = url if settings.uds is None else f"unix:{settings.uds}"
     uds = "" if settings.uds is None else f"--unix-socket {settings.uds} "
     key = " -H 'authorization: Bearer KEY'" if settings.has_keys else ""
-    name = settings.served_model_name or ready.card.id
-    serving = f"Serving {name} ({ready.card.pipeline}, loaded in {ready.load_s:.1f} s) at {where}"
+    name = ", ".join(_served(supervisor, settings))
+    loaded = f" ({ready.card.pipeline}, loaded in {ready.load_s:.1f} s)" if ready else ""
+    serving = f"Serving {name}{loaded} at {where}"
     if settings.log_format == "json":
         log.info("%s", serving)
         return
     click.echo(
-        f"{serving}\n\n"
+        f"{serving}\n{_where(ready)}"
+        + (f"Playground: {url}/\n" if settings.playground and settings.uds is None else "")
+        + "\n"
         f"curl -s {uds}{url}/v1/images/generations -H 'content-type: application/json'{key} \\\n"
         f'  -d \'{{"prompt": "a red circle on a blue background"}}\' \\\n'
         "  | python3 -c 'import base64, json, sys; "

@@ -10,6 +10,7 @@ from typing import Any
 from carpool import preflight
 from carpool.config import ServeSettings
 from carpool.errors import SettingRejected, nearest
+from carpool.fleet.models import models_of
 from carpool.server import run
 
 
@@ -36,7 +37,7 @@ def serve(model: "str | Path | Callable[[], Any]" = "shapes", **settings: Any) -
     chosen = ServeSettings.from_environment(os.environ, **settings)
     factory = None if isinstance(model, (str, Path)) else name_of(model)
     preflight.check(str(model), chosen.engine(), factory)
-    return run.serve(str(model), chosen, factory)
+    return run.serve(models_of([str(model)], chosen, factory), chosen)
 
 
 def name_of(factory: Any) -> str:

@@ -13,6 +13,8 @@ from starlette.types import Receive
 
 from carpool.config import ServeSettings
 from carpool.errors import UnsupportedParameter
+from carpool.fleet.fleet import Deployment, Fleet
+from carpool.fleet.serving import Serving
 from carpool.jobs.runner import Runner
 from carpool.media.executors import FairExecutor
 from carpool.media.metadata import made_with, told
@@ -25,11 +27,11 @@ from carpool.server.access.signed_links import SignedFiles
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import number
 from carpool.server.bodies.memory import MemoryBudget
+from carpool.server.events import Events
 from carpool.server.observer import Observer
 from carpool.telemetry import logs
 from carpool.telemetry.tracing import Tracing
 from carpool.types import CheckedRequest
-from carpool.worker.supervisor import Supervisor
 
 PARSED_INLINE_BYTES = 64 << 10  # of JSON; more is parsed on a thread
 
@@ -60,7 +62,7 @@ class AppState:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: Serving,
         settings: ServeSettings,
         runner: Runner | None,
         keys: Keyring | None,
@@ -80,6 +82,15 @@ class AppState:
         self.encoder = FairExecutor(
             "carpool-encode", threads, per_tenant=threads - settings.has_keys
         )
+        self.events = Events(
+            supervisor,
+            self.observer,
+            runner,
+            knows=self.keys.knows,
+            model=lambda: self.observer.model,
+            encoder=self.encoder,
+            has_metadata=settings.metadata,
+        )
         self.started_s = int(time.time())
         self._json = FairExecutor("carpool-json", 4, per_tenant=1, rests=True)
         self._memory = MemoryBudget(settings.max_in_flight_bytes, settings.max_upload_bytes)
@@ -98,29 +109,67 @@ class AppState:
             raise UnsupportedParameter("there are no jobs here", param="background_job")
         return self._runner
 
-    def model(self, needs: Literal["ready", "restarting", "loaded"] = "ready") -> ServedModel:
-        """The served model.
+    async def loaded(self, name: str | None) -> None:
+        """Wait until a model is loaded, where it is to be loaded on demand.
+
+        Raises:
+            ModelNotFound: it is not served.
+            LoadFailed: it cannot be loaded.
+        """
+        if isinstance(self.supervisor, Fleet):
+            one = self.supervisor.of(name)
+            if one.is_on_demand and one.ready is None:
+                await self.supervisor.loaded(name)
+
+    def model(
+        self,
+        needs: Literal["ready", "restarting", "loaded"] = "ready",
+        name: str | None = None,
+    ) -> ServedModel:
+        """A served model.
 
         Args:
             needs: a worker that is ready; or one that is being restarted will do, as for jobs,
                 which wait; or none, once one has loaded the model.
+            name: of one of several; None: the first.
 
         Raises:
+            ModelNotFound: of several models none has this name.
             Starting, WorkerLost, Draining: the worker is not in that state.
         """
-        ready, state = self.supervisor.ready, self.supervisor.state
+        settings, id_ = self.settings, self.settings.served_model_name
+        serving: Serving | Deployment = self.supervisor
+        if isinstance(serving, Fleet):
+            serving = serving.of(name)
+            id_ = serving.name
+        ready, state = serving.ready, serving.state
         is_restarting = needs == "restarting" and state == "worker_lost"
         if not is_restarting and (needs != "loaded" or ready is None):
-            self.supervisor.check_open()
+            serving.check_open()
         assert ready is not None
-        settings = self.settings
         return ServedModel(
-            settings.served_model_name or ready.card.id,
+            id_ or ready.card.id,
             ready.card,
             min(settings.max_n, settings.max_running + settings.max_queue),
             settings.metadata,
             settings.metadata_prompt,
         )
+
+    async def some_model(self, needs: Literal["ready", "restarting"]) -> ServedModel:
+        """The model whose card a body is read by until it has named its own."""
+        name = None
+        if isinstance(self.supervisor, Fleet):
+            loaded = (one.name for one in self.supervisor.deployments.values() if one.ready)
+            name = next(loaded, None)
+            await self.loaded(name)
+        return self.model("loaded" if name else needs, name)
+
+    async def card_of(self, name: str | None) -> Card | None:
+        """The card of one of several models, loaded if need be; None where there is but one."""
+        if not isinstance(self.supervisor, Fleet):
+            return None
+        await self.loaded(name)
+        return self.model("loaded", name).card
 
     @asynccontextmanager
     async def admit(

@@ -14,6 +14,7 @@ from carpool.errors import CarpoolError, ModelNotFound, without_paths
 
 TEXT = "%(asctime)s %(levelname)s %(message)s"
 MOST_TEXT = 16_000  # characters of a message, or of an exception with its traceback
+LIBRARIES = ("diffusers", "transformers", "huggingface_hub", "torch", "peft", "accelerate")
 PROBES = ("/health", "/livez", "/metrics")  # polled every few seconds: logged at `debug` only
 MOST_REASON = 300  # characters
 _NAMED = ("retry", "error", "reason")  # in text
@@ -32,6 +33,8 @@ def set_up(level: LogLevel, format_: LogFormat, *, prompts: bool = False) -> Non
     handler.setFormatter(JSONLines() if format_ == "json" else TextLines(TEXT))
     if not prompts:
         handler.addFilter(without_prompts)
+    if level != "debug":
+        handler.addFilter(without_noise)
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(True)
 
@@ -42,6 +45,14 @@ def without_prompts(record: logging.LogRecord) -> bool:
     if mark and "was truncated because" in said:
         record.msg, record.args = f"{said} tokens", ()
     return True
+
+
+def without_noise(record: logging.LogRecord) -> bool:
+    """A filter that drops warnings of libraries about themselves; that a prompt was truncated is
+    about a request."""
+    is_of_a_library = record.name.partition(".")[0] in LIBRARIES
+    is_less = record.levelno < logging.ERROR
+    return not (is_of_a_library and is_less) or "was truncated because" in record.getMessage()
 
 
 def refused(error: CarpoolError) -> None:

@@ -5,7 +5,7 @@ statistics at each scrape; they start at 0 again with a new worker, as Prometheu
 and are absent while there is none. Labels are never prompts, ids or paths.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
@@ -29,12 +29,36 @@ BUCKETS_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MEMORY = {"weights": "weights_bytes", "reserved": "reserved_bytes", "peak": "peak_bytes"}
 
 Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
-Snapshot = tuple[str, Mapping[str, str], Mapping[str, Any] | None, Mapping[str, int]]
+Values = tuple[str, dict[Any, Any]]
+"""The name of a metric, and its values by labels."""
+Snapshot = tuple[str, Mapping[str, str], Sequence["Instance"], Mapping[Any, int]]
 _FAMILIES: dict[str, type[Family]] = {
     "gauge": GaugeMetricFamily,
     "counter": CounterMetricFamily,
     "histogram": HistogramMetricFamily,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One worker to ask: its model, its number where there are several, and its statistics."""
+
+    model: str
+    worker: str | None
+    statistics: Mapping[str, Any]
+
+
+def instances(model: str, statistics: Mapping[str, Any] | None) -> list[Instance]:
+    """The workers behind the statistics of a worker, a pool or a fleet."""
+    if statistics is None:
+        return []
+    if "models" in statistics:
+        several = [instances(name, one) for name, one in statistics["models"].items()]
+        found = [one for some in several for one in some]
+        return [Instance(one.model, one.worker or "0", one.statistics) for one in found]
+    if "workers" in statistics:
+        return [Instance(model, str(one["worker"]), one) for one in statistics["workers"]]
+    return [Instance(model, None, statistics)] if "waits" in statistics else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +98,15 @@ ALL: dict[str, MetricInfo] = {
     "carpool_jobs": MetricInfo("gauge", ("model", "state"), "jobs that are queued, in_progress"),
     "carpool_build_info": MetricInfo(
         "gauge", ("version", "torch", "diffusers", "revision"), "always 1; what runs"
+    ),
+    "carpool_worker_up": MetricInfo(
+        "gauge", ("model", "worker", "device"), "of several workers: 1 where it is ready, else 0"
+    ),
+    "carpool_worker_requests": MetricInfo(
+        "gauge", ("model", "worker"), "requests that were given to one of several workers"
+    ),
+    "carpool_requests_held": MetricInfo(
+        "gauge", ("model",), "requests that wait until one of several workers has room"
     ),
     "carpool_requests_running": MetricInfo("gauge", ("model",), "running requests"),
     "carpool_requests_waiting": MetricInfo("gauge", ("model",), "queued requests"),
@@ -133,7 +166,8 @@ ALL: dict[str, MetricInfo] = {
         "gauge", ("device", "kind"), "weights; reserved by torch (CUDA); peak in use"
     ),
 }
-"""The metrics after `carpool_build_info` come from the worker, the others from the front."""
+"""Those after `carpool_requests_held` come from workers, with a label `worker` where there are
+several; the others from the front."""
 
 
 class Metrics:
@@ -198,15 +232,19 @@ class Metrics:
         build: Mapping[str, str],
         statistics: Mapping[str, Any] | None,
         jobs: Mapping[str, int] = MappingProxyType({}),
+        workers: Sequence[Mapping[str, Any]] = (),
     ) -> bytes:
-        """All metrics as text.
+        """All metrics as text. Those of the engine have a label more, `worker`, of several workers.
 
         Args:
             build: versions and revision, the labels of `carpool_build_info`.
-            statistics: of the engine; None while there is no worker to ask.
+            statistics: of the engine, or of several; None while there is no worker to ask.
             jobs: that have not ended, by state.
+            workers: of which there are several: `model`, `worker`, `device`, `state`, `requests`.
         """
-        self._scraped.snapshot = model, build, statistics, jobs
+        self._scraped.snapshot = model, build, instances(model, statistics), jobs
+        self._scraped.workers = workers
+        self._scraped.held = held(model, statistics)
         return generate_latest(self._registry)
 
 
@@ -214,43 +252,70 @@ class _Scraped(Collector):
     """Collects what is read anew at each scrape: open jobs and the engine's statistics."""
 
     def __init__(self) -> None:
-        self.snapshot: Snapshot = "", {}, None, {}
+        self.snapshot: Snapshot = "", {}, [], {}
+        self.workers: Sequence[Mapping[str, Any]] = ()
+        self.held: Mapping[tuple[str], int] = {}
 
     def describe(self) -> Iterable[Metric]:
         return []  # without it the registry calls `collect` to learn the names
 
     def collect(self) -> Iterator[Metric]:
-        model, build, statistics, jobs = self.snapshot
+        model, build, found, jobs = self.snapshot
         yield _family("carpool_jobs", {(model, state): count for state, count in jobs.items()})
         yield _family("carpool_build_info", {tuple(build.values()): 1})
-        if statistics is None:
-            return
-        for key in ("running", "waiting"):
-            yield _family(f"carpool_requests_{key}", {(model,): statistics[key]})
-        for name, key in (("overload_stage", "stage"), ("wait_seconds", "wait_s")):
-            yield _family(f"carpool_{name}", {(model,): statistics["overload"][key]})
-        for key in ("steps", "steps_skipped", "deadlines_missed"):
-            yield _family(f"carpool_{key}_total", {(model,): statistics[key]})
-        queued = _buckets(statistics["waits"]["histogram"])
-        yield _family("carpool_request_queue_seconds", {(model,): queued})
-        memory = statistics["memory"]
-        sizes = {kind: memory[key] for kind, key in MEMORY.items() if key in memory}
-        yield _family(
-            "carpool_device_memory_bytes",
-            {(memory["device"], kind): size for kind, size in sizes.items()},
-        )
-        fusing = statistics["fusing"]
-        tried = {(model, outcome): n for outcome, n in fusing["forwards"].items()}
-        yield _family("carpool_probation_forwards_total", tried)
-        kinds = {(model, state): n for state, n in fusing["kinds"].items()}
-        yield _family("carpool_call_kinds", kinds)
-        yield from _of_forwards(model, statistics)
-        yield from _of_costs(model, statistics)
+        if self.workers:
+            several = {(w["model"], str(w["worker"]), w["device"]): w for w in self.workers}
+            up = {labels: float(one["state"] == "ready") for labels, one in several.items()}
+            yield _family("carpool_worker_up", up)
+            bound = {labels[:2]: one["requests"] for labels, one in several.items()}
+            yield _family("carpool_worker_requests", bound)
+            yield _family("carpool_requests_held", self.held)
+        merged: dict[str, dict[Any, Any]] = {}
+        for one in found:
+            more = () if one.worker is None else (one.worker,)
+            for name, values in _of_engine(one.model, one.statistics):
+                by_labels = merged.setdefault(name, {})
+                by_labels |= {(*labels, *more): value for labels, value in values.items()}
+        is_several = any(one.worker is not None for one in found)
+        for name, values in merged.items():
+            yield _family(name, values, ("worker",) if is_several else ())
 
 
-def _of_costs(model: str, statistics: Mapping[str, Any]) -> Iterator[Metric]:
+def held(model: str, statistics: Mapping[str, Any] | None) -> dict[tuple[str], int]:
+    """Requests that are held for a worker, by model."""
+    if statistics is None:
+        return {}
+    models = statistics.get("models", {model: statistics})
+    return {(name,): one["held"]["requests"] for name, one in models.items() if "held" in one}
+
+
+def _of_engine(model: str, statistics: Mapping[str, Any]) -> Iterator[Values]:
+    for key in ("running", "waiting"):
+        yield f"carpool_requests_{key}", {(model,): statistics[key]}
+    for name, key in (("overload_stage", "stage"), ("wait_seconds", "wait_s")):
+        yield f"carpool_{name}", {(model,): statistics["overload"][key]}
+    for key in ("steps", "steps_skipped", "deadlines_missed"):
+        yield f"carpool_{key}_total", {(model,): statistics[key]}
+    queued = _buckets(statistics["waits"]["histogram"])
+    yield "carpool_request_queue_seconds", {(model,): queued}
+    memory = statistics["memory"]
+    sizes = {kind: memory[key] for kind, key in MEMORY.items() if key in memory}
+    yield (
+        "carpool_device_memory_bytes",
+        {(memory["device"], kind): size for kind, size in sizes.items()},
+    )
+    fusing = statistics["fusing"]
+    tried = {(model, outcome): n for outcome, n in fusing["forwards"].items()}
+    yield "carpool_probation_forwards_total", tried
+    kinds = {(model, state): n for state, n in fusing["kinds"].items()}
+    yield "carpool_call_kinds", kinds
+    yield from _of_forwards(model, statistics)
+    yield from _of_costs(model, statistics)
+
+
+def _of_costs(model: str, statistics: Mapping[str, Any]) -> Iterator[Values]:
     for name, key in (("carpool_cost_seconds", "seconds"), ("carpool_cost_sd_seconds", "sd")):
-        yield _family(
+        yield (
             name,
             {
                 (f"{one['name']} {one['detail'] or one['size']}", str(rows)): seconds
@@ -259,13 +324,13 @@ def _of_costs(model: str, statistics: Mapping[str, Any]) -> Iterator[Metric]:
             },
         )
     trials = statistics["trials"]
-    yield _family("carpool_machine_speed_factor", {(model,): statistics["speed_factor"]})
-    yield _family("carpool_trials_total", {(model,): trials["count"]})
-    yield _family("carpool_trials_lost_seconds_total", {(model,): trials["lost_s"]})
+    yield "carpool_machine_speed_factor", {(model,): statistics["speed_factor"]}
+    yield "carpool_trials_total", {(model,): trials["count"]}
+    yield "carpool_trials_lost_seconds_total", {(model,): trials["lost_s"]}
 
 
-def _of_forwards(model: str, statistics: Mapping[str, Any]) -> Iterator[Metric]:
-    yield _family(
+def _of_forwards(model: str, statistics: Mapping[str, Any]) -> Iterator[Values]:
+    yield (
         "carpool_forward_duration_seconds",
         {(model, one["component"]): _buckets(one["histogram"]) for one in statistics["seconds"]},
     )
@@ -274,8 +339,8 @@ def _of_forwards(model: str, statistics: Mapping[str, Any]) -> Iterator[Metric]:
         methods.setdefault(f"{entry['component']}.{entry['method']}", []).append(entry)
     for what in ("rows", "requests"):
         widths = {(method,): _widths(entries, what) for method, entries in methods.items()}
-        yield _family(f"carpool_forward_{what}", widths)
-    yield _family(
+        yield f"carpool_forward_{what}", widths
+    yield (
         "carpool_forwards_not_wider_total",
         {(one["component"], one["why"]): one["count"] for one in statistics["not_wider"]},
     )
@@ -286,10 +351,14 @@ def _front(name: str) -> tuple[str, str, tuple[str, ...]]:
     return name, info.text, info.labels
 
 
-def _family(name: str, values: Mapping[Any, Any]) -> Metric:
-    """Make a metric from its values by labels: numbers, or buckets with their sum."""
+def _family(name: str, values: Mapping[Any, Any], more: tuple[str, ...] = ()) -> Metric:
+    """Make a metric from its values by labels: numbers, or buckets with their sum.
+
+    Args:
+        more: labels, beside its own.
+    """
     info = ALL[name]
-    family = _FAMILIES[info.type](name, info.text, labels=info.labels)
+    family = _FAMILIES[info.type](name, info.text, labels=(*info.labels, *more))
     for labels, value in values.items():
         family.add_metric(labels, *(value if isinstance(value, tuple) else (value,)))
     return family

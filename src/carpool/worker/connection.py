@@ -92,7 +92,8 @@ class WorkerConnection:
             self.kill()
             await self._process.wait()
         with contextlib.suppress(OSError):  # such as a folder that was removed
-            for path in self._spool.iterdir() if self._spool else ():
+            mine = f"{self._process.pid}-*"  # other workers use the folder, too
+            for path in self._spool.glob(mine) if self._spool else ():
                 path.unlink()
 
 

@@ -73,6 +73,11 @@ class InFlight(Generic[Request]):
             one.is_sent = True
         return due
 
+    @property
+    def has_suspects(self) -> bool:
+        """Whether a request is to be run alone."""
+        return any(one.deaths >= SUSPECT for one in self._requests.values())
+
     def worker_died(self) -> list[Request]:
         """Count a death, and remove and return the requests that were part of too many.
 

@@ -36,9 +36,27 @@ class Journals:
         self.dropped = 0  # requests whose journals were, for want of room
         self._entries: dict[str, list[JournalEntry]] = {}
         self._files: dict[str, File] = {}
+        self._told: dict[str, dict[str, int]] = {}  # the last step, by what was told of it
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def starts_late(self, request_id: str) -> bool:
+        """Whether a new worker goes on with the request; else it starts over, and tells all again."""
+        goes_on = bool(self._entries.get(request_id))
+        if not goes_on:
+            self._told.pop(request_id, None)
+        return goes_on
+
+    def tell(self, kind: str, request_id: str, step: int) -> bool:
+        """Whether so much is news of a request; step 0: it starts over."""
+        told = self._told.setdefault(request_id, {}) if request_id in self._entries else {}
+        if not step:
+            told.clear()
+            return True
+        is_news = step > told.get(kind, 0)
+        told[kind] = max(step, told.get(kind, 0))
+        return is_news
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._entries
@@ -93,6 +111,7 @@ class Journals:
     def close(self, request_id: str) -> None:
         """The request is answered, or given up."""
         self.bytes -= sum(map(_bytes, self._entries.pop(request_id, ())))
+        self._told.pop(request_id, None)
         self._end(request_id)
 
     def _make_room(self) -> None:

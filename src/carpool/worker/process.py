@@ -29,6 +29,7 @@ from carpool.errors import CarpoolError, PipelineFailed, in_full, reason
 from carpool.telemetry import logs, tracing
 from carpool.types import CheckedRequest, Event
 from carpool.worker import protocol
+from carpool.worker.activity import ActivitySender
 from carpool.worker.watchdog import INTERVAL_S
 
 log = logging.getLogger("carpool")
@@ -45,6 +46,7 @@ class WorkerProcess:
         self._tracing = tracing.Tracing()
         self._at_end: Callable[[], None] = lambda: None
         self._is_ending = threading.Lock()
+        self._additions: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[protocol.ToFront | _Answers] = queue.SimpleQueue()
         self._answered: list[Any] = []  # by the engine, in this turn of its loop
         threading.Thread(target=self._write, name="carpool-write", daemon=True).start()
@@ -54,7 +56,8 @@ class WorkerProcess:
         first = self._next()
         if not isinstance(first, protocol.LoadModel):
             return
-        if first.log_format == "json":
+        is_noisy = first.log_level == "debug" and first.log_format == "text" and first.bars
+        if first.log_format == "json" or not first.bars:
             os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read as it is imported
         # these import torch and diffusers, which takes seconds
         from carpool.engine.cost_store import Table
@@ -63,13 +66,15 @@ class WorkerProcess:
         from carpool.engine.model.factory import build
         from carpool.engine.model.load import load, log_as_others, versions
         from carpool.engine.model.usage import Meter
+        from carpool.engine.observe.activity import ActivityLog
         from carpool.engine.observe.co_riders import CoRiders
 
         began_s = time.monotonic()
         logs.set_up(first.log_level, first.log_format, prompts=first.log_prompts)
-        log_as_others(bars=first.log_format == "text")
+        log_as_others(bars=is_noisy)
         co_riders = CoRiders()
-        observers = [co_riders.forward] if first.otel else []
+        activity = ActivityLog()
+        observers = [activity.forward, *([co_riders.forward] if first.otel else [])]
         try:
             if first.otel:
                 self._tracing = tracing.start("worker")
@@ -92,13 +97,27 @@ class WorkerProcess:
                 self._connection.shutdown(socket.SHUT_RDWR)
 
         threading.Thread(target=run, name="carpool-engine", daemon=True).start()
-        self.send(protocol.WorkerReady(engine.loaded.card, versions(), time.monotonic() - began_s))
+        load_s, held = time.monotonic() - began_s, engine.statistics()["memory"]
+        self.send(
+            protocol.WorkerReady(
+                engine.loaded.card,
+                versions(),
+                load_s,
+                held["device"],
+                held["weights_bytes"],
+                loaded.device.free_bytes(),
+            )
+        )
         threading.Thread(
             target=self._send_heartbeats, args=[engine], name="carpool-heartbeat", daemon=True
         ).start()
+        threading.Thread(target=self._add_in_turn, name="carpool-lora", daemon=True).start()
+        viewers = ActivitySender(activity, engine.requests, self.send)
         while (message := self._next()) is not None:
             match message:
-                case protocol.Submit(job, follow, trace, is_journalled, past):
+                case protocol.Watch(is_on):
+                    viewers.watch(is_on)
+                case protocol.Submit(job, follow, trace, waited_s, is_journalled, past):
                     try:
                         listener = _RequestListener(self, job, meter.usage(job), convert, follow)
                         if self._tracing.is_on:
@@ -106,13 +125,21 @@ class WorkerProcess:
                             listener.at_end = partial(self._trace, engine, co_riders, trace, job)
                         sink = self._answered.append if is_journalled else None
                         journal = Journal(past, sink) if past or is_journalled else None
-                        engine.submit(job, listener, journal=journal)
+                        engine.submit_held(job, listener, waited_s, journal)
                     except Exception as error:  # such as a tokenizer's: the other requests go on
                         self.send(_failed(job.request_id, error))
                 case protocol.Cancel(request_id):
                     engine.cancel(request_id)
+                case protocol.Held(work_s):
+                    engine.held_s = work_s
+                case protocol.AddLora(name, path):
+                    adding = [engine, partial(_added, engine, name, path)]
+                    self._additions.put(adding)
                 case protocol.Reload():
-                    threading.Thread(target=self._reload, args=[engine], daemon=True).start()
+                    reading = [engine, engine.reload]
+                    threading.Thread(target=self._reload, args=reading, daemon=True).start()
+                case protocol.Estimate(job):
+                    self.send(protocol.Estimated(*engine.estimate(job)))
                 case protocol.GetStatistics():
                     self.send(protocol.Statistics(engine.statistics()))
                 case protocol.GetTimelines(request_ids):
@@ -126,10 +153,20 @@ class WorkerProcess:
             self._outbox.put(_Answers(self._answered.copy()))
             self._answered.clear()
 
+    def _add_in_turn(self) -> None:
+        """Answer the additions of adapters in their order."""
+        while True:
+            self._reload(*self._additions.get())
+
     def _send_heartbeats(self, engine: Any) -> None:
         while True:
             stalled_s, expected_s = engine.heartbeat.read()
-            self.send(protocol.Heartbeat(stalled_s, expected_s, engine.place_s))
+            costs = [
+                protocol.StepCost(size[0], size[1], size[2], seconds)
+                for size, seconds in engine.step_costs.items()
+            ]
+            report = protocol.Report(costs, engine.steps_left())
+            self.send(protocol.Heartbeat(stalled_s, expected_s, engine.place_s, report))
             time.sleep(INTERVAL_S)
 
     def _trace(self, engine: Any, co_riders: Any, trace: str, job: CheckedRequest) -> None:
@@ -137,13 +174,14 @@ class WorkerProcess:
         if (timeline := engine.timeline(job.request_id)) is not None:
             self._tracing.life(trace, job, timeline, shared_with)
 
-    def _reload(self, engine: Any) -> None:
+    def _reload(self, engine: Any, read: Callable[[], list[str]]) -> None:
         try:
-            problems = engine.reload()  # may read gigabytes
+            problems = read()  # may read gigabytes
         except Exception as error:  # a defect, or an unforeseen file: requests go on
             log.exception("the reload failed")
             problems = [f"{type(error).__name__}: {error}"]
-        self.send(protocol.Reloaded(engine.loaded.card, problems))
+        is_addition = read != engine.reload
+        self.send(protocol.Reloaded(engine.loaded.card, problems, is_addition))
 
     def end(self) -> None:
         """End the process at once, even in the middle of a forward."""
@@ -253,7 +291,7 @@ def _raw_output(fields: Mapping[str, Any], *, pipe: Any, spool: str) -> RawOutpu
     )
     raw = (frame.convert("RGB").tobytes() for frame in video)
     if spool and 3 * width * height * len(video) > protocol.MOST_INLINE_BYTES:
-        handle, raw_video.path = tempfile.mkstemp(".rgb", dir=spool)
+        handle, raw_video.path = tempfile.mkstemp(".rgb", f"{os.getpid()}-", spool)
         try:
             with open(handle, "wb") as file:
                 file.writelines(raw)
@@ -281,6 +319,17 @@ def _pictures(fields: Mapping[str, Any]) -> list[protocol.Picture]:
         protocol.Picture(image.width, image.height, image.convert("RGB").tobytes())
         for image in fields["images"]
     ]
+
+
+def _added(engine: Any, name: str, path: str) -> list[str]:
+    """Register an adapter. Returns what is wrong with it; nothing if it is there already."""
+    if name in engine.loaded.card.lora:
+        return []
+    try:
+        engine.add_lora(name, path)
+    except CarpoolError as error:
+        return [str(error)]
+    return []
 
 
 def _failed(request_id: str, error: Exception) -> protocol.RequestFailed:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.request.parameters import Card
-from carpool.types import CheckedRequest, JournalEntry, Timings
+from carpool.types import CheckedRequest, JournalEntry, Phase, Timings
 
 LENGTH = struct.Struct(">I")
 MOST_INLINE_BYTES = 64 << 20  # larger outputs are sent as files, so that others need not wait
@@ -29,6 +29,7 @@ class LoadModel(msgspec.Struct, tag="load_model"):
     log_format: LogFormat = "text"
     log_prompts: bool = False
     otel: bool = False  # export traces
+    bars: bool = True  # of progress, while it loads; several workers' would be mixed up
     factory: str | None = None  # `module:function` that builds the pipeline, instead of `model`
 
 
@@ -36,6 +37,7 @@ class Submit(msgspec.Struct, tag="submit"):
     job: CheckedRequest
     follow: bool = False  # send `Progress` at every step
     trace: str = ""  # context of the front's span, as in the header `traceparent`
+    waited_s: float = 0.0  # how long the front held it: its times count from its arrival there
     is_journalled: bool = False  # send `Answers`
     journal: list[JournalEntry] = []  # of an earlier run: go on where that ended
 
@@ -52,6 +54,31 @@ class GetTimelines(msgspec.Struct, tag="get_timelines"):
     request_ids: list[str]
 
 
+class Estimate(msgspec.Struct, tag="estimate"):
+    """What a request would take, if it came now; it is not run."""
+
+    job: CheckedRequest
+
+
+class Watch(msgspec.Struct, tag="watch"):
+    """Send `Activity` from now on, or no more."""
+
+    is_on: bool
+
+
+class Held(msgspec.Struct, tag="held"):
+    """This worker's part of the work that the front holds: it decides how wide forwards are."""
+
+    work_s: float
+
+
+class AddLora(msgspec.Struct, tag="add_lora"):
+    """Register an adapter while requests run; answered by `Reloaded`."""
+
+    name: str
+    path: str
+
+
 class Reload(msgspec.Struct, tag="reload"):
     """Read the adapter folder and the batching config again."""
 
@@ -62,13 +89,17 @@ class WorkerReady(msgspec.Struct, tag="worker_ready"):
     card: Card
     versions: dict[str, str]  # of the libraries that the engine uses
     load_s: float
+    device: str = ""
+    weights_bytes: int = 0
+    free_bytes: int | None = None  # of the device's memory, once it was loaded; None: not known
 
 
 class Reloaded(msgspec.Struct, tag="reloaded"):
-    """The answer to `Reload`: the model as it is served now, and what could not be reloaded."""
+    """The answer to `Reload` and `AddLora`: the model as it is now, and what could not be read."""
 
     card: Card
     problems: list[str]
+    is_addition: bool = False  # of one adapter
 
 
 class LoadFailure(msgspec.Struct, tag="load_failure"):
@@ -123,12 +154,29 @@ class Started(msgspec.Struct, tag="started"):
     request_id: str
 
 
+class StepCost(msgspec.Struct, array_like=True):
+    """What a denoising step takes at one size, as learned so far."""
+
+    width: int | None  # as requests say it; None: they do not
+    height: int | None
+    frames: int | None
+    seconds: list[float]  # by the requests that share it, from one on
+
+
+class Report(msgspec.Struct, array_like=True):
+    """What the router of the front wants to know of a worker."""
+
+    costs: list[StepCost]
+    steps_left: dict[str, float]  # of running requests, by their ids
+
+
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
     """Sent every second: the progress of the engine's loop."""
 
     stalled_s: float  # since the loop last made progress; 0 while it is idle
     expected_s: float | None  # predicted duration of the present forward; None: unknown
     slot_s: float | None = None  # predicted until the next request can start; None: unknown
+    report: Report | None = None
 
 
 class TokenUsage(msgspec.Struct):
@@ -167,7 +215,66 @@ class Timelines(msgspec.Struct, tag="timelines"):
     timelines: list[dict[str, Any]]
 
 
-ToWorker = LoadModel | Submit | Cancel | GetStatistics | GetTimelines | Reload
+class Estimated(msgspec.Struct, tag="estimated"):
+    """The answer to `Estimate`."""
+
+    seconds: float | None  # of its denoising steps, alone on the device; None: not known yet
+    wait_s: float  # predicted, until it starts
+    speed: float  # seconds of such work that a second does just now, as forwards are shared
+
+
+class SeenForward(msgspec.Struct, array_like=True):
+    """See `carpool.engine.observe.activity`."""
+
+    module: str
+    phase: Phase
+    began_s: float
+    duration_s: float
+    rows: int
+    requests: list[int]
+    why: str
+
+
+class RunningRequest(msgspec.Struct, array_like=True):
+    number: int
+    request_id: str
+    phase: Phase
+    step: int
+    steps: int
+    left_s: float | None
+
+
+class WaitingRequest(msgspec.Struct, array_like=True):
+    number: int
+    request_id: str
+    waited_s: float
+    starts_s: float | None
+
+
+class Activity(msgspec.Struct, tag="activity"):
+    """What the engine did since the last one, and its requests now. Only while it is watched."""
+
+    now_s: float  # engine clock
+    forwards: list[SeenForward]
+    missed: int  # forwards that are left out
+    running: list[RunningRequest]
+    waiting: list[WaitingRequest]
+    waiting_count: int
+    worker: int = 0  # of several; the front says which
+
+
+ToWorker = (
+    LoadModel
+    | Submit
+    | Cancel
+    | GetStatistics
+    | GetTimelines
+    | Estimate
+    | Held
+    | AddLora
+    | Reload
+    | Watch
+)
 ToFront = (
     WorkerReady
     | LoadFailure
@@ -181,7 +288,15 @@ ToFront = (
     | Statistics
     | Timelines
     | Reloaded
+    | Estimated
+    | Activity
 )
+
+
+def image_of(picture: Picture) -> Image.Image:
+    """A picture as a PIL image."""
+    return Image.frombytes("RGB", (picture.width, picture.height), bytes(picture.rgb))
+
 
 _PICTURE = 1  # msgpack extension code of a PIL image: mode, size, pixels
 _PACKED = "carpool-packed"  # key in the `info` of an image that was packed before

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -39,6 +40,9 @@ from carpool.worker.watchdog import INTERVAL_S, Watchdog
 log = logging.getLogger("carpool")
 
 OnProgress = Callable[[int, int], None]
+OnActivity = Callable[[protocol.Activity], None]
+"""Is called with what an engine does, a few times a second."""
+
 OnPreview = Callable[[protocol.Preview], None]
 State = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
 _MOST_LISTED = 8  # requests in one line
@@ -52,16 +56,36 @@ class _Pending(InFlightRequest):
     answer: asyncio.Future[protocol.Done]
     on_progress: OnProgress | None
     on_preview: OnPreview | None
-    previewed: int = 0  # step of its last preview
-    progressed: int = 0  # the last step that was told
 
-    def resolve(self, answer: protocol.Done | CarpoolError) -> None:
+    def resolve(self, answer: protocol.Done | Exception) -> None:
         if self.answer.done():  # its client has gone
             return
-        if isinstance(answer, CarpoolError):
+        if isinstance(answer, Exception):
             self.answer.set_exception(answer)
         else:
             self.answer.set_result(answer)
+
+
+class Moved(Exception):
+    """The worker died, and the request is to be run by another one.
+
+    Args:
+        deaths: of workers that ran it.
+    """
+
+    def __init__(self, deaths: int) -> None:
+        super().__init__(f"the worker died; it ran in {deaths} that did")
+        self.deaths = deaths
+
+
+class WorkerListener(Protocol):
+    """Is told of a worker, on the event loop."""
+
+    def changed(self) -> None:
+        """Its state is another, or it may take requests again, or no more."""
+
+    def reported(self, report: protocol.Report) -> None:
+        """It says, once a second, what steps take and what its requests have left."""
 
 
 class Supervisor:
@@ -73,8 +97,9 @@ class Supervisor:
         log: level and format of the worker's log, and whether it shows prompts.
         otel: whether the worker exports traces.
         factory: builds the pipeline in each worker, as `module:function`; then `model` is unused.
+        listener: where the worker is one of several: what it had when it died is `Moved` to others.
         journals: of requests, so that they go on where they were when a worker died; None: they
-            start over.
+            start over. Workers of one pool share it, and the pool closes what it opened.
     """
 
     def __init__(
@@ -87,15 +112,20 @@ class Supervisor:
         log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
         otel: bool = False,
         factory: str | None = None,
+        listener: WorkerListener | None = None,
         journals: Journals | None = None,
     ) -> None:
-        self._spool, self._timeout_s, self._journals = spool, timeout_s, journals
+        self._spool, self._timeout_s = spool, timeout_s
+        self._listener, self._journals = listener, journals
         folder = "" if spool is None else str(spool)
-        self._load = protocol.LoadModel(model, settings, folder, *log, otel, factory)
+        self._load = protocol.LoadModel(
+            model, settings, folder, *log, otel, listener is None, factory
+        )
         self._state: State = "starting"
         self._is_draining = False
         self._in_flight = InFlight[_Pending]()
         self._queries: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()  # answered in order
+        self._adding = deque[asyncio.Future[list[str]]]()  # of adapters; answered in order
         self._connection: WorkerConnection | None = None
         self._slot_s: float | None = None  # predicted until the worker can start a request
         self.ready: protocol.WorkerReady | None = None  # of the newest worker that got so far
@@ -104,6 +134,7 @@ class Supervisor:
         self._started_s = 0.0  # start of the newest worker; event loop's clock
         self._startup_s = 3.0  # from that to its readiness, of the newest that got so far
         self._task: asyncio.Task[None] | None = None
+        self._on_activity: OnActivity | None = None
         self._end = ""  # of the last worker: how it ended, and which requests it had
 
     @property
@@ -142,11 +173,32 @@ class Supervisor:
             PipelineFailed: it was running in every worker that died, in the last one alone.
             CarpoolError: the request failed.
         """
+        return await self.run(job, on_progress, on_preview)
+
+    async def run(
+        self,
+        job: CheckedRequest,
+        on_progress: OnProgress | None = None,
+        on_preview: OnPreview | None = None,
+        *,
+        waited_s: float = 0.0,
+        deaths: int = 0,
+    ) -> protocol.Done:
+        """As `submit`, of a request that a pool held.
+
+        Args:
+            waited_s: how long it was held.
+            deaths: of workers that ran it.
+
+        Raises:
+            Moved: the worker died, and there are others.
+        """
         self.check_open()
         request = _Pending(
             submit=protocol.Submit(
-                job, on_progress is not None, tracing.carried(), self._open_journal(job)
+                job, on_progress is not None, tracing.carried(), waited_s, self._open_journal(job)
             ),
+            deaths=deaths,
             answer=asyncio.get_running_loop().create_future(),
             on_progress=on_progress,
             on_preview=on_preview,
@@ -158,9 +210,41 @@ class Supervisor:
         finally:
             if self._in_flight.remove(request) and request.is_sent:  # not answered
                 self._send(protocol.Cancel(request.id))
-            if self._journals is not None:
+            if self._journals is not None and self._listener is None:
                 self._journals.close(request.id)
             self._send_due()
+            if request.deaths:  # others were kept from the worker while it ran
+                self._tell_changed()
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it would run a request at once: it is ready, and none has to run alone."""
+        return self._state == "ready" and not self._is_draining and not self._in_flight.has_suspects
+
+    def hold(self, work_s: float) -> None:
+        """Tell the worker of its part of the work that is held for all."""
+        self._send(protocol.Held(work_s))
+
+    def add_lora(self, name: str, path: str) -> "asyncio.Future[list[str]]":
+        """Have the worker register an adapter; its answer says what is wrong with it.
+
+        A worker that is away answers nothing: its successor has to be told again.
+        """
+        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        if self._state != "ready":
+            answer.set_result([])
+            return answer
+        self._adding.append(answer)
+        self._send(protocol.AddLora(name, path))
+        return answer
+
+    def _tell_changed(self) -> None:
+        if self._listener is not None:
+            self._listener.changed()
+
+    def _is_news(self, kind: str, request_id: str, step: int) -> bool:
+        """Whether no earlier worker told so much of a request."""
+        return self._journals is None or self._journals.tell(kind, request_id, step)
 
     def _open_journal(self, job: CheckedRequest) -> bool:
         """Whether a journal of the request is to be kept."""
@@ -209,13 +293,26 @@ class Supervisor:
         answer: list[dict[str, Any]] = await self._ask(protocol.GetTimelines(list(request_ids)))
         return answer
 
-    async def _ask(self, query: protocol.GetStatistics | protocol.GetTimelines) -> Any:
+    async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
+        """What a request would take if it came now."""
+        answer: protocol.Estimated = await self._ask(protocol.Estimate(job))
+        return answer
+
+    async def _ask(
+        self, query: protocol.GetStatistics | protocol.GetTimelines | protocol.Estimate
+    ) -> Any:
         if self._state != "ready":
             self.check_open()
         future = asyncio.get_running_loop().create_future()
         self._queries.put_nowait(future)
         self._send(query)
         return await future
+
+    def watch_activity(self, listener: OnActivity | None) -> None:
+        """Tell a listener what the engine does, a few times a second; None: nobody any more."""
+        was_on, self._on_activity = self._on_activity is not None, listener
+        if was_on != (listener is not None) and self._state == "ready":
+            self._send(protocol.Watch(listener is not None))
 
     def reload(self) -> None:
         """Have the worker read its adapter folder and batching config again."""
@@ -279,6 +376,8 @@ class Supervisor:
                 elif isinstance(message, protocol.Heartbeat):
                     watchdog.receive(message)
                     self._slot_s = message.slot_s
+                    if self._listener is not None and message.report is not None:
+                        self._listener.reported(message.report)
                 self._receive(message)
         finally:
             if watching is not None:
@@ -288,6 +387,7 @@ class Supervisor:
                 self._state = "worker_lost"
                 self._is_open.clear()
                 self._requeue()
+                self._tell_changed()
             self._connection = None
             await connection.close()
             self._end = f"{connection.end}; requests that it had: {_listed(had)}"
@@ -311,10 +411,14 @@ class Supervisor:
         for request in self._in_flight:
             if self._journals is not None and request in stuck and request.deaths >= SUSPECT:
                 self._journals.clear(request.id)  # it may be what the worker died of
-            goes_on = self._journals is not None and self._journals.entries(request.id)
+            goes_on = self._journals is not None and self._journals.starts_late(request.id)
             if not goes_on and not request.answer.done() and request.on_progress is not None:
                 request.on_progress(0, 0)
-                request.progressed = 0
+            if self._listener is not None and request.deaths < SUSPECT:
+                self._in_flight.remove(request)
+                request.resolve(Moved(request.deaths))
+        while self._adding:
+            self._adding.popleft().set_result([])
         self._fail_queries(WorkerLost("the worker died", retry_after_s=self._until_ready_s()))
 
     def _receive(self, message: protocol.ToFront) -> None:
@@ -327,7 +431,10 @@ class Supervisor:
                 self._first_ready.set()
                 if not self._is_draining:
                     self._is_open.set()
+                if self._on_activity is not None:
+                    self._send(protocol.Watch(True))
                 self._send_due()
+                self._tell_changed()
             case protocol.Started(request_id):
                 if request := self._in_flight.get(request_id):
                     request.has_started = True
@@ -336,9 +443,17 @@ class Supervisor:
                     if (request := self._in_flight.get(request_id)) and self._journals is not None:
                         request.has_advanced = True
                         self._journals.add(request_id, entry)
-            case protocol.Reloaded(card, problems):
+            case protocol.Activity() as activity:
+                if self._on_activity is not None:
+                    self._on_activity(activity)
+            case protocol.Reloaded(card, problems, is_addition):
+                if is_addition and self._adding:
+                    self._adding.popleft().set_result(problems)
                 assert self.ready is not None
-                self.ready = protocol.WorkerReady(card, self.ready.versions, self.ready.load_s)
+                before = self.ready
+                self.ready = protocol.WorkerReady(
+                    card, before.versions, before.load_s, before.device, before.weights_bytes
+                )
                 log.info("reloaded; adapters: %s", ", ".join(card.lora) or "none")
                 for problem in problems:
                     log.error("not reloaded: %s", problem)
@@ -346,16 +461,14 @@ class Supervisor:
                 raise LoadFailed(reason)
             case protocol.Progress(request_id, step, steps):
                 request = self._in_flight.get(request_id)
-                if request is not None and request.on_progress is not None:
-                    if not step or step > request.progressed:  # others were told before
-                        request.on_progress(step, steps)
-                    request.progressed = step if not step else max(step, request.progressed)
+                is_news = self._is_news("step", request_id, step)
+                if request is not None and request.on_progress is not None and is_news:
+                    request.on_progress(step, steps)
             case protocol.Preview() as preview:
                 request = self._in_flight.get(preview.request_id)
-                if request is not None and request.on_preview is not None:
-                    if preview.step > request.previewed:  # others were shown by an earlier worker
-                        request.on_preview(preview)
-                    request.previewed = max(request.previewed, preview.step)
+                is_news = self._is_news("preview", preview.request_id, preview.step)
+                if request is not None and request.on_preview is not None and is_news:
+                    request.on_preview(preview)
             case protocol.Done() as done:
                 self._answer(done.request_id, done)
             case protocol.RequestFailed() as failed:
@@ -363,7 +476,12 @@ class Supervisor:
                     failed.message, param=failed.param, retry_after_s=failed.retry_after_s
                 )
                 self._answer(failed.request_id, error)
-            case protocol.Statistics(found) | protocol.Timelines(found):
+            case protocol.Statistics() | protocol.Timelines() | protocol.Estimated():
+                found: Any = message
+                if isinstance(message, protocol.Statistics):
+                    found = message.statistics
+                elif isinstance(message, protocol.Timelines):
+                    found = message.timelines
                 query = self._queries.get_nowait()
                 if not query.done():  # its client has gone
                     query.set_result(found)

@@ -15,8 +15,8 @@ from carpool.config import BatchingMode
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs
 from carpool_lab.simulate.report import Point, as_json, block, comparison, numbers
+from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.scenario import MIXES, Comparison, Model, compare, mix, play
-from carpool_lab.simulate.simulator import ROUTES
 from carpool_lab.simulate.tables import TABLES, Table, learned, siblings, table
 from carpool_lab.tune.results import tables as tuned_tables
 from carpool_lab.workload import (
@@ -103,11 +103,25 @@ def _file(**rules: Any) -> click.Path:
 )
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="devices")
 @click.option(
+    "--router",
     "--route",
-    type=click.Choice(tuple(ROUTES)),
-    default="least-work",
+    "router",
+    default="extra-seconds",
     show_default=True,
-    help="which worker gets a request",
+    metavar="ROUTERS",
+    help=f"which worker gets a request: {', '.join(ROUTERS)}; several, by commas, are compared",
+)
+@click.option(
+    "--slow-workers",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    help="part of the workers that are four times as slow",
+)
+@click.option(
+    "--worker-lifetime",
+    type=click.FloatRange(0, min_open=True),
+    default=inf,
+    help="mean time after which a worker dies; the next one takes 20 s to load  [default: none]",
 )
 @click.option(
     "--slo-scale",
@@ -144,6 +158,8 @@ def simulate(**flags: Any) -> None:
     if len(sources) > 1:
         both = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
         raise click.UsageError(f"{both}: only one can say when requests arrive")
+    if said.compare and "," in said.router:
+        raise click.UsageError("--compare is of modes: name one --router")
     for path in (said.output, said.save_result):
         if path is not None and not path.parent.is_dir():  # said now, not after the work
             raise click.UsageError(f"{path}: there is no folder {path.parent}")
@@ -160,6 +176,15 @@ def simulate(**flags: Any) -> None:
 
 
 def _once(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
+    """One run for each router; their JSON and their blocks of text."""
+    runs = {router: _run(said, model, mix, router) for router in _routers(said.router)}
+    if len(runs) == 1:
+        return next(iter(runs.values()))
+    result = {router: found for router, (found, _) in runs.items()}
+    return result, "\n\n".join(f"{router}\n{text}" for router, (_, text) in runs.items())
+
+
+def _run(said: Flags, model: Model, mix: Mix, router: str) -> tuple[dict[str, Any], str]:
     """One run; its JSON and its block of text."""
     arrivals, traffic = _arrivals(said, model, mix)
     mode: BatchingMode = said.mode or "continuous"
@@ -169,8 +194,10 @@ def _once(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
         arrivals,
         mode,
         workers=said.workers,
-        route=ROUTES[said.route],
+        router=router,
         clients=said.clients,
+        slow=said.slow_workers,
+        lifetime_s=said.worker_lifetime,
         learned=said.seed if said.learned else None,
     )
     took_s = time.process_time() - began_s
@@ -180,7 +207,7 @@ def _once(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
         "mix": said.mix,
         "mode": mode,
         "arrivals": traffic,
-        "workers": said.workers if said.workers == 1 else f"{said.workers}, {said.route}",
+        "workers": said.workers if said.workers == 1 else f"{said.workers}, {router}",
         "requests": len(arrivals),
         "slo scale": said.slo_scale,
         "costs": "learned" if said.learned else "known",
@@ -212,7 +239,7 @@ def _compare(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
         burst=said.burst,
         slo_scale=said.slo_scale,
         workers=said.workers,
-        route=ROUTES[said.route],
+        router=_routers(said.router)[0],
         is_learned=said.learned,
     )
     capacity_qps = model.capacity_qps(mix) * said.workers
@@ -279,6 +306,14 @@ def _arrivals(said: Flags, model: Model, mix: Mix) -> tuple[list[Arrival], str]:
     if not said.request_rate:
         shown += f", {load:g} of capacity"
     return plan(bursts(rate, when, size=said.burst), mix, what, count=count), shown
+
+
+def _routers(text: str) -> list[str]:
+    found = ["round-robin" if name == "in-turn" else name for name in text.split(",")]
+    for name in found:
+        if name not in ROUTERS:
+            raise InvalidValue(f"--router {name}: must be of {', '.join(ROUTERS)}")
+    return list(dict.fromkeys(found))
 
 
 def _modes(text: str) -> list[BatchingMode]:

@@ -6,8 +6,10 @@ other value that keeps batches of `dynamic` and `request` apart, `priority`, `us
 `deadline_s`. A request is one row of every forward it takes part in.
 """
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from math import inf
 from typing import Any
@@ -16,20 +18,13 @@ from carpool.config import BatchingMode
 from carpool.errors import InvalidValue
 from carpool.schedule.batch_modes import Dynamic, Off, Waves
 from carpool.schedule.continuous import Continuous
-from carpool.schedule.cost import Costs
-from carpool.schedule.machine import Machine, wrong
+from carpool.schedule.cost import Costs, Curve
+from carpool.schedule.machine import WIDTHS, Machine, wrong
 from carpool.types import QueuedRequest
+from carpool_lab.simulate.fleet import Change, simulate
 from carpool_lab.simulate.report import Numbers, Point, mean, numbers
-from carpool_lab.simulate.simulator import (
-    Policy,
-    Result,
-    Ride,
-    Route,
-    Stage,
-    Worker,
-    least_work,
-    simulate,
-)
+from carpool_lab.simulate.routers import ROUTERS
+from carpool_lab.simulate.simulator import Policy, Result, Ride, Stage, Worker
 from carpool_lab.simulate.tables import WIDEST, Table
 from carpool_lab.workload import WORDS, Arrival, Mix, Setting, bursts, generators, plan
 
@@ -40,6 +35,9 @@ MODES: dict[BatchingMode, Callable[[Costs], Policy]] = {
     "continuous": lambda costs: Continuous(costs),
 }
 """Fresh policies. Those that form batches get the sizes and waits that their users give them."""
+
+SLOWER = 4.0  # times: a slow worker
+AWAY_S = 20.0  # from a worker's death until the next one has loaded the model
 
 MIXES = ("uniform", "steps", "sizes", "tenants")
 
@@ -171,23 +169,54 @@ def play(
     mode: BatchingMode,
     *,
     workers: int = 1,
-    route: Route = least_work,
+    router: str = "extra-seconds",
     clients: int | None = None,
     learned: int | None = None,
+    slow: float = 0.0,
+    lifetime_s: float = inf,
 ) -> Result:
     """Simulate one mode. The arguments are as for `simulate`.
 
     Args:
+        router: a name of `ROUTERS`; one worker gets everything at once, as in a server.
         learned: a seed. Forwards are disturbed, and costs learned from them: from nothing where the
             seed is even, else from a table that is wrong at single widths. None: costs are known.
+        slow: part of the workers whose forwards take `SLOWER` times as long.
+        lifetime_s: mean time after which a worker dies; a new one takes its place `AWAY_S` later.
     """
-    devices = [_worker(model, mode, learned) for _ in range(workers)]
+    costs = [model.costs] * workers
+    if slow:
+        every = round(1 / slow)
+        costs = [slower(model.costs) if n % every == 0 else model.costs for n in range(workers)]
+    devices = [_worker(model, one, mode, learned) for one in costs]
+    changes: list[Change] = []
+    if lifetime_s < inf:
+        rng = random.Random(workers)
+        for number, one in enumerate(costs):
+            at_s, last_s = rng.expovariate(1 / lifetime_s), arrivals[-1].at_s
+            while at_s < last_s:
+                changes.append(Change(at_s, number))
+                at_s += AWAY_S
+                make = partial(_worker, model, one, mode, learned)
+                changes.append(Change(at_s, number, make))
+                at_s += rng.expovariate(1 / lifetime_s)
+        changes.sort(key=lambda change: (change.at_s, change.worker))
     rides = model.rides(arrivals, Labels.among(arrivals))
-    return simulate(rides, devices, route, clients=clients)
+    chosen = ROUTERS[router]() if workers > 1 else None
+    return simulate(rides, devices, chosen, clients=clients, changes=changes)
 
 
-def _worker(model: Model, mode: BatchingMode, learned: int | None) -> Worker:
-    costs = model.costs
+def slower(costs: Costs) -> Costs:
+    """The costs of a device that is `SLOWER` times as slow."""
+    return Costs(
+        {
+            kind: Curve({rows: SLOWER * curve.seconds(rows) for rows in WIDTHS})
+            for kind, curve in costs
+        }
+    )
+
+
+def _worker(model: Model, costs: Costs, mode: BatchingMode, learned: int | None) -> Worker:
     if learned is None:
         return Worker(MODES[mode](costs), costs, WIDEST, model.own_s)
     beliefs = wrong(costs, learned) if learned % 2 else Costs()
@@ -209,7 +238,7 @@ class Comparison:
     burst: int = 1
     slo_scale: float = 5.0
     workers: int = 1
-    route: Route = least_work
+    router: str = "extra-seconds"
     is_learned: bool = False  # costs are learned; see `play`
 
 
@@ -229,7 +258,7 @@ def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
                     arrivals,
                     mode,
                     workers=wanted.workers,
-                    route=wanted.route,
+                    router=wanted.router,
                     learned=learned,
                 )
                 several.append(numbers(result, wanted.slo_scale))

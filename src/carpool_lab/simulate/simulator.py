@@ -5,9 +5,8 @@ A forward takes what the cost table says, and a constant for each call. There is
 `Machine` makes some; then the policy may learn its costs from the forwards, as an engine does.
 """
 
-import heapq
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
@@ -89,9 +88,11 @@ class Worker:
     line: list[Ride] = field(default_factory=list)
     waiting: list[QueuedRequest] = field(default_factory=list)  # of the line
     waiting_s: float = 0.0  # its work
+    held_s: float = 0.0  # this worker's part of the work that waits for the fleet
     aboard: dict[int, Ride] = field(default_factory=dict)
     parked: dict[int, ParkedCall] = field(default_factory=dict)
     orders: int = 0
+    last: int = 0  # request
     result: Result = field(default_factory=lambda: Result([]))
 
     @property
@@ -101,6 +102,9 @@ class Worker:
 
     def put(self, ride: Ride) -> None:
         waiting = ride.waiting
+        if waiting.request <= self.last:  # requests of one worker are numbered upwards
+            waiting = ride.waiting = replace(waiting, request=self.last + 1)
+        self.last = max(self.last, waiting.request)
         if self.beliefs is not None:
             work_s = self._believed_s(ride)
             waiting = replace(waiting, left_s=work_s, whole_s=work_s)
@@ -114,7 +118,7 @@ class Worker:
         wake_s = admission.wake_s
         for request in sorted(admission.requests):
             self._board(request)
-        choice = self.policy.choose(list(self.parked.values()), self.waiting_s, now_s)
+        choice = self.policy.choose(list(self.parked.values()), self.waiting_s + self.held_s, now_s)
         if not choice.calls:
             return False, wake_s
         leader, rows = choice.calls[0], sum(call.rows for call in choice.calls)
@@ -189,87 +193,3 @@ class Worker:
         assert beliefs is not None
         work_s = sum(stage.count * beliefs.seconds(stage.kind, stage.rows) for stage in left)
         return work_s - ride.done * beliefs.seconds(left[0].kind, left[0].rows)
-
-
-Route = Callable[[Ride, Sequence[Worker]], int]
-"""Which worker gets a request: its place among them."""
-
-
-def simulate(
-    rides: Iterable[Ride], workers: Sequence[Worker], route: Route, *, clients: int | None = None
-) -> Result:
-    """Let requests arrive and give the whole story.
-
-    Args:
-        rides: in the order of their arrivals, numbered upwards; may be a generator.
-        workers: one or several devices, each with a policy of its own.
-        clients: who ask again as soon as they are answered, one request at a time; the arrivals
-            of the rides are then those moments. None: requests come when they say.
-    """
-    coming = iter(rides)
-    ride = next(coming, None)
-    asking = [0.0] * (clients or 0)  # when a client asks next; a heap
-    free: list[tuple[float, int]] = [(0.0, n) for n in range(len(workers))]  # idle or busy until
-    asleep: dict[int, float] = {}  # workers without work, and when they want to be asked again
-
-    def due_s() -> float:
-        if ride is None:
-            return inf
-        if clients is None:
-            return ride.waiting.arrived_s
-        return asking[0] if asking else inf
-
-    now_s = 0.0
-    while True:
-        next_turn = free[0][0] if free else inf
-        now_s = max(now_s, min(next_turn, due_s(), min(asleep.values(), default=inf)))
-        if now_s == inf:
-            break
-        while ride is not None and due_s() <= now_s:
-            if clients is not None:
-                ride.arrive(heapq.heappop(asking))
-            number = route(ride, workers)
-            workers[number].put(ride)
-            if asleep.pop(number, None) is not None:
-                heapq.heappush(free, (now_s, number))
-            ride = next(coming, None)
-        for number in [n for n, wake_s in asleep.items() if wake_s <= now_s]:
-            del asleep[number]
-            heapq.heappush(free, (now_s, number))
-        if free and free[0][0] <= now_s:
-            _, number = heapq.heappop(free)
-            ended = workers[number].result.rides
-            before = len(ended)
-            has_run, next_s = workers[number].turn(now_s)
-            if has_run:
-                heapq.heappush(free, (next_s, number))
-            else:
-                asleep[number] = next_s
-            if clients is not None:
-                for one in ended[before:]:
-                    heapq.heappush(asking, one.ended_s)
-    results = [worker.result for worker in workers]
-    everybody = sorted(
-        (one for result in results for one in result.rides), key=lambda one: one.waiting.request
-    )
-    return Result(
-        everybody,
-        max((one.ended_s for one in everybody), default=0.0),
-        sum(result.forwards for result in results),
-        sum(result.rows for result in results),
-        [batch for result in results for batch in result.batches],
-    )
-
-
-def least_work(ride: Ride, workers: Sequence[Worker]) -> int:
-    """The worker with the least predicted work; of equals the first."""
-    work = [worker.work_s for worker in workers]
-    return work.index(min(work))
-
-
-def in_turn(ride: Ride, workers: Sequence[Worker]) -> int:
-    """One worker after the other, whatever they have to do."""
-    return ride.waiting.request % len(workers)
-
-
-ROUTES: dict[str, Route] = {"least-work": least_work, "in-turn": in_turn}

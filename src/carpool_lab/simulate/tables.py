@@ -121,6 +121,23 @@ TABLES = {
 }
 
 
+def _flux(side_px: int, gains: Mapping[int, float]) -> Table:
+    """FLUX at any square size: between and beyond 512 and 1024 px a step is linear in pixels."""
+    mpx = side_px**2 / 1e6
+    return Table(
+        f"flux-{side_px}", 28, _saturating(0.0147 + 0.109 * mpx, gains), 0.009, 0.018 * mpx
+    )
+
+
+MIXED_SIZES = (
+    _flux(512, {2: 1.12, 4: 1.19, 8: 1.24}),
+    _flux(768, {2: 1.06, 4: 1.10, 8: 1.13}),
+    _flux(1024, {2: 1.03, 4: 1.05, 8: 1.07}),
+    _flux(1536, {2: 1.01, 4: 1.02, 8: 1.02}),
+)
+"""Sizes as llm-d measured its diffusion router with (llm-d-router pull request 2053)."""
+
+
 def table(name: str) -> Table:
     """A built-in table.
 

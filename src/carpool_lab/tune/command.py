@@ -120,7 +120,8 @@ _USES = {
 def _text(tuned: TuneReport) -> str:
     """Everything that was measured, a table for each size."""
     blocks = [
-        f"{tuned.model} on {tuned.device}, {tuned.dtype}; medians, min_gain {tuned.min_gain:g}"
+        f"{tuned.model} on {tuned.device}, {tuned.dtype}; medians, min_gain {tuned.min_gain:g}\n"
+        f"speed factor {tuned.costs.factor:g}: the machine as it is now; every width was tried"
     ]
     shown: dict[CallKind, str] = {}  # sizes share text encoders
     for size in tuned.sizes:
@@ -129,7 +130,11 @@ def _text(tuned: TuneReport) -> str:
         pays = f"best with up to {most} request{'s' * (most > 1)} a step" if size.components else ""
         head = [f"{size.name}: {'; '.join(filter(None, (pays, size.problem)))}"]
         if new:
-            head += ["", "| component | rows | ms | rows/s | gain | peak MiB | |", "|---" * 7 + "|"]
+            head += [
+                "",
+                "| component | rows | ms | sd (ms) | runs | rows/s | gain | peak MiB | |",
+                "|---" * 9 + "|",
+            ]
         blocks.append("\n".join([*head, *_lines(new, tuned.min_gain)]))
         known = [
             f"{one.kind}: as for {shown[one.kind]}" for one in size.components if one not in new
@@ -147,12 +152,13 @@ def _lines(components: Sequence[ComponentResult], min_gain: float) -> Iterator[s
             gain = f"{gains[rows]:+.0%}" if rows in gains else ""
             peak = f"{one.peak_bytes[rows] / 2**20:.0f}" if rows in one.peak_bytes else "-"
             mark = "knee" if rows == bend else ""
+            sd = f"{one.sd[rows] * 1000:.2g}" if rows in one.sd else "-"
             yield (
-                f"| {one.kind} | {rows} | {seconds * 1000:.3g} | {rows / seconds:.4g} | {gain} "
-                f"| {peak} | {mark} |"
+                f"| {one.kind} | {rows} | {seconds * 1000:.3g} | {sd} | {one.tries.get(rows, '-')} "
+                f"| {rows / seconds:.4g} | {gain} | {peak} | {mark} |"
             )
         if one.too_wide:
-            yield f"| {one.kind} | {one.too_wide} | - | - | - | - | did not fit |"
+            yield f"| {one.kind} | {one.too_wide} | - | - | - | - | - | - | did not fit |"
 
 
 def _resolution(size: str) -> tuple[int, int]:

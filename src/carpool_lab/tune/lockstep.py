@@ -82,3 +82,8 @@ class WarmCosts(Costs):
             self._curves.setdefault(kind, Curve())
             super().learn(kind, rows, seconds)
         self._warm.add((kind, rows))
+
+    def sd(self, kind: CallKind, rows: int) -> float:
+        """How uncertain the seconds of a width are that was run, by how far its runs lie apart."""
+        curve = self._curves[kind]
+        return curve.median_sd(rows) if isinstance(curve, Curve) else curve.sd(rows)

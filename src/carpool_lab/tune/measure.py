@@ -194,7 +194,7 @@ def _sized(
     seen: Mapping[CallKind, CallStats],
     requests: int,
     problem: str,
-    costs: Costs,
+    costs: WarmCosts,
 ) -> SizeResult:
     size = resolution(job.arguments, loaded.card.default_size_px)
     frames = int(job.arguments.get("num_frames") or 1)
@@ -208,6 +208,8 @@ def _sized(
             {n: s for n, s in curves[kind].measured.items() if n in one.done},
             one.peak_bytes,
             one.too_wide,
+            {n: costs.sd(kind, n) for n in curves[kind].measured if n in one.done},
+            {n: runs for n, runs in curves[kind].runs.items() if n in one.done},
         )
         for kind, one in seen.items()
         if kind in curves

@@ -6,7 +6,7 @@ additional row raises the rows a second by more than `min_gain`.
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +28,8 @@ class ComponentResult:
     seconds: Mapping[int, float]  # by rows, which never makes them less; as policies will see them
     peak_bytes: Mapping[int, int]  # by rows, weights included; empty where the device tells none
     too_wide: int | None = None  # rows that did not fit the memory
+    sd: Mapping[int, float] = field(default_factory=dict)  # of `seconds`: how uncertain they are
+    tries: Mapping[int, int] = field(default_factory=dict)  # runs that they come from, by rows
 
     @property
     def gains(self) -> dict[int, float]:
@@ -117,6 +119,8 @@ class TuneReport:
             ],
             "tables": [self._table(one) for one in self.sizes if 1 in one.step_s()],
             "costs": self.costs.to_json(),
+            "speed_factor": self.costs.factor,
+            "trials": self.costs.trials.to_json(),
         }
 
     def batching_config(self) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from carpool.engine.adapters.reader import Part, Shadows
-from carpool.engine.weights_sample import sample
 from carpool.engine.intercept import Call
+from carpool.engine.weights_sample import sample
 from carpool.errors import LoraRejected
 from carpool.request.lora import Riding, check_name
 

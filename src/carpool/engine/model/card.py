@@ -1,5 +1,6 @@
 """A pipeline's card: what clients may know of a loaded model."""
 
+import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,6 +44,7 @@ def describe(
         max_pixels=min(settings.max_pixels, extra.get("max_pixels", settings.max_pixels)),
         max_steps=settings.max_steps,
         frame_step=_frame_step(pipe),
+        rounds_sizes=_rounds_sizes(pipe),
     )
     _check_defaults(card, asked)
     return card
@@ -72,6 +74,15 @@ def _size_multiple(pipe: DiffusionPipeline) -> int:
         return int(factor * pipe.patch_size)
     # image processors count the denoiser's patches in
     return int(factor * (_patch_px(pipe) if hasattr(pipe, "video_processor") else 1))
+
+
+def _rounds_sizes(pipe: DiffusionPipeline) -> bool:
+    """Whether it makes other sizes smaller, and says so in its log (FLUX); others raise."""
+    try:
+        source = inspect.getsource(type(pipe).check_inputs)
+    except (AttributeError, OSError, TypeError):
+        return False
+    return "Dimensions will be resized accordingly" in source
 
 
 def _patch_px(pipe: DiffusionPipeline) -> int:

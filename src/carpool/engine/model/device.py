@@ -9,6 +9,7 @@ import torch
 
 from carpool.config import EngineSettings
 from carpool.errors import SettingRejected
+from carpool.preparation import ALL, types
 
 SMALL_MODEL_PARAMETERS = 500_000_000
 
@@ -32,10 +33,12 @@ class Device:
             raise SettingRejected(f"device={name!r}: must be cpu, cuda or cuda:N")
         if self.is_cuda and not torch.cuda.is_available():
             raise SettingRejected(f"device={name!r}: torch {torch.__version__} finds no CUDA here")
-        dtype = settings.dtype
-        if dtype == "auto":
-            dtype = "bfloat16" if self.is_cuda else "float32"
-        self.dtype: torch.dtype = getattr(torch, dtype)
+        auto = "bfloat16" if self.is_cuda else "float32"
+        self.dtypes: dict[str, torch.dtype] = {
+            component: getattr(torch, auto if name == "auto" else name)
+            for component, name in {ALL: "auto", **types(settings.dtype)}.items()
+        }  # of weights, by component
+        self.dtype: torch.dtype = self.dtypes[ALL]
         self._threads = settings.threads
         self._ahead: deque[torch.cuda.Event] = deque()
         self._copies: torch.cuda.Stream | None = None
@@ -43,6 +46,10 @@ class Device:
     @property
     def is_cuda(self) -> bool:
         return self.torch.type == "cuda"
+
+    def dtype_of(self, component: str) -> torch.dtype:
+        """The number type of a component's weights."""
+        return self.dtypes.get(component, self.dtype)
 
     def enter(self, parameters: int) -> None:
         """Set up the calling thread for a model of so many parameters.
@@ -75,6 +82,15 @@ class Device:
         if self.is_cuda:
             return torch.cuda.max_memory_allocated(self.torch)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def free_bytes(self) -> int | None:
+        """Memory that is free now: of the GPU, or of the machine; None where it is not known."""
+        if self.is_cuda:
+            return torch.cuda.mem_get_info(self.torch)[0]
+        try:
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (ValueError, OSError):  # macOS does not say
+            return None
 
     @property
     def memory_gib(self) -> float | None:

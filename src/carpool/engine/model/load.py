@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_log
 from carpool.config import EngineSettings
 from carpool.engine.model.card import describe
 from carpool.engine.model.device import Device
-from carpool.engine.model.dmd import DMDScheduler
+from carpool.engine.model.prepare import apply, read, warm_up
 from carpool.engine.model.tasks import tasks_of
 from carpool.engine.patches import CLASSES
 from carpool.errors import LoadFailed
@@ -42,6 +42,7 @@ class Loaded:
     shared: Mapping[int, Any]  # what views share, by id: modules, and those inside of them
     lora: Mapping[str, str | Path] = field(default_factory=dict)  # adapters to begin with, by name
     source: str = ""  # the model as it was asked for
+    is_spread: bool = False  # over several devices
     classes: dict[int, type] = field(default_factory=dict)  # of views, by id of their pipeline
 
     @property
@@ -82,7 +83,7 @@ def _modules(pipe: DiffusionPipeline) -> Iterator[tuple[str, nn.Module]]:
 
 
 def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loaded:
-    """Load a pipeline: an embedded one, a hub id, a local folder, or one that is there already.
+    """Load a pipeline: an embedded one, a hub id, a folder, a file, or one that is there already.
 
     Only safetensors weights are read, and no code from the checkpoint is run.
 
@@ -96,27 +97,28 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
         pipe, name = model, type(model).__name__
     else:
         source, extra = find(model)
-        if not extra:
+        if not extra:  # a model of the hub
             check_hub(source, settings.revision)
         name = str(extra.get("id", model))
         try:
             with CLASSES:  # of nn.Module, which an engine that starts meanwhile would patch, too
-                pipe = _from_pretrained(source, settings.revision, device.dtype)
+                pipe = read(source, settings, device)
         except (OSError, ValueError, TypeError, AttributeError, ImportError, LookupError) as error:
             raise LoadFailed(f"cannot load {model!s}: {error}") from error
         except RecursionError as error:
             raise _too_deep(model) from error
-        pipe.to(device.torch)
     _refuse_what_breaks(pipe)
     with ExitStack() as undo:
         for module in dict(_modules(pipe)).values():
             undo.callback(_restore_modes, _modes(module))
             module.eval().requires_grad_(False)
         _keep_vae_exact(pipe, undo)
+        apply(pipe, dict(_modules(pipe)), settings, device, undo)
         try:
             tasks = tasks_of(pipe)
         except RecursionError as error:  # a scheduler that cannot be copied
             raise _too_deep(model) from error
+        warm_up(pipe, settings, device)
         return Loaded(
             pipe,
             describe(pipe, name, extra, settings, tuple(task for task, _ in tasks.values())),
@@ -126,6 +128,7 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
             {id(part): part for _, one in _modules(pipe) for part in one.modules()},
             {**extra.get("lora", {}), **parse_lora(settings.lora)},
             source=name if isinstance(model, DiffusionPipeline) else str(model),
+            is_spread=settings.place is not None,
         )
 
 
@@ -148,17 +151,6 @@ def _restore_modes(modes: Modes) -> None:
 
 def _too_deep(model: object) -> LoadFailed:
     return LoadFailed(f"cannot load {model!s:.200}: the lists or objects of a file nest too deep")
-
-
-def _from_pretrained(source: str, revision: str | None, dtype: torch.dtype) -> DiffusionPipeline:
-    """The pipeline of a folder or hub id, in its own class or the one that stands in for it."""
-    given = {"revision": revision, "dtype": dtype, "use_safetensors": True}
-    config = DiffusionPipeline.load_config(source, revision=revision)
-    if config.get("_class_name") == "WanDMDPipeline":  # FastWan: not in diffusers
-        from diffusers import WanPipeline  # nothing else needs it
-
-        return WanPipeline.from_pretrained(source, scheduler=DMDScheduler(), **given)
-    return DiffusionPipeline.from_pretrained(source, **given)
 
 
 def versions() -> dict[str, str]:

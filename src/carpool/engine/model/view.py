@@ -37,26 +37,33 @@ _READERS = (  # large, and read only but for plain attributes such as `padding_s
 
 def view(loaded: Loaded, task: str) -> Any:
     """A request's own copy of the pipeline that does `task`."""
-    return _copied(loaded.originals[task], dict(loaded.shared), loaded.classes)
+    device = loaded.device.torch if loaded.is_spread else None
+    return _copied(loaded.originals[task], dict(loaded.shared), loaded.classes, device)
 
 
-def _copied(pipe: DiffusionPipeline, memo: dict[int, Any], classes: dict[int, type]) -> Any:
+def _copied(
+    pipe: DiffusionPipeline,
+    memo: dict[int, Any],
+    classes: dict[int, type],
+    device: torch.device | None,
+) -> Any:
     """A pipeline with its helpers; modules stay those that all requests use.
 
     Args:
         memo: what was copied already by id, and what is shared; as for `copy.deepcopy`.
         classes: of the copies, by id of the pipeline; filled here.
+        device: of all but components that are elsewhere; None: the pipeline tells.
     """
     if id(pipe) in memo:
         return memo[id(pipe)]
     if id(pipe) not in classes:
-        classes[id(pipe)] = _pinned(pipe)
+        classes[id(pipe)] = _pinned(pipe, device)
     mine: Any = copy.copy(pipe)
     memo[id(pipe)] = mine
     own = vars(mine)
     for name, value in vars(pipe).items():
         if not isinstance(value, _IMMUTABLE):
-            own[name] = _own(value, memo, classes)
+            own[name] = _own(value, memo, classes, device)
     mine.__class__ = classes[id(pipe)]
     # at its end a call resets hooks of modules that others are still using
     mine.maybe_free_model_hooks = _nothing
@@ -64,11 +71,13 @@ def _copied(pipe: DiffusionPipeline, memo: dict[int, Any], classes: dict[int, ty
     return mine
 
 
-def _own(value: Any, memo: dict[int, Any], classes: dict[int, type]) -> Any:
+def _own(
+    value: Any, memo: dict[int, Any], classes: dict[int, type], device: torch.device | None
+) -> Any:
     if isinstance(value, nn.Module):
         return value
     if isinstance(value, DiffusionPipeline):
-        return _copied(value, memo, classes)
+        return _copied(value, memo, classes, device)
     if isinstance(value, _READERS):
         return _reader(value, memo)
     if isinstance(value, FrozenDict):  # which is not frozen
@@ -93,14 +102,14 @@ def _reader(value: Any, memo: dict[int, Any]) -> Any:
     return memo[id(value)]
 
 
-def _pinned(pipe: DiffusionPipeline) -> type:
+def _pinned(pipe: DiffusionPipeline, device: torch.device | None) -> type:
     """The pipeline's class with its device as a constant.
 
     Diffusers looks at every submodule each time it is asked for the device, which costs each
     request milliseconds; while an engine runs, the device cannot change.
     """
     cls = type(pipe)
-    pins = {"_execution_device": pipe._execution_device, "__module__": cls.__module__}
+    pins = {"_execution_device": device or pipe._execution_device, "__module__": cls.__module__}
     return type(cls.__name__, (cls,), pins)
 
 

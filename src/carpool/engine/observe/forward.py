@@ -25,6 +25,7 @@ class Forward:
     began_s: float  # engine clock
     duration_s: float  # on CUDA: until the kernels were launched, not until they ended
     adapters: int = 0  # different ones that its requests use
+    why: str = ""  # it is not wider: see `width_reason`
 
     @property
     def requests(self) -> int:
@@ -35,7 +36,9 @@ class Forward:
         return sum(self.row_counts)
 
 
-def forward_of(states: "Sequence[RequestState]", began_s: float, ended_s: float) -> Forward:
+def forward_of(
+    states: "Sequence[RequestState]", began_s: float, ended_s: float, why: str = ""
+) -> Forward:
     """The record of a forward of the calls that these requests are parked on."""
     target = states[0].call.target
     loras = [state.call.lora for state in states]
@@ -48,6 +51,7 @@ def forward_of(states: "Sequence[RequestState]", began_s: float, ended_s: float)
         began_s,
         ended_s - began_s,
         len({name for lora in loras for name, _ in lora}) if any(loras) else 0,
+        why,
     )
 
 

@@ -13,7 +13,7 @@ and the flat form of its newer versions:
 
 Carpool runs the whole pipeline in one engine, so the diffusion stage is read, and no other. What
 has no use here is named in `Deploy.unused`, for a warning; a key that looks like a misspelled one
-that has a use is an error. This is the only module that imports yaml.
+that has a use is an error.
 
 Source: vLLM-Omni 0.30, deploy configuration.
 """
@@ -125,12 +125,7 @@ def _stages_of(overrides: str) -> dict[str, Any]:
 def _read(path: Path, most: int) -> tuple[Any, list[str]]:
     """A file over its bases, and the names of all of them."""
     source = f"deploy config {path}"
-    try:
-        text = jsonfile.read(path, MOST_BYTES)
-        _check_bounds(text)
-        data = yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise SettingRejected(f"{source} cannot be read: {error}") from error
+    data = read_yaml(path, source)
     if not isinstance(data, dict) or data.get("base_config") is None:
         return data, [path.stem]
     base = data.pop("base_config")
@@ -139,6 +134,20 @@ def _read(path: Path, most: int) -> tuple[Any, list[str]]:
         raise SettingRejected(f"{source}: base_config {base!r:.60}: {rule}", param="base_config")
     below, names = _read(path.parent / base, most - 1)
     return overlaid(below, data), [path.stem, *names]
+
+
+def read_yaml(path: Path, source: str) -> Any:
+    """A YAML file, within bounds.
+
+    Raises:
+        SettingRejected: it cannot be read; `source` opens the message.
+    """
+    try:
+        text = jsonfile.read(path, MOST_BYTES)
+        _check_bounds(text)
+        return yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingRejected(f"{source} cannot be read: {error}") from error
 
 
 def _check_bounds(text: bytes) -> None:

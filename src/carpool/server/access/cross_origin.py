@@ -21,7 +21,7 @@ from carpool.config import ServeSettings
 from carpool.errors import HostNotAllowed, OriginNotAllowed, SettingRejected, show
 from carpool.server.transport.middleware import HTTPMiddleware
 
-PAGES = ("/docs", "/openapi.json", "/health", "/livez", "/version")
+PAGES = ("/", "/docs", "/openapi.json", "/health", "/livez", "/version")
 """Other pages may link to these."""
 
 SIGNED = "/v1/files/"

@@ -71,7 +71,18 @@ class Keyring:
         known = [name for name, key in keys.items() if hmac.compare_digest(token, key)]
         if not token or not known:
             raise InvalidAPIKey("the API key is missing or wrong: send 'authorization: Bearer KEY'")
-        return APIClient(known[0], hashlib.sha256(token).hexdigest()[:16])
+        return APIClient(known[0], owner_of(token))
+
+    def knows(self, owner: str) -> bool:
+        """Is an owner's key still one of these?"""
+        if not self._keys and self._file is None:
+            return owner == ""
+        return any(owner_of(key) == owner for key in self._keys.values())
+
+
+def owner_of(key: bytes) -> str:
+    """How jobs and answers name the client with this key."""
+    return hashlib.sha256(key).hexdigest()[:16]
 
 
 def parse_keys(entries: Iterable[str]) -> dict[str, bytes]:

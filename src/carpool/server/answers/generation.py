@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from carpool import media
+from carpool.fleet.serving import Serving
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import size_of
 from carpool.server.bodies import schema
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.supervisor import Supervisor
 
 T = TypeVar("T")
 Kind = Literal["image_generation", "image_edit"]
@@ -101,7 +101,7 @@ async def gather(submit: Callable[[int], Coroutine[Any, Any, T]], count: int) ->
 
 
 async def generate(
-    supervisor: Supervisor,
+    supervisor: Serving,
     generation: ImageGeneration,
     *,
     link: Callable[[bytes], str],

@@ -20,11 +20,11 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
 from carpool.errors import CarpoolError
+from carpool.fleet.serving import Serving
 from carpool.server.answers.generation import ImageGeneration, RunInThread, gather
 from carpool.server.bodies import schema
 from carpool.telemetry import logs
 from carpool.worker import protocol
-from carpool.worker.supervisor import Supervisor
 
 log = logging.getLogger("carpool")
 
@@ -91,7 +91,7 @@ def is_final(event: bytes) -> bool:
 
 
 async def events(
-    supervisor: Supervisor,
+    supervisor: Serving,
     generation: ImageGeneration,
     *,
     drew: Callable[[int, schema.UsageBody], None],
@@ -148,7 +148,7 @@ async def events(
 
 
 async def _run(
-    supervisor: Supervisor, generation: ImageGeneration, updates: "asyncio.Queue[Update]"
+    supervisor: Serving, generation: ImageGeneration, updates: "asyncio.Queue[Update]"
 ) -> None:
     """Run all requests, and put what becomes of them into the queue."""
 

@@ -7,7 +7,7 @@ checks to refuse. Pictures stay as they were sent: nothing is decoded or fetched
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -102,10 +102,14 @@ class Form:
             self.mask = sent
 
 
-async def read_body(request: Request, card: Card, *names: str) -> Form:
+CardOf = Callable[[str | None], Awaitable[Card | None]]
+
+
+async def read_body(request: Request, card: Card, *names: str, cards: CardOf | None = None) -> Form:
     """Read a form, or JSON.
 
     Args:
+        cards: of the model that the body names, where there are several.
         names: of fields that may hold pictures, the usual one first.
 
     Raises:
@@ -115,7 +119,7 @@ async def read_body(request: Request, card: Card, *names: str) -> Form:
     """
     kind = request.headers.get("content-type", "").lower()
     if kind.startswith("multipart/form-data"):
-        return await _read_form(request, card, names)
+        return await _read_form(request, card, names, cards)
     check_is_json(request.headers)
     body = bytearray()
     async for chunk in request.stream():
@@ -146,7 +150,9 @@ def _parsed(body: bytearray) -> tuple[Any, dict[str, memoryview]]:
     return parse(text, has_places=not pictures), pictures
 
 
-async def _read_form(request: Request, card: Card, names: Sequence[str]) -> Form:
+async def _read_form(
+    request: Request, card: Card, names: Sequence[str], cards: CardOf | None
+) -> Form:
     form, texts = Form(name=names[0]), list[tuple[str, str]]()
     async with _parts_of(request, card, names[0]) as parts:
         for part, value in parts.multi_items():
@@ -166,6 +172,8 @@ async def _read_form(request: Request, card: Card, names: Sequence[str]) -> Form
                 texts.append((part, text))
     if sum(len(text) for _, text in texts) > MOST_TEXT_BYTES:
         raise BodyTooLarge(f"the texts of this form have more than {MOST_TEXT_BYTES} bytes")
+    if cards is not None:
+        card = await cards(dict(texts).get("model")) or card
     form.values = _typed(texts, card)
     return form
 

@@ -111,7 +111,10 @@ class ImageRequest(GenerationRequest):
     moderation: Literal["auto", "low"] | None = None
     stream: bool | None = Field(None, description="answer with server-sent events")
     partial_images: int | None = Field(
-        None, ge=0, le=3, description="previews of each image in a stream, at most"
+        None,
+        ge=0,
+        le=3,
+        description="previews of each image, at most: in a stream, or of a job at /v1/events",
     )
     background_job: bool | None = Field(
         False, description="answer 202 at once, with a job to be polled at /v1/jobs/{id}"
@@ -202,6 +205,16 @@ class ModelParameter(BaseModel):
     tasks: list[str] = Field(description="those of the model that take it")
 
 
+class ModelLimits(BaseModel):
+    """The most that one request may ask for."""
+
+    n: int = Field(description="images")
+    num_inference_steps: int = Field(description="denoising steps")
+    pixels: int = Field(description="of an image")
+    num_frames: int = Field(description="of a video")
+    pictures: int = Field(description="reference pictures of a request")
+
+
 class ModelEntry(BaseModel):
     id: str = Field(description="what requests name it by")
     object: Literal["model"] = "model"
@@ -213,6 +226,11 @@ class ModelEntry(BaseModel):
     size_multiple_px: int = Field(description="both sides are multiples of it")
     parameters: list[ModelParameter] = Field(description="what requests may say")
     lora: list[str] = Field(description="adapters that a request may name")
+    limits: ModelLimits = Field(description="the most that one request may ask for")
+    state: str = Field(
+        default="ready", description="ready, starting, worker_lost, unloaded, draining"
+    )
+    ready_in_s: float | None = Field(default=None, description="predicted seconds, while it is not")
 
 
 class ModelList(BaseModel):
@@ -279,5 +297,26 @@ class Error(BaseModel):
     error: ErrorBody
 
 
+class EstimateReport(BaseModel):
+    """`POST /v1/estimates`: what a request would take if it came now."""
+
+    seconds: float | None = Field(
+        description="of its denoising steps, alone on the device; null while too little is known"
+    )
+    wait_s: float = Field(description="until the requests that wait now are done")
+    speed: float = Field(description="how much faster shared forwards do such work just now")
+
+
+class WorkerHealth(BaseModel):
+    """One of several workers."""
+
+    worker: int = Field(description="its number, from 0")
+    model: str = Field(description="its model's id")
+    device: str = Field(description="cpu, cuda:N, or auto")
+    state: str = Field(description="ready, starting, worker_lost, draining, stopped")
+    error: str | None = Field(None, description="why it cannot be loaded")
+
+
 class Health(BaseModel):
-    status: Literal["ready", "starting", "draining", "worker_lost", "stopped"]
+    status: Literal["ready", "degraded", "starting", "draining", "worker_lost", "stopped"]
+    workers: list[WorkerHealth] | None = Field(None, description="where there are several")

@@ -1,6 +1,6 @@
 """Answers about jobs and videos; see `schema.py`."""
 
-from typing import Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -58,6 +58,11 @@ class JobStatus(_Record):
     started_at: int | None
     seeds: list[int]
     files: list[JobFile]
+    settings: dict[str, Any] = Field(
+        description="what it was asked for, in the model's parameters, with those it has by "
+        "default; without pictures"
+    )
+    task: str = Field(description="of the model's `tasks`")
 
 
 Item = TypeVar("Item", Video, JobStatus)

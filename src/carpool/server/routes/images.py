@@ -1,12 +1,14 @@
 """`/v1/images`, the models that draw them, and signed links to files."""
 
+import asyncio
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
 from carpool.errors import ModelNotFound
+from carpool.fleet.fleet import Fleet
 from carpool.request.parameters import Card
 from carpool.server.access.signed_links import TTL_S, TYPES
 from carpool.server.answers.downloads import PARTS, Download
@@ -41,7 +43,8 @@ links = APIRouter(responses=ERRORS)  # without keys: browsers that show a pictur
 
 @router.post("/images/generations", **_ANSWERS)
 async def create_images(body: schema.ImageRequest, context: Context) -> Any:
-    model = context.state.model("restarting" if body.background_job else "ready")
+    await context.state.loaded(body.model)
+    model = context.state.model("restarting" if body.background_job else "ready", body.model)
     return await _answer(context, model, body, "image_generation")
 
 
@@ -67,14 +70,15 @@ async def create_variation(context: Context) -> Any:
 
 async def _edit(context: RequestContext, kind: Kind) -> Any:
     state, request = context.state, context.request
-    model = state.model("restarting" if state.has_jobs else "ready")
+    needs: Literal["restarting", "ready"] = "restarting" if state.has_jobs else "ready"
+    model = await state.some_model(needs)
     is_variation = kind == "image_generation"
-    form = await read_body(request, model.card, *_NAMES, "mask")
+    form = await read_body(request, model.card, *_NAMES, "mask", cards=state.card_of)
     if is_variation:
         form.values.setdefault("prompt", "")
     body = validated(schema.ImageRequest, form.values)
-    if not body.background_job:
-        model = state.model()
+    await state.loaded(body.model)
+    model = state.model(needs if body.background_job else "ready", body.model)
     task = edit_task(model.card, form, is_variation=is_variation)
     intake = context.intake(outputs_of(model, body))
     digests = await unless_disconnected(request, intake.run(form.digests))
@@ -110,20 +114,49 @@ async def _answer(
 
 @router.get("/models")
 async def list_models(context: Context) -> schema.ModelList:
-    return schema.ModelList(data=[_model_entry(context.state)])
+    state = context.state
+    if isinstance(state.supervisor, Fleet):
+        return schema.ModelList(
+            data=[_entry_of(state, one) for one in state.supervisor.deployments]
+        )
+    return schema.ModelList(data=[_model_entry(state)])
 
 
 @router.get("/models/{model:path}")
 async def get_model(model: str, context: Context) -> schema.ModelEntry:
+    if isinstance(context.state.supervisor, Fleet):
+        return _entry_of(context.state, context.state.supervisor.of(model).name)
     entry = _model_entry(context.state)
     if model != entry.id:
         raise ModelNotFound(f"model {model[:60]!r} is not served here, {entry.id!r} is")
     return entry
 
 
-def _model_entry(state: AppState) -> schema.ModelEntry:
-    """The served model; the worker may be away."""
-    model = state.model("loaded")
+def _entry_of(state: AppState, name: str) -> schema.ModelEntry:
+    """One of several models, loaded or not."""
+    assert isinstance(state.supervisor, Fleet)
+    one = state.supervisor.of(name)
+    now_s = asyncio.get_running_loop().time()
+    more: dict[str, Any] = {"state": one.state, "ready_in_s": one.ready_in_s(now_s)}
+    if one.ready is not None:
+        return _model_entry(state, name).model_copy(update=more)
+    return schema.ModelEntry(
+        id=name,
+        created=state.started_s,
+        owned_by="carpool",
+        pipeline="",
+        tasks=[],
+        default_size=None,
+        size_multiple_px=1,
+        parameters=[],
+        lora=[],
+        **more,
+    )
+
+
+def _model_entry(state: AppState, name: str | None = None) -> schema.ModelEntry:
+    """A served model; the worker may be away."""
+    model = state.model("loaded", name)
     card, size = model.card, model.card.usual_size_px
     return schema.ModelEntry(
         id=model.id,
@@ -135,6 +168,15 @@ def _model_entry(state: AppState) -> schema.ModelEntry:
         size_multiple_px=card.size_multiple_px,
         parameters=_parameters_of(card),
         lora=list(card.lora),
+        limits=schema.ModelLimits(
+            n=model.max_n,
+            num_inference_steps=card.max_steps,
+            pixels=card.max_pixels,
+            num_frames=state.settings.max_frames,
+            pictures=max((one.max_images for one in card.tasks if one.takes("image")), default=0),
+        ),
+        state=state.supervisor.state,
+        ready_in_s=None,
     )
 
 

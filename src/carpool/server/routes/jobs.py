@@ -148,8 +148,31 @@ async def status_of(context: RequestContext, record: Record) -> JobStatus:
             JobFile(name=name, bytes=size, url=f"{url}/{name}")
             for name, size in record.files.items()
         ],
+        settings=settings_of(record),
+        task=_first(record).get("task", ""),
         **await common_fields(context.state, record),
     )
+
+
+def settings_of(record: Record) -> dict[str, Any]:
+    """What would make a job's outputs again, pictures that it began with aside."""
+    first, output = _first(record), record.work.get("output", {})
+    settings = dict(first.get("arguments", {}))
+    parts = [one for one in record.work.get("jobs") or [] if isinstance(one, dict)]
+    texts = [one.get("arguments", {}).get("prompt") for one in parts]
+    prompts = list(dict.fromkeys(text for text in texts if isinstance(text, str)))
+    settings |= {"seed": first.get("seed", 0), "n": len(parts) // max(1, len(prompts))}
+    if len(prompts) > 1:
+        settings["prompt"] = prompts
+    if lora := first.get("lora"):
+        settings["lora"] = [{"id": name, "scale": scale} for name, scale in lora]
+    return settings | ({"fps": output["fps"]} if "fps" in output else {})
+
+
+def _first(record: Record) -> dict[str, Any]:
+    """The first request of a job as it is stored; {} of a spoiled row."""
+    parts = record.work.get("jobs") or [{}]
+    return parts[0] if isinstance(parts[0], dict) else {}
 
 
 def _moment(seconds: float | None) -> int | None:

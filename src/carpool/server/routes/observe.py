@@ -1,11 +1,15 @@
 """What a server reports of itself: health, versions, `/stats`, `/metrics`, single requests."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Query, Response
 
 import carpool
+from carpool.fleet.fleet import Fleet
+from carpool.fleet.pool import Pool
+from carpool.server.answers.stream import STREAMED, EventStream
 from carpool.server.bodies import schema
+from carpool.server.bodies.forms import validated
 from carpool.server.dependencies import (
     ERRORS,
     AuthenticatedRoute,
@@ -13,6 +17,8 @@ from carpool.server.dependencies import (
     State,
     request_context,
 )
+from carpool.server.requests import image_requests, video_request
+from carpool.server.transport.middleware import IS_HEAD
 from carpool.telemetry.metrics import CONTENT_TYPE
 
 _FORBIDDEN: dict[int | str, dict[str, Any]] = {403: ERRORS[403]}  # by Host or Origin
@@ -23,11 +29,17 @@ router = APIRouter(
 )
 
 
-@public.get("/health", responses={503: {"model": schema.Health}})
+@public.get("/health", responses={503: {"model": schema.Health}}, response_model_exclude_none=True)
 async def health(response: Response, state: State) -> schema.Health:
-    """200 when a request would be accepted now."""
-    response.status_code = 200 if state.supervisor.state == "ready" else 503
-    return schema.Health(status=state.supervisor.state)
+    """200 when a request would be accepted now; `degraded` when not every worker is ready."""
+    serving = state.supervisor
+    response.status_code = 200 if serving.state == "ready" else 503
+    if not isinstance(serving, (Fleet, Pool)) or not serving.has_several:
+        return schema.Health(status=state.supervisor.state, workers=None)
+    workers = [schema.WorkerHealth.model_validate(one) for one in state.observer.workers()]
+    return schema.Health(
+        status="degraded" if serving.is_degraded else serving.state, workers=workers
+    )
 
 
 @public.get("/livez")
@@ -52,6 +64,39 @@ async def stats(state: State) -> dict[str, Any]:
 async def metrics(state: State) -> Response:
     """The same and more for Prometheus."""
     return Response(await state.observer.metrics(), media_type=CONTENT_TYPE)
+
+
+@router.get("/v1/events", response_model=None, responses=STREAMED)
+async def events(
+    context: Context,
+    seconds: Annotated[float | None, Query(ge=0, description="end after so many seconds")] = None,
+) -> EventStream:
+    """What the engine does and the client's own jobs do, as it happens, until the client goes.
+
+    Events are `status`, `activity`, `stats`, `job` and `preview`: see docs/playground.md.
+    """
+    if context.request.scope.get(IS_HEAD):
+        seconds = 0.0
+    told = context.state.events.follow(context.client.owner, seconds)
+    return EventStream(await anext(told), told)
+
+
+@router.post("/v1/estimates")
+async def estimate(values: dict[str, Any], context: Context) -> schema.EstimateReport:
+    """Check a body of `POST /v1/images/generations` or `/v1/videos`, and say what it would take.
+
+    Nothing is drawn. The seconds are those of one output.
+    """
+    name = values.get("model") if isinstance(values.get("model"), str) else None
+    model = context.state.model(name=name)
+    if model.card.tasks[0].makes == "videos":
+        body, most = validated(schema.VideoRequest, values), context.state.settings.max_frames
+        checked, _ = video_request(model, body, most, key=context.client.key)
+    else:
+        drawing = validated(schema.ImageRequest, values)
+        checked = image_requests(model, drawing, key=context.client.key)[0]
+    told = await context.state.supervisor.estimate(checked)
+    return schema.EstimateReport(seconds=told.seconds, wait_s=told.wait_s, speed=told.speed)
 
 
 @router.get("/v1/requests/{request_id}")

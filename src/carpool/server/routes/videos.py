@@ -107,8 +107,10 @@ async def _submit(
     context: RequestContext, form: forms.Form, sent: dict[str, Any], **more: Any
 ) -> Video:
     state, request, intake = context.state, context.request, context.intake()
-    body, model = forms.validated(VideoRequest, form.values), state.model("restarting")
+    body = forms.validated(VideoRequest, form.values)
     context.with_headers(body)
+    await state.loaded(body.model)
+    model = state.model("restarting", body.model)
     if importlib.util.find_spec("av") is None:
         raise LibraryMissing("videos need PyAV: pip install 'carpool[video]'")
     reading = reference_images(model.card, form, body, intake)
@@ -130,8 +132,9 @@ async def _submit(
     ),
 )
 async def create_video(context: Context) -> Video:
-    card, request = context.state.model("restarting").card, context.request
-    form = await forms.read_body(request, card, REFERENCE)
+    state, request = context.state, context.request
+    model = await state.some_model("restarting")
+    form = await forms.read_body(request, model.card, REFERENCE, cards=state.card_of)
     digests = await unless_disconnected(request, context.intake().run(form.digests))
     sent = form.values | ({"pictures": digests} if digests else {})
     return await _submit(context, form, sent)

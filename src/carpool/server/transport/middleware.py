@@ -15,6 +15,7 @@ from carpool.types import new_request_id
 
 MOST_PATH = 200  # characters of a path that are logged
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+IS_HEAD = "carpool.head"  # key of a scope: only the headers of the answer are wanted
 _RETRY = re.compile(r"[1-9][0-9]?")  # as OpenAI's SDKs count retries, from 0
 
 
@@ -159,4 +160,5 @@ class HeadRequests(HTTPMiddleware):
         headers = [(name, value) for name, value in scope["headers"] if name != b"range"]
         extensions = {**scope.get("extensions", {}), "http.response.pathsend": {}}  # reads no file
         whole = {**scope, "method": "GET", "headers": headers, "extensions": extensions}
+        whole[IS_HEAD] = True
         await self.app(whole, receive, headed)

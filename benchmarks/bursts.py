@@ -1,0 +1,338 @@
+"""Closed bursts, live: `continuous` with learned costs against the other modes, in one process.
+
+usage: OMP_NUM_THREADS=1 python -m benchmarks.bursts [--quick] [--only WORDS] [--limit-s S]
+           [--output docs/benchmarks.md]
+
+A part is a model (`shapes`, a small FLUX, a small Qwen-Image with guidance), a mix (equal requests,
+mixed steps, mixed steps and guidance) and a machine (quiet, or beside a process that takes a core
+in phases of ten seconds). In a part every mode has an engine of its own; a round is a burst of 16
+requests at once for each of them, in another order each round. `continuous` stands there twice:
+with nothing learned, and with a table that is wrong by 4 times at one width of each kind. The first
+burst of each engine is not counted.
+
+Each part is written to `build/bursts.json` as soon as it is done, and not made again: a run that
+was stopped goes on where it was (`--fresh` begins anew). `--only shapes/equal,busy` makes the parts
+whose names have one of these words. The rows of all parts go between two marks of the page.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+
+import carpool
+from benchmarks.cpu import machine
+from benchmarks.gpu_build import filled, pipeline_of, request, weightless
+from benchmarks.gpu_models import Model
+from benchmarks.gpu_tiny import tiny
+
+KEPT = Path(__file__).parents[1] / "build" / "bursts.json"
+CLIENTS = 16
+PHASE_S = 10.0
+WRONG = 4.0  # times, either way: one width of each kind of a table
+LEAST_THROUGHPUT = 0.97  # of the best other mode's: what is promised
+MOST_LATENCY = 1.05
+MARKS = ("<!-- bursts -->", "<!-- /bursts -->")  # of the page
+
+MODELS = ("shapes", "flux", "qwen-image")
+MIXES = ("equal", "steps", "steps+guidance")
+MACHINES = ("quiet", "busy")
+PARTIES: Mapping[str, Mapping[str, Any]] = {
+    "off": {"batching_mode": "off"},
+    "dynamic": {"batching_mode": "dynamic", "batching_max_size": 8, "batching_delay_ms": 5.0},
+    "request": {"batching_mode": "request", "max_num_seqs": 8},
+    "continuous": {"batching_mode": "continuous"},
+    "continuous, wrong table": {"batching_mode": "continuous"},
+}
+OTHERS = ("off", "dynamic", "request")
+LARGER: Mapping[str, Mapping[str, Any]] = {  # so that a forward takes some ms, as on a device
+    "flux": {
+        "num_layers": 2,
+        "num_single_layers": 2,
+        "attention_head_dim": 32,
+        "num_attention_heads": 4,
+        "axes_dims_rope": (8, 12, 12),
+    },
+    "qwen-image": {
+        "num_layers": 3,
+        "attention_head_dim": 32,
+        "num_attention_heads": 4,
+        "axes_dims_rope": (8, 12, 12),
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to look."""
+
+    rounds: int
+    equal: int  # steps
+    mixed: tuple[int, ...]
+
+
+WHOLE = Effort(rounds=7, equal=12, mixed=(6, 9, 14, 20))
+QUICK = Effort(rounds=5, equal=3, mixed=(2, 3, 4, 6))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A part for one of the two tables, against the best of the other modes."""
+
+    part: str
+    table: str  # fresh or wrong
+    best: str  # the other mode with the highest throughput
+    per_s: float  # requests, median of the rounds
+    throughput: float  # over the highest of the others
+    latency: float  # mean, over the lowest of the others
+    rounds: int
+
+    @property
+    def is_kept(self) -> bool:
+        return self.throughput >= LEAST_THROUGHPUT and self.latency <= MOST_LATENCY
+
+
+def parts() -> list[str]:
+    return ["/".join(words) for words in product(MODELS, MIXES, MACHINES)]
+
+
+def model_of(name: str) -> Model:
+    """A tiny model of the GPU's benchmark, with a larger denoiser."""
+    small = tiny(name)
+    denoiser, config = small.denoiser
+    return replace(small, denoiser=(denoiser, {**config, **LARGER[name]}))
+
+
+def loaded(name: str) -> Any:
+    """What `carpool.load` takes: a name, or a pipeline with random weights."""
+    if name == "shapes":
+        return name
+    model, cpu = model_of(name), torch.device("cpu")
+    built = (filled(weightless(one), cpu, torch.float32) for one in (model.denoiser, model.vae))
+    return pipeline_of(model, *built)
+
+
+def requests(name: str, mix: str, effort: Effort) -> list[carpool.Request]:
+    """A burst: the same for every mode and round."""
+    steps = [effort.equal] if mix == "equal" else list(effort.mixed)
+    strengths = (1.0, 0.75, 1.25) if "guidance" in mix else (1.0,)
+    burst = []
+    for n in range(CLIENTS):
+        strength, count = strengths[n % len(strengths)], steps[n % len(steps)]
+        if name == "shapes":
+            burst.append(
+                carpool.Request(
+                    "a red circle on a blue background",
+                    seed=n,
+                    num_inference_steps=count,
+                    guidance_scale=2.0 * strength,
+                )
+            )
+            continue
+        model = model_of(name)
+        [size] = model.sizes
+        guided = {key: value * strength for key, value in model.guided.items()}
+        burst.append(
+            request(
+                replace(model, guided=guided),
+                size,
+                count,
+                torch.device("cpu"),
+                seed=n,
+                dtype=torch.float32,
+            )
+        )
+    return burst
+
+
+def play(engine: carpool.Engine, burst: Sequence[carpool.Request]) -> tuple[float, float]:
+    """Send a burst; requests a second, and their mean latency in seconds."""
+    began_s = time.perf_counter()
+    outputs = engine.generate(list(burst), progress=False)
+    took_s = time.perf_counter() - began_s
+    return len(burst) / took_s, statistics.fmean(one.timings.total_s for one in outputs)
+
+
+def wrong_table(path: Path, to: Path, seed: int) -> None:
+    """Write a table again, with one width of each kind that is 4 times off."""
+    data, rng = json.loads(path.read_text()), random.Random(seed)
+    for one in data["costs"]:
+        width = rng.choice(sorted(one["seconds"]))
+        one["seconds"][width] *= rng.choice((WRONG, 1 / WRONG))
+    to.write_text(json.dumps(data))
+
+
+@contextmanager
+def neighbour(kind: str) -> Iterator[None]:
+    """A process that takes a core in phases, if the machine is to be busy."""
+    if kind == "quiet":
+        yield
+        return
+    code = (
+        "import time\n"
+        "while True:\n"
+        f"    end = time.monotonic() + {PHASE_S}\n"
+        "    while time.monotonic() < end: pass\n"
+        f"    time.sleep({PHASE_S})\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure(part: str, effort: Effort) -> list[Row]:
+    """All rounds of a part."""
+    name, mix, kind = part.split("/")
+    burst, model = requests(name, mix, effort), loaded(name)
+    seen: dict[str, list[tuple[float, float]]] = {party: [] for party in PARTIES}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        tables = {party: Path(folder) / f"{n}.json" for n, party in enumerate(PARTIES)}
+        right = Path(folder) / "right.json"
+        with carpool.load(model, cost_table=str(right), batching_mode="continuous") as teacher:
+            for _ in range(2):
+                play(teacher, burst)
+        wrong_table(right, tables["continuous, wrong table"], seed=parts().index(part))
+        engines = {
+            party: stack.enter_context(
+                carpool.load(loaded(name), cost_table=str(tables[party]), **settings)
+            )
+            for party, settings in PARTIES.items()
+        }
+        stack.enter_context(neighbour(kind))
+        for number in range(effort.rounds + 1):
+            first = number % len(PARTIES)
+            names = list(PARTIES)
+            for party in names[first:] + names[:first]:
+                found = play(engines[party], burst)
+                if number:  # the first burst of an engine warms it up
+                    seen[party].append(found)
+    return rows(part, seen)
+
+
+def rows(part: str, seen: Mapping[str, Sequence[tuple[float, float]]]) -> list[Row]:
+    """Medians of the rounds, against the best of the others."""
+    per_s = {party: statistics.median(one for one, _ in found) for party, found in seen.items()}
+    mean_s = {party: statistics.median(one for _, one in found) for party, found in seen.items()}
+    best = max(OTHERS, key=lambda party: per_s[party])
+    least_s = min(mean_s[party] for party in OTHERS)
+    return [
+        Row(
+            part,
+            "wrong" if "wrong" in party else "fresh",
+            best,
+            per_s[party],
+            per_s[party] / per_s[best],
+            mean_s[party] / least_s,
+            len(seen[party]),
+        )
+        for party in seen
+        if party not in OTHERS
+    ]
+
+
+def page(found: Sequence[Row]) -> str:
+    """The section of docs/benchmarks.md."""
+    kept = sum(row.is_kept for row in found)
+    least = min(row.rounds for row in found)
+    text = f"""Made by `python -m benchmarks.bursts`. Machine: {machine()}; torch with one thread.
+Bursts of {CLIENTS} requests at once, all modes in turn, medians of {least} rounds or more; the
+first burst of each engine is not counted. *Busy*: beside a process that takes a core for
+{PHASE_S:g} of every {2 * PHASE_S:g} seconds. *Fresh*: nothing was learned before; *wrong*: one
+width of each kind is {WRONG:g} times off. Throughput is over that of the best other mode (`off`,
+`dynamic` and `request` with 8), mean latency over the least of theirs. Promised are at least
+{LEAST_THROUGHPUT:g} and at most {MOST_LATENCY:g}, kept in {kept} of {len(found)} rows."""
+    lines = [
+        MARKS[0],
+        "## Live: closed bursts, costs learned on the way",
+        "",
+        text,
+        "",
+        "| model, mix, machine | table | requests/s | best other | throughput | mean latency | |",
+        "| --- | --- | ---: | --- | ---: | ---: | --- |",
+    ]
+    lines += [
+        f"| {row.part} | {row.table} | {row.per_s:.2f} | {row.best} | {row.throughput:.2f} "
+        f"| {row.latency:.2f} | {'' if row.is_kept else 'missed'} |"
+        for row in found
+    ]
+    return "\n".join([*lines, MARKS[1]])
+
+
+def put(text: str, path: Path) -> None:
+    """Put the section into a page: in the place of an older one, or at the end."""
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    begin, end = (old.find(mark) for mark in MARKS)
+    if begin >= 0 and end > begin:
+        new = old[:begin] + text + old[end + len(MARKS[1]) :]
+    else:
+        new = f"{old.rstrip()}\n\n{text}\n".lstrip()
+    path.write_text(new, encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few steps: below six minutes")
+    parser.add_argument("--only", default="", help="parts with one of these words in their names")
+    parser.add_argument("--limit-s", type=float, help="no part begins later  [3600; quick: 330]")
+    parser.add_argument("--fresh", action="store_true", help="forget parts of an earlier run")
+    parser.add_argument("--output", type=Path, help="the page to put the rows into")
+    options = parser.parse_args()
+    words = options.only.split(",")
+    wanted = [part for part in parts() if any(word in part for word in words)]
+    if not wanted:
+        parser.error(f"--only {options.only}: there are {', '.join(parts())}")
+    effort, kept = (QUICK, KEPT.with_suffix(".quick.json")) if options.quick else (WHOLE, KEPT)
+    limit_s = options.limit_s or (330.0 if options.quick else 3600.0)
+    for library in (diffusers, transformers):
+        library.utils.logging.disable_progress_bar()
+    done: dict[str, list[dict[str, Any]]] = {}
+    if kept.exists() and not options.fresh:
+        done = json.loads(kept.read_text())
+    began_s, skipped = time.monotonic(), []
+    for part in wanted:
+        if part in done:
+            continue
+        if time.monotonic() - began_s > limit_s:
+            skipped.append(part)
+            continue
+        found = measure(part, effort)
+        done[part] = [asdict(row) for row in found]
+        for row in found:
+            print(
+                f"{row.part}, {row.table}: {row.per_s:.2f}/s, throughput {row.throughput:.2f} and "
+                f"mean latency {row.latency:.2f} of the best other",
+                file=sys.stderr,
+            )
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(done, indent=1))
+    if skipped:
+        print(f"not made within {limit_s:g} s: {', '.join(skipped)}", file=sys.stderr)
+    found = [Row(**one) for part in parts() for one in done.get(part, [])]
+    if not found:
+        return 1
+    text = page(found)
+    print(text)
+    if options.output:
+        put(text, options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

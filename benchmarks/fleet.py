@@ -1,0 +1,110 @@
+"""Several workers: two on the CPU against one, and how long the router thinks.
+
+Both pools run the same requests in turn, each worker with one thread; the figure is the median of
+the ratios. On a machine with other work its cores are not free: the CPU time for each picture says
+by how much two workers disturb each other.
+
+usage: make bench     (or: python -m benchmarks.fleet [--requests N --rounds N --append-to FILE])
+"""
+
+import argparse
+import os
+import random
+import statistics
+import time
+from collections.abc import Hashable
+from pathlib import Path
+
+import carpool
+from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
+from carpool.fleet.router import Router
+
+LEAST = 1.8  # times as many requests a second with two workers
+MOST_US = 100.0  # a choice among a thousand workers
+
+
+def choices_us(workers: int = 1000, count: int = 5000) -> list[float]:
+    """CPU time of each choice of the router, under a load at which some requests wait."""
+    router, rng, times = Router(), random.Random(0), list[float]()
+    tables: dict[Hashable, StepTable] = {
+        kind: tuple(0.04 * (1 + kind) * rows**0.8 for rows in range(1, 9)) for kind in range(4)
+    }
+    for number in range(workers):
+        router.add_worker(WorkerLoad(number, tables))
+    for number in range(count):
+        router.hold(RoutedRequest(number, rng.randrange(4), rng.choice((8, 20, 50)), number / 100))
+        began_s = time.process_time()
+        bound = router.assign(number / 100)
+        times.append(1e6 * (time.process_time() - began_s) / max(1, len(bound)))
+        if number > 2 * workers and rng.random() < 0.8:
+            router.drop(rng.randrange(number))
+    return times
+
+
+def cpu_s(pids: list[int]) -> float:
+    """The CPU time of processes so far."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def children() -> set[int]:
+    """The worker processes of this one."""
+    return {
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/stat")
+        if path.read_text().rpartition(")")[2].split()[1] == str(os.getpid())
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--append-to", type=Path)
+    said = parser.parse_args()
+    prompts = ["a red circle on a blue background"] * said.requests
+    took_s: dict[int, list[float]] = {1: [], 2: []}
+    used_s: dict[int, list[float]] = {1: [], 2: []}
+    engines, pids = dict[int, carpool.Engine](), dict[int, set[int]]()
+    for workers in (1, 2):
+        before = children()
+        engines[workers] = carpool.load("shapes", workers=workers, device="cpu", threads=1)
+        pids[workers] = children() - before
+        engines[workers].generate(prompts[:16], progress=False)
+    for _ in range(said.rounds):
+        for workers, engine in engines.items():
+            mine = sorted(pids[workers])
+            began_s, began_cpu_s = time.perf_counter(), cpu_s(mine)
+            engine.generate(prompts, progress=False)
+            took_s[workers].append(time.perf_counter() - began_s)
+            used_s[workers].append((cpu_s(mine) - began_cpu_s) / said.requests)
+    for engine in engines.values():
+        engine.close()
+    ratio = statistics.median(a / b for a, b in zip(took_s[1], took_s[2], strict=True))
+    one_ms, two_ms = (1e3 * statistics.median(used_s[workers]) for workers in (1, 2))
+    times = choices_us()
+    lines = [
+        "",
+        "## Several workers",
+        "",
+        f"{os.cpu_count()} cores; `shapes`, {said.requests} requests at once, {said.rounds} rounds "
+        "in turn; `python -m benchmarks.fleet`.",
+        "",
+        "| what | figure | promise |",
+        "| --- | --- | --- |",
+        f"| requests a second of two workers, over one | {ratio:.2f} | at least {LEAST} |",
+        f"| CPU time for each picture, one worker | {one_ms:.0f} ms | |",
+        f"| CPU time for each picture, two workers | {two_ms:.0f} ms | |",
+        f"| a choice among 1,000 workers, CPU time | {statistics.fmean(times):.0f} us (median "
+        f"{statistics.median(times):.0f}) | under {MOST_US:.0f} us |",
+    ]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if said.append_to is not None:
+        with said.append_to.open("a", encoding="utf-8") as file:
+            file.write(text)
+    return 0 if ratio >= LEAST and statistics.fmean(times) < MOST_US else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

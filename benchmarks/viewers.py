@@ -1,0 +1,181 @@
+"""What viewers of `GET /v1/events` cost a busy server: seconds of processor for a drawing.
+
+usage: make bench-viewers     (or: python -m benchmarks.viewers [--rounds N])
+
+One `carpool serve shapes` draws the same requests again and again, in turns without viewers and
+with ten. What its two processes used of the processor is read before and after each turn, so that
+other load on the machine hardly counts; the medians of the turns are compared. They still differ
+by a few percent from turn to turn, so the parts are timed, too: what watching adds to the engine's
+process is the same for any number of viewers, as the front serves them.
+"""
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+
+ENDPOINT = "/v1/images/generations"
+VIEWERS = 10
+DRAWN = {"prompt": "a red circle", "n": 8, "num_inference_steps": 28}
+AT_ONCE, REQUESTS = 3, 6  # HTTP requests of eight pictures: 24 run at a time
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class Server:
+    """A `carpool serve shapes` of its own; ended by `with`."""
+
+    def __init__(self, folder: str) -> None:
+        self.front = subprocess.Popen(
+            [sys.executable, "-m", "carpool", "serve", "shapes", "--port", "0", "--log-level",
+             "warning", "--cost-table", f"{folder}/costs.json"],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.front.stdout is not None
+        said = iter(self.front.stdout)
+        self.url = next(m[0] for line in said if (m := re.search(r"http://[0-9.]+:\d+", line)))
+        children = Path(f"/proc/{self.front.pid}/task/{self.front.pid}/children").read_text()
+        self.worker = int(children.split()[0])
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.front.terminate()
+        self.front.wait(60)
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=300, trust_env=False)
+
+
+def used_s(pid: int) -> float:
+    """User and system seconds of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+def draw(server: Server) -> None:
+    """Draw one turn's pictures."""
+    left = list(range(REQUESTS))
+
+    def work() -> None:
+        with server.client() as client:
+            while left:
+                seed = left.pop()
+                answer = client.post(ENDPOINT, json={**DRAWN, "seed": 100 * seed})
+                assert answer.status_code == 200, answer.text
+
+    threads = [threading.Thread(target=work) for _ in range(AT_ONCE)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class Viewers:
+    """Reads ten streams of events on threads of this process."""
+
+    def __init__(self, server: Server) -> None:
+        self._client = server.client()
+        self._streams: list[Any] = []
+        self.bytes = 0
+        for _ in range(VIEWERS):
+            opened = self._client.stream("GET", "/v1/events")
+            stream = opened.__enter__()
+            self._streams.append(opened)
+            threading.Thread(target=self._read, args=[stream], daemon=True).start()
+
+    def _read(self, stream: Any) -> None:
+        try:
+            for chunk in stream.iter_raw():
+                self.bytes += len(chunk)
+        except Exception:
+            return  # closed
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def parts() -> float:
+    """Time what watching adds to the engine's process; returns its share of one processor.
+
+    For 32 running and 1,000 waiting requests and forwards of 8 requests each 5 ms.
+    """
+    from carpool.engine.observe.activity import ActivityLog, snapshot
+    from carpool.engine.observe.forward import Forward
+    from carpool.worker import protocol
+    from carpool.worker.activity import INTERVAL_S, ActivitySender
+
+    timeline = SimpleNamespace(request_id="req-0123456789abcdef", phase="denoise", step=3, steps=28)
+    state: Any = SimpleNamespace(
+        number=7, timeline=timeline, parked=SimpleNamespace(left_s=1.0), submitted_s=0.0,
+        request_id=timeline.request_id,
+    )  # fmt: skip
+    log = ActivityLog()
+    sent: list[bytes] = []
+    sender = ActivitySender(
+        log, lambda: snapshot(1.0, [state] * 32, [state] * 1000, [1.0] * 1000), lambda _: None
+    )
+    log.is_on = True
+    forward = Forward("transformer", "forward", "denoise", (state,) * 8, (1,) * 8, 0.0, 0.005)
+    forwards = round(INTERVAL_S / 0.005)
+    noting, reading = [], []
+    for _ in range(200):
+        began_s = time.thread_time()
+        for _ in range(forwards):
+            log.forward(forward)
+        noted_s = time.thread_time()
+        message = sender.read()
+        assert message is not None
+        sent.append(protocol.encode(message))
+        noting.append(noted_s - began_s)
+        reading.append(time.thread_time() - noted_s)
+    note_s, read_s = statistics.median(noting), statistics.median(reading)
+    print(f"the engine's thread: {1e6 * note_s / forwards:.1f} us a forward")
+    print(f"another thread: {1e3 * read_s:.2f} ms every {INTERVAL_S:g} s, {len(sent[0])} bytes")
+    return (note_s + read_s) / INTERVAL_S
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as folder, Server(folder) as server:
+        worker, front = server.worker, server.front.pid
+        draw(server)  # widths and kernels are chosen
+        found: dict[str, list[tuple[float, float]]] = {"nobody": [], "ten": []}
+        sent = 0
+        for turn in range(2 * rounds):
+            watched = ("nobody", "ten")[(turn + turn // 2) % 2]  # ABBA: a drift favours neither
+            viewers = Viewers(server) if watched == "ten" else None
+            before = used_s(worker), used_s(front)
+            draw(server)
+            found[watched].append((used_s(worker) - before[0], used_s(front) - before[1]))
+            if viewers is not None:
+                sent = viewers.bytes
+                viewers.close()
+    pictures = REQUESTS * DRAWN["n"]  # type: ignore[operator]
+    print(f"{pictures} pictures a turn, {rounds} turns each; CPU seconds, medians")
+    print(f"{'watched by':12}{'worker':>10}{'front':>10}")
+    middle = {}
+    for name, turns in found.items():
+        middle[name] = [statistics.median(one[i] for one in turns) for i in (0, 1)]
+        print(f"{name:12}{middle[name][0]:10.2f}{middle[name][1]:10.2f}")
+    more = [ten - none for none, ten in zip(middle["nobody"], middle["ten"], strict=True)]
+    share = more[0] / middle["nobody"][0]
+    print(f"the worker, which limits throughput, uses {share:+.2%}; the front {more[1]:+.2f} s")
+    print(f"{sent / VIEWERS / 1000:.0f} kB to each viewer in a turn")
+    print(f"by its parts watching takes {parts():.2%} of the engine's processor")
+
+
+if __name__ == "__main__":
+    main()

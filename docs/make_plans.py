@@ -1,0 +1,107 @@
+"""Plan the models that the planner knows on five devices, and write `docs/plans.md`.
+
+usage: make plans    (no GPU, no weights, no network)
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import diffusers
+
+from carpool_lab.plan.command import table, usual_steps
+from carpool_lab.plan.predict import Plan, device, plan
+from carpool_lab.plan.shapes import build, known, stages
+
+PAGE = Path(__file__).parent / "plans.md"
+ON = ("h200", "h100", "a100", "rtx5090", "rtx4090")
+PUBLISHED: Mapping[tuple[str, str], tuple[Mapping[int, float], str]] = {
+    ("Qwen-Image", "512x512"): (
+        {1: 0.167, 2: 0.183, 3: 0.186, 4: 0.240, 8: 0.425, 16: 0.832},
+        "Qwen-Image-2512, compiled, guidance 4: SGLang, issue 22183",
+    ),
+    ("Qwen-Image", "1024x1024"): ({1: 0.243, 2: 0.474, 3: 0.711}, "the same"),
+}
+"""Seconds of a denoising step on an H200 by requests."""
+
+HEAD = (
+    "| device | resident GB | streamed GB | step, ms: 1, 2, 4, 8 requests | knee "
+    "| requests/s alone | at the knee |"
+)
+INTRODUCTION = """\
+# Plans
+
+Made by `make plans`; do not edit. `carpool plan MODEL` computes what follows from configs alone:
+each pipeline's own code runs, its modules are without weights, and what a forward takes is counted
+(PyTorch's FlopCounterMode on the device `meta`). Seconds are predicted from data sheets: see
+`src/carpool_lab/plan/predict.py` for how, and `devices.json` for the figures. Weights are bfloat16;
+nothing is quantized; "streamed" is what does not fit and crosses the bus at each forward. Knee: the
+requests up to which sharing a step pays.
+"""
+REMARK = """\
+The fractions of the model were fitted to these very figures, so the errors say how well it can fit,
+not how well it foretells. One to two requests at 512 px take 50 to 80 ms longer than anything that
+is counted: the cause is not known. Of FLUX.1-dev, SDXL and Wan no seconds by requests are published
+that name their settings."""
+
+
+def main() -> None:
+    diffusers.utils.logging.set_verbosity_error()
+    PAGE.write_text("\n".join([INTRODUCTION, *_body()]) + "\n")
+
+
+def _body() -> Iterator[str]:
+    told: list[str] = []
+    for name in known():
+        model = build(name)
+        steps = usual_steps(model)
+        weights = ", ".join(f"{n} {count / 1e9:.2f}" for n, count in model.parameters().items())
+        yield f"## {name}\n\nBillions of weights: {weights}. {steps} steps."
+        yield f"Source: {model.source}.\n"
+        for size in model.sizes:
+            found = stages(model, size)
+            yield f"### {size}\n\n| call | calls | TFLOP | activations GB | operations |"
+            yield "| --- | --- | --- | --- | --- |"
+            for one in found:
+                work = one.work
+                yield (
+                    f"| {one.component}.{one.method} | {one.calls} | {work.flops / 1e12:.2f} | "
+                    f"{work.peak_bytes / 1e9:.2f} | {work.operations} |"
+                )
+            yield f"\n{HEAD}\n| --- | --- | --- | --- | --- | --- | --- |"
+            for key in ON:
+                planned = plan(size, steps, model.parameters(), found, device(key))
+                yield _row(device(key).name, planned)
+                if key == "h200" and (name, size) in PUBLISHED:
+                    told += list(_errors(name, planned))
+            yield ""
+    yield "## How far off\n\nSeconds of a denoising step on an H200, predicted and published.\n"
+    yield "| model | size | requests | predicted ms | published ms | error |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    yield from told
+    sources = "; ".join(source for _, source in PUBLISHED.values())
+    yield f"\nSources: {sources}. {REMARK}"
+
+
+def _row(name: str, planned: Plan) -> str:
+    step = {n: 1000 * s for n, s in table("", planned).denoise_s.items()}
+    streamed = sum(planned.streamed.values())
+    held = sum(planned.weights.values()) - streamed
+    return (
+        f"| {name} | {held / 1e9:.1f} | {streamed / 1e9:.1f} | "
+        f"{', '.join(f'{step[n]:.0f}' for n in (1, 2, 4, 8))} | {planned.knee} | "
+        f"{planned.requests_per_s(1):.3g} | {planned.requests_per_s(planned.knee):.3g} |"
+    )
+
+
+def _errors(name: str, planned: Plan) -> Iterator[str]:
+    step = table("", planned).denoise_s
+    for requests, published_s in PUBLISHED[name, planned.size][0].items():
+        predicted_s = step[requests]
+        yield (
+            f"| {name} | {planned.size} | {requests} | {1000 * predicted_s:.0f} | "
+            f"{1000 * published_s:.0f} | {predicted_s / published_s - 1:+.0%} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

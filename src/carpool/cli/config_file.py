@@ -1,0 +1,148 @@
+"""Settings in a file: `--config carpool.yaml`, its JSON schema, and `carpool config`.
+
+A flag wins over the environment, the environment over the file, the file over the default.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import click
+
+from carpool.cli.options import settings_options
+from carpool.config import ENV_PREFIX, ServeSettings, base_type
+from carpool.errors import SettingRejected, nearest
+
+SECRETS = ("api_key",)
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings of a file, and `model` or `models`, if it says them; lists as tuples, numbers
+    as the setting has them. What `models` lists is read by `carpool.fleet.models`.
+
+    Raises:
+        SettingRejected: it cannot be read, or has something else in it.
+    """
+    import yaml  # not for `--help`
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise SettingRejected(f"config={str(path)!r} cannot be read: {reason}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise SettingRejected(f"config={str(path)!r}: must be NAME: VALUE lines, as max_queue: 100")
+    hints: dict[str, Any] = {"model": str, "models": list, **get_type_hints(ServeSettings)}
+    settings: dict[str, Any] = {}
+    for key, value in found.items():
+        name = str(key).replace("-", "_")
+        if name not in hints:
+            close = nearest(name, list(hints))
+            raise SettingRejected(f"config={str(path)!r}: unknown setting {str(key)!r}{close}")
+        if name in settings:
+            raise SettingRejected(f"config={str(path)!r}: {name} is there twice")
+        settings[name] = value if name == "models" else _value(value, hints[name])
+    if not isinstance(settings.get("model", ""), str):
+        raise SettingRejected(f"config={str(path)!r}: model must be text")
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _value(value: Any, hint: Any) -> Any:
+    """As the setting's type has it; what does not fit is left for its check."""
+    if get_origin(hint) is tuple:
+        return tuple(value) if isinstance(value, list) else (value,)
+    if base_type(hint) is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return value
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a file of settings."""
+    hints = get_type_hints(ServeSettings)
+    properties: dict[str, Any] = {
+        "model": {"type": "string", "description": "as the argument of `carpool serve`"},
+        "models": {
+            "type": "array",
+            "items": {"type": ["string", "object"]},
+            "description": "several models: each with model, name, workers, devices, load, "
+            "keep_alive and settings of its own",
+        },
+    }
+    for field in dataclasses.fields(ServeSettings):
+        hint, rule = hints[field.name], field.metadata
+        one: dict[str, Any] = {"type": _TYPES[base_type(hint)]}
+        if get_origin(hint) is Literal:
+            one = {"enum": list(get_args(hint))}
+        if get_origin(hint) is tuple:
+            one = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+        bounds = {"minimum": rule["least"], "maximum": rule["most"]}
+        one |= {name: bound for name, bound in bounds.items() if bound is not None}
+        if field.default not in (None, ()):
+            one["default"] = field.default
+        properties[field.name] = one | {"description": rule["help"]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Settings of carpool serve",
+        "type": "object",
+        "properties": properties,
+        "patternProperties": {"-": {}},  # max-queue is max_queue
+        "additionalProperties": False,
+    }
+
+
+def sources(
+    flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
+) -> tuple[ServeSettings, dict[str, str]]:
+    """The settings in force, and where each came from.
+
+    Raises:
+        SettingRejected: one of them breaks its rule, or a name is unknown.
+    """
+    said = {name: value for name, value in flags.items() if value not in (None, ())}
+    of_file = read_config(file) if file is not None else {}
+    for name in ("model", "models"):
+        of_file.pop(name, None)
+    names = {one.removeprefix(ENV_PREFIX).lower() for one in environ if one.startswith(ENV_PREFIX)}
+    kept = {name: value for name, value in of_file.items() if name not in names}
+    settings = ServeSettings.from_environment(environ, **{**kept, **said})
+    came = {}
+    for field in dataclasses.fields(ServeSettings):
+        name = field.name
+        came[name] = (
+            f"--{name.replace('_', '-')}" if name in said
+            else f"{ENV_PREFIX}{name.upper()}" if name in names
+            else str(file) if name in kept
+            else "default" if getattr(settings, name) == field.default
+            else "another setting"
+        )  # fmt: skip
+    return settings, came
+
+
+@click.command()
+@click.option("--config", "file", type=click.Path(path_type=Path), help="a file of settings")
+@click.option("--show", is_flag=True, help="print what is in force, and where it came from")
+@click.option("--schema", "as_schema", is_flag=True, help="print the JSON schema of such a file")
+@settings_options(ServeSettings, hidden=True)
+def config(file: Path | None, show: bool, as_schema: bool, **flags: Any) -> None:
+    """Say which settings `carpool serve` would have, with the same flags and variables."""
+    if as_schema:
+        click.echo(json.dumps(schema(), indent=2))
+        return
+    settings, came = sources(flags, os.environ, file)
+    for field in dataclasses.fields(ServeSettings):
+        value, source = getattr(settings, field.name), came[field.name]
+        if source == "default" and not show:
+            continue
+        text = "(hidden)" if field.name in SECRETS and value else _text(value)
+        click.echo(f"{field.name + ':':28} {text:24} # {source}")
+
+
+def _text(value: Any) -> str:
+    """As YAML has it: JSON is YAML."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value)

@@ -1,0 +1,60 @@
+"""Move and cast what goes into a module that is on another device, or of another number type."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+_AS_THEY_ARE = ("timestep", "sigma", "ids", "rotary", "freqs", "guidance", "mask")
+"""Parts of names of arguments that are never cast: a coarser type would change what they mean."""
+
+
+def at_border(
+    original: Callable[..., Any],
+    positional: tuple[str, ...],
+    device: torch.device | None = None,
+    home: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> Callable[..., Any]:
+    """Wrap a module's method so that it takes tensors of other devices and number types.
+
+    Args:
+        original: the method.
+        positional: the names of its arguments, in order.
+        device: of the module; its arguments are moved there. None: they are there.
+        home: the device of the rest of the pipeline; the answer is moved there.
+        dtype: of the module; floating arguments are cast to it. None: they are of it.
+    """
+
+    @wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        names = dict(zip(positional, args, strict=False))
+        given = [_enter(name, value, device, dtype) for name, value in names.items()]
+        rest = {name: _enter(name, value, device, dtype) for name, value in kwargs.items()}
+        answer = original(*given, *args[len(given) :], **rest)
+        return answer if home is None else moved(answer, home)
+
+    return method
+
+
+def _enter(name: str, value: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:
+    is_cast = dtype is not None and not any(part in name for part in _AS_THEY_ARE)
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        leaf = leaf.to(dtype) if is_cast and leaf.is_floating_point() else leaf
+        return leaf if device is None else leaf.to(device)
+
+    return tree_map(one, value)
+
+
+def moved(answer: Any, device: torch.device) -> Any:
+    """An answer of a module with its tensors on a device; distributions are made anew."""
+    if hasattr(answer, "latent_dist"):
+        answer.latent_dist = type(answer.latent_dist)(answer.latent_dist.parameters.to(device))
+        return answer
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, answer)

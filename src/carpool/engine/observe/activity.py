@@ -1,0 +1,123 @@
+"""The engine's activity, for those who watch it: forwards as they end, and a snapshot of requests.
+
+Forwards are kept only while `is_on`, as plain tuples: they must not keep requests alive.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from carpool.engine.observe.forward import Forward
+from carpool.types import Phase
+
+if TYPE_CHECKING:
+    from carpool.engine.request import RequestState
+
+KEPT = 512  # forwards between two readings; the oldest of more are counted only
+MOST_LISTED = 256  # waiting requests of a snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class SeenForward:
+    """One forward. Its requests are told by their numbers."""
+
+    module: str  # such as "transformer.forward"
+    phase: Phase
+    began_s: float  # engine clock
+    duration_s: float  # as `Forward.duration_s`
+    rows: int
+    requests: tuple[int, ...]
+    why: str  # it was not wider
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRequest:
+    number: int  # requests are numbered in the order of their submission
+    request_id: str
+    phase: Phase
+    step: int
+    steps: int
+    left_s: float | None  # predicted work left, seconds alone on the device
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    number: int
+    request_id: str
+    waited_s: float
+    starts_s: float | None  # predicted, from now
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The requests of an engine at one moment."""
+
+    now_s: float  # engine clock
+    running: tuple[RunningRequest, ...]
+    waiting: tuple[WaitingRequest, ...]  # the first `MOST_LISTED`
+    waiting_count: int
+
+
+class ActivityLog:
+    """The forwards since the last reading. `forward` is for the engine's thread, others for one."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._seen: deque[SeenForward] = deque(maxlen=KEPT)
+        self._count = self._taken = 0
+
+    def forward(self, forward: Forward) -> None:
+        """An observer of forwards."""
+        if not self.is_on:
+            return
+        self._count += 1
+        self._seen.append(
+            SeenForward(
+                f"{forward.component}.{forward.method}",
+                forward.phase,
+                forward.began_s,
+                forward.duration_s,
+                forward.rows,
+                tuple([state.number for state in forward.states]),
+                forward.why,
+            )
+        )
+
+    def take(self) -> tuple[list[SeenForward], int]:
+        """The forwards since the last time, and how many more there were than are kept."""
+        count, taken = self._count, []
+        while self._seen:
+            taken.append(self._seen.popleft())
+        missed = max(0, count - self._taken - len(taken))
+        self._taken = max(count, self._taken + len(taken))
+        return taken, missed
+
+
+def snapshot(
+    now_s: float,
+    running: "Sequence[RequestState]",
+    queued: "Sequence[RequestState]",
+    starts_s: Sequence[float | None],
+) -> Snapshot:
+    """What requests do at this moment. From any thread."""
+    rides = []
+    for state in running:
+        parked, timeline = state.parked, state.timeline
+        left_s = parked.left_s if parked is not None and isfinite(parked.left_s) else None
+        rides.append(
+            RunningRequest(
+                state.number,
+                timeline.request_id,
+                timeline.phase,
+                timeline.step,
+                timeline.steps,
+                left_s,
+            )
+        )
+    waits = [
+        WaitingRequest(state.number, state.request_id, now_s - state.submitted_s, start_s)
+        for state, start_s in zip(queued[:MOST_LISTED], starts_s, strict=False)
+    ]
+    return Snapshot(now_s, tuple(rides), tuple(waits), len(queued))

@@ -1,0 +1,1 @@
+"""Several workers behind one front: which of them runs what, and several models."""

@@ -1,0 +1,368 @@
+"""Several models behind one address: loaded at the start, or when they are asked for.
+
+A model that is loaded on demand is unloaded after `keep_alive` seconds without requests, and when
+another one needs its place: the one that was used least recently goes first. None goes while it
+has requests.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from carpool.errors import CarpoolError, Draining, LoadFailed, ModelNotFound, nearest
+from carpool.fleet.pool import Pool
+from carpool.fleet.serving import ServingState
+from carpool.types import CheckedRequest
+from carpool.worker import protocol
+from carpool.worker.supervisor import OnActivity, OnPreview, OnProgress
+
+log = logging.getLogger("carpool")
+
+_LOOK_S = 0.5  # between looks for models that were not used for long
+
+
+@dataclass(slots=True, eq=False)
+class Deployment:
+    """One model of a fleet, loaded or not."""
+
+    name: str
+    make: Callable[[], Pool]
+    is_on_demand: bool = False
+    keep_alive_s: float = float("inf")
+    pool: Pool | None = None
+    known: protocol.WorkerReady | None = None  # as it was loaded last
+    in_flight: int = 0
+    used_s: float = 0.0  # the event loop's clock
+    began_s: float = 0.0  # to load
+    took_s: float = 10.0  # to load, last; a guess before
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    running: "asyncio.Task[None] | None" = None
+
+    @property
+    def state(self) -> ServingState | Literal["unloaded"]:
+        return "unloaded" if self.pool is None else self.pool.state
+
+    @property
+    def ready(self) -> protocol.WorkerReady | None:
+        if self.pool is not None and self.pool.ready is not None:
+            self.known = self.pool.ready
+        return self.known
+
+    def check_open(self) -> None:
+        """Raise unless requests are accepted now. One that is not loaded is loaded for them."""
+        if self.pool is not None and not (self.is_on_demand and self.pool.state == "starting"):
+            self.pool.check_open()
+
+    def ready_in_s(self, now_s: float) -> float | None:
+        """Predicted seconds until it is loaded; None where it is."""
+        if self.state == "ready":
+            return None
+        return max(0.0, self.took_s - (now_s - self.began_s if self.pool else 0.0))
+
+
+class Fleet:
+    """Several models, by name; the first is that of requests that name none.
+
+    Args:
+        max_loaded: models that may be loaded at the same time; None: any number.
+    """
+
+    def __init__(self, deployments: Sequence[Deployment], max_loaded: int | None = None) -> None:
+        self._deployments = {one.name: one for one in deployments}
+        self._first, self._max_loaded = deployments[0], max_loaded
+        self._is_draining = False
+        self._failed: asyncio.Future[None] | None = None
+        self._on_activity: OnActivity | None = None
+        self._tidying: asyncio.Task[None] | None = None
+        self._placing = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    # What it is
+
+    @property
+    def deployments(self) -> Mapping[str, Deployment]:
+        return self._deployments
+
+    @property
+    def ready(self) -> protocol.WorkerReady | None:
+        """The first model, once one is loaded."""
+        found = (one.ready for one in self._deployments.values())
+        return self._first.ready or next((one for one in found if one is not None), None)
+
+    @property
+    def state(self) -> ServingState:
+        states = {one.state for one in self._deployments.values()}
+        if self._is_draining:
+            return "draining" if "stopped" not in states else "stopped"
+        if any(one.is_on_demand for one in self._deployments.values()):
+            return "ready"  # it can be loaded
+        order: tuple[ServingState, ...] = ("ready", "starting", "worker_lost", "stopped")
+        return next((one for one in order if one in states), "stopped")
+
+    @property
+    def has_several(self) -> bool:
+        """Whether it may have more than one worker: it has several models."""
+        return True
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether a model that is to be loaded is not, or lacks workers."""
+        return self.state == "ready" and any(
+            (not one.is_on_demand and (one.pool is None or one.pool.state != "ready"))
+            or (one.pool is not None and one.pool.is_degraded)
+            for one in self._deployments.values()
+        )
+
+    def of(self, name: str | None) -> Deployment:
+        """The model of this name.
+
+        Raises:
+            ModelNotFound: it is not served.
+        """
+        if not name:
+            return self._first
+        found = self._deployments.get(name)
+        if found is None:
+            names = ", ".join(map(repr, self._deployments))
+            hint = nearest(name[:60], list(self._deployments))
+            raise ModelNotFound(
+                f"model {name[:60]!r} is not served here; there are {names}{hint}", param="model"
+            )
+        return found
+
+    @property
+    def loads_at_start(self) -> bool:
+        """Whether any model is loaded before it is asked for."""
+        return any(not one.is_on_demand for one in self._deployments.values())
+
+    # Its life
+
+    def start(self) -> "asyncio.Task[None]":
+        """Load what is not on demand, side by side. The task fails with the first `LoadFailed`."""
+        self._failed = asyncio.get_running_loop().create_future()
+        for one in self._deployments.values():
+            if not one.is_on_demand:
+                self._open(one)
+        self._tidying = asyncio.create_task(self._tidy())
+        return asyncio.create_task(self._wait_failed())
+
+    async def _wait_failed(self) -> None:
+        assert self._failed is not None
+        await self._failed
+
+    def _open(self, one: Deployment) -> Pool:
+        pool = one.pool = one.make()
+        one.began_s = self._now_s()
+        one.running = pool.start()
+        pool.watch_activity(self._on_activity)
+        if not one.is_on_demand:
+            one.running.add_done_callback(self._ended)
+        return pool
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._failed is not None and not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def wait_ready(self) -> protocol.WorkerReady:
+        """Wait until the first model that is to be loaded is."""
+        first = [one for one in self._deployments.values() if not one.is_on_demand]
+        if first:
+            assert first[0].pool is not None
+            return await first[0].pool.wait_ready()
+        return (await self.loaded(self._first.name))[1]
+
+    async def wait_open(self) -> None:
+        """Wait until requests of some model are accepted; for ever once the server drains."""
+        if not any(one.is_on_demand for one in self._deployments.values()):
+            waits = [asyncio.create_task(pool.wait_open()) for pool in self._pools()]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+        if self._is_draining:
+            await asyncio.Event().wait()
+
+    async def loaded(self, name: str | None) -> tuple[Pool, protocol.WorkerReady]:
+        """A model's pool, once it is loaded; it is, if it was not.
+
+        Raises:
+            ModelNotFound: it is not served.
+            LoadFailed: it cannot be loaded.
+            Draining: the server ends.
+        """
+        one = self.of(name)
+        while True:
+            if self._is_draining:
+                raise Draining("the server is ending and takes no new requests", retry_after_s=5)
+            one.used_s = self._now_s()
+            if one.pool is not None and one.pool.ready is not None:
+                return one.pool, one.pool.ready
+            if not one.is_on_demand:
+                assert one.pool is not None
+                one.pool.check_open()
+                return one.pool, await one.pool.wait_ready()
+            async with one.loading:
+                if one.pool is None:
+                    await self._load(one)
+
+    async def _load(self, one: Deployment) -> None:
+        """Load a model, in the place of others if it has to be."""
+        async with self._placing:
+            while not self._has_place():
+                if not await self._unload_oldest():
+                    self._freed.clear()
+                    await self._freed.wait()
+            log.info("loading %s", one.name)
+            while True:
+                pool = self._open(one)
+                ready = asyncio.create_task(pool.wait_ready())
+                assert one.running is not None
+                await asyncio.wait({ready, one.running}, return_when=asyncio.FIRST_COMPLETED)
+                if ready.done():
+                    one.took_s = self._now_s() - one.began_s
+                    return
+                ready.cancel()
+                error = one.running.exception()
+                one.pool = None
+                await pool.stop()
+                # it may be for want of memory: then there is more without the others
+                if not isinstance(error, LoadFailed) or not await self._unload_oldest():
+                    raise error or Draining("the server is ending", retry_after_s=5)
+                log.info("loading %s again: %s", one.name, error)
+
+    def _has_place(self) -> bool:
+        loaded = sum(one.pool is not None for one in self._deployments.values())
+        return self._max_loaded is None or loaded < self._max_loaded
+
+    async def _unload_oldest(self) -> bool:
+        """Unload the on-demand model that was used least recently; False if all are in use."""
+        idle = [one for one in self._deployments.values() if self._is_idle(one)]
+        if not idle:
+            return False
+        await self._unload(min(idle, key=lambda one: (one.used_s, one.name)))
+        return True
+
+    @staticmethod
+    def _is_idle(one: Deployment) -> bool:
+        return one.is_on_demand and one.pool is not None and not one.in_flight
+
+    async def _unload(self, one: Deployment) -> None:
+        pool, one.pool = one.pool, None
+        if pool is not None:
+            one.known = pool.ready or one.known
+            log.info("unloading %s", one.name)
+            await pool.stop()
+
+    async def _tidy(self) -> None:
+        """Unload what was not used for long."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for one in self._deployments.values():
+                is_old = self._now_s() - one.used_s >= one.keep_alive_s
+                if is_old and self._is_idle(one) and not one.loading.locked():
+                    await self._unload(one)
+                    self._freed.set()
+
+    async def drain(self, timeout_s: float) -> None:
+        """As `Supervisor.drain`, of all models."""
+        self._is_draining = True
+        await asyncio.gather(*(pool.drain(timeout_s) for pool in self._pools()))
+
+    async def stop(self) -> None:
+        """End all workers."""
+        self._is_draining = True
+        if self._tidying is not None:
+            self._tidying.cancel()
+        if self._failed is not None and not self._failed.done():
+            self._failed.cancel()
+        await asyncio.gather(*(pool.stop() for pool in self._pools()))
+
+    def _pools(self) -> list[Pool]:
+        return [one.pool for one in self._deployments.values() if one.pool is not None]
+
+    # Requests
+
+    async def submit(
+        self,
+        job: CheckedRequest,
+        on_progress: OnProgress | None = None,
+        on_preview: OnPreview | None = None,
+    ) -> protocol.Done:
+        """Run a request by the model that it names; as `Supervisor.submit`, and `loaded`."""
+        one = self.of(job.model)
+        one.in_flight += 1
+        try:
+            pool, _ = await self.loaded(one.name)
+            return await pool.submit(job, on_progress, on_preview)
+        finally:
+            one.in_flight -= 1
+            one.used_s = self._now_s()
+            if not one.in_flight:
+                self._freed.set()
+
+    def check_open(self) -> None:
+        """Raise unless requests are accepted now, of some model."""
+        if self._is_draining:
+            raise Draining("the server is ending and takes no new requests", retry_after_s=5)
+        if self.state != "ready" and self._first.pool is not None:
+            self._first.pool.check_open()
+
+    def check_room(self) -> None:
+        """Raise if no model has room for a request."""
+        errors = []
+        for pool in self._pools():
+            try:
+                pool.check_room()
+                return
+            except CarpoolError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    async def statistics(self) -> dict[str, Any]:
+        """Those of every model that is loaded, by name, and sums."""
+        models: dict[str, Any] = {}
+        for name, one in self._deployments.items():
+            shown: dict[str, Any] = {"state": one.state, "in_flight": one.in_flight}
+            if one.pool is not None:
+                with contextlib.suppress(CarpoolError):
+                    shown |= await one.pool.statistics()
+            models[name] = shown
+        total = {
+            key: sum(one.get(key, 0) for one in models.values())
+            for key in ("waiting", "running", "requests")
+        }
+        return {**total, "models": models}
+
+    async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
+        """What a request would take if it came now, by the model that it names."""
+        pool, _ = await self.loaded(job.model)
+        return await pool.estimate(job)
+
+    def watch_activity(self, listener: OnActivity | None) -> None:
+        """Tell a listener what all engines do, those of models that are loaded later too."""
+        self._on_activity = listener
+        for pool in self._pools():
+            pool.watch_activity(listener)
+
+    async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
+        """The timelines of requests."""
+        found: dict[str, dict[str, Any]] = {}
+        for pool in self._pools():
+            with contextlib.suppress(CarpoolError):
+                found |= {one["id"]: one for one in await pool.timelines(request_ids)}
+        return [found[name] for name in request_ids if name in found]
+
+    def reload(self) -> None:
+        """Have all workers read their adapter folders and batching configs again."""
+        for pool in self._pools():
+            pool.reload()
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()

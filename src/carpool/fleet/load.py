@@ -1,0 +1,151 @@
+"""What the router knows of one worker: the requests bound to it, and what their steps take.
+
+Nothing here knows processes or clocks. The simulator and the server use the same objects.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import inf
+
+from carpool.schedule.widths import LONG_LINE
+
+UNKNOWN: "StepTable" = (1.0, 1.5)
+"""Of a kind that no worker has run: a second a step, and half of a row is free."""
+
+StepTable = tuple[float, ...]
+"""Seconds of a denoising step by the requests that share it: entry n - 1 is for n of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRequest:
+    """One request, as much of it as the router may see."""
+
+    request: int  # place in the line of all requests
+    kind: Hashable = None  # requests of one kind may share denoising forwards
+    steps: int = 1  # denoising steps
+    arrived_s: float = 0.0  # the front's clock
+    deadline_s: float = inf  # on the same clock
+    priority: int = 0  # -10 to 10; higher goes first
+    tenant: str = ""
+    user: str = ""  # of the tenant
+    needs: Hashable = None  # what a worker has to load before, such as an adapter; None: nothing
+
+
+@lru_cache(4096)
+def paying_width(table: StepTable, backlog: int, min_gain: float) -> int:
+    """How many requests a worker runs together, by the rule of `schedule.continuous`.
+
+    Args:
+        backlog: requests in the house, for each worker.
+        min_gain: a request more must raise throughput by this fraction, unless the line is long.
+    """
+    best, best_s, rate, paying = 1, inf, 0.0, 0
+    for n, seconds in enumerate(table, 1):
+        if n > 1 and backlog < LONG_LINE and n / seconds / rate - 1 <= min_gain * (n - paying):
+            continue
+        rate, paying = n / seconds, n
+        mean_s = seconds * (max(backlog, n) + n) / n
+        if mean_s < best_s:
+            best, best_s = n, mean_s
+    return best
+
+
+def step_s(table: StepTable, together: int) -> float:
+    """Seconds of a round in which so many requests make a step each, in as many forwards as that
+    takes."""
+    widest = len(table)
+    if together <= widest:
+        return table[together - 1]
+    return together // widest * table[-1] + (
+        table[together % widest - 1] if together % widest else 0
+    )
+
+
+@dataclass(slots=True)
+class Bound:
+    """A request that was bound to a worker, with the steps that it has left."""
+
+    work: RoutedRequest
+    steps_left: float
+    table: StepTable
+
+    @property
+    def left_s(self) -> float:
+        """Alone on the worker."""
+        return self.steps_left * self.table[0]
+
+
+@dataclass(slots=True)
+class WorkerLoad:
+    """One worker, as the router sees it."""
+
+    id: int
+    tables: Mapping[Hashable, StepTable] = field(default_factory=dict)  # by kind; learned
+    most: int = 32  # requests that it runs at the same time
+    has: set[Hashable] = field(default_factory=set)  # what it need not load, of what requests need
+    load_s: float = 0.0  # what loading such a thing takes
+    is_open: bool = True  # takes requests
+    bound: dict[int, Bound] = field(default_factory=dict)  # by `RoutedRequest.request`
+
+    @property
+    def left_s(self) -> float:
+        """Predicted work of all that is bound to it, one request after the other."""
+        return sum([one.steps_left * one.table[0] for one in self.bound.values()])
+
+    def finish_s(self, more: Sequence[Bound] = (), without: int | None = None) -> float:
+        """Predicted seconds until all that is bound to it, and `more`, has ended."""
+        kinds: dict[Hashable, list[Bound]] = {}
+        for one in (*self.bound.values(), *more):
+            if one.work.request != without:
+                kinds.setdefault(one.work.kind, []).append(one)
+        return sum(map(_fused_s, kinds.values()))
+
+
+def _fused_s(group: Sequence[Bound]) -> float:
+    """Seconds until requests of one kind have ended that share every step they can."""
+    table = group[0].table
+    steps = sorted((one.steps_left for one in group), reverse=True)
+    seconds = 0.0
+    for first in range(0, len(steps), len(table)):
+        several = [*steps[first : first + len(table)], 0.0]
+        for n in range(1, len(several)):
+            seconds += (several[n - 1] - several[n]) * min(table[n - 1], n * table[0])
+    return seconds
+
+
+def extra_s(work: RoutedRequest, worker: WorkerLoad, table: StepTable) -> float:
+    """By how many seconds the ends of all requests move, in sum, if the worker gets this one.
+
+    The request shares forwards with those of its kind: its own steps take as long as a forward of
+    them all, and each of the others is slowed down for as long as both run. Or it runs apart, which
+    is better where rows gain little: of two requests that run apart the shorter goes first, so the
+    longer waits for it. That is also so between kinds.
+
+    Args:
+        table: the worker's seconds a step of this kind.
+
+    Source: MinIncrease, Megow, Uetz and Vredeveld, Models and Algorithms for Stochastic Online
+    Scheduling, Mathematics of Operations Research 31(3), 2006.
+    """
+    alone_s = work.steps * table[0]
+    loading_s = worker.load_s if work.needs is not None and work.needs not in worker.has else 0.0
+    bound = worker.bound.values()
+    if not bound:
+        return alone_s + loading_s
+    apart_s, same = 0.0, []
+    for one in bound:
+        left_s = one.steps_left * one.table[0]
+        if one.work.kind == work.kind:
+            same.append(one.steps_left)
+        else:
+            apart_s += left_s if left_s < alone_s else alone_s
+    loading_s *= 1 + len(bound)  # everybody waits for it
+    if not same:
+        return alone_s + apart_s + loading_s
+    shared_steps = sum([left if left < work.steps else work.steps for left in same])
+    together_s = step_s(table, len(same) + 1)
+    slower_s = together_s - step_s(table, len(same))
+    fused_s = work.steps * together_s + shared_steps * slower_s
+    solo_s = alone_s + shared_steps * table[0]
+    return min(fused_s, solo_s) + apart_s + loading_s

@@ -1,0 +1,165 @@
+"""Which models a server serves, and on which devices: from the command line, or from a file."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from carpool.config import EngineSettings, ServeSettings, with_mode
+from carpool.errors import SettingRejected, nearest
+from carpool.models.source import find
+from carpool.schedule.peers.vllm_omni_deploy import read_yaml
+
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)")
+_OWN = ("model", "name", "workers", "devices", "load", "keep_alive")
+LOADS = ("start", "on_demand")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model of a server."""
+
+    model: str
+    settings: EngineSettings
+    name: str  # as requests say it; empty: its own id
+    devices: tuple[str, ...]  # of its workers
+    factory: str | None = None  # builds the pipeline, as `module:function`
+    is_on_demand: bool = False
+    keep_alive_s: float = float("inf")
+
+
+def models_of(
+    models: Sequence[str], settings: ServeSettings, factory: str | None = None
+) -> list[ModelSpec]:
+    """The models of a command line, each `MODEL` or `NAME=MODEL`.
+
+    Raises:
+        SettingRejected: two have one name, or devices and workers do not fit.
+        LoadFailed: there is no such model.
+    """
+    devices = devices_of(settings.device, settings.workers, settings.devices)
+    specs = []
+    for text in models:
+        named = None if Path(text).exists() else _NAMED.fullmatch(text)
+        name, model = (named[1], named[2]) if named else ("", text)
+        name = name or ("" if len(models) == 1 else _id(model))
+        specs.append(ModelSpec(model, settings.engine(), name, devices, factory))
+    return _checked(specs, settings)
+
+
+def read_models(path: Path, settings: ServeSettings) -> list[ModelSpec]:
+    """The models of a file: YAML or JSON, `models:` with an entry for each.
+
+    Raises:
+        SettingRejected: it cannot be read, or an entry breaks a rule.
+        LoadFailed: there is no such model.
+    """
+    data = read_yaml(path, f"config {path}")
+    entries = data.get("models") if isinstance(data, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise SettingRejected(f"config={str(path)!r}: write `models:` and a list of models")
+    return _checked([_spec(one, settings, str(path)) for one in entries], settings)
+
+
+def _spec(entry: Any, settings: ServeSettings, path: str) -> ModelSpec:
+    entry = {"model": entry} if isinstance(entry, str) else entry
+    if not isinstance(entry, dict) or not isinstance(entry.get("model"), str):
+        raise SettingRejected(f"config={path!r}: every model needs `model:`, as in `model: shapes`")
+    known = [*_OWN, *(field.name for field in fields(EngineSettings))]
+    for key in entry:
+        if key not in known:
+            hint = nearest(str(key), known)
+            raise SettingRejected(f"config={path!r}: unknown setting {key!r}{hint}")
+    own = {key: value for key, value in entry.items() if key not in _OWN}
+    own = {key: tuple(v) if isinstance(v, list) else v for key, v in own.items()}
+    engine = settings.engine()
+    said = {field.name: getattr(engine, field.name) for field in fields(EngineSettings)}
+    chosen = EngineSettings(**with_mode(said | own))
+    load, keep_alive = entry.get("load", "start"), entry.get("keep_alive", float("inf"))
+    if load not in LOADS:
+        raise SettingRejected(f"config={path!r}: load={load!r}: must be of {', '.join(LOADS)}")
+    if isinstance(keep_alive, bool) or not isinstance(keep_alive, (int, float)) or keep_alive < 0:
+        raise SettingRejected(f"config={path!r}: keep_alive={keep_alive!r}: must be seconds")
+    workers, devices = (
+        entry.get("workers", settings.workers),
+        entry.get("devices", settings.devices),
+    )
+    devices = ",".join(map(str, devices)) if isinstance(devices, list) else devices
+    if workers is not None and (not isinstance(workers, int) or not 1 <= workers <= 1024):
+        raise SettingRejected(
+            f"config={path!r}: workers={workers!r}: must be a whole number from 1"
+        )
+    return ModelSpec(
+        entry["model"],
+        chosen,
+        str(entry.get("name") or _id(entry["model"])),
+        devices_of(chosen.device, workers, devices),
+        is_on_demand=load == "on_demand",
+        keep_alive_s=float(keep_alive),
+    )
+
+
+def _checked(specs: Sequence[ModelSpec], settings: ServeSettings) -> list[ModelSpec]:
+    names = [spec.name for spec in specs]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingRejected(
+                f"two models have the name {name!r}: give one of them another, as NAME=MODEL"
+            )
+    if len(specs) > 1 and settings.served_model_name:
+        raise SettingRejected(
+            f"served_model_name={settings.served_model_name!r}: there are {len(specs)} models: "
+            "name each, as NAME=MODEL"
+        )
+    return list(specs)
+
+
+def _id(model: str) -> str:
+    """The name of a model that was given none."""
+    source, card = find(model)
+    return str(card.get("id") or source)
+
+
+def devices_of(device: str, workers: int | None, devices: str | None) -> tuple[str, ...]:
+    """The device of each worker.
+
+    Args:
+        device: of all, where `devices` is None; `auto` and `cuda` are spread over all there are.
+        devices: by commas.
+
+    Raises:
+        SettingRejected: they do not fit.
+    """
+    if devices is not None:
+        named = tuple(one.strip() for one in devices.split(","))
+        if not all(re.fullmatch(r"cpu(:0)?|cuda(:[0-9]{1,3})?", one) for one in named):
+            raise SettingRejected(
+                f"devices={devices!r}: write devices by commas, as cuda:0,cuda:1 or cpu,cpu"
+            )
+        if workers is not None and workers % len(named):
+            raise SettingRejected(
+                f"workers={workers} cannot be divided among {len(named)} devices ({devices})"
+            )
+        return named * ((workers or len(named)) // len(named))
+    count = workers or 1
+    if count == 1 or device not in ("auto", "cuda"):
+        return (device,) * count
+    there = cuda_devices(os.environ)
+    if not there:
+        return (device,) * count
+    return tuple(f"cuda:{number % there}" for number in range(count))
+
+
+def cuda_devices(environ: Mapping[str, str]) -> int:
+    """How many CUDA devices the workers will see, without torch."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def settings_on(spec: ModelSpec, device: str) -> EngineSettings:
+    """The settings of one of its workers."""
+    return replace(spec.settings, device=device)

@@ -1,0 +1,429 @@
+"""The router: which worker runs which waiting request, and which requests wait at the front.
+
+Waiting requests are held and bound late: a request is bound to a worker only when that would serve
+it at once, so that none queues behind a slow worker. It is bound where the ends of all requests
+move least in sum (`load.extra_s`): together with its kind where fusing pays, where the least is to
+be done elsewhere. Where a full worker is the best place, as the others are slow, it waits for that.
+
+*Order.* As in `schedule.continuous`: predicted work, aged by the arrival, with priorities; first
+deadlines that press; with shares, the tenant that the whole fleet served least by its weight.
+Requests that are bound at one moment are bound longest first, each where it ends first, then moved
+and exchanged while that makes the last of them end earlier.
+
+*Imbalance.* Predictions may be wrong: a worker that has `IMBALANCE` times the mean number of
+requests, and `SLACK` more than that mean, gets no other one.
+
+A choice looks at the workers with the least to do, and at those with the least to do that run the
+same kind: `LOOKED_AT` of each. Ties are broken by the worker's id. No clock: callers say the time.
+
+Sources: guard against imbalance as in sgl-router; longest first: Graham, Bounds on Multiprocessing
+Timing Anomalies, SIAM Journal on Applied Mathematics 17(2), 1969.
+"""
+
+import heapq
+import random
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import inf
+
+from carpool.fleet.load import (
+    UNKNOWN,
+    Bound,
+    RoutedRequest,
+    StepTable,
+    WorkerLoad,
+    extra_s,
+    paying_width,
+)
+from carpool.schedule.continuous import AGEING, PRESSING, PRIORITY, SHORTER
+from carpool.schedule.shares import Shares
+from carpool.types import QueuedRequest
+
+AHEAD = 0.25  # of the requests that a worker runs together, at least one: encoded meanwhile
+COMING = 10  # times as many as are there: what a busy worker counts on, as `arrivals.BUSY` does
+LOOKED_AT = 8  # workers
+IMBALANCE = 1.5
+SLACK = 16  # requests
+BURST = 8  # requests for each idle worker that are bound when they come together
+SWAPPED = 24  # requests bound at one moment: of more, none are exchanged
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A request goes to a worker."""
+
+    request: int
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A request that waits, with its rank as predicted when it came."""
+
+    work: RoutedRequest
+    work_s: float
+    order: Hashable  # of those of one order, the one with the lowest rank goes first
+
+    @property
+    def key(self) -> tuple[float, int]:
+        """The rank while nobody has a deadline or a share."""
+        work, work_s = self.work, self.work_s
+        return work_s + AGEING * work.arrived_s - work.priority * PRIORITY * work_s, work.request
+
+
+class Router:
+    """Holds requests, and binds them to workers.
+
+    Args:
+        min_gain: as in the engines' settings.
+        fair_share: weights of tenants; None: not fair.
+    """
+
+    def __init__(
+        self, *, min_gain: float = 0.05, fair_share: Mapping[str, float] | None = None
+    ) -> None:
+        self._min_gain = min_gain
+        self._shares = None if fair_share is None else Shares(fair_share)
+        self.workers: dict[int, WorkerLoad] = {}
+        self._held: dict[int, _Held] = {}  # by request
+        self._orders: dict[Hashable, list[tuple[float, int]]] = {}  # ranks, and requests
+        self._owners: dict[int, int] = {}  # worker by request that is bound
+        self._index = _Index()
+        self._tables: dict[Hashable, StepTable] = {}  # of any worker, the newest that was said
+        self.held_s = 0.0  # predicted work of what is held
+
+    # What happens
+
+    def add_worker(self, worker: WorkerLoad) -> None:
+        self.workers[worker.id] = worker
+        self.learned(worker.id, worker.tables)
+
+    def learned(self, worker_id: int, tables: Mapping[Hashable, StepTable]) -> None:
+        """A worker says what steps take."""
+        worker = self.workers[worker_id]
+        worker.tables = tables
+        self._tables.update(tables)
+        for one in worker.bound.values():
+            one.table = self.table(worker, one.work.kind)
+        self._index.put(worker)
+
+    def remove_worker(self, worker_id: int) -> list[RoutedRequest]:
+        """A worker is gone; returns what was bound to it. That is held again if it is put back."""
+        worker = self.workers.pop(worker_id)
+        self._index.remove(worker)
+        for request in worker.bound:
+            del self._owners[request]
+        return [one.work for one in worker.bound.values()]
+
+    def open(self, worker_id: int, is_open: bool) -> None:
+        """Say whether a worker takes requests."""
+        self.workers[worker_id].is_open = is_open
+        self._index.put(self.workers[worker_id])
+
+    def hold(self, work: RoutedRequest) -> None:
+        """A request waits."""
+        share = (work.tenant, work.user) if self._shares is not None else None
+        # deadlines press as time passes: such a request has an order of its own
+        dated = work.request if work.deadline_s < inf else None
+        held = _Held(work, self._work_s(work), (work.kind, work.needs, share, dated))
+        self._held[work.request] = held
+        insort(self._orders.setdefault(held.order, []), held.key)
+        self.held_s += held.work_s
+
+    def drop(self, request: int) -> bool:
+        """A request has ended, or waits no more; returns whether it was known."""
+        if request in self._held:
+            self._release(request)
+            return True
+        owner = self._owners.pop(request, None)
+        if owner is None:
+            return False
+        worker = self.workers[owner]
+        del worker.bound[request]
+        self._index.put(worker)
+        return True
+
+    def progressed(self, worker_id: int, steps_left: Mapping[int, float]) -> None:
+        """A worker says how many steps its requests have left."""
+        worker = self.workers[worker_id]
+        for request, left in steps_left.items():
+            if (one := worker.bound.get(request)) is not None:
+                one.steps_left = left
+        self._index.put(worker)
+
+    # What is decided
+
+    @property
+    def waiting(self) -> list[RoutedRequest]:
+        """What is held, in the order in which it came."""
+        return [one.work for one in self._held.values()]
+
+    def held_for_s(self) -> float:
+        """Predicted seconds until everything that is held could have begun."""
+        is_open = sum(worker.is_open for worker in self.workers.values())
+        return self.held_s / is_open if is_open else inf
+
+    def needed_s(self, work: RoutedRequest) -> float | None:
+        """Predicted seconds until a request that comes now has ended; None: nothing is known."""
+        return self.held_for_s() + self._work_s(work) if work.kind in self._tables else None
+
+    def assign(self, now_s: float) -> list[Binding]:
+        """Bind what is to be bound now.
+
+        Args:
+            now_s: on the clock of `arrived_s` and `deadline_s`.
+        """
+        if not self._held or not self._index.is_any:
+            return []
+        if self._shares is not None:
+            self._note_shares()
+        if 1 < len(self._held) <= self._room():
+            return self._spread()
+        bindings = []
+        while (chosen := self._next(now_s)) is not None:
+            work, worker = chosen
+            self.bind(work, worker)
+            bindings.append(Binding(work.request, worker.id))
+        return bindings
+
+    def table(self, worker: WorkerLoad, kind: Hashable) -> StepTable:
+        """Seconds a step: the worker's own, or those of any other, or a guess."""
+        return worker.tables.get(kind) or self._tables.get(kind) or UNKNOWN
+
+    def _next(self, now_s: float) -> tuple[RoutedRequest, WorkerLoad] | None:
+        """The first request of the order that can be bound, and its worker."""
+        for work in self._firsts(now_s):
+            worker = self._choose(work)
+            if worker is not None:
+                return work, worker
+        return None
+
+    def _firsts(self, now_s: float) -> Iterator[RoutedRequest]:
+        """The first of every order, those first that are to be served first."""
+        firsts = [self._held[ranks[0][1]] for ranks in self._orders.values()]
+        if len(firsts) > 1:
+            firsts = heapq.nsmallest(LOOKED_AT, firsts, key=lambda one: self._rank(one, now_s))
+        return (one.work for one in firsts)
+
+    def _choose(self, work: RoutedRequest) -> WorkerLoad | None:
+        """The worker that gets a request now; None where it is to wait."""
+        bound, workers = len(self._owners), len(self.workers)
+        backlog = (bound + len(self._held)) // workers
+        behind = len(self._held) - 1
+        crowded = max(IMBALANCE * bound / workers, bound / workers + SLACK)
+        best, best_key, is_free = None, (inf, inf, 0), False
+        for worker in self._index.look(work.kind):
+            table = self.table(worker, work.kind)
+            seconds = extra_s(work, worker, table)
+            has_room = self._has_room(work, worker, table, backlog)
+            if not has_room:  # it would wait there, and those behind it would wait for it
+                seconds += behind * work.steps * table[0] / workers
+            elif len(worker.bound) > crowded:
+                continue
+            key = seconds, self._index.key(worker), worker.id
+            if key < best_key:
+                best, best_key, is_free = worker, key, has_room
+        return best if is_free else None
+
+    def _has_room(
+        self, work: RoutedRequest, worker: WorkerLoad, table: StepTable, backlog: int
+    ) -> bool:
+        """Whether a worker would serve a request at once."""
+        if len(worker.bound) >= worker.most:
+            return False
+        slots = self._slots(table, backlog)
+        if len(worker.bound) < slots:
+            return True
+        long_s = work.steps * table[0] / SHORTER  # whoever has more left is interrupted
+        ahead = sum([one.steps_left * one.table[0] <= long_s for one in worker.bound.values()])
+        return ahead < slots
+
+    def _slots(self, table: StepTable, backlog: int) -> int:
+        """How many requests a worker has at the same time."""
+        width = paying_width(table, COMING * min(backlog, 1024), self._min_gain)
+        return width + max(1, int(AHEAD * width))
+
+    def _room(self) -> int:
+        """How many requests may be bound at one moment, about: more of them to an idle fleet."""
+        if not self._owners:
+            return BURST * len(self.workers)
+        work = next(iter(self._held.values())).work
+        slots = self._slots(self._tables.get(work.kind, UNKNOWN), 1)
+        return slots * len(self.workers) - len(self._owners)
+
+    def _spread(self) -> list[Binding]:
+        """Bind all that is held, so that the last of it ends early."""
+        held = sorted(self._held.values(), key=lambda one: (-one.work_s, one.work.request))
+        works = [one.work for one in held]
+        orders = [works]
+        if len(works) <= SWAPPED:  # the exchange may end at another place from another order
+            places = {kind: place for place, kind in enumerate({one.kind: 0 for one in works})}
+            orders.append(sorted(works, key=lambda one: places[one.kind]))
+            rng = random.Random(len(works))  # always the same orders
+            orders += [rng.sample(works, len(works)) for _ in range(SWAPPED // len(works))]
+        _, plan = min(map(self._planned, orders), key=lambda one: one[0])
+        for work in works:
+            self.bind(work, self.workers[plan[work.request]])
+        return [Binding(work.request, plan[work.request]) for work in works]
+
+    def _planned(self, works: Sequence[RoutedRequest]) -> tuple[float, dict[int, int]]:
+        """Where each goes if they are bound in this order, and when the last one ends then."""
+        for work in works:
+            best = min(
+                self._index.look(work.kind),
+                key=lambda worker: (worker.finish_s([self._as_bound(work, worker)]), worker.id),
+            )
+            best.bound[work.request] = self._as_bound(work, best)
+            self._owners[work.request] = best.id
+            self._index.put(best)
+        if len(works) <= SWAPPED and len(self.workers) > 1:
+            self._exchange({work.request for work in works})
+        plan = {work.request: self._owners.pop(work.request) for work in works}
+        last_s = max(self.workers[number].finish_s() for number in set(plan.values()))
+        for request, number in plan.items():
+            del self.workers[number].bound[request]
+            self._index.put(self.workers[number])
+        return last_s, plan
+
+    def _exchange(self, movable: set[int]) -> None:
+        """Move and exchange requests while that makes the last end of all earlier."""
+        touched = {self._owners[request] for request in movable}
+        near = {*touched, *(worker.id for worker in self._index.look(None))}
+        workers = [self.workers[number] for number in sorted(near) if self.workers[number].is_open]
+        for _ in range(SWAPPED):
+            last = max(workers, key=lambda worker: (worker.finish_s(), -worker.id))
+            if not self._improved(last, workers, movable):
+                return
+
+    def _improved(self, last: WorkerLoad, workers: Sequence[WorkerLoad], movable: set[int]) -> bool:
+        latest_s = last.finish_s() * (1 - 1e-9)
+        for one in [bound for bound in last.bound.values() if bound.work.request in movable]:
+            for other in workers:
+                if other is last:
+                    continue
+                mine = self._as_bound(one.work, other)
+                theirs = [b for b in other.bound.values() if b.work.request in movable]
+                for swapped in (None, *theirs):
+                    back = [] if swapped is None else [self._as_bound(swapped.work, last)]
+                    without = None if swapped is None else swapped.work.request
+                    if other.finish_s([mine], without) >= latest_s:
+                        continue
+                    if last.finish_s(back, one.work.request) >= latest_s:
+                        continue
+                    self._move(one.work, other)
+                    if swapped is not None:
+                        self._move(swapped.work, last)
+                    return True
+        return False
+
+    def _move(self, work: RoutedRequest, to: WorkerLoad) -> None:
+        before = self.workers[self._owners[work.request]]
+        del before.bound[work.request]
+        to.bound[work.request] = self._as_bound(work, to)
+        self._owners[work.request] = to.id
+        self._index.put(before)
+        self._index.put(to)
+
+    # Bookkeeping
+
+    def bind(self, work: RoutedRequest, worker: WorkerLoad) -> None:
+        """A request that is held goes to a worker."""
+        self._release(work.request)
+        worker.bound[work.request] = self._as_bound(work, worker)
+        if work.needs is not None:
+            worker.has.add(work.needs)
+        self._owners[work.request] = worker.id
+        self._index.put(worker)
+        if self._shares is not None:
+            self._shares.charge(_queued(work), self._work_s(work))
+
+    def _as_bound(self, work: RoutedRequest, worker: WorkerLoad) -> Bound:
+        return Bound(work, work.steps, self.table(worker, work.kind))
+
+    def _release(self, request: int) -> None:
+        """Hold a request no more."""
+        held = self._held.pop(request)
+        ranks = self._orders[held.order]
+        del ranks[bisect_left(ranks, held.key)]
+        if not ranks:
+            del self._orders[held.order]
+        self.held_s = max(0.0, self.held_s - held.work_s) if self._held else 0.0
+
+    def _work_s(self, work: RoutedRequest) -> float:
+        return work.steps * self._tables.get(work.kind, UNKNOWN)[0]
+
+    def _rank(self, held: _Held, now_s: float) -> tuple[float, ...]:
+        """As `Continuous._rank`."""
+        work, pressing, share = held.work, inf, (0.0, 0.0)
+        if work.deadline_s < inf:
+            slack_s = work.deadline_s - now_s - held.work_s
+            pressing = slack_s if 0 <= slack_s < PRESSING * held.work_s else inf
+        if self._shares is not None:
+            share = self._shares.rank(_queued(work))
+        return share[0], pressing, share[1], *held.key
+
+    def _note_shares(self) -> None:
+        assert self._shares is not None
+        waiting = (one.work for one in self._held.values())
+        bound = (one.work for worker in self.workers.values() for one in worker.bound.values())
+        self._shares.queued([_queued(one) for one in (*waiting, *bound)])
+
+
+class _Index:
+    """Open workers by when an average request would end there, in all and for each kind."""
+
+    def __init__(self) -> None:
+        self._all: list[tuple[float, int]] = []
+        self._kinds: dict[Hashable, list[tuple[float, int]]] = {}
+        self._known: dict[int, tuple[float, frozenset[Hashable]]] = {}
+        self._workers: dict[int, WorkerLoad] = {}
+
+    @property
+    def is_any(self) -> bool:
+        return bool(self._all)
+
+    def key(self, worker: WorkerLoad) -> float:
+        return self._known[worker.id][0]
+
+    def put(self, worker: WorkerLoad) -> None:
+        """A worker has changed."""
+        self.remove(worker)
+        if not worker.is_open:
+            return
+        tables = worker.tables.values()
+        speed_s = sum([table[0] for table in tables]) / len(tables) if tables else 0.0
+        key = worker.left_s + speed_s
+        kinds = frozenset([one.work.kind for one in worker.bound.values()])
+        self._known[worker.id], self._workers[worker.id] = (key, kinds), worker
+        insort(self._all, (key, worker.id))
+        for kind in kinds:
+            insort(self._kinds.setdefault(kind, []), (key, worker.id))
+
+    def remove(self, worker: WorkerLoad) -> None:
+        known = self._known.pop(worker.id, None)
+        if known is None:
+            return
+        key, kinds = known
+        del self._workers[worker.id]
+        for ranks in (self._all, *(self._kinds[kind] for kind in kinds)):
+            del ranks[bisect_left(ranks, (key, worker.id))]
+        for kind in kinds:
+            if not self._kinds[kind]:
+                del self._kinds[kind]
+
+    def look(self, kind: Hashable) -> Iterable[WorkerLoad]:
+        """The workers that a choice looks at, each once."""
+        if len(self._all) <= 2 * LOOKED_AT:
+            numbers = [number for _, number in self._all]
+        else:
+            first = [number for _, number in islice(self._all, LOOKED_AT)]
+            same = [number for _, number in islice(self._kinds.get(kind, ()), LOOKED_AT)]
+            numbers = list(dict.fromkeys([*first, *same]))
+        return [self._workers[number] for number in numbers]
+
+
+def _queued(work: RoutedRequest) -> QueuedRequest:
+    """As the shares see it."""
+    return QueuedRequest(request=work.request, tenant=work.tenant, user=work.user)

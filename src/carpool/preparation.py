@@ -1,0 +1,275 @@
+"""How a model is to be prepared, as settings say it: read and checked without torch.
+
+Some settings hold a list of `COMPONENT=VALUE`, where a VALUE alone is for all components that have
+none of their own. `carpool.engine.model.prepare` does what they say.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+from carpool.errors import SettingRejected, nearest
+
+ALL = ""  # the key of a value that names no component
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEFAULT_SIZE = (0, 0)  # of a warm-up: the model's own
+
+_SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of quantized weights."""
+
+    backend: str  # of diffusers' quantization, or "layerwise"
+    package: str | None  # that computes with them; None: diffusers itself
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the backend's configuration
+    needs_gpu: bool = False
+    bits: int = 8  # of a weight
+    only: str | None = None  # "denoisers"
+    instead: str = ""  # what to take where it does not run
+
+
+KINDS: Mapping[str, Kind] = {
+    "int8": Kind("torchao", "torchao", {"quant_type": "Int8WeightOnlyConfig"}),
+    "int8-dynamic": Kind(
+        "torchao", "torchao", {"quant_type": "Int8DynamicActivationInt8WeightConfig"}
+    ),
+    "int4": Kind(
+        "torchao",
+        "torchao",
+        {
+            "quant_type": "Int4WeightOnlyConfig",
+            "quant_kwargs": {"int4_packing_format": "tile_packed_to_4d"},
+        },
+        needs_gpu=True,
+        bits=4,
+        instead="quanto-int4",
+    ),
+    "fp8": Kind("layerwise", None, {"storage_dtype": "float8_e4m3fn"}, only="denoisers"),
+    "fp8-dynamic": Kind(
+        "torchao",
+        "torchao",
+        {
+            "quant_type": "Float8DynamicActivationFloat8WeightConfig",
+            "quant_kwargs": {"granularity": "PerRow"},
+        },
+        needs_gpu=True,
+        instead="fp8",
+    ),
+    "nf4": Kind(
+        "bitsandbytes_4bit",
+        "bitsandbytes",
+        {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        bits=4,
+        instead="quanto-int4",
+    ),
+    "fp4": Kind(
+        "bitsandbytes_4bit",
+        "bitsandbytes",
+        {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+        bits=4,
+        instead="quanto-int4",
+    ),
+    "llm-int8": Kind("bitsandbytes_8bit", "bitsandbytes", {"load_in_8bit": True}, instead="int8"),
+    "quanto-int8": Kind("quanto", "optimum.quanto", {"weights_dtype": "int8"}),
+    "quanto-int4": Kind("quanto", "optimum.quanto", {"weights_dtype": "int4"}, bits=4),
+    "quanto-fp8": Kind("quanto", "optimum.quanto", {"weights_dtype": "float8"}),
+}
+
+INSTALL = {"torchao": "torchao", "bitsandbytes": "bitsandbytes", "optimum.quanto": "optimum-quanto"}
+"""Packages by what is imported of them."""
+
+
+def by_component(setting: str, text: str | None, *, needs_name: bool = False) -> dict[str, str]:
+    """The values of a list of `[COMPONENT=]VALUE`; that for all others under `ALL`.
+
+    Raises:
+        SettingRejected: an entry is empty or said twice, or names no component where it must.
+    """
+    found: dict[str, str] = {}
+    for entry in text.split(",") if text is not None else ():
+        name, equals, value = (part.strip() for part in entry.rpartition("="))
+        if not value or (equals and not name) or (needs_name and not name):
+            form = "COMPONENT=VALUE" if needs_name else "[COMPONENT=]VALUE"
+            raise SettingRejected(f"{setting}={text!r}: write {form}, separated by commas")
+        if name in found:
+            rule = f"{name or 'all components'} can have one value only"
+            raise SettingRejected(f"{setting}={text!r}: {rule}")
+        found[name] = value
+    return found
+
+
+def types(text: str) -> dict[str, str]:
+    """The names of number types by component.
+
+    Raises:
+        SettingRejected: one is unknown.
+    """
+    found = by_component("dtype", text)
+    for name in found.values():
+        if name not in DTYPES:
+            raise SettingRejected(f"dtype={text!r}: must be one of {', '.join(DTYPES)}")
+    return found
+
+
+def quantizations(text: str | None) -> dict[str, Kind]:
+    """The kinds of quantized weights by component.
+
+    Raises:
+        SettingRejected: a kind is unknown, or the JSON is not what it must be.
+    """
+    if text is None:
+        return {}
+    if text.lstrip().startswith("{"):
+        return _from_json(text)
+    found = by_component("quantize", text)
+    for name in found.values():
+        if name not in KINDS:
+            raise SettingRejected(
+                f"quantize={text!r}: {name!r} is unknown{nearest(name, KINDS)}: must be one of "
+                f"{', '.join(KINDS)}, or JSON"
+            )
+    return {component: KINDS[name] for component, name in found.items()}
+
+
+def _from_json(text: str) -> dict[str, Kind]:
+    rule = '{COMPONENT: {"quant_backend": NAME, and the backend\'s own options}}'
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SettingRejected(f"quantize is no JSON ({error}): write {rule}") from error
+    found = {}
+    for component, options in said.items():
+        backend = options.get("quant_backend") if isinstance(options, dict) else None
+        if not isinstance(backend, str):
+            raise SettingRejected(f"quantize: {component!r} has no quant_backend: write {rule}")
+        others = {name: value for name, value in options.items() if name != "quant_backend"}
+        package = {"torchao": "torchao", "quanto": "optimum.quanto", "gguf": "gguf"}.get(backend)
+        if backend.startswith("bitsandbytes"):
+            package = "bitsandbytes"
+        found[component] = Kind(backend, package, others)
+    return found
+
+
+def replacements(components: tuple[str, ...]) -> dict[str, str]:
+    """Where other components are to be read, by name.
+
+    Raises:
+        SettingRejected: an entry is not `NAME=FILE_OR_MODEL`, or a name is said twice.
+    """
+    found: dict[str, str] = {}
+    for entry in components:
+        name, _, where = entry.partition("=")
+        if not name or not where:
+            raise SettingRejected(f"component={entry!r}: write NAME=FILE_OR_MODEL")
+        if name in found:
+            raise SettingRejected(f"component={entry!r}: there is another {name!r} already")
+        found[name] = where
+    return found
+
+
+def sizes(text: str | None) -> list[tuple[int, int]]:
+    """Sizes of a warm-up, (width_px, height_px); `DEFAULT_SIZE` for the model's own.
+
+    Raises:
+        SettingRejected: one is none.
+    """
+    found = []
+    for entry in text.split(",") if text is not None else ():
+        match = _SIZE.fullmatch(entry.strip())
+        if match is None and entry.strip() != "default":
+            raise SettingRejected(f"warmup={text!r}: write WIDTHxHEIGHT, as 1024x1024, or default")
+        found.append((int(match[1]), int(match[2])) if match else DEFAULT_SIZE)
+    return found
+
+
+def check_form(settings: Any) -> None:
+    """Check how the settings of a model's preparation are written.
+
+    Args:
+        settings: of an engine.
+
+    Raises:
+        SettingRejected: a value is none, or two settings exclude each other.
+    """
+    types(settings.dtype)
+    by_component("place", settings.place, needs_name=True)
+    replaced, kinds = replacements(settings.component), quantizations(settings.quantize)
+    for component, where in replaced.items():
+        if where.endswith(".gguf") and component in kinds:
+            raise SettingRejected(
+                f"component={component}={where}: its weights are quantized in the file, and "
+                f"quantize has {component}, too: leave one of them out"
+            )
+    for kind in kinds.values():
+        if kind.needs_gpu and settings.device.startswith("cpu"):
+            raise SettingRejected(
+                f"quantize={settings.quantize!r}: needs a GPU; on a CPU take {kind.instead}"
+            )
+    for width, height in sizes(settings.warmup):
+        if width * height > settings.max_pixels:
+            limit = f"max_pixels is {settings.max_pixels}"
+            raise SettingRejected(f"warmup: {width}x{height} is never drawn: {limit}")
+    if settings.compile and settings.numerics == "exact":
+        raise SettingRejected(
+            "compile: compiled kernels differ by the width of a forward, and numerics is 'exact': "
+            "leave one of them out"
+        )
+
+
+def check_packages(settings: Any) -> None:
+    """Check that the packages are installed that the settings need.
+
+    Raises:
+        SettingRejected: one is not; says what to install.
+    """
+    for component, where in replacements(settings.component).items():
+        if where.endswith(".gguf"):
+            _check_package("gguf", f"component={component}={where}")
+    for kind in quantizations(settings.quantize).values():
+        if kind.package is not None:
+            told = f", or take {kind.instead}" if kind.instead else ""
+            _check_package(kind.package, f"quantize={settings.quantize!r}", told)
+
+
+def _check_package(package: str, setting: str, otherwise: str = "") -> None:
+    try:
+        is_there = find_spec(package) is not None
+    except ModuleNotFoundError:  # what holds it is not there
+        is_there = False
+    if not is_there:
+        name = INSTALL.get(package, package)
+        raise SettingRejected(f"{setting}: needs {name}: pip install {name}{otherwise}")
+
+
+def check_names(setting: str, names: Collection[str], known: Collection[str]) -> None:
+    """Check that the model has the components that a setting names.
+
+    Raises:
+        SettingRejected: it has not; says which there are.
+    """
+    for name in names:
+        if name != ALL and name not in known:
+            raise SettingRejected(
+                f"{setting}: the model has no component {name!r}{nearest(name, known)}; it has "
+                f"{', '.join(sorted(known))}"
+            )
+
+
+def check_components(settings: Any, known: Collection[str]) -> None:
+    """Check that a model has the components that settings name.
+
+    Args:
+        known: of the model's modules.
+
+    Raises:
+        SettingRejected: it has not; says which there are.
+    """
+    check_names("dtype", types(settings.dtype), known)
+    check_names("quantize", quantizations(settings.quantize), known)
+    check_names("component", replacements(settings.component), known)
+    check_names("place", by_component("place", settings.place), known)

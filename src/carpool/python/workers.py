@@ -1,0 +1,238 @@
+"""Worker processes behind the Python API: what `carpool.load(workers=N)` runs its requests in.
+
+`WorkerEngine` has those methods of `EngineCore` that `Engine`, its handles and its jobs use. An
+event loop on a thread of its own runs the same pool that a server has. What crosses to a worker is
+plain: arguments as JSON has them and PIL images; outputs are PIL images.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from carpool.engine.request import Listener, Outcome
+from carpool.errors import (
+    Cancelled,
+    CarpoolError,
+    Draining,
+    InvalidValue,
+    LoraRejected,
+    PipelineFailed,
+    UnsupportedParameter,
+    reason,
+)
+from carpool.fleet.local import local_pool
+from carpool.fleet.models import ModelSpec
+from carpool.fleet.pool import Pool
+from carpool.request.lora import adapter_file, check_header, check_name
+from carpool.request.parameters import Card
+from carpool.types import CheckedRequest, Event, Timings
+from carpool.worker import protocol
+
+T = TypeVar("T")
+_LORA_S = 120.0  # for all workers to read an adapter
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A model that worker processes have loaded."""
+
+    card: Card
+    pipe: Any = None  # it is in other processes
+
+
+class WorkerEngine:
+    """A pool of worker processes. From any thread.
+
+    Args:
+        timeout_s: as for `Supervisor`.
+
+    Raises:
+        LoadFailed: a worker cannot load the model; none is left running.
+    """
+
+    def __init__(self, spec: ModelSpec, timeout_s: float = 60.0) -> None:
+        self._spec, self._timeout_s, self._closed = spec, timeout_s, threading.Event()
+        self._requests: dict[str, asyncio.Task[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="carpool-workers", daemon=True
+        )
+        self._thread.start()
+        self._pool = self._ask(self._started())
+
+    async def _started(self) -> Pool:
+        pool = local_pool(self._spec, timeout_s=self._timeout_s)
+        self._running = pool.start()
+        ready = asyncio.create_task(pool.wait_ready())
+        await asyncio.wait({ready, self._running}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            ready.cancel()
+            await pool.stop()
+            self._running.result()  # raises
+        return pool
+
+    def _ask(self, question: Coroutine[Any, Any, T]) -> T:
+        """Have the event loop answer."""
+        try:
+            return asyncio.run_coroutine_threadsafe(question, self._loop).result()
+        except BaseException:
+            if not hasattr(self, "_pool"):  # it never started
+                self._end_loop()
+            raise
+
+    # As `EngineCore`
+
+    @property
+    def loaded(self) -> Described:
+        ready = self._pool.ready
+        assert ready is not None
+        return Described(ready.card)
+
+    def run(self) -> None:
+        """Return when it is closed."""
+        self._closed.wait()
+
+    def submit(self, job: CheckedRequest, listener: Listener) -> None:
+        """As `EngineCore.submit`.
+
+        Raises:
+            UnsupportedParameter: an output type that does not cross between processes.
+        """
+        wanted = job.arguments.get("output_type", job.output_type)
+        if wanted not in ("pil", None):
+            rule = "worker processes give PIL images: load without workers= for others"
+            raise UnsupportedParameter(f"output_type={wanted!r}: {rule}", param="output_type")
+        if self._closed.is_set():
+            raise Draining("the engine is closing and takes no new requests")
+        self._ask(self._begin(replace(job, output_type="pil"), listener))
+
+    async def _begin(self, job: CheckedRequest, listener: Listener) -> None:
+        self._pool.check_open()
+        self._pool.check_room()
+        listener.event(Event("queued", job.request_id, time.monotonic()))
+        task = asyncio.create_task(self._live(job, listener))
+        self._requests[job.request_id] = task
+
+    async def _live(self, job: CheckedRequest, listener: Listener) -> None:
+        """Run one request, and tell its listener everything."""
+        fields: dict[str, Any] = {}
+        error: Exception | None = None
+        timings, warnings, has_started = Timings(), tuple[str, ...](), False
+
+        def told(kind: Any, step: int = 0, steps: int = 0, **more: Any) -> None:
+            nonlocal has_started
+            now_s = time.monotonic()
+            if not has_started and kind != "finished":
+                has_started = True
+                listener.event(Event("started", job.request_id, now_s))
+            listener.event(Event(kind, job.request_id, now_s, step, steps, **more))
+
+        def progressed(step: int, steps: int) -> None:
+            if steps:
+                told("step", step, steps)
+
+        def previewed(one: protocol.Preview) -> None:
+            size = one.picture.height, one.picture.width, 3
+            picture = np.frombuffer(one.picture.rgb, np.uint8).reshape(size)
+            told("preview", one.step, one.steps, picture=picture)
+
+        try:
+            done = await self._pool.submit(job, progressed, previewed)
+            fields = await asyncio.to_thread(_fields, done)
+            timings, warnings = done.timings, tuple(done.warnings)
+        except asyncio.CancelledError:
+            error = Cancelled("the request was cancelled")
+        except CarpoolError as failure:
+            error = failure
+        except TypeError as failure:  # what msgpack cannot encode
+            error = InvalidValue(f"{reason(failure)}: load without workers= for that")
+        except Exception as failure:
+            error = PipelineFailed(f"{type(failure).__name__}: {reason(failure)}")
+        finally:
+            del self._requests[job.request_id]
+            listener.done(Outcome(job, fields, error, timings, warnings))
+            told("finished", error=error)
+
+    def together(self) -> AbstractContextManager[object]:
+        """Nothing: workers begin each request as it comes."""
+        return nullcontext()
+
+    def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
+        """End a request before its next forward."""
+
+        def cancel() -> None:
+            if (task := self._requests.get(request_id)) is not None:
+                task.cancel()
+
+        self._loop.call_soon_threadsafe(cancel)
+
+    def add_lora(self, name: str, path: str | Path) -> None:
+        """Register an adapter on all workers, while requests run.
+
+        Raises:
+            LoraRejected: the name is taken, or the file is no LoRA for this model.
+        """
+        check_name(name, list(self.loaded.card.lora))
+        file = Path(path).expanduser().absolute()
+        try:
+            check_header(adapter_file(file))
+        except OSError as error:
+            raise LoraRejected(f"adapter {name!r}: {error}") from error
+        self._ask(self._add_lora(name, str(file)))
+
+    async def _add_lora(self, name: str, path: str) -> None:
+        try:
+            async with asyncio.timeout(_LORA_S):
+                await self._pool.add_lora(name, path)
+        except TimeoutError:
+            raise LoraRejected(f"adapter {name!r}: not read within {_LORA_S:g} s") from None
+
+    def statistics(self) -> dict[str, Any]:
+        """Sums, and those of every worker."""
+        return self._ask(self._pool.statistics())
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        found = self._ask(self._pool.timelines([request_id]))
+        return found[0] if found else None
+
+    def close(self) -> None:
+        """Cancel what still runs, and end the workers."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._ask(self._stop())
+        self._end_loop()
+
+    async def _stop(self) -> None:
+        for task in list(self._requests.values()):
+            task.cancel()
+        await asyncio.gather(*self._requests.values(), return_exceptions=True)
+        await self._pool.stop()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _fields(done: protocol.Done) -> dict[str, Any]:
+    """The fields of a pipeline's output, from what a worker sent."""
+    if (clip := done.clip) is None:
+        return {"images": [protocol.image_of(one) for one in done.pictures]}
+    size = clip.width * clip.height * 3
+    frames = [
+        protocol.image_of(protocol.Picture(clip.width, clip.height, clip.rgb[at : at + size]))
+        for at in range(0, size * clip.length, size)
+    ]
+    fields: dict[str, Any] = {"frames": [frames]}
+    if clip.rate:
+        sound = np.frombuffer(clip.sound, np.float32).reshape(1, clip.channels, -1)
+        fields |= {"audio": sound, "sampling_rate": clip.rate}
+    return fields

@@ -1,0 +1,112 @@
+"""How many calls of one key share a forward in `continuous`, by what forwards of each width take.
+
+With n requests' worth of work in the house, of which w ride together in t(w) seconds a step, the
+work is done in rounds of w, and the mean request is done after (n + w) / 2 of them times t(w) / w.
+The width that makes this least is taken: w = 1 when rows gain nothing and few wait, the widest that
+gains anything when the line is long. The house holds those who are in it and those who are likely
+to come before it is empty, by the arrivals so far. Where other keys wait, every round is followed
+by one of theirs, and whoever is left out of the first waits for that, too.
+
+What was learned is uncertain. Where the difference is within that, the narrower is taken while few
+wait and the wider when many do: a wrong choice of the narrower costs throughput, which near
+capacity costs all who wait, and a wrong choice of the wider only a part of one round. A width that
+may well be better than the best is tried now and then (`trials.py`), never twice in a row: the
+forward between two trials tells how fast the machine was.
+
+The mean of rounds is our own: ARCHITECTURE.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from carpool.schedule.cost import AnyCurve, Costs, Curve
+from carpool.schedule.trials import FLOOR
+from carpool.types import ParkedCall
+
+DOUBT = 0.5  # standard deviations by which a wider forward is taken for slower, in a short line
+NEAR = 0.02  # of the mean of rounds: what the wider may be worse by in a long line, if uncertain
+CERTAIN = 0.05  # of its seconds: a width that is no more uncertain than this is not tried
+WORTH_TRYING = 0.01  # of the mean of rounds: what a trial may gain at least
+LONG_LINE = 20  # requests: with so many, rows that gain less than `min_gain` are worth it, too
+
+
+@dataclass(slots=True)
+class Widths:
+    """The choice of a width, with what the last one was."""
+
+    costs: Costs
+    min_gain: float
+    loss_s: float | None = None  # that the width chosen last may lose, if it is a trial
+    has_tried: bool = False  # in the last forward
+
+    def choose(
+        self, line: Sequence[ParkedCall], backlog: float, between: float = 0.0
+    ) -> tuple[int, str]:
+        """How many of a line of calls of one key to run together, and what stops the next.
+
+        Args:
+            line: calls in the order in which they are taken.
+            backlog: work in the house, in requests like these.
+            between: rounds of other keys before the next of this, in rounds of one of these.
+        """
+        kind, most = line[0].kind, line[0].max_rows
+        curve = self.costs.curve(kind)
+        between_s = between * curve.seconds(line[0].rows)
+        is_long = backlog >= LONG_LINE
+        best, best_s, rate, paying_rows, rows = 1, inf, 0.0, 0, 0
+        why = "nobody"
+        means: list[tuple[int, int, float, float]] = []  # calls, rows, mean of rounds, rounds
+        for n, call in enumerate(line, 1):
+            rows += call.rows
+            if n > 1 and rows > most:
+                why = "cap"
+                break
+            if n > 1 and not curve.may_try(rows, call.rows):
+                why = "untried"
+                break
+            seconds, near = curve.seconds(rows) + self.costs.beside_s(kind, n), 1.0
+            rounds = ((backlog if backlog > n else n) + n) / n
+            mean_s = (seconds + between_s) * rounds
+            means.append((n, rows, mean_s, rounds))
+            if n > 1:
+                sd = curve.sd(rows)
+                if is_long:
+                    near += min(NEAR, sd / seconds)
+                else:  # rows that bring little, or perhaps little, are not worth it
+                    gain = n / (seconds + DOUBT * sd) / rate - 1
+                    if gain <= self.min_gain * (rows - paying_rows):
+                        continue
+            rate, paying_rows = n / seconds, rows
+            if mean_s < best_s * near:
+                best, best_s = n, mean_s
+        trial = self._trial(curve, means, best)
+        if trial != best:
+            return trial, "knee"
+        if best < n and why == "nobody":
+            why = "knee"
+        return best, why
+
+    def _trial(
+        self, curve: AnyCurve, means: Sequence[tuple[int, int, float, float]], best: int
+    ) -> int:
+        """The calls of a width that may well be better than the best, if it may be tried now."""
+        self.loss_s = None
+        if len(means) < 2 or isinstance(curve, Curve) or self.has_tried:
+            return best
+        _, best_rows, best_s, rounds = means[best - 1]
+        chosen, loss_s = best, 0.0
+        optimism = curve.optimism
+        least_s = (best_s - optimism * curve.sd(best_rows) * rounds) * (1 - WORTH_TRYING)
+        for n, rows, mean_s, rounds in means:
+            sd = curve.sd(rows)
+            if n == best or sd <= CERTAIN * curve.seconds(rows):
+                continue
+            hoped_s = mean_s - optimism * sd * rounds
+            if hoped_s < least_s:
+                lost_s = max((mean_s - best_s) / rounds, FLOOR * curve.seconds(rows))
+                if self.costs.trials.allow(lost_s):
+                    chosen, least_s, loss_s = n, hoped_s, lost_s
+        if chosen != best:
+            self.loss_s = loss_s
+        return chosen

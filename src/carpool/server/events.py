@@ -1,0 +1,273 @@
+"""`GET /v1/events`: what the engine and a client's own jobs do, as server-sent events.
+
+Requests of other API keys appear by number only: never their ids, prompts, settings or pictures.
+The worker reports, and anything is encoded, only while somebody watches; what viewers of one key
+get is encoded once.
+
+    status    of the server: its state, model and version
+    activity  forwards that have ended, running and waiting requests; some four times a second
+    stats     counters of the engine, every two seconds
+    job       a job of the client's began, made steps, or ended
+    preview   a picture of one, while it is denoised
+"""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import Any
+
+import carpool
+from carpool import media
+from carpool.errors import CarpoolError, Overloaded
+from carpool.fleet.serving import Serving
+from carpool.jobs.database import Record
+from carpool.jobs.runner import Output, Runner
+from carpool.media.executors import FairExecutor
+from carpool.server.observer import Observer
+from carpool.types import CheckedRequest
+from carpool.worker import protocol
+
+MOST_VIEWERS = 64  # of one API key
+TICK_S = 0.25
+STATISTICS_EVERY = 8  # ticks
+BUFFERED = 256  # events of a viewer that does not read; it is disconnected then
+PREVIEW_QUALITY = 80
+SILENCE_S = 15.0  # the longest
+_SHOWN = """waiting running requests steps steps_per_s forwards waits not_wider costs overload
+memory speed_factor deadlines_missed"""
+SHOWN = _SHOWN.split()
+"""Of the engine's statistics; the rest is for `/stats`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Viewer:
+    owner: str
+    events: "asyncio.Queue[bytes | None]" = field(
+        default_factory=lambda: asyncio.Queue(maxsize=BUFFERED)
+    )
+
+    def put(self, event: bytes | None) -> None:
+        if self.events.full():
+            while not self.events.empty():
+                self.events.get_nowait()
+            event = None  # the end of its stream
+        self.events.put_nowait(event)
+
+
+class Events:
+    """Distributes events to viewers. For the event loop.
+
+    Args:
+        knows: whether an owner's key is still one of the server's.
+        model: the served model's name.
+        encoder: encodes previews.
+        has_metadata: do files say that a model made them?
+    """
+
+    def __init__(
+        self,
+        supervisor: Serving,
+        observer: Observer,
+        runner: Runner | None,
+        *,
+        knows: Callable[[str], bool],
+        model: Callable[[], str],
+        encoder: FairExecutor,
+        has_metadata: bool = True,
+    ) -> None:
+        self._supervisor, self._observer = supervisor, observer
+        self._knows, self._model, self._encoder = knows, model, encoder
+        self._metadata: dict[str, Any] | None = {} if has_metadata else None
+        self._viewers: dict[_Viewer, None] = {}
+        self._progress: dict[str, tuple[Record, int, int]] = {}  # of jobs, since the last tick
+        self._ticking: asyncio.Task[None] | None = None
+        self._encoding: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        if runner is not None:
+            runner.watch(self)
+            runner.follow(self)
+
+    async def follow(self, owner: str, for_s: float | None = None) -> AsyncIterator[bytes]:
+        """The events for one viewer, from now on.
+
+        Args:
+            for_s: how long; None: until it is closed.
+
+        Raises:
+            Overloaded: as many of this key watch already as may.
+        """
+        if sum(viewer.owner == owner for viewer in self._viewers) >= MOST_VIEWERS:
+            rule = f"{MOST_VIEWERS} streams of events are open already, the most of one key"
+            raise Overloaded(f"{rule}: close one", retry_after_s=5)
+        viewer = _Viewer(owner)
+        viewer.put(self._status())
+        self._viewers[viewer] = None
+        self._update()
+        try:
+            until_s = inf if for_s is None else asyncio.get_running_loop().time() + for_s
+            is_first = True
+            while not self._is_closed:
+                left_s = until_s - asyncio.get_running_loop().time()
+                if left_s <= 0 and not is_first:
+                    return
+                is_first = False
+                try:
+                    async with asyncio.timeout(max(0.0, min(SILENCE_S, left_s))):
+                        event = await viewer.events.get()
+                except TimeoutError:
+                    event = b": ping\n\n"
+                if event is None or not self._knows(owner):
+                    return
+                yield event
+        finally:
+            del self._viewers[viewer]
+            self._update()
+
+    def close(self) -> None:
+        """End all streams: the server ends."""
+        self._is_closed = True
+        for viewer in self._viewers:
+            viewer.put(None)
+
+    def _update(self) -> None:
+        """Begin or end to watch, as there are viewers or none."""
+        if self._viewers and self._ticking is None:
+            self._supervisor.watch_activity(self._activity)
+            self._ticking = asyncio.create_task(self._tick())
+        elif not self._viewers and self._ticking is not None:
+            self._supervisor.watch_activity(None)
+            self._ticking.cancel()
+            self._ticking = None
+            self._progress.clear()
+
+    async def _tick(self) -> None:
+        """Send, in turns, what is sent by time: progress, changes of state, statistics."""
+        told, asking = self._status(), None
+        count = 0
+        while True:
+            if (status := self._status()) != told:
+                told = status
+                self._send_all(status)
+            if count % STATISTICS_EVERY == 0 and (asking is None or asking.done()):
+                asking = asyncio.create_task(self._tell_statistics())
+            progress, self._progress = self._progress, {}
+            for record, step, steps in progress.values():
+                self._tell_job(record, "in_progress", step=step, steps=steps)
+            count += 1
+            await asyncio.sleep(TICK_S)
+
+    async def _tell_statistics(self) -> None:
+        if self._supervisor.state not in ("ready", "draining"):
+            return
+        try:
+            async with asyncio.timeout(10):
+                statistics = await self._supervisor.statistics()
+        except (CarpoolError, TimeoutError):  # the worker died, or is busy
+            return
+        for number, one in enumerate(statistics.get("workers", [statistics])):
+            shown = {name: one[name] for name in SHOWN if name in one}
+            self._send_all(_event("stats", {"worker": one.get("worker", number), **shown}))
+
+    def _status(self) -> bytes:
+        status = {"status": self._supervisor.state, "model": self._model()}
+        return _event("status", {**status, "version": carpool.__version__})
+
+    def _activity(self, activity: protocol.Activity) -> None:
+        forwards = [
+            {
+                "module": one.module,
+                "phase": one.phase,
+                "began_s": round(one.began_s, 5),
+                "duration_s": round(one.duration_s, 6),
+                "rows": one.rows,
+                "requests": one.requests,
+                "why": one.why,
+            }
+            for one in activity.forwards
+        ]
+        common = {
+            "worker": activity.worker,
+            "now_s": round(activity.now_s, 5),
+            "forwards": forwards,
+            "missed": activity.missed,
+            "waiting_count": activity.waiting_count,
+        }
+        for owner in {viewer.owner for viewer in self._viewers}:
+            running = [
+                {
+                    "number": one.number,
+                    "phase": one.phase,
+                    "step": one.step,
+                    "steps": one.steps,
+                    "left_s": _rounded(one.left_s),
+                    **self._own(one.request_id, owner),
+                }
+                for one in activity.running
+            ]
+            waiting = [
+                {
+                    "number": one.number,
+                    "waited_s": _rounded(one.waited_s),
+                    "starts_s": _rounded(one.starts_s),
+                    **self._own(one.request_id, owner),
+                }
+                for one in activity.waiting
+            ]
+            event = _event("activity", {**common, "running": running, "waiting": waiting})
+            self._send(owner, event)
+
+    def _own(self, request_id: str, owner: str) -> dict[str, Any]:
+        """Whose output it is, if it is the viewer's."""
+        name = self._observer.own_name(request_id, owner)
+        return {} if name is None else {"id": name[0], "part": name[1]}
+
+    # Jobs: a `JobListener` and `JobFollower`
+
+    def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
+        self._tell_job(record, "in_progress", parts=len(parts))
+
+    def ended(self, record: Record, state: str, took_s: float, done: Sequence[Output]) -> None:
+        self._progress.pop(record.id, None)
+        self._tell_job(record, state)
+
+    def progressed(self, record: Record, step: int, steps: int) -> None:
+        if self._viewers:
+            self._progress[record.id] = record, step, steps
+
+    def previewed(self, record: Record, part: int, preview: Any) -> None:
+        if any(viewer.owner == record.owner for viewer in self._viewers):
+            task = asyncio.create_task(self._tell_preview(record, part, preview))
+            self._encoding.add(task)
+            task.add_done_callback(self._encoding.discard)
+
+    async def _tell_preview(self, record: Record, part: int, preview: protocol.Preview) -> None:
+        encode = partial(media.encode, preview.picture, "webp", PREVIEW_QUALITY, self._metadata)
+        picture = await self._encoder.run(record.owner, encode)
+        told = {"id": record.id, "part": part, "step": preview.step, "steps": preview.steps}
+        told["webp"] = base64.b64encode(picture).decode()
+        self._send(record.owner, _event("preview", told))
+
+    def _tell_job(self, record: Record, status: str, **more: int) -> None:
+        if self._viewers:
+            self._send(record.owner, _event("job", {"id": record.id, "status": status, **more}))
+
+    def _send_all(self, event: bytes) -> None:
+        for viewer in self._viewers:
+            viewer.put(event)
+
+    def _send(self, owner: str, event: bytes) -> None:
+        for viewer in self._viewers:
+            if viewer.owner == owner:
+                viewer.put(event)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+def _event(kind: str, data: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

@@ -1,0 +1,76 @@
+"""Sends the engine's activity to the front, a few times a second, while somebody watches."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from carpool.worker import protocol
+
+INTERVAL_S = 0.25
+
+
+class ActivitySender:
+    """A thread that reads an `ActivityLog` and a snapshot of requests while it is on.
+
+    Args:
+        log: has `is_on` and `take`; see `carpool.engine.observe.activity`.
+        snapshot: the requests of the engine now.
+        send: queues a message to the front.
+    """
+
+    def __init__(
+        self, log: Any, snapshot: Callable[[], Any], send: Callable[[protocol.Activity], None]
+    ) -> None:
+        self._log, self._snapshot, self._send = log, snapshot, send
+        self._is_on = threading.Event()
+        self._was_idle = False
+        self._thread: threading.Thread | None = None
+
+    def watch(self, is_on: bool) -> None:
+        """Begin or stop. On the thread that reads messages."""
+        self._log.is_on, self._was_idle = is_on, False
+        if not is_on:
+            self._is_on.clear()
+            return
+        self._is_on.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="carpool-activity", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while self._is_on.wait():
+            if (message := self.read()) is not None:
+                self._send(message)
+            pause.wait(INTERVAL_S)
+
+    def read(self) -> protocol.Activity | None:
+        """What is to be sent now; None while nothing happens, and that was said."""
+        seen, missed = self._log.take()
+        now = self._snapshot()
+        is_idle = not (seen or now.running or now.waiting)
+        if is_idle and self._was_idle:
+            return None
+        self._was_idle = is_idle
+        return protocol.Activity(
+            now.now_s,
+            [
+                protocol.SeenForward(
+                    one.module, one.phase, one.began_s, one.duration_s, one.rows,
+                    list(one.requests), one.why,
+                )
+                for one in seen
+            ],
+            missed,
+            [
+                protocol.RunningRequest(
+                    one.number, one.request_id, one.phase, one.step, one.steps, one.left_s
+                )
+                for one in now.running
+            ],
+            [
+                protocol.WaitingRequest(one.number, one.request_id, one.waited_s, one.starts_s)
+                for one in now.waiting
+            ],
+            now.waiting_count,
+        )  # fmt: skip

@@ -1,0 +1,192 @@
+"""The command `carpool plan`: will a model fit, and what will it give."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from carpool.errors import SettingRejected
+from carpool.preparation import KINDS, by_component
+from carpool_lab.plan import predict
+from carpool_lab.simulate.tables import Table
+
+if TYPE_CHECKING:
+    from carpool_lab.plan.shapes import Model, Stage
+
+GB = 1e9
+HEAD = "device   size          resident  streamed  step, 1       4       knee  requests/s  fused"
+LESS = ("fp8", "int8", "int4")  # kinds that are proposed where weights do not fit, in this order
+
+
+@click.command()
+@click.argument("model", default="FLUX.1-dev")
+@click.option("--on", "devices", help="devices, by commas  [default: all that are known]")
+@click.option("--sizes", help="WIDTHxHEIGHT,... in pixels  [default: the model's usual ones]")
+@click.option("--steps", type=click.IntRange(1), help="denoising steps  [default: the usual ones]")
+@click.option("--quantize", help="as of `carpool serve`: [COMPONENT=]KIND,...")
+@click.option("--compile", "is_compiled", is_flag=True, help="Python launches no operations")
+@click.option("--json", "as_json", is_flag=True, help="print JSON, for `carpool simulate --table`")
+def plan(
+    model: str,
+    devices: str | None,
+    sizes: str | None,
+    steps: int | None,
+    quantize: str | None,
+    is_compiled: bool,
+    as_json: bool,
+) -> None:
+    """Predict what MODEL takes and gives on devices that are not here: from configs alone.
+
+    MODEL is one that the planner knows (FLUX.1-dev, Qwen-Image, SDXL, Wan2.1-T2V-1.3B,
+    Wan2.1-T2V-14B), or a folder in diffusers layout, of which only the configs are read. No weights
+    and no GPU are needed. docs/plans.md tells how far predictions were from what was measured.
+    """
+    import diffusers
+
+    from carpool_lab.plan.shapes import build, stages
+
+    diffusers.utils.logging.set_verbosity_error()  # of types that are kept where weights are read
+    keys = devices.split(",") if devices else list(json.loads(predict.DEVICES.read_text()))
+    found = [predict.device(key) for key in keys]
+    built = build(model)
+    bits = bits_of(quantize, built)
+    wanted = {size: stages(built, size) for size in (sizes.split(",") if sizes else built.sizes)}
+    count = steps or usual_steps(built)
+    plans = {
+        (on.key, size): predict.plan(
+            size,
+            count,
+            built.parameters(),
+            scaled(work, count, usual_steps(built)),
+            on,
+            bits=bits,
+            is_compiled=is_compiled,
+        )
+        for on in found
+        for size, work in wanted.items()
+    }
+    if as_json:
+        click.echo(json.dumps(as_data(built, plans), indent=1))
+        return
+    for line in lines(built, wanted, plans, quantize, is_compiled):
+        click.echo(line)
+
+
+def usual_steps(model: "Model") -> int:
+    """Denoising steps where nobody says how many."""
+    from inspect import signature
+
+    default = signature(model.pipe.__call__).parameters["num_inference_steps"].default
+    return int(model.call.get("num_inference_steps", default))
+
+
+def scaled(work: "list[Stage]", steps: int, counted: int) -> "list[Stage]":
+    """The stages of a request of another number of steps than was counted."""
+    from dataclasses import replace
+
+    return [
+        replace(one, calls=round(one.calls * steps / counted)) if one.phase == "denoise" else one
+        for one in work
+    ]
+
+
+def bits_of(quantize: str | None, model: "Model") -> dict[str, int]:
+    """Bits of a weight by component, as `--quantize` has them.
+
+    Raises:
+        SettingRejected: a kind or a component is unknown.
+    """
+    from carpool.engine.model.quantize import is_denoiser
+
+    found: dict[str, int] = {}
+    for component, kind in by_component("quantize", quantize).items():
+        if kind not in KINDS or (component and component not in model.modules):
+            known = f"kinds are {', '.join(KINDS)}; components {', '.join(model.modules)}"
+            raise SettingRejected(f"quantize={quantize!r}: {known}")
+        names = [component] if component else [n for n in model.modules if is_denoiser(n)]
+        found |= dict.fromkeys(names, KINDS[kind].bits)
+    return found
+
+
+def as_data(model: "Model", plans: Mapping[tuple[str, str], predict.Plan]) -> dict[str, Any]:
+    """Everything; `tables` is what `carpool simulate --table FILE` reads."""
+    return {
+        "by": "carpool plan",
+        "model": model.name,
+        "source": model.source,
+        "parameters": model.parameters(),
+        "plans": [
+            {"device": key, **asdict(one), "knee": one.knee, "fits": one.fits}
+            for (key, _), one in plans.items()
+        ],
+        "tables": [asdict(table(model.name, one)) for one in plans.values()],
+    }
+
+
+def table(name: str, plan: predict.Plan) -> Table:
+    """A cost table of the simulator."""
+    side, _, other = plan.size.partition("x")
+    return Table(
+        name=f"{name.replace('-', '_')}-{side if side == other else plan.size}",
+        steps=plan.steps,
+        denoise_s={n: s / plan.steps for n, s in plan.seconds["denoise"].items()},
+        encode_s=plan.seconds.get("encode", {}).get(1, 0.0),
+        decode_s=plan.seconds.get("decode", {}).get(1, 0.0),
+        is_streamed=not plan.fits,
+    )
+
+
+def lines(
+    model: "Model",
+    stages: "Mapping[str, list[Stage]]",
+    plans: Mapping[tuple[str, str], predict.Plan],
+    quantize: str | None,
+    is_compiled: bool,
+) -> Iterator[str]:
+    """The report."""
+    some = next(iter(plans.values()))
+    yield f"{model.name} ({model.source})"
+    for name, count in model.parameters().items():
+        yield f"  {name:<16} {count / 1e9:7.2f} billion weights  {some.weights[name] / GB:6.1f} GB"
+    for size, found in stages.items():
+        yield f"{size}: calls of one request"
+        for one in found:
+            work = one.work
+            yield (
+                f"  {one.component + '.' + one.method:<24} {one.calls:3} x "
+                f"{work.flops / 1e12:7.2f} TFLOP, {work.peak_bytes / GB:.2f} GB of activations, "
+                f"{work.operations} operations"
+            )
+    yield ""
+    yield HEAD
+    for (key, size), planned in plans.items():
+        step = {n: 1e3 * s / planned.steps for n, s in planned.seconds["denoise"].items()}
+        streamed = sum(planned.streamed.values())
+        yield (
+            f"{key:<8} {size:<11}{(sum(planned.weights.values()) - streamed) / GB:8.1f} GB "
+            f"{streamed / GB:6.1f} GB {step[1]:7.0f} ms {step[4]:6.0f} ms {planned.knee:5} "
+            f"{planned.requests_per_s(1):11.3g} {planned.requests_per_s(planned.knee):8.3g}"
+        )
+    yield ""
+    for (key, size), planned in plans.items():
+        yield f"{key} {size}: {command(model, planned, quantize, is_compiled)}"
+
+
+def command(model: "Model", plan: predict.Plan, quantize: str | None, is_compiled: bool) -> str:
+    """The command line to use; where weights do not fit, what makes them fit, if anything does."""
+    said = f"carpool serve {model.name} --max-batch-size {plan.knee}"
+    said += " --compile" if is_compiled else ""
+    if plan.fits:
+        return said + (f" --quantize {quantize}" if quantize else "")
+    room = sum(plan.weights.values()) - sum(plan.streamed.values())
+    for kind in LESS:
+        bits = {**dict.fromkeys(model.modules, 16), **bits_of(kind, model)}
+        if kind != "fp8":  # which is for denoisers only
+            encoders = {n for n in model.modules if "encoder" in n}
+            bits |= dict.fromkeys(encoders, KINDS[kind].bits)
+        if sum(n * bits[name] / 8 for name, n in model.parameters().items()) <= room:
+            names = [name for name, n in bits.items() if n < 16]
+            return f"{said} --quantize {','.join(f'{name}={kind}' for name in names)}"
+    return f"{said}: weights must be streamed, quantized ones too"

@@ -1,0 +1,179 @@
+"""Predict seconds and memory on a device from its data sheet, and from what forwards take.
+
+A product of matrices takes as long as its tiles need on the device's units, in whole waves, or as
+its operands need to be read; attention runs at four fifths of the speed of products; all other
+operations move two fifths of what they would move one by one, as kernels fuse them. Operations
+that Python launches take 7 us each; compiled ones next to nothing. Weights that do not fit cross
+the bus at every forward, while the device computes.
+
+Sources: tile and wave quantization: NVIDIA, Matrix Multiplication Background User's Guide. The two
+fractions of data sheets (0.80 of products, 0.90 of memory) and the two fifths are fitted to one
+H200 (`docs/plans.md` has the errors); for other devices they are assumed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from carpool.errors import InvalidValue, nearest
+from carpool.types import Phase
+from carpool_lab.plan.shapes import Stage, Work
+from carpool_lab.tune.results import knee
+
+DEVICES = Path(__file__).with_name("devices.json")
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # requests in a forward
+REACHED_FLOPS, REACHED_BANDWIDTH = 0.80, 0.90  # of a data sheet
+TILES = ((128, 256, 1.0), (128, 128, 0.85))  # rows, columns, and how fast they are
+ATTENTION, FUSED = 0.8, 0.4
+LAUNCH_S = 7e-6
+RESERVED_BYTES = 1_500_000_000  # of a device's memory: its context, libraries, fragments
+VALUE_BYTES = 2  # of activations: bfloat16
+MIN_GAIN = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a data sheet says."""
+
+    key: str
+    name: str
+    memory_bytes: float
+    flops: float  # a second, bfloat16 without sparsity, accumulated in float32
+    bandwidth: float  # bytes a second, of its memory
+    units: int  # that compute a tile each (streaming multiprocessors)
+    link: float  # bytes a second from the host's memory, pinned
+    source: str
+
+
+def device(key: str) -> Device:
+    """A device by its key.
+
+    Raises:
+        InvalidValue: there is none.
+    """
+    known = json.loads(DEVICES.read_text())
+    if key not in known:
+        raise InvalidValue(f"device {key!r}{nearest(key, known)}: must be of {', '.join(known)}")
+    one = known[key]
+    return Device(
+        key,
+        one["name"],
+        one["memory_gb"] * 1e9,
+        one["tflops"] * 1e12,
+        one["bandwidth_gbs"] * 1e9,
+        one["units"],
+        one["link_gbs"] * 1e9,
+        one["source"],
+    )
+
+
+def forward_s(
+    work: Work,
+    width: int,
+    on: Device,
+    *,
+    weight_bytes: float = VALUE_BYTES,
+    streamed_bytes: float = 0.0,
+    is_compiled: bool = False,
+) -> float:
+    """Seconds of a forward of so many requests.
+
+    Args:
+        work: of one request's rows.
+        weight_bytes: of one weight.
+        streamed_bytes: of weights that are not on the device.
+    """
+    speed, bandwidth = on.flops * REACHED_FLOPS, on.bandwidth * REACHED_BANDWIDTH
+    seconds = work.attention_flops * width / (ATTENTION * speed)
+    for (m, n, k), count in work.products.items():
+        rows = m * width
+        computed = min(
+            ceil(ceil(rows / high) * ceil(n / wide) / on.units)
+            * (high * wide * 2 * k * on.units / speed / fast)
+            for high, wide, fast in TILES
+        )
+        read = (VALUE_BYTES * (rows * k + rows * n) + weight_bytes * n * k) / bandwidth
+        seconds += count * max(computed, read)
+    seconds += FUSED * work.element_bytes * width / bandwidth
+    host = 0.0 if is_compiled else work.operations * LAUNCH_S
+    return max(seconds, host, streamed_bytes / on.link)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a model gives at one size on one device."""
+
+    size: str
+    steps: int
+    weights: Mapping[str, float]  # bytes by component
+    streamed: Mapping[str, float]  # of those, bytes that do not fit
+    activations_bytes: float  # of one request, at most
+    seconds: Mapping[Phase, Mapping[int, float]]  # of a request's calls, by requests that share
+    widest: int  # requests whose activations fit
+
+    @property
+    def knee(self) -> int:
+        """Requests up to which a shared step pays."""
+        step = {n: s for n, s in self.seconds["denoise"].items() if n <= self.widest}
+        return knee(step, MIN_GAIN)
+
+    def requests_per_s(self, width: int) -> float:
+        return width / sum(self.seconds[phase][width] for phase in self.seconds)
+
+    @property
+    def fits(self) -> bool:
+        return not any(self.streamed.values())
+
+
+def plan(
+    size: str,
+    steps: int,
+    parameters: Mapping[str, int],
+    stages: Sequence[Stage],
+    on: Device,
+    *,
+    bits: Mapping[str, int] | None = None,
+    is_compiled: bool = False,
+) -> Plan:
+    """Predict what requests of one size take.
+
+    Args:
+        size: as it is called.
+        parameters: weights by component.
+        stages: of one request.
+        bits: of a weight by component, where it is not 16.
+    """
+    each = {name: (bits or {}).get(name, 8 * VALUE_BYTES) / 8 for name in parameters}
+    weights = {name: count * each[name] for name, count in parameters.items()}
+    peak = max(stage.work.peak_bytes for stage in stages)
+    row = max((one.work.peak_bytes for one in stages if one.phase == "denoise"), default=0)
+    calls = {name: sum(s.calls for s in stages if s.component == name) for name in parameters}
+
+    def at(widest: int) -> Plan:
+        """With room for so many requests: what they take, weights cannot have."""
+        free = on.memory_bytes - RESERVED_BYTES - max(peak, widest * row)
+        streamed = {}
+        for name in sorted(weights, key=lambda name: -calls[name] / max(1.0, weights[name])):
+            streamed[name] = max(0.0, weights[name] - max(0.0, free))
+            free -= weights[name] - streamed[name]
+        seconds: dict[Phase, dict[int, float]] = {}
+        for stage in stages:
+            curve = seconds.setdefault(stage.phase, dict.fromkeys(WIDTHS, 0.0))
+            for width in WIDTHS:
+                curve[width] += stage.calls * forward_s(
+                    stage.work,
+                    width,
+                    on,
+                    weight_bytes=each[stage.component],
+                    streamed_bytes=streamed[stage.component],
+                    is_compiled=is_compiled,
+                )
+        return Plan(size, steps, weights, streamed, peak, seconds, widest)
+
+    plans = [at(width) for width in WIDTHS]
+    fitting = [one for one in plans if one.fits]
+    if fitting:
+        return fitting[-1]
+    return max(plans, key=lambda one: one.requests_per_s(one.knee))

@@ -1,0 +1,307 @@
+"""Run a pipeline on shapes alone: its own code runs, its modules give zeros of the right shapes.
+
+The modules are built from their configs without weights (PyTorch's device `meta`). A call of one is
+run there, which gives the shapes of its answer and what it takes: `Work`. The pipeline goes on with
+zeros. So whatever a pipeline does, in whatever order, is what is counted.
+"""
+
+import json
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from carpool.engine.intercept import methods_of
+from carpool.engine.model.files import class_of, modules_of
+from carpool.errors import LoadFailed, nearest
+from carpool.models.source import find
+from carpool.types import Phase, phase_of
+
+MODELS = Path(__file__).with_name("models.json")
+META = torch.device("meta")
+_VIEWS = (
+    *("view", "reshape", "transpose", "permute", "expand", "slice", "select", "t", "unsqueeze"),
+    *("squeeze", "split", "chunk", "unbind", "detach", "alias", "as_strided", "_unsafe_view"),
+    *("unflatten", "split_with_sizes"),
+)
+
+
+@dataclass(slots=True)
+class Work:
+    """What one forward of a call's rows takes."""
+
+    flops: int = 0
+    attention_flops: int = 0  # of those
+    products: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # by (M, N, K)
+    element_bytes: int = 0  # that operations other than products read and write
+    operations: int = 0  # that a device is given; not views
+    peak_bytes: int = 0  # alive at once, without weights
+
+
+@dataclass(slots=True)
+class Stage:
+    """All calls of one method with arguments of the same shapes."""
+
+    component: str
+    method: str
+    rows: int
+    work: Work
+    calls: int = 0  # of one request
+
+    @property
+    def phase(self) -> Phase:
+        return phase_of(self.component, self.method)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A pipeline of modules without weights."""
+
+    name: str
+    pipe: Any
+    modules: Mapping[str, nn.Module]
+    call: Mapping[str, Any]  # usual arguments
+    sizes: tuple[str, ...]
+    source: str
+
+    def parameters(self) -> dict[str, int]:
+        """Weights by component."""
+        return {n: sum(p.numel() for p in m.parameters()) for n, m in self.modules.items()}
+
+
+class Tokenizer:
+    """Gives every text the same number of tokens: all that a pipeline may take."""
+
+    def __init__(self, length: int) -> None:
+        self.model_max_length, self.pad_token_id = length, 0
+
+    def __call__(self, text: Any, max_length: int | None = None, **_: Any) -> Any:
+        count = 1 if isinstance(text, str) else len(text)
+        length = min(max_length or self.model_max_length, self.model_max_length)
+        ids = torch.ones(count, length, dtype=torch.int64)
+        return transformers.BatchEncoding({"input_ids": ids, "attention_mask": ids.clone()})
+
+    def tokenize(self, _: str) -> list[str]:
+        return []
+
+    def batch_decode(self, ids: Tensor) -> list[str]:
+        return [""] * len(ids)
+
+
+def known() -> dict[str, Any]:
+    """The real-size models that come with the planner, by name."""
+    data: dict[str, Any] = json.loads(MODELS.read_text())
+    return data
+
+
+def build(name: str, dtype: torch.dtype = torch.bfloat16) -> Model:
+    """Build a pipeline of configs, without weights.
+
+    Args:
+        name: of a model that comes with the planner, or a folder in diffusers layout.
+
+    Raises:
+        LoadFailed: the model is not known, or its configs cannot be read.
+    """
+    models = known()
+    if name not in models:
+        return _from_folder(name, dtype, f"{nearest(name, models)}: there are {', '.join(models)}")
+    data = models[name]
+    parts: dict[str, Any] = {}
+    for component, (library, *what) in data["components"].items():
+        if library == "tokenizer":
+            parts[component] = Tokenizer(what[0])
+        else:
+            parts[component] = _part(getattr(diffusers, what[0], None), what, dtype)
+    return _model(name, getattr(diffusers, data["pipeline"])(**parts), data)
+
+
+def _part(cls: Any, what: list[Any], dtype: torch.dtype) -> Any:
+    if cls is None:
+        cls = getattr(transformers, what[0])
+        with META:
+            return cls(cls.config_class(**what[1])).to(dtype)
+    if not issubclass(cls, nn.Module):
+        return cls(**what[1])
+    with META:
+        return cls(**what[1]).to(dtype)
+
+
+def _from_folder(name: str, dtype: torch.dtype, others: str) -> Model:
+    """A pipeline of a local folder: its configs, tokenizers and schedulers, not its weights."""
+    try:
+        source, _ = find(name)
+        index = dict(diffusers.DiffusionPipeline.load_config(source, local_files_only=True))
+    except (LoadFailed, OSError) as error:
+        raise LoadFailed(f"no configs of {name!r} here ({error}){others}") from error
+    parts: dict[str, Any] = {}
+    modules = modules_of(index)
+    for component, entry in index.items():
+        if not isinstance(entry, (list, tuple)) or entry[0] is None:
+            continue
+        cls = class_of(*map(str, entry))
+        if component not in modules:
+            parts[component] = cls.from_pretrained(source, subfolder=component)
+        elif entry[0] == "transformers":
+            config = cls.config_class.from_pretrained(source, subfolder=component)
+            with META:
+                parts[component] = cls(config).to(dtype)
+        else:
+            config = cls.load_config(source, subfolder=component)
+            with META:
+                parts[component] = cls.from_config(config).to(dtype)
+    pipe = class_of("diffusers", str(index["_class_name"]))(**parts)
+    return _model(Path(source).name, pipe, {"call": {}, "sizes": ["default"], "source": source})
+
+
+def _model(name: str, pipe: Any, data: Mapping[str, Any]) -> Model:
+    pipe.set_progress_bar_config(disable=True)
+    modules = {n: one for n, one in pipe.components.items() if isinstance(one, nn.Module)}
+    for module in modules.values():
+        module.eval().requires_grad_(False)
+    return Model(name, pipe, modules, data["call"], tuple(data["sizes"]), data["source"])
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts products, element-wise traffic, operations and live memory of a forward on `meta`."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._work, self._live = work, 0
+        self._alive: Counter[int] = Counter()  # tensors by storage
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, work = func._schema.name.removeprefix("aten::"), self._work
+        if name == "_local_scalar_dense" and args[0].dtype == torch.bool:
+            return True  # "is nothing masked?": nothing is
+        out = func(*args, **(kwargs or {}))
+        tensors = [one for one in tree_leaves(out) if isinstance(one, Tensor)]
+        for one in tensors:
+            self._hold(one)
+        if name in ("mm", "addmm"):
+            left, right = args[-2], args[-1]
+            work.products[left.shape[0], right.shape[1], left.shape[1]] += 1
+        elif name == "bmm":
+            b, m, k = args[0].shape
+            work.products[b * m, args[1].shape[2], k] += 1
+        elif name == "convolution":
+            weight = args[1]
+            work.products[out.numel() // out.shape[1], weight.shape[0], prod(weight.shape[1:])] += 1
+        elif name not in _VIEWS:
+            given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+            work.element_bytes += sum(one.numel() * one.element_size() for one in given + tensors)
+        work.operations += name not in _VIEWS
+        return out
+
+    def _hold(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        self._alive[key] += 1
+        if self._alive[key] == 1:
+            self._live += size
+            self._work.peak_bytes = max(self._work.peak_bytes, self._live)
+        weakref.finalize(tensor, self._drop, key, size)
+
+    def _drop(self, key: int, size: int) -> None:
+        self._alive[key] -= 1
+        if not self._alive[key]:
+            self._live -= size
+
+
+class _Attention(TorchFunctionMode):
+    """Takes attention as one operation, as fused kernels do: scores are never written."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not nn.functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        named = [(kwargs or {}).get(name) for name in ("query", "key", "value")]
+        query, key, value = [one for one in (*args, *named) if isinstance(one, Tensor)][:3]
+        *batch, length, width = query.shape
+        flops = 2 * prod(batch) * length * key.shape[-2] * (width + value.shape[-1])
+        self._work.attention_flops += flops
+        self._work.operations += 1
+        return query.new_empty(*batch, length, value.shape[-1])
+
+
+def work_of(original: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Work]:
+    """Run a method on `meta`; its answer, and what it takes."""
+    work = Work()
+    given = tree_map(lambda one: one.to(META) if isinstance(one, Tensor) else one, (args, kwargs))
+    flops = FlopCounterMode(display=False)
+    with torch.no_grad(), flops, _Attention(work), _Counter(work):
+        answer = original(*given[0], **given[1])
+    work.flops = flops.get_total_flops() + work.attention_flops
+    return answer, work
+
+
+def stages(model: Model, size: str = "default") -> list[Stage]:
+    """What one request makes its modules do, in the order in which it first does.
+
+    Args:
+        model: of `build`; nothing of it is changed.
+        size: WIDTHxHEIGHT in pixels, or `default` for the model's own.
+    """
+    found: dict[Any, tuple[Stage, Any]] = {}
+
+    def stub(component: str, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)  # pipelines and libraries read its signature
+        def call(*args: Any, **kwargs: Any) -> Any:
+            tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+            key = component, method, tuple(tuple(one.shape) for one in tensors)
+            if key not in found:
+                answer, work = work_of(original, args, kwargs)
+                rows = tensors[0].shape[0] if tensors else 1
+                found[key] = Stage(component, method, rows, work), answer
+            stage, answer = found[key]
+            stage.calls += 1
+            return _zeros(answer)
+
+        return call
+
+    given = dict(model.call)
+    if size != "default":
+        given["width"], given["height"] = map(int, size.split("x"))
+    pipe, own = model.pipe, type(model.pipe)
+    pins = {"_execution_device": torch.device("cpu"), "__module__": own.__module__}
+    replaced: list[tuple[nn.Module, str]] = []
+    try:
+        for component, module in model.modules.items():
+            for method in methods_of(module):
+                if method != "generate":
+                    vars(module)[method] = stub(component, method, getattr(module, method))
+                    replaced.append((module, method))
+        pipe.__class__ = type(own.__name__, (own,), pins)
+        pipe(prompt="a plan", output_type="pt", **given)
+    finally:
+        pipe.__class__ = own
+        for module, method in replaced:
+            del vars(module)[method]
+    return [stage for stage, _ in found.values()]
+
+
+def _zeros(answer: Any) -> Any:
+    """An answer on `meta` as zeros on the host, which take next to no memory."""
+
+    def zero(one: Any) -> Any:
+        if not isinstance(one, Tensor):
+            return one
+        return torch.zeros((), dtype=one.dtype).expand(one.shape)
+
+    return tree_map(zero, answer)

@@ -1,0 +1,213 @@
+"""The loop of a simulation: requests arrive, a router binds them to workers, workers take turns.
+
+The router sees what it sees in a server: arrivals, ends, what steps take, and once a second how
+many steps the requests of a worker have left. A worker that goes loses what it has; that runs
+again.
+"""
+
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
+from carpool.fleet.router import Router
+from carpool.schedule.cost import Costs
+from carpool_lab.simulate.routers import AtOnce, least_work
+from carpool_lab.simulate.simulator import Result, Ride, Worker
+
+REPORT_S = 1.0  # between two reports of a worker
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A worker goes, or a new one comes in its place."""
+
+    at_s: float
+    worker: int
+    make: Callable[[], Worker] | None = None  # the new one; None: it goes
+
+
+class _Device:
+    """A worker's place in the fleet: when it is to be asked again, and what was bound to it."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.next_s = inf
+        self.is_running = False  # a forward
+        self.reported_s = -inf
+        self.requests: dict[int, Ride] = {}  # that it has, by their numbers in the fleet
+
+
+def simulate(
+    rides: Iterable[Ride],
+    workers: Sequence[Worker],
+    router: Router | None = None,
+    *,
+    clients: int | None = None,
+    changes: Sequence[Change] = (),
+) -> Result:
+    """Let requests arrive and give the whole story.
+
+    Args:
+        rides: in the order of their arrivals, numbered upwards; may be a generator.
+        workers: one or several devices, each with a policy of its own.
+        router: binds requests to workers; default: at once, to the worker with the least work.
+        clients: who ask again as soon as they are answered, one request at a time; the arrivals
+            of the rides are then those moments. None: requests come when they say.
+        changes: of workers, in the order of their times.
+    """
+    return _Fleet(workers, router or AtOnce(least_work)).run(rides, clients, list(changes))
+
+
+class _Fleet:
+    def __init__(self, workers: Sequence[Worker], router: Router) -> None:
+        self._devices = [_Device(worker) for worker in workers]
+        self._router = router
+        self._rides: list[Ride] = []  # by their number, from 1
+        self._turns: list[tuple[float, int]] = []  # a heap; some entries are old
+        self._asking: list[float] = []  # when a client asks next; a heap
+        self._tables: dict[int, dict[Hashable, StepTable]] = {}  # of costs that are known
+        self._forwards = self._rows = 0  # of workers that have gone
+        for number, worker in enumerate(workers):
+            router.add_worker(WorkerLoad(number, self._learned(worker)))
+
+    def run(self, rides: Iterable[Ride], clients: int | None, changes: list[Change]) -> Result:
+        coming = iter(rides)
+        ride = next(coming, None)
+        self._asking = [0.0] * (clients or 0)
+        changes.reverse()
+
+        def due_s() -> float:
+            if ride is None:
+                return inf
+            if clients is None:
+                return ride.waiting.arrived_s
+            return self._asking[0] if self._asking else inf
+
+        while True:
+            while self._turns and self._devices[self._turns[0][1]].next_s != self._turns[0][0]:
+                heapq.heappop(self._turns)
+            turn_s = self._turns[0][0] if self._turns else inf
+            now_s = min(turn_s, due_s())
+            if now_s == inf and not self._router.waiting:
+                break
+            if changes and changes[-1].at_s <= now_s:
+                now_s = changes[-1].at_s
+            due = set[int]()
+            while changes and changes[-1].at_s <= now_s:
+                self._change(changes.pop())
+            while ride is not None and due_s() <= now_s:
+                if clients is not None:
+                    ride.arrive(heapq.heappop(self._asking))
+                self._rides.append(ride)
+                self._router.hold(_routed(ride, len(self._rides)))
+                ride = next(coming, None)
+            while self._turns and self._turns[0][0] <= now_s:
+                at_s, number = heapq.heappop(self._turns)
+                if self._devices[number].next_s == at_s:
+                    due.add(number)
+                    self._report(number, now_s)
+            for one in self._router.assign(now_s):
+                device = self._devices[one.worker]
+                device.requests[one.request] = self._rides[one.request - 1]
+                device.worker.put(device.requests[one.request])
+                if not device.is_running:
+                    due.add(one.worker)
+            for number in sorted(due):
+                self._turn(number, now_s, has_clients=clients is not None)
+        results = [device.worker.result for device in self._devices]
+        return Result(
+            self._rides,
+            max((one.ended_s for one in self._rides), default=0.0),
+            self._forwards + sum(result.forwards for result in results),
+            self._rows + sum(result.rows for result in results),
+            [batch for result in results for batch in result.batches],
+        )
+
+    def _turn(self, number: int, now_s: float, *, has_clients: bool) -> None:
+        device = self._devices[number]
+        worker = device.worker
+        worker.held_s = self._router.held_s / len(self._devices)
+        before = len(worker.result.rides)
+        device.is_running, device.next_s = worker.turn(now_s)
+        if device.next_s < inf:
+            heapq.heappush(self._turns, (device.next_s, number))
+        if has_clients:
+            for one in worker.result.rides[before:]:
+                heapq.heappush(self._asking, one.ended_s)
+
+    def _report(self, number: int, now_s: float) -> None:
+        """A forward has ended: tell the router of the requests that have, and now and then more."""
+        device = self._devices[number]
+        device.is_running = False
+        for request, ride in list(device.requests.items()):
+            if ride.ended_s <= now_s:
+                del device.requests[request]
+                self._router.drop(request)
+        if now_s >= device.reported_s + REPORT_S:
+            device.reported_s = now_s
+            if device.worker.beliefs is not None:
+                self._router.learned(number, self._learned(device.worker))
+            self._router.progressed(
+                number, {request: _left(ride) for request, ride in device.requests.items()}
+            )
+
+    def _learned(self, worker: Worker) -> dict[Hashable, StepTable]:
+        """Seconds of denoising steps, by requests that share them."""
+        costs = worker.beliefs if worker.beliefs is not None else worker.costs
+        if worker.beliefs is None and id(costs) in self._tables:
+            return self._tables[id(costs)]
+        tables = self._tables[id(costs)] = _tables(costs, worker.max_rows["denoise"])
+        return tables
+
+    def _change(self, change: Change) -> None:
+        device = self._devices[change.worker]
+        if change.make is not None:
+            self._devices[change.worker] = device = _Device(change.make())
+            self._router.add_worker(WorkerLoad(change.worker, self._learned(device.worker)))
+            return
+        self._forwards += device.worker.result.forwards
+        self._rows += device.worker.result.rows
+        for work in self._router.remove_worker(change.worker):
+            ride = self._rides[work.request - 1]
+            ride.at = ride.done = 0
+            ride.ended_s = inf
+            self._router.hold(work)
+        device.next_s, device.requests = inf, {}
+        device.is_running = True  # no turn is its own
+
+
+def _routed(ride: Ride, number: int) -> RoutedRequest:
+    """A simulated request as the router sees it."""
+    waiting = ride.waiting
+    denoise = next(stage for stage in ride.stages if stage.phase == "denoise")
+    return RoutedRequest(
+        number,
+        denoise.kind,
+        denoise.count,
+        waiting.arrived_s,
+        waiting.deadline_s,
+        waiting.priority,
+        waiting.tenant,
+        waiting.user,
+    )
+
+
+def _left(ride: Ride) -> float:
+    """The denoising steps that a request has left."""
+    return float(
+        sum(
+            stage.count - (ride.done if place == ride.at else 0)
+            for place, stage in enumerate(ride.stages)
+            if place >= ride.at and stage.phase == "denoise"
+        )
+    )
+
+
+def _tables(costs: Costs, widest: int) -> dict[Hashable, StepTable]:
+    return {
+        kind: tuple(curve.seconds(rows) for rows in range(1, widest + 1))
+        for kind, curve in costs
+        if kind.name == "denoise" and not curve.is_empty
+    }

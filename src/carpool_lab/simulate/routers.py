@@ -1,0 +1,67 @@
+"""Routers of a simulation: the server's own, and simple rules that bind every request at once."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from carpool.fleet.load import RoutedRequest, WorkerLoad
+from carpool.fleet.router import Binding, Router
+
+Rule = Callable[[RoutedRequest, Sequence[WorkerLoad]], int]
+"""Which worker gets a request as soon as it comes: its place among them."""
+
+
+class AtOnce(Router):
+    """Binds every request when it comes."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__()
+        self._rule = rule
+
+    def assign(self, now_s: float) -> list[Binding]:
+        open_ = [worker for worker in self.workers.values() if worker.is_open]
+        if not open_:
+            return []
+        bindings = []
+        for work in self.waiting:
+            worker = open_[self._rule(work, open_)]
+            self.bind(work, worker)
+            bindings.append(Binding(work.request, worker.id))
+        return bindings
+
+
+def least_work(work: RoutedRequest, workers: Sequence[WorkerLoad]) -> int:
+    """The worker with the least predicted work; of equals the first."""
+    left_s = [worker.left_s for worker in workers]
+    return left_s.index(min(left_s))
+
+
+def least_requests(work: RoutedRequest, workers: Sequence[WorkerLoad]) -> int:
+    """The worker with the fewest requests; of equals the first."""
+    counts = [len(worker.bound) for worker in workers]
+    return counts.index(min(counts))
+
+
+def round_robin(work: RoutedRequest, workers: Sequence[WorkerLoad]) -> int:
+    """One worker after the other, whatever they have to do."""
+    return work.request % len(workers)
+
+
+@dataclass(slots=True)
+class Random:
+    """Any worker."""
+
+    rng: random.Random
+
+    def __call__(self, work: RoutedRequest, workers: Sequence[WorkerLoad]) -> int:
+        return self.rng.randrange(len(workers))
+
+
+ROUTERS: Mapping[str, Callable[[], Router]] = {
+    "extra-seconds": Router,
+    "least-work": lambda: AtOnce(least_work),
+    "least-requests": lambda: AtOnce(least_requests),
+    "round-robin": lambda: AtOnce(round_robin),
+    "random": lambda: AtOnce(Random(random.Random(0))),
+}
+"""The first is the server's."""

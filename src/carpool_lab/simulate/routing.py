@@ -1,0 +1,135 @@
+"""Compare routers: the same requests through each, and the promise held up to the server's own.
+
+The promise, at every point: the mean latency of `extra-seconds` is at most 1.02 times, and its p99
+at most 1.10 times that of the best of the other routers.
+"""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from carpool_lab.simulate.report import numbers
+from carpool_lab.simulate.routers import ROUTERS
+from carpool_lab.simulate.scenario import Model, mix, play
+from carpool_lab.simulate.tables import MIXED_SIZES, TABLES, siblings
+from carpool_lab.workload import Mix, Setting, bursts, generators, plan
+
+OWN = "extra-seconds"
+MOST_MEAN, MOST_P99 = 1.02, 1.10
+LEAST_BELOW_RANDOM = 0.37  # p99 of mixed sizes at 0.7 of capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What routers are compared in."""
+
+    table: str  # "mixed-sizes" for `MIXED_SIZES`
+    mix: str
+    load: float
+    workers: int = 4
+    slow: float = 0.0  # see `scenario.play`
+    lifetime_s: float = inf
+
+    def __str__(self) -> str:
+        more = f", {self.slow:g} slow" if self.slow else ""
+        more += f", live {self.lifetime_s:g} s" if self.lifetime_s < inf else ""
+        return f"{self.table}, {self.mix}, {self.workers} workers{more}, load {self.load:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Of one router, seconds; means over seeds."""
+
+    mean_s: float
+    p99_s: float
+    ended_s: float
+
+
+def compare_routers(
+    scene: Scene, routers: Sequence[str] = tuple(ROUTERS), *, seeds: Sequence[int], count: int
+) -> dict[str, Latencies]:
+    """Play a scene with every router.
+
+    Args:
+        seeds: of arrivals; the results are means over them.
+        count: requests for each.
+    """
+    if scene.table == "mixed-sizes":
+        model = Model(MIXED_SIZES)
+        wanted = Mix([Setting({"size": one.size}) for one in MIXED_SIZES])
+    else:
+        model = Model(siblings(TABLES[scene.table]))
+        wanted = mix(scene.mix, model.tables)
+    rate = scene.load * scene.workers * model.capacity_qps(wanted)
+    found: dict[str, list[Latencies]] = {name: [] for name in routers}
+    for seed in seeds:
+        when, what = generators(seed)
+        arrivals = plan(bursts(rate, when, size=1), wanted, what, count=count)
+        for name, several in found.items():
+            result = play(
+                model,
+                arrivals,
+                "continuous",
+                workers=scene.workers,
+                router=name,
+                slow=scene.slow,
+                lifetime_s=scene.lifetime_s,
+            )
+            one = numbers(result, 5.0).latency
+            several.append(Latencies(one.mean_s, one.p99_s, result.ended_s))
+    return {name: _mean(several) for name, several in found.items()}
+
+
+def ratios(found: Mapping[str, Latencies]) -> tuple[float, float]:
+    """Mean and p99 of the server's router, over those of the best of the others."""
+    own, others = found[OWN], [one for name, one in found.items() if name != OWN]
+    mean_s, p99_s = min(o.mean_s for o in others), min(o.p99_s for o in others)
+    return own.mean_s / mean_s, own.p99_s / p99_s
+
+
+def below_random(found: Mapping[str, Latencies]) -> float:
+    """The part by which the p99 is below that of random routing."""
+    return 1 - found[OWN].p99_s / found["random"].p99_s
+
+
+def small_scenes() -> Iterator[Scene]:
+    """Those of `make test`."""
+    for table in ("flux-512", "qwen-512", "sana-512"):
+        for name in ("steps", "sizes"):
+            for load in (0.5, 0.9):
+                yield Scene(table, name, load)
+
+
+def all_scenes() -> Iterator[Scene]:
+    """Those of `make simulate-routing`."""
+    for name, table in TABLES.items():
+        for kind in ("uniform", "steps", "sizes", "tenants"):
+            if kind == "sizes" and len(siblings(table)) == 1:
+                continue
+            for load in (0.3, 0.6, 0.9, 1.2):
+                yield Scene(name, kind, load)
+    for load in (0.4, 0.7, 0.9):
+        yield Scene("mixed-sizes", "sizes", load)
+        yield Scene("mixed-sizes", "sizes", load, workers=16)
+        for name in ("flux-512", "qwen-512", "sana-512"):
+            yield Scene(name, "steps", load, workers=10, slow=0.1)
+            yield Scene(name, "steps", load, workers=8, lifetime_s=300.0)
+
+
+def lines(found: Mapping[str, Latencies]) -> list[str]:
+    """A table of routers as text."""
+    rows = [f"{'router':<16} {'mean s':>9} {'p99 s':>9} {'all s':>9}"]
+    rows += [
+        f"{name:<16} {one.mean_s:>9.3f} {one.p99_s:>9.3f} {one.ended_s:>9.1f}"
+        for name, one in found.items()
+    ]
+    return rows
+
+
+def _mean(several: Sequence[Latencies]) -> Latencies:
+    def of(name: str) -> Any:
+        return statistics.fmean(getattr(one, name) for one in several)
+
+    return Latencies(of("mean_s"), of("p99_s"), of("ended_s"))

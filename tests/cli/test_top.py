@@ -1,0 +1,89 @@
+"""`carpool top`: the same live data as the playground's, in a terminal."""
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from carpool.cli.top import Board, events
+from support.command_line import Run
+from support.server_process import Server, serving
+
+KEY = "a-key"
+
+
+def forward(*requests: int, at_s: float, why: str = "cap") -> dict[str, Any]:
+    said = {"module": "transformer.forward", "phase": "denoise", "began_s": at_s}
+    return said | {"duration_s": 0.01, "rows": len(requests), "requests": [*requests], "why": why}
+
+
+def shown(board: Board) -> str:
+    written = io.StringIO()
+    Console(file=written, width=120).print(board.render())
+    return written.getvalue()
+
+
+def test_requests_have_their_steps_and_strangers_have_numbers() -> None:
+    board = Board()
+    mine = {"number": 1, "phase": "denoise", "step": 7, "steps": 28, "left_s": 1.25, "id": "job-1"}
+    theirs = {"number": 2, "phase": "encode", "step": 0, "steps": 0, "left_s": None}
+    later = {"number": 3, "waited_s": 1.0, "starts_s": 2.5}
+
+    board.take("status", {"status": "ready", "model": "shapes"})
+    board.take("activity", {"now_s": 10.0, "running": [mine, theirs], "waiting": [later],
+                            "waiting_count": 1,
+                            "forwards": [forward(1, 2, at_s=9.0, why="differs:size")]})  # fmt: skip
+    text = shown(board)
+
+    assert "shapes ready   running 2   waiting 1" in text
+    assert "job-1" in text
+    assert "7/28" in text
+    assert "another client's, no. 2" in text
+    assert "starts in 2.5 s" in text
+    assert "not wider: the others differ in size" in text
+
+
+def test_means_are_those_of_the_last_seconds_and_of_one_worker() -> None:
+    board, common = Board(), {"running": [], "waiting": [], "waiting_count": 0}
+
+    board.take("activity", {"now_s": 10.0, "forwards": [forward(1, at_s=4.0)], **common})
+    board.take("activity", {"now_s": 10.5, "forwards": [forward(1, 2, at_s=10.0)], **common})
+    assert board.means() == (0.2, 2.0, 2.0)
+
+    board.take("activity", {"now_s": 1.0, "forwards": [forward(5, at_s=0.5)], **common})
+    assert board.means() == (0.2, 1.0, 1.0)
+
+
+def test_events_are_read_from_lines_and_comments_are_none() -> None:
+    lines = ["event: status", 'data: {"a": 1}', "", ": ping", "", "event: stats", "data: {}"]
+
+    assert list(events(lines)) == [("status", {"a": 1}), ("stats", {})]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("--api-key", KEY) as server:
+        yield server
+
+
+@pytest.mark.timeout(150)
+def test_without_a_terminal_the_present_state_is_printed_once(run: Run, server: Server) -> None:
+    ended = run("top", "--url", server.url, "--api-key", KEY)
+    refused = run("top", "--url", server.url, "--api-key", "wrong")
+
+    assert ended.status == 0
+    assert "flux ready   running 0   waiting 0" in ended.out
+    assert refused.status == 1
+    assert "API key" in refused.err
+    assert json.dumps(KEY) not in ended.out
+
+
+def test_nobody_there_ends_with_1_and_one_line(run: Run) -> None:
+    ended = run("top", "--url", "http://127.0.0.1:9", "--once")
+
+    assert ended.status == 1
+    assert ended.err.count("\n") == 1
+    assert "is `carpool serve` running there?" in ended.err

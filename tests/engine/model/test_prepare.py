@@ -1,0 +1,443 @@
+"""However a model is prepared, requests that share forwards get what they would get alone."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline, FluxTransformer2DModel
+from diffusers.models.attention_dispatch import dispatch_attention_fn
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from safetensors.torch import load_file, save_file
+
+from carpool.config import EngineSettings
+from carpool.engine.intercept import Interception
+from carpool.engine.model.border import at_border
+from carpool.engine.model.load import load
+from carpool.engine.model.quantize import quantization_of, quantize_read
+from carpool.engine.row_mixing import mixes_rows
+from carpool.errors import LoadFailed, SettingRejected
+from carpool.preparation import KINDS
+from support.engine_driver import driving, gap, mean
+from support.matrix import CASES
+from support.tiny import ARGUMENTS, checkpoint
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation:DeprecationWarning",  # diffusers' Euler with numpy 2
+    "ignore:.*Quant:FutureWarning",  # quanto goes with diffusers 1.0
+    "ignore::UserWarning:torchao",
+)
+DENOISER = {
+    "flux": "transformer",
+    "qwen_image": "transformer",
+    "sdxl": "unet",
+    "wan21_t2v": "transformer",
+}
+CLOSE, HALF = 1e-4, 3e-2  # the most that sharing may change a value 0-1, float32 and bfloat16
+
+Prepared = tuple[str, dict[str, Any], float]
+QUICK: dict[str, Prepared] = {
+    "flux int8": ("flux", {"quantize": "int8"}, CLOSE),
+    "flux fp8": ("flux", {"quantize": "fp8"}, CLOSE),
+    "flux quanto": ("flux", {"quantize": "quanto-int8,text_encoder=quanto-int8"}, CLOSE),
+    "flux attention": ("flux", {"attention_backend": "_native_math"}, CLOSE),
+    "sdxl int8": ("sdxl", {"quantize": "int8,text_encoder_2=int8"}, CLOSE),
+    "wan fp8": ("wan21_t2v", {"quantize": "fp8"}, CLOSE),
+    "qwen mixed types": ("qwen_image", {"dtype": "float32,transformer=bfloat16"}, HALF),
+}
+SLOW: dict[str, Prepared] = {
+    f"{family} {' '.join(map(str, settings.values()))}": (family, settings, most)
+    for family in DENOISER
+    for settings, most in (
+        ({"quantize": "int8"}, CLOSE),
+        ({"quantize": "int8-dynamic", "numerics": "exact"}, 0.0),
+        ({"quantize": "fp8", "dtype": "bfloat16"}, HALF),
+        ({"quantize": "quanto-int8"}, CLOSE),
+        ({"quantize": "quanto-int4"}, CLOSE),
+        ({"quantize": "quanto-fp8"}, CLOSE),
+        ({"quantize": '{"text_encoder": {"quant_backend": "quanto"}}'}, CLOSE),
+        ({"dtype": f"float32,{DENOISER[family]}=bfloat16"}, HALF),
+        ({"dtype": "bfloat16,vae=float32"}, HALF),
+        ({"vae_tiling": True}, CLOSE),
+    )
+}
+
+
+def requests_of(family: str) -> list[dict[str, Any]]:
+    case = next(c for c in CASES if c.family == family and c.task.startswith("text-to"))
+    own = {n: v for n, v in ARGUMENTS[family].items() if n not in case.without}
+    return [{**own, **case.common, **one} for one in case.requests]
+
+
+def drawn(fields: Mapping[str, Any]) -> torch.Tensor:
+    value: torch.Tensor = fields["images"] if "images" in fields else fields["frames"]
+    return value.float()
+
+
+def alone(pipe: Any, arguments: Mapping[str, Any]) -> torch.Tensor:
+    """What plain diffusers gives, called on the prepared pipeline outside of the engine."""
+    given = dict(arguments)
+    dice = torch.Generator().manual_seed(given.pop("seed"))
+    pipe.set_progress_bar_config(disable=True)
+    return drawn(pipe(**given, generator=dice))
+
+
+def together_and_alone(
+    model: str | Path, family: str, **settings: Any
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[int]]:
+    """Requests with mixed steps and arrivals; what each gets alone; widths of the denoiser."""
+    with driving(model, max_running=16, **settings) as drive:
+        wanted = requests_of(family)
+        solos = [alone(drive.engine.loaded.pipe, one) for one in wanted]
+        heard = [drive.submit(**one) for one in wanted[:2]]
+        drive.turn_until(lambda: heard[0].step >= 1)
+        heard += [drive.submit(**one) for one in wanted[2:]]
+        drive.finish()
+        for one in heard:
+            assert one.error is None
+        widths = drive.widths(DENOISER[family])
+    return [drawn(one.outcome.fields) for one in heard], solos, widths
+
+
+@pytest.mark.parametrize(
+    "prepared",
+    [
+        *(pytest.param(one, id=name) for name, one in QUICK.items()),
+        *(pytest.param(one, id=name, marks=pytest.mark.slow) for name, one in SLOW.items()),
+    ],
+)
+def test_requests_that_share_forwards_get_what_they_get_alone(prepared: Prepared) -> None:
+    family, settings, most = prepared
+
+    heard, solos, widths = together_and_alone(checkpoint(family), family, **settings)
+
+    for one, solo in zip(heard, solos, strict=True):
+        assert gap(one, solo) <= most
+    assert mean(widths) > 1.4 or most == 0.0  # in exact numerics, what is not proven runs alone
+
+
+# Quantized weights
+
+
+def weight_types(module: torch.nn.Module) -> set[str]:
+    return {
+        type(weight).__name__ if weight.dtype != torch.float8_e4m3fn else "float8"
+        for weight in module.parameters()
+    }
+
+
+@pytest.mark.parametrize(
+    ("quantize", "holds"),
+    [
+        ("int8", {"transformer": "Int8Tensor"}),
+        ("fp8", {"transformer": "float8"}),
+        ("quanto-int4", {"transformer": "WeightQBitsTensor"}),
+        (
+            "transformer=int8,text_encoder_2=quanto-int8",
+            {"transformer": "Int8Tensor", "text_encoder_2": "WeightQBytesTensor"},
+        ),
+        (
+            '{"text_encoder": {"quant_backend":"torchao", "quant_type":"Float8WeightOnlyConfig"}}',
+            {"text_encoder": "Float8Tensor"},
+        ),
+    ],
+)
+def test_the_weights_of_the_named_components_are_quantized_and_no_others(
+    quantize: str, holds: Mapping[str, str]
+) -> None:
+    loaded = load(checkpoint("flux"), EngineSettings(device="cpu", quantize=quantize))
+
+    for name, module in loaded.modules.items():
+        found = weight_types(module) - {"Parameter"}
+        assert found == ({holds[name]} if name in holds else set()), name
+
+
+def mixing(**weight: Any) -> torch.nn.Module:
+    """A module with a layer that looks as quantizers that mix rows leave it."""
+    layer = torch.nn.Linear(4, 4)
+    for name, value in weight.items():
+        setattr(layer.weight, name, value)
+    return torch.nn.Sequential(layer)
+
+
+class Linear8bitLt(torch.nn.Linear):
+    """As bitsandbytes has it: columns above the threshold are chosen by all rows."""
+
+    def __init__(self, threshold: float) -> None:
+        super().__init__(4, 4)
+        self.state = type("State", (), {"threshold": threshold})()
+
+
+def test_quantization_that_mixes_rows_is_seen() -> None:
+    from torchao.quantization import PerRow, PerTensor
+
+    per_tensor = type("Kwargs", (), {"granularity": PerTensor()})()
+    per_row = type("Kwargs", (), {"granularity": PerRow()})()
+
+    assert "one scale" in str(mixes_rows(mixing(act_quant_kwargs=per_tensor)))
+    assert mixes_rows(mixing(act_quant_kwargs=per_row)) is None
+    assert "LLM.int8" in str(mixes_rows(torch.nn.Sequential(Linear8bitLt(6.0))))
+    assert mixes_rows(torch.nn.Sequential(Linear8bitLt(0.0))) is None
+    assert mixes_rows(mixing()) is None
+
+
+@pytest.mark.parametrize("kind", ["int8", "int8-dynamic"])
+def test_a_row_of_a_quantized_layer_is_the_same_whatever_the_other_rows_hold(kind: str) -> None:
+    config = quantization_of(KINDS[kind], "diffusers", torch.float32)
+    layer = torch.nn.Sequential(torch.nn.Linear(64, 32)).requires_grad_(False)
+    quantize_read(layer, config)
+    rows = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(0))
+    loud = torch.stack([rows[0], 1000 * rows[1]])
+
+    assert torch.equal(layer(rows)[0], layer(loud)[0])
+
+
+def test_calls_of_a_module_that_mixes_rows_run_alone() -> None:
+    with driving(checkpoint("flux"), max_running=4) as probe:
+        block = probe.engine.loaded.pipe.transformer.transformer_blocks[0]
+        block.add_module("quantized", Linear8bitLt(6.0))
+        targets = Interception(probe.engine.loaded.modules).targets
+
+    assert {one.component for one in targets if one.is_exclusive} == {"transformer"}
+
+
+# Attention, tiles: undone, and the process's defaults stay
+
+
+def test_an_attention_backend_is_set_for_this_model_only_and_taken_back() -> None:
+    pipe = DiffusionPipeline.from_pretrained(checkpoint("flux"))
+    processor = pipe.transformer.transformer_blocks[0].attn.processor
+    query = torch.randn(1, 4, 2, 8)
+
+    loaded = load(pipe, EngineSettings(device="cpu", attention_backend="_native_math"))
+    seen = processor._attention_backend
+    loaded.undo()
+
+    assert seen == "_native_math"
+    assert processor._attention_backend is None
+    with pytest.MonkeyPatch.context() as patch:  # the default of models that are built later
+        patch.setattr("torch.backends.cuda.sdp_kernel", None, raising=False)
+        from diffusers.models import attention_dispatch
+
+        assert attention_dispatch._AttentionBackendRegistry._active_backend == "native"
+    assert dispatch_attention_fn(query, query, query).shape == query.shape
+
+
+def test_large_pictures_are_decoded_by_tiles() -> None:
+    pipe = DiffusionPipeline.from_pretrained(checkpoint("flux"))
+    latents = torch.randn(1, pipe.vae.config.latent_channels, 48, 48)
+    with torch.no_grad():
+        whole = pipe.vae.decode(latents).sample
+        pipe.vae.tile_latent_min_size, pipe.vae.tile_sample_min_size = 16, 32
+
+        loaded = load(pipe, EngineSettings(device="cpu", vae_tiling=True))
+        tiled = pipe.vae.decode(latents).sample
+        loaded.undo()
+
+        assert not torch.equal(tiled, whole)
+        assert torch.equal(pipe.vae.decode(latents).sample, whole)
+
+
+# Components from elsewhere, and models that are one file
+
+
+def gguf_of(weights: Mapping[str, torch.Tensor], file: Path) -> Path:
+    """Weights as a GGUF file: 8-bit blocks where rows are long enough, else plain numbers."""
+    writer = GGUFWriter(file, "flux")
+    for name, weight in weights.items():
+        array = weight.float().numpy()
+        is_matrix = array.ndim == 2 and array.shape[1] % 32 == 0
+        kind = GGMLQuantizationType.Q8_0 if is_matrix else GGMLQuantizationType.F32
+        writer.add_tensor(name, quantize(array, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+@pytest.fixture(scope="module")
+def flux_weights() -> dict[str, torch.Tensor]:
+    [file] = (checkpoint("flux") / "transformer").glob("*.safetensors")
+    return dict(load_file(file))
+
+
+@pytest.fixture(scope="module")
+def other_flux(tmp_path_factory: pytest.TempPathFactory, flux_weights: Any) -> Path:
+    """A fine-tuned transformer, as one file."""
+    file = tmp_path_factory.mktemp("tuned") / "tuned.safetensors"
+    save_file({name: weight * 1.1 for name, weight in flux_weights.items()}, file)
+    return file
+
+
+def test_a_component_is_read_from_a_single_file(other_flux: Path) -> None:
+    settings = EngineSettings(device="cpu", component=(f"transformer={other_flux}",))
+
+    loaded = load(checkpoint("flux"), settings)
+
+    own = load(checkpoint("flux"), EngineSettings(device="cpu")).pipe.transformer.state_dict()
+    for name, weight in loaded.pipe.transformer.state_dict().items():
+        assert torch.equal(weight, own[name] * 1.1), name
+
+
+def test_a_component_of_a_single_file_is_quantized_like_any_other(other_flux: Path) -> None:
+    settings = EngineSettings(
+        device="cpu", component=(f"transformer={other_flux}",), quantize="int8"
+    )
+
+    loaded = load(checkpoint("flux"), settings)
+
+    assert "Int8Tensor" in weight_types(loaded.pipe.transformer)
+
+
+def test_a_component_is_read_from_its_own_folder_or_that_of_a_pipeline(tmp_path: Path) -> None:
+    own = DiffusionPipeline.from_pretrained(checkpoint("flux"))
+    with torch.no_grad():
+        for weight in own.vae.parameters():
+            weight.mul_(0.5)
+    own.vae.save_pretrained(tmp_path / "single")
+    own.vae.save_pretrained(tmp_path / "pipeline" / "vae")
+    (tmp_path / "pipeline" / "model_index.json").write_text("{}")
+
+    for folder in ("single", "pipeline"):
+        settings = EngineSettings(device="cpu", component=(f"vae={tmp_path / folder}",))
+        read = load(checkpoint("flux"), settings).pipe.vae.state_dict()
+
+        for name, weight in own.vae.state_dict().items():
+            assert torch.equal(read[name], weight), name
+
+
+def test_a_text_encoder_is_read_from_a_single_file(tmp_path: Path) -> None:
+    own = DiffusionPipeline.from_pretrained(checkpoint("flux"))
+    weights = {n: w.clone() * 0.5 for n, w in own.text_encoder.state_dict().items()}
+    weights = {name: weight for name, weight in weights.items() if weight.is_floating_point()}
+    save_file(weights, tmp_path / "clip.safetensors")
+    settings = EngineSettings(
+        device="cpu", component=(f"text_encoder={tmp_path / 'clip.safetensors'}",)
+    )
+
+    read = load(checkpoint("flux"), settings).pipe.text_encoder.state_dict()
+
+    for name, weight in weights.items():
+        assert torch.equal(read[name], weight), name
+
+
+def test_requests_over_a_gguf_file_share_forwards_and_get_what_they_get_alone(
+    tmp_path: Path, flux_weights: Any
+) -> None:
+    file = gguf_of(flux_weights, tmp_path / "flux-Q8_0.gguf")
+
+    heard, solos, widths = together_and_alone(
+        checkpoint("flux"), "flux", component=(f"transformer={file}",)
+    )
+
+    assert max(gap(one, solo) for one, solo in zip(heard, solos, strict=True)) <= CLOSE
+    assert mean(widths) > 1.4
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "gguf"])
+def test_a_model_may_be_one_file_with_the_rest_from_elsewhere(
+    suffix: str, tmp_path: Path, flux_weights: Any, other_flux: Path
+) -> None:
+    file = other_flux if suffix == "safetensors" else tmp_path / "flux.gguf"
+    if suffix == "gguf":
+        gguf_of(flux_weights, file)
+    settings = EngineSettings(device="cpu", config=str(checkpoint("flux")))
+
+    loaded = load(file, settings)
+
+    assert isinstance(loaded.pipe.transformer, FluxTransformer2DModel)
+    assert loaded.card.id == file.stem
+    image = alone(loaded.pipe, requests_of("flux")[0])
+    assert bool(np.isfinite(image.numpy()).all())
+
+
+def test_a_file_whose_configuration_must_be_fetched_says_which_was_inferred(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    file = tmp_path / "flux1-dev.safetensors"
+    weights = {
+        "double_blocks.0.img_attn.norm.key_norm.scale": torch.zeros(128),
+        "img_in.weight": torch.zeros(3072, 64),
+        "guidance_in.in_layer.bias": torch.zeros(3072),
+    }
+    save_file(weights, file)
+
+    with pytest.raises(LoadFailed) as failed:
+        load(file, EngineSettings(device="cpu"))
+
+    assert "was inferred; --config gives another: black-forest-labs/FLUX.1-dev" in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("component", "told"),
+    [
+        ("transformer=/nowhere.safetensors", "there is no such file"),
+        ("transformer=/nowhere", "there is no such folder"),
+        ("transfomer=/nowhere", "no component 'transfomer'; did you mean 'transformer'?"),
+        ("tokenizer=/nowhere", "no component 'tokenizer'; it has text_encoder"),
+    ],
+)
+def test_a_component_that_is_not_to_be_had_is_told(component: str, told: str) -> None:
+    with pytest.raises((LoadFailed, SettingRejected)) as failed:
+        load(checkpoint("flux"), EngineSettings(device="cpu", component=(component,)))
+
+    assert told in str(failed.value)
+
+
+def test_a_file_that_lacks_weights_is_refused(tmp_path: Path, flux_weights: Any) -> None:
+    few = dict(list(flux_weights.items())[:5])
+    save_file(few, tmp_path / "few.safetensors")
+    settings = EngineSettings(
+        device="cpu", component=(f"transformer={tmp_path / 'few.safetensors'}",)
+    )
+
+    with pytest.raises(LoadFailed, match=r"few.safetensors cannot be read: .*"):
+        load(checkpoint("flux"), settings)
+
+
+# Devices and number types of single components
+
+
+def test_what_enters_a_module_is_moved_and_cast_but_no_step_or_place_is_rounded() -> None:
+    seen: dict[str, torch.Tensor] = {}
+
+    def forward(x: torch.Tensor, timestep: torch.Tensor, ids: Any = None) -> Any:
+        seen.update(x=x, timestep=timestep, ids=ids[0])
+        return {"sample": x}
+
+    meta, names = torch.device("meta"), ("x", "timestep", "ids")
+    entered = at_border(forward, names, device=meta, dtype=torch.bfloat16)
+    answered = at_border(forward, names, home=meta)
+
+    entered(torch.ones(2), torch.tensor(999.3), ids=[torch.ones(2, dtype=torch.int64)])
+    types = {name: one.dtype for name, one in seen.items()}
+    devices = {one.device.type for one in seen.values()}
+    answer = answered(torch.ones(2), torch.tensor(1.0), [torch.ones(2)])
+
+    assert types == {"x": torch.bfloat16, "timestep": torch.float32, "ids": torch.int64}
+    assert devices == {"meta"}
+    assert answer["sample"].device == meta
+
+
+def test_components_that_are_placed_share_forwards_and_are_given_back() -> None:
+    heard, solos, widths = together_and_alone(
+        checkpoint("flux"), "flux", place="text_encoder=cpu:0,vae=cpu"
+    )
+
+    assert max(gap(one, solo) for one, solo in zip(heard, solos, strict=True)) <= CLOSE
+    assert mean(widths) > 1.4
+    pipe = DiffusionPipeline.from_pretrained(checkpoint("flux"))
+    load(pipe, EngineSettings(device="cpu", place="vae=cpu")).undo()
+    assert not {"encode", "decode", "forward"} & vars(pipe.vae).keys()
+
+
+def test_a_device_that_is_not_there_and_adapters_beside_places_are_refused() -> None:
+    with pytest.raises(SettingRejected, match="place=vae=cuda:7: no such device here"):
+        load(checkpoint("flux"), EngineSettings(device="cpu", place="vae=cuda:7"))
+    with pytest.raises(SettingRejected, match="leave one of them out"):
+        load(checkpoint("flux"), EngineSettings(device="cpu", place="vae=cpu", lora=("a=b",)))

@@ -1,0 +1,212 @@
+"""Several models behind one address: by name, on demand, in each other's place."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from carpool.config import EngineSettings
+from carpool.errors import Draining, LoadFailed, ModelNotFound
+from carpool.fleet.fleet import Deployment, Fleet
+from carpool.fleet.pool import Pool
+from carpool.types import CheckedRequest
+from support.fake_workers import FakeWorker
+
+
+class Models:
+    """A fleet of fake models, each with one worker at a time."""
+
+    def __init__(self, **on_demand: bool) -> None:
+        self.workers: dict[str, list[FakeWorker]] = {name: [] for name in on_demand}
+        self._deployments = [
+            Deployment(name, self._maker(name), is_on_demand)
+            for name, is_on_demand in on_demand.items()
+        ]
+
+    def fleet(self, max_loaded: int | None = None) -> Fleet:
+        return Fleet(self._deployments, max_loaded)
+
+    def _maker(self, name: str) -> Callable[[], Pool]:
+        def make(device: str, listener: Any) -> FakeWorker:
+            self.workers[name].append(FakeWorker(device, listener))
+            return self.workers[name][-1]
+
+        return lambda: Pool(make, ["cpu"], EngineSettings())
+
+    def newest(self, name: str) -> FakeWorker:
+        return self.workers[name][-1]
+
+
+def told(story: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(10):
+            await story()
+
+    asyncio.run(bounded())
+
+
+async def settle() -> None:
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+def request(name: str, model: str) -> CheckedRequest:
+    return CheckedRequest(name, 1, {"prompt": "a cat"}, model=model)
+
+
+def test_requests_go_to_the_model_that_they_name_and_to_the_first_where_they_name_none() -> None:
+    async def story() -> None:
+        models = Models(one=False, two=False)
+        fleet = models.fleet()
+        fleet.start()
+        await settle()
+        for name in ("one", "two"):
+            models.newest(name).load()
+        await settle()
+        tasks = [
+            asyncio.create_task(fleet.submit(request(f"to-{m}", m))) for m in ("two", "", "one")
+        ]
+        await settle()
+        assert sorted(models.newest("two").running) == ["to-two"]
+        assert sorted(models.newest("one").running) == ["to-", "to-one"]
+        with pytest.raises(ModelNotFound, match="'one', 'two'"):
+            await fleet.submit(request("x", "tow"))
+        await fleet.stop()
+        assert all(isinstance(task.exception(), Draining) for task in tasks)
+
+    told(story)
+
+
+def test_a_model_on_demand_is_loaded_once_for_all_who_ask_and_they_wait_for_it() -> None:
+    async def story() -> None:
+        models = Models(one=True)
+        fleet = models.fleet()
+        fleet.start()
+        await settle()
+        assert (fleet.state, fleet.of("one").state) == ("ready", "unloaded")
+        assert not models.workers["one"]
+        tasks = [asyncio.create_task(fleet.submit(request(name, "one"))) for name in "ab"]
+        await settle()
+        assert fleet.of("one").state == "starting"
+        assert (fleet.of("one").ready_in_s(asyncio.get_running_loop().time()) or 0) > 0
+        models.newest("one").load()
+        await settle()
+        assert len(models.workers["one"]) == 1
+        assert sorted(models.newest("one").running) == ["a", "b"]
+        assert fleet.of("one").ready_in_s(0.0) is None
+        await fleet.stop()
+        assert all(task.exception() for task in tasks)
+
+    told(story)
+
+
+def test_the_model_that_was_used_least_recently_makes_room_but_none_that_works() -> None:
+    async def story() -> None:
+        models = Models(one=True, two=True, three=True)
+        fleet = models.fleet(max_loaded=2)
+        fleet.start()
+
+        async def ask(name: str) -> asyncio.Task[Any]:
+            task = asyncio.create_task(fleet.submit(request(f"to-{name}", name)))
+            await settle()
+            if models.workers[name] and models.newest(name).state == "starting":
+                models.newest(name).load()
+            await settle()
+            return task
+
+        async def end(name: str) -> None:
+            models.newest(name).finish(f"to-{name}")
+            await settle()
+
+        await ask("one")
+        await end("one")
+        await ask("two")
+        await end("two")
+        await ask("one")
+        await end("one")  # so that two is the one used least recently
+        await ask("three")
+        assert [fleet.of(n).state for n in ("one", "two", "three")] == [
+            "ready",
+            "unloaded",
+            "ready",
+        ]
+        await ask("one")  # both work now
+        waiting = await ask("two")
+        assert fleet.of("two").state == "unloaded"
+        await end("three")
+        await settle()
+        models.newest("two").load()
+        await settle()
+        assert fleet.of("three").state == "unloaded"
+        assert "to-two" in models.newest("two").running
+        await fleet.stop()
+        assert isinstance(waiting.exception(), Draining)
+
+    told(story)
+
+
+def test_where_loading_fails_an_idle_model_is_unloaded_and_it_is_tried_again() -> None:
+    async def story() -> None:
+        models = Models(one=True, two=True)
+        fleet = models.fleet()
+        fleet.start()
+        first = asyncio.create_task(fleet.submit(request("a", "one")))
+        await settle()
+        models.newest("one").load()
+        await settle()
+        models.newest("one").finish("a")
+        await first
+        second = asyncio.create_task(fleet.submit(request("b", "two")))
+        await settle()
+        models.newest("two").fail("out of memory")
+        await settle()
+        assert fleet.of("one").state == "unloaded"
+        assert len(models.workers["two"]) == 2
+        models.newest("two").fail("out of memory")
+        await settle()
+        with pytest.raises(LoadFailed, match="out of memory"):
+            second.result()
+        assert fleet.of("two").state == "unloaded"
+        await fleet.stop()
+
+    told(story)
+
+
+def test_a_model_goes_when_it_was_not_used_for_its_keep_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("carpool.fleet.fleet._LOOK_S", 0.0)
+
+    async def story() -> None:
+        models = Models(one=True)
+        fleet = models.fleet()
+        fleet.of("one").keep_alive_s = 0.0
+        fleet.start()
+        task = asyncio.create_task(fleet.submit(request("a", "one")))
+        await settle()
+        models.newest("one").load()
+        await settle()
+        assert fleet.of("one").state == "ready"  # it works
+        models.newest("one").finish("a")
+        await task
+        await settle()
+        assert (fleet.of("one").state, models.newest("one").stopped) == ("unloaded", True)
+        assert fleet.of("one").ready is not None  # its card is still known
+        await fleet.stop()
+
+    told(story)
+
+
+def test_a_model_that_cannot_load_at_the_start_ends_the_server() -> None:
+    async def story() -> None:
+        models = Models(one=False, two=False)
+        fleet = models.fleet()
+        running = fleet.start()
+        await settle()
+        models.newest("two").fail("it is broken")
+        with pytest.raises(LoadFailed, match="it is broken"):
+            await running
+        await fleet.stop()
+
+    told(story)

@@ -1,0 +1,112 @@
+"""What a command line or a file says of several models and their devices."""
+
+from pathlib import Path
+
+import pytest
+
+from carpool.config import ServeSettings
+from carpool.errors import LoadFailed, SettingRejected
+from carpool.fleet.models import cuda_devices, devices_of, models_of, read_models
+
+
+def settings(**others: object) -> ServeSettings:
+    return ServeSettings(**others)  # type: ignore[arg-type]
+
+
+def test_models_of_a_command_line_have_the_names_that_they_are_given_or_their_own() -> None:
+    found = models_of(["shapes", "clips=shapes-video"], settings())
+
+    assert [(one.name, one.model) for one in found] == [
+        ("shapes", "shapes"),
+        ("clips", "shapes-video"),
+    ]
+
+
+def test_one_model_keeps_a_name_that_is_only_known_once_it_is_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "a=b"
+    folder.mkdir()
+
+    [one] = models_of([str(folder)], settings(workers=3, device="cpu"))
+    [named] = models_of(["clips=shapes-video"], settings())
+
+    assert (one.name, one.model, one.devices) == ("", str(folder), ("cpu", "cpu", "cpu"))
+    assert (named.name, named.model) == ("clips", "shapes-video")
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    with pytest.raises(SettingRejected, match="two models have the name 'shapes'"):
+        models_of(["shapes", "shapes=shapes-video"], settings())
+    with pytest.raises(SettingRejected, match="name each, as NAME=MODEL"):
+        models_of(["shapes", "shapes-video"], settings(served_model_name="x"))
+    with pytest.raises(LoadFailed, match="no model at 'shaeps'"):
+        models_of(["shapes", "shaeps"], settings())
+
+
+def test_a_file_says_of_each_model_what_the_flags_say_of_all(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        "models:\n"
+        "  - shapes\n"
+        "  - model: shapes-video\n"
+        "    name: clips\n"
+        "    workers: 2\n"
+        "    devices: [cpu, cpu]\n"
+        "    load: on_demand\n"
+        "    keep_alive: 300\n"
+        "    max_batch_size: 4\n"
+        "    dtype: bfloat16\n"
+    )
+
+    first, second = read_models(file, settings(max_batch_size=16))
+
+    assert (first.name, first.settings.max_batch_size, first.is_on_demand) == ("shapes", 16, False)
+    assert (second.name, second.devices) == ("clips", ("cpu", "cpu"))
+    assert (second.is_on_demand, second.keep_alive_s) == (True, 300.0)
+    assert (second.settings.max_batch_size, second.settings.dtype) == (4, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("models: []", "write `models:`"),
+        ("model: shapes", "write `models:`"),
+        ("models: [{name: x}]", "every model needs `model:`"),
+        ("models: [{model: shapes, wrokers: 2}]", "did you mean 'workers'"),
+        ("models: [{model: shapes, load: later}]", "must be of start, on_demand"),
+        ("models: [{model: shapes, keep_alive: soon}]", "must be seconds"),
+        ("models: [{model: shapes, workers: 0}]", "a whole number from 1"),
+        ("models: [{model: shapes, max_batch_size: x}]", "max_batch_size='x'"),
+        ("models: [{model: shapes", "cannot be read"),
+    ],
+)
+def test_a_file_that_breaks_a_rule_is_refused_by_it(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(text)
+
+    with pytest.raises(SettingRejected, match=told):
+        read_models(file, settings())
+
+
+def test_workers_are_spread_over_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+
+    assert devices_of("auto", None, None) == ("auto",)
+    assert devices_of("auto", 3, None) == ("cuda:0", "cuda:1", "cuda:0")
+    assert devices_of("cpu", 2, None) == ("cpu", "cpu")
+    assert devices_of("cuda:3", 2, None) == ("cuda:3", "cuda:3")
+    assert devices_of("auto", None, "cuda:1, cpu") == ("cuda:1", "cpu")
+    assert devices_of("auto", 4, "cuda:0,cuda:1") == ("cuda:0", "cuda:1") * 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert devices_of("auto", 2, None) == ("auto", "auto")
+
+
+def test_devices_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(SettingRejected, match="workers=3 cannot be divided among 2 devices"):
+        devices_of("auto", 3, "cuda:0,cuda:1")
+    with pytest.raises(SettingRejected, match="by commas"):
+        devices_of("auto", None, "cuda0")
+
+
+def test_what_hides_all_devices_leaves_none() -> None:
+    assert cuda_devices({"CUDA_VISIBLE_DEVICES": "-1"}) == 0
+    assert cuda_devices({"CUDA_VISIBLE_DEVICES": "0,1,2"}) == 3

@@ -1,0 +1,298 @@
+"""A pool of workers: late binding, deaths, admission, drain; before workers without processes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from carpool.config import EngineSettings
+from carpool.errors import (
+    CarpoolError,
+    DeadlineExceeded,
+    Draining,
+    LoadFailed,
+    LoraRejected,
+    Overloaded,
+    Starting,
+    TooLate,
+    WorkerLost,
+)
+from carpool.fleet.pool import Pool
+from carpool.types import CheckedRequest
+from carpool.worker import protocol
+from support.fake_workers import FakeWorker
+
+
+class Stage:
+    """A pool of fake workers, and requests that were submitted to it."""
+
+    def __init__(self, workers: int, **settings: Any) -> None:
+        self.workers: list[FakeWorker] = []
+        self.pool = Pool(self._make, ["cpu"] * workers, EngineSettings(**settings))
+        self.tasks: dict[str, asyncio.Task[protocol.Done]] = {}
+        self.running = self.pool.start()
+
+    def _make(self, device: str, listener: Any) -> FakeWorker:
+        self.workers.append(FakeWorker(device, listener))
+        return self.workers[-1]
+
+    async def submit(self, *names: str, steps: int = 10, **options: Any) -> None:
+        for name in names:
+            job = CheckedRequest(
+                name, 1, {"prompt": "a cat", "num_inference_steps": steps}, **options
+            )
+            self.tasks[name] = asyncio.create_task(self.pool.submit(job))
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    def has(self) -> list[list[str]]:
+        return [sorted(worker.running) for worker in self.workers]
+
+
+def told(story: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(10):
+            await story()
+
+    asyncio.run(bounded())
+
+
+SOLO = (1.0, 2.0, 3.0, 4.0)  # seconds of a step: rows gain nothing
+
+
+async def ready(workers: int = 2, **settings: Any) -> Stage:
+    stage = Stage(workers, **settings)
+    await stage.settle()
+    for worker in stage.workers:
+        worker.load()
+        worker.report(SOLO)
+    await stage.settle()
+    return stage
+
+
+def test_a_pool_is_ready_when_one_worker_is_and_degraded_until_all_are() -> None:
+    async def story() -> None:
+        stage = Stage(2)
+        await stage.settle()
+        assert stage.pool.state == "starting"
+        with pytest.raises(Starting):
+            stage.pool.check_open()
+        stage.workers[1].load()
+        await stage.settle()
+        assert (stage.pool.state, stage.pool.is_degraded) == ("ready", True)
+        stage.pool.check_open()
+        stage.workers[0].load()
+        assert (stage.pool.state, stage.pool.is_degraded) == ("ready", False)
+
+    told(story)
+
+
+def test_requests_are_spread_held_and_bound_as_workers_get_room() -> None:
+    async def story() -> None:
+        stage = await ready()
+        await stage.submit("a", "b", "c", "d")
+        assert sorted(map(len, stage.has())) == [2, 2]
+        await stage.submit("e", "f")
+        assert sorted(map(len, stage.has())) == [2, 2]  # e and f are held
+        assert (await stage.pool.statistics())["held"]["requests"] == 2
+        first = stage.has()[0][0]
+        stage.workers[0].finish(first)
+        await stage.settle()
+        assert "e" in stage.has()[0]
+        assert stage.tasks[first].result().request_id == first
+
+    told(story)
+
+
+def test_what_a_dead_worker_had_runs_on_another_and_says_in_how_many_deaths_it_was() -> None:
+    async def story() -> None:
+        stage = await ready()
+        await stage.submit("a", "b")
+        [lost] = stage.has()[0]
+        stage.workers[0].die()
+        await stage.settle()
+        assert lost in stage.has()[1]
+        assert (lost, 1) in [(name, deaths) for name, _, deaths in stage.workers[1].got]
+        stage.workers[1].finish(lost)
+        await stage.settle()
+        assert stage.tasks[lost].result().request_id == lost
+
+    told(story)
+
+
+def test_while_all_workers_are_away_requests_wait_and_new_ones_are_refused() -> None:
+    async def story() -> None:
+        stage = await ready()
+        await stage.submit("a")
+        for worker in stage.workers:
+            worker.die()
+        await stage.settle()
+        assert stage.pool.state == "worker_lost"
+        await stage.submit("b")
+        with pytest.raises(WorkerLost):
+            stage.tasks["b"].result()
+        stage.workers[1].load()
+        await stage.settle()
+        assert stage.has() == [[], ["a"]]
+
+    told(story)
+
+
+def test_a_request_that_is_held_can_be_cancelled_and_is_never_run() -> None:
+    async def story() -> None:
+        stage = await ready(1 + 1)
+        await stage.submit("a", "b", "c", "d")
+        await stage.submit("e")
+        stage.tasks["e"].cancel()
+        await stage.settle()
+        for name in "abcd":
+            for worker in stage.workers:
+                if name in worker.running:
+                    worker.finish(name)
+        await stage.settle()
+        assert not any(name == "e" for worker in stage.workers for name, _, _ in worker.got)
+        assert (await stage.pool.statistics())["held"]["requests"] == 0
+
+    told(story)
+
+
+def test_the_timeout_of_a_request_counts_while_it_is_held() -> None:
+    async def story() -> None:
+        stage = await ready()
+        await stage.submit("a", "b", "c", "d")
+        await stage.submit("late", timeout_s=0.01)
+        with pytest.raises(DeadlineExceeded, match="ran out after 0 steps"):
+            await stage.tasks["late"]
+
+    told(story)
+
+
+def test_a_worker_is_told_how_much_is_held_for_it() -> None:
+    async def story() -> None:
+        stage = await ready()
+        await stage.submit("a", "b", "c", "d")
+        await stage.submit("e", "f")
+        stage.workers[0].report(SOLO)
+        assert stage.workers[0].held_s == pytest.approx(10.0)  # two of ten seconds, for two workers
+
+    told(story)
+
+
+def test_too_many_and_too_long_and_too_late_are_refused_at_the_front() -> None:
+    async def story() -> None:
+        stage = await ready(max_running=2, max_queue=1, max_wait=1000.0)
+        await stage.submit("a", "b", "c", "d", "e")
+        with pytest.raises(Overloaded, match="the queue is full: 5 requests"):
+            stage.pool.check_room()
+        stage = await ready(max_wait=18.0)
+        await stage.submit("a", "b", "c", "d")
+        await stage.submit("e", steps=30)
+        await stage.submit("low", priority=-1)
+        assert stage.tasks["low"].done()
+        with pytest.raises(Overloaded, match="overloaded"):
+            stage.tasks["low"].result()
+        with pytest.raises(TooLate, match="cannot be met"):
+            await stage.pool.submit(
+                CheckedRequest("late", 1, {"num_inference_steps": 50}, deadline_s=3.0, priority=5)
+            )
+
+    told(story)
+
+
+def test_a_worker_that_cannot_load_ends_the_start_unless_another_is_ready() -> None:
+    async def story() -> None:
+        stage = Stage(2)
+        await stage.settle()
+        stage.workers[0].fail("cuda:7 is no device")
+        with pytest.raises(LoadFailed, match="cuda:7"):
+            await stage.running
+        stage = Stage(2)
+        await stage.settle()
+        stage.workers[1].load()
+        await stage.settle()
+        stage.workers[0].fail("cuda:7 is no device")
+        await stage.settle()
+        assert not stage.running.done()
+        assert stage.pool.is_degraded
+        assert stage.pool.workers()[0]["error"] == "cuda:7 is no device"
+        await stage.pool.stop()
+
+    told(story)
+
+
+def test_a_drain_runs_what_is_held_and_takes_nothing_new() -> None:
+    async def story() -> None:
+        stage = await ready()
+        await stage.submit("a", "b", "c", "d", "e")
+        draining = asyncio.create_task(stage.pool.drain(5.0))
+        await stage.settle()
+        assert stage.pool.state == "draining"
+        with pytest.raises(Draining):
+            stage.pool.check_open()
+        while running := [(w, name) for w in stage.workers for name in w.running]:
+            worker, name = running[0]
+            worker.finish(name)
+            await stage.settle()
+        await draining
+        assert all(isinstance(task.result(), protocol.Done) for task in stage.tasks.values())
+
+    told(story)
+
+
+def test_a_drain_fails_what_is_left_at_its_timeout() -> None:
+    async def story() -> None:
+        stage = await ready()
+        await stage.submit("a", "b", "c", "d", "e")
+        await stage.pool.drain(0.0)
+        await stage.settle()
+        assert all(isinstance(task.exception(), Draining) for task in stage.tasks.values())
+
+    told(story)
+
+
+def test_adapters_are_registered_on_all_workers_and_again_on_their_successors() -> None:
+    async def story() -> None:
+        stage = await ready()
+        await stage.pool.add_lora("watercolour", "w.safetensors")
+        assert [worker.lora for worker in stage.workers] == [{"watercolour": "w.safetensors"}] * 2
+        stage.workers[0].lora.clear()
+        stage.workers[0].die()
+        stage.workers[0].load()
+        assert stage.workers[0].lora == {"watercolour": "w.safetensors"}
+        with pytest.raises(LoraRejected, match="it is no LoRA"):
+            await stage.pool.add_lora("other", "broken")
+        stage.pool.reload()
+        assert all("reloaded" in worker.lora for worker in stage.workers)
+
+    told(story)
+
+
+def test_timelines_are_found_wherever_a_request_ran() -> None:
+    async def story() -> None:
+        stage = await ready()
+        await stage.submit("a", "b")
+        found = await stage.pool.timelines(["b", "nobody", "a"])
+        assert [one["id"] for one in found] == ["b", "a"]
+
+    told(story)
+
+
+def test_a_pool_of_one_worker_leaves_everything_to_it() -> None:
+    async def story() -> None:
+        stage = Stage(1)
+        await stage.settle()
+        assert stage.workers[0].listener is None
+        stage.workers[0].load()
+        await stage.settle()
+        await stage.submit(*"abcdefgh")
+        assert stage.has() == [list("abcdefgh")]
+        assert await stage.pool.statistics() == {"waiting": 0, "running": 8, "requests": 8}
+        stage.workers[0].die()
+        await stage.settle()
+        assert all(isinstance(task.exception(), CarpoolError) for task in stage.tasks.values())
+
+    told(story)

@@ -1,0 +1,73 @@
+"""Routers compared in the simulator: the promise of the server's own, and its figures."""
+
+import pytest
+
+from carpool_lab.simulate.routing import (
+    LEAST_BELOW_RANDOM,
+    MOST_MEAN,
+    MOST_P99,
+    OWN,
+    Scene,
+    below_random,
+    compare_routers,
+    ratios,
+    small_scenes,
+)
+from carpool_lab.simulate.scenario import Model, mix, play
+from carpool_lab.simulate.tables import TABLES
+from carpool_lab.workload import bursts, generators, plan
+
+
+@pytest.mark.parametrize("scene", list(small_scenes()), ids=str)
+def test_the_router_keeps_its_promise(scene: Scene) -> None:
+    mean, p99 = ratios(compare_routers(scene, seeds=(0, 1), count=300))
+
+    assert mean <= MOST_MEAN
+    assert p99 <= MOST_P99
+
+
+def test_mixed_sizes_have_a_far_shorter_p99_than_with_random_routing() -> None:
+    scene = Scene("mixed-sizes", "sizes", 0.7)
+
+    found = compare_routers(scene, (OWN, "random"), seeds=(0, 1), count=300)
+
+    assert below_random(found) >= LEAST_BELOW_RANDOM
+
+
+def test_one_slow_worker_in_ten_keeps_few_requests() -> None:
+    scene = Scene("flux-512", "steps", 0.7, workers=10, slow=0.1)
+
+    mean, p99 = ratios(compare_routers(scene, seeds=(0,), count=400))
+
+    assert mean <= 1.0
+    assert p99 <= 0.7
+
+
+def test_workers_that_die_lose_no_request() -> None:
+    scene = Scene("flux-512", "steps", 0.6, workers=6, lifetime_s=60.0)
+
+    found = compare_routers(scene, (OWN, "least-work"), seeds=(0,), count=400)
+
+    assert all(one.ended_s < float("inf") for one in found.values())
+    assert found[OWN].mean_s <= MOST_MEAN * found["least-work"].mean_s
+
+
+@pytest.mark.parametrize("table", ["flux-512", "qwen-512-streamed"])
+def test_four_workers_do_nearly_four_times_as_much_as_one(table: str) -> None:
+    model = Model([TABLES[table]])
+    wanted = mix("steps", model.tables)
+    when, what = generators(0)
+    arrivals = plan(bursts(1e6, when, size=1), wanted, what, count=1000)
+    one_s, four_s = (
+        play(model, arrivals, "continuous", workers=workers).ended_s for workers in (1, 4)
+    )
+
+    assert one_s / four_s >= 3.9
+
+
+def test_the_same_scene_gives_the_same_numbers() -> None:
+    scene = Scene("flux-512", "tenants", 0.8, workers=3)
+
+    first, second = (compare_routers(scene, (OWN,), seeds=(1,), count=100) for _ in range(2))
+
+    assert first == second

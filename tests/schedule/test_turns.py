@@ -1,0 +1,79 @@
+"""What a turn takes beside its forward: two medians, one of them for each call."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.schedule.cost import Costs, Curve
+from carpool.schedule.turns import KEPT, RENEWED, Turns
+from carpool.schedule.widths import Widths
+from carpool.types import CallKind, ParkedCall
+
+KIND = CallKind("transformer.forward", 1024)
+
+
+def learned(*turns: tuple[float, float]) -> Turns:
+    known = Turns()
+    for loop_s, own_s in turns:
+        known.learn(loop_s, own_s)
+    return known
+
+
+def test_nothing_is_taken_before_a_turn_was_seen_and_the_first_counts_at_once() -> None:
+    assert Turns().seconds(8) == 0.0
+
+    assert learned((0.002, 0.001)).seconds(8) == pytest.approx(0.010)
+
+
+def test_the_loops_part_does_not_grow_with_the_calls_and_the_pipelines_does() -> None:
+    known = learned(*[(0.002, 0.001)] * 9)
+
+    assert known.seconds(1) == pytest.approx(0.003)
+    assert known.seconds(8) - known.seconds(4) == pytest.approx(0.004)
+
+
+def test_a_turn_that_took_a_hundred_times_as_long_moves_nothing() -> None:
+    known = learned(*[(0.002, 0.001)] * 6, (0.2, 0.1), *[(0.002, 0.001)] * 6)
+
+    assert known.to_json() == {"loop_s": 0.002, "own_s": 0.001}
+
+
+def test_a_change_is_believed_once_most_of_the_last_turns_show_it() -> None:
+    known = learned(*[(0.002, 0.001)] * KEPT)
+
+    for _ in range(KEPT // 2 + 1 + RENEWED):
+        known.learn(0.004, 0.003)
+
+    assert known.to_json() == {"loop_s": 0.004, "own_s": 0.003}
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), min_size=1, max_size=80))
+def test_each_part_stays_within_what_was_seen_and_more_calls_never_take_less(
+    turns: list[tuple[float, float]],
+) -> None:
+    known = learned(*turns)
+
+    for part, seen in ((known.loop_s, [a for a, _ in turns]), (known.own_s, [b for _, b in turns])):
+        assert min(seen) <= part <= max(seen)
+    assert all(known.seconds(n) <= known.seconds(n + 1) for n in range(1, 9))
+
+
+def test_turns_that_are_learned_on_a_slow_machine_are_given_at_its_usual_speed() -> None:
+    costs = Costs()
+    for seconds in [1.0] * 20 + [2.0] * 40:
+        costs.learn(KIND, 1, seconds)
+    for _ in range(9):
+        costs.learn_turn(KIND, 2, loop_s=0.4, own_s=0.4)
+
+    assert costs.beside_s(KIND, 2) == pytest.approx(0.4, rel=0.15)
+    assert costs.beside_s(CallKind("another", 1), 2) == 0.0
+
+
+def test_a_loop_that_takes_longer_than_a_forward_makes_wider_ones_worth_it() -> None:
+    line = [ParkedCall(n, n, "key", 1, 4, "denoise", KIND, 0.0, 9.0, 9.0) for n in range(1, 5)]
+    costs = Costs({KIND: Curve({1: 1.0, 4: 4.0})})  # rows gain nothing
+    assert Widths(costs, 0.05).choose(line, backlog=4.0) == (1, "knee")
+
+    costs.learn_turn(KIND, 1, loop_s=30.0, own_s=0.0)
+
+    assert Widths(costs, 0.05).choose(line, backlog=4.0) == (4, "nobody")

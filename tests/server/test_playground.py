@@ -1,0 +1,287 @@
+"""The playground in a real browser: what a person does with it, from the first drawing on."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from support.browser import Tab, browsing, tab
+from support.server_process import Server, serving
+
+pytestmark = pytest.mark.timeout(170)
+KEY = "a-secret-key"
+SERIOUS = ("serious", "critical")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with browsing() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def server(browser: Any) -> Iterator[Server]:
+    """Serves the embedded model to clients with a key. The last test kills its worker."""
+    with serving("--api-key", KEY, "--metadata-prompt", model="shapes") as server:
+        yield server
+
+
+@pytest.fixture
+def page(browser: Any, server: Server) -> Iterator[Tab]:
+    with tab(browser, server.url, KEY) as opened:
+        opened.page.wait_for_selector("#f-prompt")
+        yield opened
+
+
+def test_a_wrong_key_is_asked_for_again_and_the_right_one_stays_in_its_tab(
+    browser: Any, server: Server
+) -> None:
+    with tab(browser, server.url) as opened:
+        page = opened.page
+        page.fill("#key", "a-wrong-key")
+        page.click("#key-form .primary")
+        page.get_by_text("not one of the server's").wait_for()
+
+        page.fill("#key", KEY)
+        page.click("#key-form .primary")
+
+        page.wait_for_selector("#f-prompt")
+        page.get_by_text("shapes: ready").wait_for()
+        assert KEY not in page.evaluate("JSON.stringify(localStorage) + location.href")
+
+
+def test_two_drawings_at_once_share_forwards_and_the_page_shows_it(page: Tab) -> None:
+    page.draw("a red circle on a blue background", num_inference_steps="200")
+    page.draw("a green square on a yellow background")
+    page.page.get_by_text("2 requests running").first.wait_for()
+    page.until("document.querySelectorAll('#results img.preview').length === 2")
+    page.picture("drawing")
+
+    for prompt in ("red circle", "green square"):
+        card = page.card(prompt)
+        card.get_by_text("shared forwards with 1 other").wait_for()
+
+    page.card("red circle").locator(".card-open").click()
+    dialog = page.page.locator("#detail")
+    dialog.get_by_text("“a green square on a yellow background”").wait_for()
+    page.picture("details")
+
+
+def test_the_engine_view_tells_of_each_forward_who_shared_it_and_why_no_more(
+    page: Tab, server: Server
+) -> None:
+    page.draw("a blue triangle", n="8", num_inference_steps="60", seed="1, 2, 3, 4, 5")
+    page.page.click("#tab-engine")
+    page.until("Number(document.querySelector('#numbers b').textContent) > 8")
+    page.page.wait_for_timeout(1500)  # of forwards
+    page.picture("engine")
+
+    lanes = page.page.locator("#lanes")
+    lanes.focus()
+    lanes.press("ArrowLeft")
+    told = page.page.locator("#block").inner_text()
+    page.page.click("text=The same as a table")
+
+    assert "Not wider: " in told
+    assert "transformer.forward" in told or "text_encoder" in told or "vae" in told
+    page.page.get_by_role("cell", name="a blue triangle").first.wait_for()
+    with server.client(headers={"authorization": f"Bearer {KEY}"}) as client:
+        for job in client.get("/v1/jobs").json()["data"]:  # they are in nobody's way
+            client.post(f"/v1/jobs/{job['id']}/cancel")
+
+
+def test_a_drawing_can_be_cancelled(page: Tab) -> None:
+    page.draw("a green ring", num_inference_steps="900", n="1", seed="")
+    page.card("a green ring", "in_progress").get_by_text("Cancel").click()
+
+    page.card("a green ring", "cancelled")
+
+
+def test_a_picture_is_edited_where_the_mask_was_painted(page: Tab) -> None:
+    page.draw("a blue square on a white background", seed="3")
+    page.card("blue square").locator(".card-open").click()
+    page.page.click("#detail >> text=Draw with it")
+    page.page.click("text=Paint where to draw anew")
+    canvas = page.page.locator(".painter canvas")
+    box = canvas.bounding_box()
+    page.page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.3)
+    page.page.mouse.down()
+    page.page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.6, steps=5)
+    page.page.mouse.up()
+    page.picture("mask")
+
+    page.draw("a red circle on a white background", seed="4", strength="0.9")
+
+    page.card("a red circle on a white background").locator(".card-open").click()
+    page.page.locator("#detail td", has_text="inpaint").wait_for()
+
+
+def test_an_adapter_is_used_at_its_scale(page: Tab) -> None:
+    page.page.check("input[value=outlined]")
+    page.page.fill("[data-scale=outlined]", "0.8")
+
+    page.draw("a red square")
+
+    page.card("a red square").locator(".card-open").click()
+    page.page.locator("#detail td", has_text='"scale":0.8').wait_for()
+
+
+def test_a_bad_value_is_told_at_its_field_with_the_nearest_that_works(page: Tab) -> None:
+    page.draw("a red square", width="50")
+
+    error = page.page.locator("#e-width")
+    error.get_by_text("the nearest size is 48x64").wait_for()
+    assert page.page.locator("#f-width").get_attribute("aria-invalid") == "true"
+    assert page.page.locator("#f-width").get_attribute("aria-describedby") == "e-width"
+    page.picture("error")
+
+
+def test_the_gallery_survives_a_reload_and_gives_settings_back(page: Tab, tmp_path: Any) -> None:
+    page.draw("a yellow triangle on a blue background", seed="77", num_inference_steps="5")
+    page.card("yellow triangle")
+    page.page.reload()
+    page.page.wait_for_selector("#f-prompt")
+
+    page.page.click("#tab-gallery")
+    card = page.page.locator("#gallery .card", has_text="yellow triangle").first
+    card.locator("img").wait_for()
+    page.picture("gallery")
+    with page.page.expect_download() as download:
+        card.locator(".card-open").click()
+        page.page.click("#detail >> text=Download")
+    file = tmp_path / "kept.png"
+    download.value.save_as(file)
+    page.page.click("#detail >> text=Use settings")
+
+    assert _form(page) == {"seed": "77", "num_inference_steps": "5"}
+    page.page.reload()
+    page.page.wait_for_selector("#f-prompt")
+    _drop(page, file.read_bytes())
+    page.until("document.querySelector('#f-seed').value === '77'")
+    assert _form(page) == {"seed": "77", "num_inference_steps": "5"}
+    assert page.page.input_value("#f-prompt") == "a yellow triangle on a blue background"
+
+
+def _form(page: Tab) -> dict[str, str]:
+    return {name: page.page.input_value(f"#f-{name}") for name in ("seed", "num_inference_steps")}
+
+
+def _drop(page: Tab, content: bytes) -> None:
+    """Drop a file onto the middle of the page."""
+    page.page.evaluate(
+        """(bytes) => {
+          const data = new DataTransfer();
+          data.items.add(new File([new Uint8Array(bytes)], "dropped.png", {type: "image/png"}));
+          const target = document.querySelector("main");
+          const how = {dataTransfer: data, bubbles: true, cancelable: true};
+          for (const kind of ["dragover", "drop"]) target.dispatchEvent(new DragEvent(kind, how));
+        }""",
+        list(content),
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_serious_is_in_the_way_of_keyboards_and_screen_readers(
+    browser: Any, server: Server, scheme: str
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = []
+    with tab(browser, server.url, KEY, color_scheme=scheme) as opened:
+        opened.page.wait_for_selector("#results .card")
+        for view in ("draw", "gallery", "engine"):
+            opened.page.click(f"#tab-{view}")
+            found += [
+                (view, one["id"], [node["html"] for node in one["nodes"]][:3])
+                for one in Axe().run(opened.page).response["violations"]
+                if one["impact"] in SERIOUS
+            ]
+
+    assert not found
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen_and_arrow_keys_choose_views(
+    browser: Any, server: Server
+) -> None:
+    with tab(browser, server.url, KEY, viewport={"width": 360, "height": 740}) as opened:
+        page = opened.page
+        page.wait_for_selector("#f-prompt")
+        for view in ("draw", "gallery", "engine"):
+            assert page.locator(f"#tab-{view}").get_attribute("aria-selected") == "true"
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= 360, view
+            if view == "draw":
+                opened.picture("phone")
+            page.locator(f"#tab-{view}").press("ArrowRight")
+
+
+def test_two_hundred_running_requests_are_drawn_in_less_than_a_frame(page: Tab) -> None:
+    took_ms = page.page.evaluate(
+        """async () => {
+          const { Activity, Lanes } = await import("./playground/engine.js");
+          const numbers = Array.from({length: 200}, (_, i) => i), activity = new Activity();
+          const forwards = Array.from({length: 800}, (_, i) => ({module: "transformer.forward",
+            phase: "denoise", began_s: 100 + i / 100, duration_s: 0.009, rows: 8, why: "cap",
+            requests: numbers.slice((i * 8) % 200, (i * 8) % 200 + 8)}));
+          activity.take({now_s: 108, forwards, waiting: [], waiting_count: 0,
+            running: numbers.map((number) => ({number, phase: "denoise", step: 1, steps: 9}))});
+          document.querySelector("#tab-engine").click();
+          const lanes = new Lanes(document.querySelector("#lanes"), activity, String);
+          lanes.frozenS = 108;
+          const took = [];
+          for (let i = 0; i < 20; i += 1) {
+            const began = performance.now();
+            lanes.draw();
+            took.push(performance.now() - began);
+          }
+          return took.sort((a, b) => a - b)[5];
+        }"""
+    )
+
+    print(f"a frame of 200 lanes and 800 forwards: {took_ms:.1f} ms")
+    assert took_ms < 33
+
+
+@pytest.mark.slow  # another worker; `make test-browser` runs it
+def test_a_drawing_goes_on_when_the_worker_dies_under_it(page: Tab, server: Server) -> None:
+    page.draw("a white circle on a green background", num_inference_steps="100", seed="5")
+    page.until("document.querySelectorAll('#results img.preview').length === 1")
+
+    os.kill(server.worker(), signal.SIGKILL)
+
+    page.page.get_by_text("shapes: restarting").wait_for()
+    page.card("a white circle", within_ms=100_000)  # a worker has to start
+    page.page.get_by_text("shapes: ready").wait_for()
+
+
+@pytest.mark.slow  # another server; `make test-browser` runs it
+def test_a_clip_is_made_and_plays(browser: Any) -> None:
+    with (
+        serving("--api-key", KEY, model="shapes-video") as films,
+        tab(browser, films.url, KEY) as opened,
+    ):
+        opened.page.wait_for_selector("#f-num_frames")
+        opened.draw("a red circle moving right", num_inference_steps="4")
+
+        video = opened.card("a red circle").locator("video")
+        video.wait_for()
+        opened.until("document.querySelector('video').currentTime > 0.1")
+        opened.picture("clip")
+
+
+def test_the_page_and_its_files_say_what_may_run_and_are_all_there(server: Server) -> None:
+    answer = server.get("/")
+    policy = answer.headers["content-security-policy"]
+    scripts = [server.get(f"/playground/{name}.js") for name in ("app", "engine", "form")]
+
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert [one.headers["content-type"] for one in scripts] == [
+        "text/javascript; charset=utf-8"
+    ] * 3
+    assert server.get("/playground/index.html").status_code == 404
+    assert server.get("/playground/..%2f__init__.py").status_code == 404
+    assert json.loads(server.get("/playground/none.js").text)["error"]["code"]

@@ -1,0 +1,142 @@
+"""Workers of a pool without processes: they take requests, and end them when they are told to."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost
+from carpool.types import CheckedRequest, Timings
+from carpool.worker import protocol
+from carpool.worker.supervisor import Moved, State, WorkerListener
+from support.app import CARD
+
+
+class FakeWorker:
+    """One worker: `load`, `die`, `finish` are what its process would do."""
+
+    def __init__(self, device: str, listener: WorkerListener | None) -> None:
+        self.device, self.listener = device, listener
+        self.ready: protocol.WorkerReady | None = None
+        self._state: State = "starting"
+        self.running: dict[str, asyncio.Future[protocol.Done]] = {}
+        self.got: list[tuple[str, float, int]] = []  # request, waited_s, deaths
+        self.held_s, self.lora = 0.0, dict[str, str]()
+        self.stopped = False
+        self._is_ready, self._failed = asyncio.Event(), asyncio.Event()
+        self._error = LoadFailed("")
+
+    # What its process does
+
+    def load(self) -> None:
+        self.ready, self._state = protocol.WorkerReady(CARD, {}, 0.5), "ready"
+        self._is_ready.set()
+        self._tell()
+
+    def fail(self, message: str) -> None:
+        self._error = LoadFailed(message)
+        self._failed.set()
+
+    def die(self, deaths: int = 1) -> None:
+        self._state = "worker_lost"
+        self._tell()
+        for answer in self.running.values():
+            if not answer.done():
+                answer.set_exception(
+                    Moved(deaths) if self.listener else WorkerLost("the worker died")
+                )
+
+    def finish(self, request_id: str) -> None:
+        done = protocol.Done(request_id, 1, [], Timings(), protocol.TokenUsage(1, 1))
+        self.running[request_id].set_result(done)
+
+    def report(self, seconds: Sequence[float], **steps_left: float) -> None:
+        assert self.listener is not None
+        cost = protocol.StepCost(None, None, None, list(seconds))
+        self.listener.reported(protocol.Report([cost], steps_left))
+
+    def _tell(self) -> None:
+        if self.listener is not None:
+            self.listener.changed()
+
+    # What a pool asks of it
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def takes_requests(self) -> bool:
+        return self._state == "ready"
+
+    def start(self) -> "asyncio.Task[None]":
+        return asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        await self._failed.wait()
+        raise self._error
+
+    async def wait_ready(self) -> protocol.WorkerReady:
+        await self._is_ready.wait()
+        assert self.ready is not None
+        return self.ready
+
+    async def wait_open(self) -> None:
+        await self._is_ready.wait()
+
+    async def run(
+        self,
+        job: CheckedRequest,
+        on_progress: Any = None,
+        on_preview: Any = None,
+        *,
+        waited_s: float = 0.0,
+        deaths: int = 0,
+    ) -> protocol.Done:
+        self.check_open()
+        self.got.append((job.request_id, waited_s, deaths))
+        answer: asyncio.Future[protocol.Done] = asyncio.get_running_loop().create_future()
+        self.running[job.request_id] = answer
+        try:
+            return await answer
+        finally:
+            del self.running[job.request_id]
+
+    def check_open(self) -> None:
+        if self._state == "starting":
+            raise Starting("the model is still loading", retry_after_s=3)
+        if self._state != "ready":
+            raise WorkerLost("the worker has died and is being restarted", retry_after_s=2)
+
+    def check_room(self) -> None:
+        pass
+
+    async def statistics(self) -> dict[str, Any]:
+        return {"waiting": 0, "running": len(self.running), "requests": len(self.got)}
+
+    async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
+        known = {name for name, _, _ in self.got}
+        return [{"id": name} for name in request_ids if name in known]
+
+    def reload(self) -> None:
+        self.lora["reloaded"] = ""
+
+    def hold(self, work_s: float) -> None:
+        self.held_s = work_s
+
+    def add_lora(self, name: str, path: str) -> "asyncio.Future[list[str]]":
+        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        answer.set_result(["it is no LoRA"] if path == "broken" else [])
+        self.lora[name] = path
+        return answer
+
+    async def drain(self, timeout_s: float) -> None:
+        self._end(Draining("the server ended"))
+
+    async def stop(self) -> None:
+        self.stopped, self._state = True, "stopped"
+        self._end(Draining("the server was told to end at once"))
+
+    def _end(self, error: CarpoolError) -> None:
+        for answer in self.running.values():
+            if not answer.done():
+                answer.set_exception(error)
