@@ -76,7 +76,8 @@ class JobJournals:
         try:
             file.seek(0)
             past, end = list[JournalEntry](), 0
-            for entry, end in _entries(file):
+            for entry, entry_end in _entries(file):
+                end = entry_end
                 while past and past[-1].number >= entry.number:
                     past.pop()  # the request started over
                 past.append(entry)

@@ -297,7 +297,7 @@ class Runner:
                             partial(progressed, part),
                             partial(previewed, part),
                         )
-                    )  # fmt: skip
+                    )
                     for part, request in enumerate(requests)
                 ]
         except ExceptionGroup as failures:

@@ -1,4 +1,4 @@
-"""Journals of the requests that are being answered, in the front's memory: a bounded number of bytes.
+"""Journals of the requests that are being answered, in the front's memory, of bounded size.
 
 An answer that is dropped is no harm: the request makes that step again, should its worker die.
 """
@@ -42,7 +42,7 @@ class Journals:
         return len(self._entries)
 
     def starts_late(self, request_id: str) -> bool:
-        """Whether a new worker goes on with the request; else it starts over, and tells all again."""
+        """Whether a new worker goes on with the request; else it starts over."""
         goes_on = bool(self._entries.get(request_id))
         if not goes_on:
             self._told.pop(request_id, None)
