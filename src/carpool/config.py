@@ -302,8 +302,8 @@ class ServeSettings(EngineSettings):
     journal: Journalling = _setting(
         "all",
         "keep what modules answered, so that requests go on with their next step when their "
-        "worker has died. memory: of all requests, in memory; jobs: of jobs, in the state folder, too, so "
-        "that they go on in the next server; all: both; off: requests run again",
+        "worker has died. memory: of all requests, in memory; jobs: of jobs only, in the state "
+        "folder, too, so that they go on in the next server; all: both; off: requests run again",
     )
     drain_timeout: float = _setting(
         30.0, "how long running requests may go on after SIGTERM", unit="s", least=0
