@@ -76,7 +76,8 @@ def main() -> None:
         ours.shutdown(socket.SHUT_RDWR)
     steps = AT_ONCE * STEPS
     print(
-        f"{chosen.model}: a journal costs {100 * (statistics.median(ratios) - 1):.1f} % of CPU time "
+        f"{chosen.model}: a journal costs {100 * (statistics.median(ratios) - 1):.1f} % of CPU "
+        f"time "
         f"(median of {chosen.rounds} rounds, {100 * (min(ratios) - 1):.1f} to "
         f"{100 * (max(ratios) - 1):.1f} %), {max(sizes) / steps / 1024:.1f} KiB a step"
     )
