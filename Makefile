@@ -38,7 +38,7 @@ test-models: .venv/ready build/torchvision  ## every model and task against plai
 # A browser is no Python package: Debian's and Ubuntu's is taken, where none is there yet.
 test-browser: .venv/ready  ## what people do on the playground, in a real Chromium; writes docs/playground
 	command -v chromium || command -v google-chrome || \
-	  (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core)
+	  (apt-get update -qq; apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core)
 	BROWSER=required PICTURES=docs/playground $(ONE_THREAD) $(BIN)/python -m pytest \
 	  -m "slow or not slow" tests/server/test_playground.py
 

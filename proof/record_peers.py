@@ -19,7 +19,7 @@ import sys
 import tempfile
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,13 +69,18 @@ class StandIn(types.ModuleType):
 class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Gives the peers' scheduler files, and stand-ins for all else of them and of their needs."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = folders
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        real: Collection[str] = REAL,
+        absent: Collection[str] = ABSENT,
+    ) -> None:
+        self._folders, self._real, self._absent = folders, real, absent
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name.partition(".")[0] not in ABSENT:
+        if name.partition(".")[0] not in self._absent:
             return None
-        if name in REAL:
+        if name in self._real:
             file = f"{name.replace('.', '/')}.py"
             found = next(one / file for one in self._folders if (one / file).exists())
             return importlib.util.spec_from_file_location(name, found)

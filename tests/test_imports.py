@@ -52,7 +52,12 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "torch": ("carpool/engine/", "carpool_lab/tune/", "carpool_lab/check/", "carpool_lab/plan/"),
     "yaml": ("carpool/schedule/peers/vllm_omni_deploy.py", "carpool/cli/config_file.py"),
     "peft": ("carpool/engine/adapters/reader.py",),
-    "diffusers": ("carpool/engine/model/", "carpool/engine/overlay/", "carpool_lab/plan/"),
+    "diffusers": (
+        "carpool/engine/model/",
+        "carpool/engine/overlay/",
+        "carpool/engine/answers.py",
+        "carpool_lab/plan/",
+    ),
     "transformers": ("carpool/engine/", "carpool_lab/plan/"),
     "PIL": ("carpool/media/", "carpool/worker/protocol.py"),
     "av": ("carpool/media/outputs.py",),

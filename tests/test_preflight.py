@@ -84,7 +84,7 @@ WRONG = {
     "compile": (["--compile", "--numerics", "exact"], "leave one of them out"),
     "warm-up": (["--warmup", "1024"], "warmup='1024': write WIDTHxHEIGHT"),
     "large warm-up": (["--warmup", "4096x4096"], "4096x4096 is never drawn: max_pixels is"),
-    "configuration": (["--config", "org/name"], "is for a MODEL that is one file"),
+    "configuration": (["--model-config", "org/name"], "is for a MODEL that is one file"),
     "rules": (
         ["--batching-mode", "dynamic", "--batching-config", "nowhere.json"],
         "nowhere.json cannot be read",

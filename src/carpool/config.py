@@ -71,7 +71,7 @@ class EngineSettings:
     variant: str | None = _setting(
         None, "variant of the weight files, such as fp16 for NAME.fp16.safetensors"
     )
-    config: str | None = _setting(
+    model_config: str | None = _setting(
         None,
         "folder or hub id of a pipeline that has all but the weights in MODEL, where MODEL is one "
         "file; default: the hub id that diffusers infers from the file",
@@ -402,7 +402,7 @@ JOBS = ("state_dir", "job_ttl", "max_store_bytes", "metadata", "metadata_prompt"
 _OTHER_NAMES = {"torch_dtype": "dtype", "device_map": "device", "batch_size": "max_batch_size"}
 """What settings are called in other programs."""
 
-OF_FILES = ("dtype", "revision", "variant", "config", "component", "quantize")
+OF_FILES = ("dtype", "revision", "variant", "model_config", "component", "quantize")
 """Settings that say how a model is read: a pipeline that is there already has been."""
 
 

@@ -373,6 +373,12 @@ def by_name(name: str) -> type[CarpoolError]:
     return {cls.__name__: cls for cls in _subclasses(CarpoolError)}.get(name, PipelineFailed)
 
 
+def by_code(code: str) -> type[CarpoolError]:
+    """The error class of a job's failure; `PipelineFailed` for a code that is not known here."""
+    known = {cls.code: cls for cls in _subclasses(CarpoolError)}
+    return known.get(code, PipelineFailed)
+
+
 _PATH = re.compile(
     r"""(['"`])(?:[a-z]+:/*)?~?/[\w.~@+-][^'"`\n]*\1"""  # in quotes, spaces and all
     r"""|(?:\b[a-z]+:)?/{3,}[^\s'"`<>|,;()\[\]{}]+"""  # file:///etc

@@ -60,16 +60,16 @@ def _check_files(source: str, settings: EngineSettings, *, is_local: bool) -> No
         for name in ("variant", "revision"):
             if (said := getattr(settings, name)) is not None:
                 raise SettingRejected(f"{name}={said!r}: {source} is one file, and has no others")
-        if settings.config is None:
+        if settings.model_config is None:
             return  # diffusers infers it from the file, which takes torch
-        config, card = find(settings.config)
+        config, card = find(settings.model_config)
         if is_single_file(config):
             rule = "must be the folder or hub id of a pipeline"
-            raise SettingRejected(f"config={settings.config!r}: {rule}")
+            raise SettingRejected(f"model_config={settings.model_config!r}: {rule}")
         is_local = bool(card)
-    elif settings.config is not None:
+    elif settings.model_config is not None:
         rule = f"is for a MODEL that is one file, and {source} is a whole pipeline: leave it out"
-        raise SettingRejected(f"config={settings.config!r}: {rule}")
+        raise SettingRejected(f"model_config={settings.model_config!r}: {rule}")
     if not is_local:
         check_hub(config, settings.revision)
     elif known := components_of(config):

@@ -76,8 +76,8 @@ def test_serve_takes_its_model_and_settings_from_a_file(
     ended = run("serve", "--config", str(file), "--max-queue", "6")
 
     assert ended.status == 0, ended.err
-    [(model, settings, _)] = served
-    assert model == "shapes-video"
+    [([spec], settings)] = served
+    assert spec.model == "shapes-video"
     assert (settings.port, settings.max_queue, settings.max_n) == (0, 6, 3)
 
 
@@ -104,7 +104,7 @@ def test_the_schema_knows_every_setting_and_the_published_one_is_the_same(run: R
     made = schema()
     published = Path(__file__).parents[2] / "docs/carpool.schema.json"
 
-    assert made["properties"].keys() == {"model", *get_type_hints(ServeSettings)}
+    assert made["properties"].keys() == {"model", "models", *get_type_hints(ServeSettings)}
     assert made["properties"]["max_queue"]["minimum"] == 0
     assert json.loads(run("config", "--schema").out) == made
     assert json.loads(published.read_text()) == made  # `make docs` writes it

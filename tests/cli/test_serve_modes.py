@@ -1,6 +1,6 @@
 """`carpool serve` with the flags and deploy files of other engines."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import pytest
 
 import carpool.server.run
 from carpool.config import ServeSettings
+from carpool.fleet.models import ModelSpec
 from support.command_line import Ended, Run
 
 Serve = Callable[..., tuple[Ended, list[tuple[str, ServeSettings]]]]
@@ -18,8 +19,8 @@ def serve(run: Run, monkeypatch: pytest.MonkeyPatch) -> Serve:
     """Runs `carpool serve`, without a server: its end, and what would have been served."""
     served: list[tuple[str, ServeSettings]] = []
 
-    def note(model: str, settings: ServeSettings, pipeline: str | None) -> int:
-        served.append((model, settings))
+    def note(specs: Sequence[ModelSpec], settings: ServeSettings) -> int:
+        served.append((specs[0].model, settings))
         return 0
 
     monkeypatch.setattr(carpool.server.run, "serve", note)

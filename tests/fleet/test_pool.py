@@ -296,3 +296,26 @@ def test_a_pool_of_one_worker_leaves_everything_to_it() -> None:
         assert all(isinstance(task.exception(), CarpoolError) for task in stage.tasks.values())
 
     told(story)
+
+
+def test_a_viewer_is_told_which_worker_did_something() -> None:
+    async def story() -> None:
+        stage, seen = await ready(), list[tuple[int, float]]()
+        stage.pool.watch_activity(lambda activity: seen.append((activity.worker, activity.now_s)))
+        stage.workers[1].act(3.0)
+        stage.workers[0].act(4.0)
+        stage.pool.watch_activity(None)
+        stage.workers[0].act(5.0)
+        assert seen == [(1, 3.0), (0, 4.0)]
+
+    told(story)
+
+
+def test_an_estimate_is_of_the_worker_that_would_begin_first() -> None:
+    async def story() -> None:
+        stage = await ready()
+        stage.workers[0].wait_s, stage.workers[1].wait_s = 7.0, 2.0
+        told_ = await stage.pool.estimate(CheckedRequest("a", 1, {"prompt": "a cat"}))
+        assert told_.wait_s == 2.0
+
+    told(story)

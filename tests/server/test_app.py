@@ -84,7 +84,8 @@ def test_without_a_right_key_nothing_of_a_body_is_read(path: str, kind: str) -> 
     assert (answer.status_code, error(answer)["code"]) == (401, "invalid_api_key")
 
 
-OPEN = {"/health", "/livez", "/version", "/docs", "/openapi.json", "/v1/files/{file_id}"}
+OPEN = {"/health", "/health_generate", "/livez", "/version", "/docs", "/openapi.json"}
+OPEN |= {"/v1/files/{file_id}"}
 """All that is answered without a key: docs/deployment.md names them."""
 
 

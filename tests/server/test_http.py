@@ -7,6 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from carpool.server.routes.automatic1111 import EMPTY
 from support.endpoints import ENDPOINT
 from support.server_process import Server, body, serving
 
@@ -72,6 +73,10 @@ def test_the_openapi_document_has_every_route_and_the_shape_of_errors(server: Se
     paths |= {"/v1/images/edits", "/v1/images/variations", "/v1/jobs", "/v1/jobs/{job_id}"}
     paths |= {"/v1/jobs/{job_id}/cancel", "/v1/jobs/{job_id}/files/{name}", "/v1/videos"}
     paths |= {f"/v1/videos/{{video_id}}{more}" for more in ("", "/content", "/remix")}
+    paths |= {"/", "/v1/chat/completions", "/v1/videos/sync", "/v1/model_info", "/model_info"}
+    paths |= {"/server_info", "/health_generate"}
+    names = "txt2img img2img progress interrupt skip options sd-models samplers schedulers loras"
+    paths |= {f"/sdapi/v1/{name}" for name in [*names.split(), *EMPTY]}
     assert document["paths"].keys() == paths
     responses = document["paths"][ENDPOINT]["post"]["responses"]
     for status in ("400", "401", "404", "413", "429", "500", "503", "504"):

@@ -7,7 +7,7 @@ from typing import Any
 from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
-from carpool.worker.supervisor import Moved, State, WorkerListener
+from carpool.worker.supervisor import Moved, OnActivity, State, WorkerListener
 from support.app import CARD
 
 
@@ -22,6 +22,8 @@ class FakeWorker:
         self.got: list[tuple[str, float, int]] = []  # request, waited_s, deaths
         self.held_s, self.lora = 0.0, dict[str, str]()
         self.stopped = False
+        self.on_activity: OnActivity | None = None
+        self.wait_s = 0.0  # that it estimates
         self._is_ready, self._failed = asyncio.Event(), asyncio.Event()
         self._error = LoadFailed("")
 
@@ -48,6 +50,11 @@ class FakeWorker:
     def finish(self, request_id: str) -> None:
         done = protocol.Done(request_id, 1, [], Timings(), protocol.TokenUsage(1, 1))
         self.running[request_id].set_result(done)
+
+    def act(self, now_s: float) -> None:
+        """Its engine did something, if anybody watches."""
+        if self.on_activity is not None:
+            self.on_activity(protocol.Activity(now_s, [], 0, [], [], 0))
 
     def report(self, seconds: Sequence[float], **steps_left: float) -> None:
         assert self.listener is not None
@@ -109,6 +116,12 @@ class FakeWorker:
 
     def check_room(self) -> None:
         pass
+
+    async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
+        return protocol.Estimated(1.0, self.wait_s, 1.0)
+
+    def watch_activity(self, listener: OnActivity | None) -> None:
+        self.on_activity = listener
 
     async def statistics(self) -> dict[str, Any]:
         return {"waiting": 0, "running": len(self.running), "requests": len(self.got)}

@@ -148,6 +148,7 @@ def generate(
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from carpool.media import encode_image, encode_video, read_picture
     from carpool.media.metadata import told
+    from carpool.request.parameters import check_size
 
     pictures: dict[str, Any] = {}
     if images:
@@ -156,6 +157,8 @@ def generate(
     if mask is not None:
         pictures["mask_image"] = read_picture(mask, is_mask=True)
     with carpool.load(model, **dataclasses.asdict(settings)) as engine:
+        if size is not None:  # the files are to have it
+            check_size(dataclasses.replace(engine.card, rounds_sizes=False), sides(size))
         task = engine.card.task_for(pictures)
         output = _output_for(task.makes, output)
         if task.takes("output_type"):

@@ -19,7 +19,7 @@ class LoadSettings(TypedDict, total=False):
     dtype: "str | torch.dtype"
     revision: str | None
     variant: str | None
-    config: str | PathLike[str] | None
+    model_config: str | PathLike[str] | None
     component: tuple[str, ...]
     quantize: str | None
     place: str | None

@@ -272,7 +272,15 @@ def check_seed(seed: Any) -> int:
 
 
 def seeds(seed: Any, n: int) -> list[int]:
-    """Seeds of n outputs of one prompt: s, s+1, ..., from 0 again after the largest."""
+    """Seeds of n outputs of one prompt: s, s+1, ..., from 0 again after the largest.
+
+    A list is the seeds themselves.
+    """
+    if isinstance(seed, list):
+        if len(seed) != n or None in seed:
+            rule = f"must have {n}, one for each of the {n} outputs"
+            raise InvalidValue(f"seed is a list of {len(seed)}: {rule}", param="seed")
+        return [check_seed(one) for one in seed]
     first = check_seed(seed)
     return [(first + i) % (MAX_SEED + 1) for i in range(n)]
 

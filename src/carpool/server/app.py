@@ -12,7 +12,16 @@ from carpool.jobs.runner import Runner
 from carpool.server.access.cross_origin import AllowedHosts, CrossOriginProtection
 from carpool.server.access.keys import Keyring
 from carpool.server.error_responses import on_error
-from carpool.server.routes import images, jobs, observe, videos
+from carpool.server.routes import (
+    automatic1111,
+    chat,
+    huggingface,
+    images,
+    jobs,
+    observe,
+    peers,
+    videos,
+)
 from carpool.server.routes.docs_page import add_docs
 from carpool.server.routes.playground import add_playground
 from carpool.server.state import AppState
@@ -20,7 +29,8 @@ from carpool.server.transport.middleware import BodySizeLimit, HeadRequests, Req
 from carpool.telemetry.tracing import Tracing
 
 UPLOADS = frozenset({"/v1/images/edits", "/v1/images/variations", "/v1/videos"})
-"""Paths whose bodies may be large."""
+"""Paths of forms with pictures, whose bodies may be large."""
+LARGE = UPLOADS | {"/", "/sdapi/v1/img2img", "/v1/chat/completions", "/v1/videos/sync"}
 
 
 def create_app(
@@ -51,8 +61,19 @@ def create_app(
     # as an argument it is deprecated; uvicorn's would want a proxy that cuts it off
     app.root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
     state = app.state.server = AppState(supervisor, settings, runner, keys, traces)
-    routers = [images.router, images.links, jobs.router, videos.router, observe.router]
-    for router in [*routers, observe.public]:
+    routers = [
+        images.router,
+        images.links,
+        chat.router,
+        huggingface.router,
+        automatic1111.router,
+        automatic1111.lists,
+        jobs.router,
+        videos.router,
+        observe.router,
+        peers.router,
+    ]
+    for router in [*routers, observe.public, peers.public]:
         if runner is not None or router not in (jobs.router, videos.router):
             app.include_router(router)
     add_docs(app)
@@ -63,7 +84,7 @@ def create_app(
         BodySizeLimit,
         max_body_bytes=settings.max_body_bytes,
         max_upload_bytes=settings.max_upload_bytes,
-        uploads=UPLOADS,
+        uploads=LARGE,
     )
     app.add_middleware(
         CrossOriginProtection,

@@ -179,7 +179,7 @@ def _parameters(
     model: ServedModel, body: schema.GenerationRequest, makes: Literal["pictures", "videos"]
 ) -> dict[str, Any]:
     """The pipeline's own parameters in a body for this model."""
-    if body.model not in (None, model.id):
+    if body.model not in (None, model.id, model.card.id):
         seen = str(body.model)[:60]
         hint = nearest(seen, [model.id])
         raise ModelNotFound(f"model {seen!r} is not served here, {model.id!r} is{hint}")

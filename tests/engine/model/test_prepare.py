@@ -345,7 +345,7 @@ def test_a_model_may_be_one_file_with_the_rest_from_elsewhere(
     file = other_flux if suffix == "safetensors" else tmp_path / "flux.gguf"
     if suffix == "gguf":
         gguf_of(flux_weights, file)
-    settings = EngineSettings(device="cpu", config=str(checkpoint("flux")))
+    settings = EngineSettings(device="cpu", model_config=str(checkpoint("flux")))
 
     loaded = load(file, settings)
 
@@ -370,7 +370,9 @@ def test_a_file_whose_configuration_must_be_fetched_says_which_was_inferred(
     with pytest.raises(LoadFailed) as failed:
         load(file, EngineSettings(device="cpu"))
 
-    assert "was inferred; --config gives another: black-forest-labs/FLUX.1-dev" in str(failed.value)
+    assert "was inferred; --model-config gives another: black-forest-labs/FLUX.1-dev" in str(
+        failed.value
+    )
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,9 @@ def config_of(file: str) -> str:
     try:
         return str(fetch_diffusers_config(weights_of(file))["pretrained_model_name_or_path"])
     except (KeyError, IndexError, AttributeError) as error:
-        raise LoadFailed(f"{file} is of no model that diffusers knows: give --config") from error
+        raise LoadFailed(
+            f"{file} is of no model that diffusers knows: give --model-config"
+        ) from error
 
 
 def weights_of(file: str) -> dict[str, torch.Tensor]:
@@ -225,7 +227,11 @@ def single_file(
         LoadFailed: the configuration is not to be had.
     """
     names = weights_of(file)
-    told = "" if config else f"the configuration of {file} was inferred; --config gives another: "
+    told = (
+        ""
+        if config
+        else f"the configuration of {file} was inferred; --model-config gives another: "
+    )
     try:
         source, extra = find(config or config_of(file))
         if not extra:

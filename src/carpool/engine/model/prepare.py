@@ -64,14 +64,14 @@ def read(source: str, settings: EngineSettings, device: Device) -> DiffusionPipe
     whole, replaced = None, replacements(settings.component)
     if is_single_file(source):
         file = source
-        source, index, component = single_file(file, settings.config, settings.revision)
+        source, index, component = single_file(file, settings.model_config, settings.revision)
         if component is None:
             whole = file
         else:
             replaced = {component: file, **replaced}
-    elif settings.config is not None:
+    elif settings.model_config is not None:
         rule = "it is for a MODEL that is one file"
-        raise SettingRejected(f"config={settings.config!r}: {rule}")
+        raise SettingRejected(f"model_config={settings.model_config!r}: {rule}")
     else:
         index = dict(DiffusionPipeline.load_config(source, revision=settings.revision))
     modules = modules_of(index)

@@ -30,6 +30,7 @@ class ImageGeneration:
     body: schema.ImageRequest
     requests: Sequence[CheckedRequest]
     kind: Kind = "image_generation"
+    event: Callable[..., bytes] | None = None  # writes a stream's events, where not as OpenAI's
 
     @property
     def inputs(self) -> list[Any]:
@@ -87,6 +88,11 @@ class ImageGeneration:
             protocol.pack(picture)
 
 
+def encoded(file: bytes) -> str:
+    """A file as base64."""
+    return base64.b64encode(file).decode()
+
+
 async def gather(submit: Callable[[int], Coroutine[Any, Any, T]], count: int) -> list[T]:
     """Run requests side by side. If one fails, the others are cancelled, and it is raised."""
     tasks = []
@@ -122,7 +128,7 @@ async def generate(
         image = schema.Image(seed=one.seed, skipped_steps=one.skipped_steps or None)
         if generation.body.response_format == "url":
             return image.model_copy(update={"url": link(file)})
-        return image.model_copy(update={"b64_json": base64.b64encode(file).decode()})
+        return image.model_copy(update={"b64_json": encoded(file)})
 
     return schema.ImagesResponse(
         created=int(time.time()),

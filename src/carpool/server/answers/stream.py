@@ -87,7 +87,8 @@ class EventStream(EventSourceResponse):
 
 def is_final(event: bytes) -> bool:
     """Is an event still worth sending once all is over?"""
-    return event == DONE or event.split(b"\n", 1)[0].endswith(b".completed")
+    first = event.split(b"\n", 1)[0]  # events of a chat have no names: all are final
+    return first.startswith(b"data:") or first.endswith(b".completed")
 
 
 async def events(
@@ -173,6 +174,8 @@ async def _run(
 
 def _event(generation: ImageGeneration, number: int, shown: Shown, index: int) -> bytes:
     """A preview or a picture as an event, as OpenAI names them. Encodes: not on the event loop."""
+    if generation.event is not None:
+        return generation.event(generation, number, shown, index)
     event: dict[str, Any]
     if isinstance(shown, protocol.Done):
         picture, kind = shown.pictures[0], f"{generation.kind}.completed"

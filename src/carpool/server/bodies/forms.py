@@ -7,16 +7,17 @@ checks to refuse. Pictures stay as they were sent: nothing is decoded or fetched
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from carpool.errors import (
@@ -36,6 +37,7 @@ MOST_IMAGES = 16  # of a request, whatever the model takes
 MOST_MASK_BYTES = 4 << 20
 MOST_FIELDS = 100
 MOST_TEXT_BYTES = 1 << 20  # of all texts, pictures aside
+URLENCODED = "application/x-www-form-urlencoded"
 
 _PART = re.compile(r"([a-z_]+)(?:\[[0-9]{0,3}\])?(?:\[(image_url|file_id)\])?")  # as SDKs write it
 _INNER = re.compile(r"([^\[\]]+)\[\]\[([^\[\]]+)\]")  # `lora[][id]`: of a list of objects
@@ -64,7 +66,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {  # raise ValueError or KeyError
 _KINDS = {
     **dict.fromkeys(("n", "seed", "priority", "output_compression", "partial_images"), "int"),
     **dict.fromkeys(("timeout_s", "deadline_s", "fps", "step_cache"), "float"),
-    **dict.fromkeys(("stream", "background_job"), "bool"),
+    **dict.fromkeys(("stream", "background_job", "return_stage_metrics"), "bool"),
     "lora": "numbers",
 }
 
@@ -118,7 +120,7 @@ async def read_body(request: Request, card: Card, *names: str, cards: CardOf | N
         StoreFailed: there is no room for its files.
     """
     kind = request.headers.get("content-type", "").lower()
-    if kind.startswith("multipart/form-data"):
+    if kind.startswith(("multipart/form-data", URLENCODED)):
         return await _read_form(request, card, names, cards)
     check_is_json(request.headers)
     body = bytearray()
@@ -155,7 +157,7 @@ async def _read_form(
 ) -> Form:
     form, texts = Form(name=names[0]), list[tuple[str, str]]()
     async with _parts_of(request, card, names[0]) as parts:
-        for part, value in parts.multi_items():
+        for part, value in parts:
             part = _text(part)
             found = _PART.fullmatch(part)
             name = found[1] if found and found[1] in names else ""
@@ -167,7 +169,7 @@ async def _read_form(
                 continue
             text = _text(value, part)
             if found and name:
-                form.add(name, _url({found[2]: text} if found[2] else text, name))
+                form.add(name, _sent({found[2]: text} if found[2] else text, name))
             else:
                 texts.append((part, text))
     if sum(len(text) for _, text in texts) > MOST_TEXT_BYTES:
@@ -183,8 +185,17 @@ class _Parser(MultiPartParser):
 
 
 @asynccontextmanager
-async def _parts_of(request: Request, card: Card, name: str) -> AsyncIterator[FormData]:
+async def _parts_of(
+    request: Request, card: Card, name: str
+) -> AsyncIterator[Iterable[tuple[str, UploadFile | str]]]:
     """The parts of a form, each byte of a text one letter: see `_text`."""
+    if request.headers["content-type"].lower().startswith(URLENCODED):
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+        work = partial(urlencoded, body)
+        yield await request.app.state.server.parse_json(request, work, len(body))
+        return
     kind = request.headers["content-type"] + "; charset=latin-1"
     parser = _Parser(
         Headers({"content-type": kind}),
@@ -207,9 +218,48 @@ async def _parts_of(request: Request, card: Card, name: str) -> AsyncIterator[Fo
         said = os.strerror(error.errno) if error.errno else type(error).__name__
         raise StoreFailed(f"the server has no room for uploads just now ({said})") from error
     try:
-        yield parts
+        yield parts.multi_items()
     finally:
         await parts.close()
+
+
+def urlencoded(body: bytes | bytearray) -> list[tuple[str, str]]:
+    """The texts of a form without files, as `application/x-www-form-urlencoded`.
+
+    Pictures in it are base64, of whose letters only these are escaped; so they are replaced by
+    `bytes.replace`, and only what is left over goes through the slow way.
+
+    Raises:
+        InvalidJSON: it is no such form, or has too many fields.
+        BodyTooLarge: too much of it is escaped otherwise.
+    """
+    if not body:
+        raise InvalidJSON("the body is empty: send a form, or a JSON object")
+    if body.count(b"&") >= MOST_FIELDS:
+        raise InvalidValue(f"a form has at most {MOST_FIELDS} texts")
+    texts = []
+    for pair in bytes(body).split(b"&"):
+        name, equals, value = pair.partition(b"=")
+        if not equals:
+            raise InvalidJSON("the body is not a form: a field has no value")
+        value = value.replace(b"+", b" ")
+        for letter in b"+/=:;,":
+            value = value.replace(b"%%%02X" % letter, bytes([letter]))
+            value = value.replace(b"%%%02x" % letter, bytes([letter]))
+        if len(value) > MOST_TEXT_BYTES and b"%" in value:
+            raise BodyTooLarge(f"a text of this form has more than {MOST_TEXT_BYTES} bytes")
+        both = (unquote_to_bytes(name.replace(b"+", b" ")), unquote_to_bytes(value))
+        texts.append((both[0].decode("latin-1"), both[1].decode("latin-1")))
+    return texts
+
+
+def _sent(value: Any, name: str) -> Sent:
+    """A picture's URL, which a text may also write as a reference in JSON."""
+    if isinstance(value, str) and value.startswith("{"):
+        reference, pictures = _parsed(bytearray(value.encode()))
+        url = _url(reference, name)
+        return pictures.pop(url, url)
+    return _url(value, name)
 
 
 def _text(part: str, name: str = "a name") -> str:

@@ -27,8 +27,13 @@ REFERENCE = "input_reference"  # the picture that a video begins with
 Size = tuple[int, int]
 
 
-def edit_task(card: Card, form: Form, *, is_variation: bool = False) -> Task:
+def edit_task(
+    card: Card, form: Form, *, is_variation: bool = False, has_mask: bool = False
+) -> Task:
     """The task that the pictures of a form ask for.
+
+    Args:
+        has_mask: is there a mask beside the form?
 
     Raises:
         MissingParameter: there is no picture.
@@ -40,7 +45,7 @@ def edit_task(card: Card, form: Form, *, is_variation: bool = False) -> Task:
         does = ", ".join(one.name for one in card.tasks)
         what = "vary" if is_variation else "edit"
         raise ModelNotSupported(f"{card.id} cannot {what} pictures: it does {does}", param="model")
-    if form.mask is not None:
+    if has_mask or form.mask is not None:
         task = card.task_for(["image", "mask_image"])
         if not task.takes("mask_image"):
             raise UnsupportedParameter(f"mask: {card.id} takes none, leave it out", param="mask")

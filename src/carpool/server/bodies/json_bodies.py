@@ -30,6 +30,10 @@ MOST_BYTES = 1 << 20  # without pictures
 MOST_PICTURES = 64  # that do not count as bytes
 LEAST_PICTURE = 1 << 10  # bytes of one of these
 
+_BEGINS = {  # quoted pictures: URLs, or base64 alone as well, of PNG, JPEG and WebP files
+    False: re.compile(rb'"data:'),
+    True: re.compile(rb'"(?:data:|iVBORw0KGgo|\\?/9j\\?/|UklGR)'),
+}
 _KIND = re.compile(r"application/([a-z0-9.!#$&^_-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # up to its end
 _NO_MARK = bytes(set(range(256)) - set(b"[]{},"))
@@ -120,8 +124,13 @@ def _outside(text: bytes) -> Iterator[tuple[int, int]]:
             at = end + 1 if is_inside else until
 
 
-def cut(body: bytes | bytearray) -> tuple[bytes, dict[str, memoryview]]:
+def cut(
+    body: bytes | bytearray, *, takes_base64: bool = False
+) -> tuple[bytes, dict[str, memoryview]]:
     """Cut pictures out of a large body until it is small, without copying them.
+
+    Args:
+        takes_base64: may a picture be base64 alone, and no URL?
 
     Returns:
         The rest of the body, and the URLs of the pictures by the texts that stand for them there.
@@ -134,13 +143,14 @@ def cut(body: bytes | bytearray) -> tuple[bytes, dict[str, memoryview]]:
     at = seen = 0  # ends of what is kept, and of what was searched for pictures
     left = MOST_BYTES
     while len(body) - at > left:
-        start = body.find(b'"data:', seen, at + left)
-        if start < 0 or len(pictures) == MOST_PICTURES:
+        found = _BEGINS[takes_base64].search(body, seen, at + left)
+        if found is None or len(pictures) == MOST_PICTURES:
             raise HTTPException(
                 413,
                 f"the body has more than {MOST_BYTES} bytes beside {len(pictures)} pictures, which "
                 "are data:image/...;base64, URLs",
             )
+        start = found.start()
         seen = start + 1
         end = body.find(b'"', seen)
         if body.startswith(b"\\", start - 1) or (url := _picture(body, seen, end)) is None:

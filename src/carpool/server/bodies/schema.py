@@ -116,6 +116,7 @@ class ImageRequest(GenerationRequest):
         le=3,
         description="previews of each image, at most: in a stream, or of a job at /v1/events",
     )
+    return_stage_metrics: bool | None = Field(None, description="answer with `metrics`")
     background_job: bool | None = Field(
         False, description="answer 202 at once, with a job to be polled at /v1/jobs/{id}"
     )
@@ -181,6 +182,17 @@ class UsageBody(BaseModel):
     total_tokens: int
 
 
+class StageMetrics(BaseModel):
+    """What vLLM-Omni's load clients read."""
+
+    stage_durations: dict[str, float] = Field(
+        description="seconds of each phase; stage_0_gen_ms: milliseconds without the queue"
+    )
+    peak_memory_mb: float | None = Field(
+        None, description="of the device, the most so far; null where it is not known"
+    )
+
+
 class ImagesResponse(BaseModel):
     created: int = Field(description="Unix time, seconds")
     data: list[Image]
@@ -193,6 +205,9 @@ class ImagesResponse(BaseModel):
     timings: Timings = Field(description="of the image that took longest; seconds")
     usage: UsageBody
     warnings: list[str] | None = Field(None, description="such as that the prompt was truncated")
+    metrics: StageMetrics | None = Field(
+        default=None, description="where return_stage_metrics asks for it"
+    )
 
 
 class ModelParameter(BaseModel):
@@ -226,7 +241,9 @@ class ModelEntry(BaseModel):
     size_multiple_px: int = Field(description="both sides are multiples of it")
     parameters: list[ModelParameter] = Field(description="what requests may say")
     lora: list[str] = Field(description="adapters that a request may name")
-    limits: ModelLimits = Field(description="the most that one request may ask for")
+    limits: ModelLimits | None = Field(
+        default=None, description="the most that one request may ask for, once it is loaded"
+    )
     state: str = Field(
         default="ready", description="ready, starting, worker_lost, unloaded, draining"
     )

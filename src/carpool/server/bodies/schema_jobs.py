@@ -41,6 +41,10 @@ class Video(_Record):
     fps: float
     num_frames: int
     seed: int
+    inference_time_s: float | None = Field(None, description="of its last run, once it has ended")
+    stage_durations: dict[str, float] | None = Field(
+        None, description="stage_0_gen_ms: the same in milliseconds, as vLLM-Omni's clients read it"
+    )
 
 
 class JobFile(BaseModel):

@@ -12,10 +12,12 @@ from carpool.fleet.fleet import Fleet
 from carpool.request.parameters import Card
 from carpool.server.access.signed_links import TTL_S, TYPES
 from carpool.server.answers.downloads import PARTS, Download
+from carpool.server.answers.draw import in_our_words
 from carpool.server.answers.generation import ImageGeneration, Kind
 from carpool.server.answers.respond import respond, unless_disconnected
+from carpool.server.answers.stage_metrics import stage_metrics
 from carpool.server.answers.stream import STREAMED
-from carpool.server.bodies import schema
+from carpool.server.bodies import peers, schema
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, read_body, validated
 from carpool.server.bodies.input_images import edit_images, edit_task
 from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, traced
@@ -45,6 +47,7 @@ links = APIRouter(responses=ERRORS)  # without keys: browsers that show a pictur
 async def create_images(body: schema.ImageRequest, context: Context) -> Any:
     await context.state.loaded(body.model)
     model = context.state.model("restarting" if body.background_job else "ready", body.model)
+    body = peers.retold(body, model.card)
     return await _answer(context, model, body, "image_generation")
 
 
@@ -73,7 +76,8 @@ async def _edit(context: RequestContext, kind: Kind) -> Any:
     needs: Literal["restarting", "ready"] = "restarting" if state.has_jobs else "ready"
     model = await state.some_model(needs)
     is_variation = kind == "image_generation"
-    form = await read_body(request, model.card, *_NAMES, "mask", cards=state.card_of)
+    form = await read_body(request, model.card, *_NAMES, "url", "mask", cards=state.card_of)
+    form.values = await in_our_words(state, form.values, model.card)
     if is_variation:
         form.values.setdefault("prompt", "")
     body = validated(schema.ImageRequest, form.values)
@@ -109,7 +113,11 @@ async def _answer(
     def generation() -> ImageGeneration:
         return ImageGeneration(model, body, make(), kind)
 
-    return await respond(context, sent, generation, is_streamed=body.stream)
+    answer = await respond(context, sent, generation, is_streamed=body.stream)
+    if body.return_stage_metrics and isinstance(answer, schema.ImagesResponse):
+        metrics = await stage_metrics(context.state, answer.timings)
+        return answer.model_copy(update={"metrics": metrics})
+    return answer
 
 
 @router.get("/models")

@@ -2,11 +2,13 @@
 
 import asyncio
 import importlib.util
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 import numpy as np
 from fastapi import APIRouter, Depends, Response
@@ -19,14 +21,16 @@ from carpool.errors import (
     UnsupportedEndpoint,
     VideoNotFound,
     VideoNotReady,
+    by_code,
 )
 from carpool.jobs.database import Record
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.media.outputs import FPS, encode_video, spritesheet, thumbnail
 from carpool.server.answers.downloads import PARTS, Download
+from carpool.server.answers.draw import in_our_words
 from carpool.server.answers.respond import unless_disconnected
-from carpool.server.bodies import forms
+from carpool.server.bodies import forms, peers
 from carpool.server.bodies.input_images import REFERENCE, reference_images
 from carpool.server.bodies.schema import RemixRequest, VideoRequest
 from carpool.server.bodies.schema_jobs import Video, VideoDeleted, VideoList
@@ -71,6 +75,10 @@ async def _video(state: AppState, record: Record) -> Video:
     fields = await common_fields(state, record)
     if record.state != "completed":
         fields["completed_at"] = None
+    if record.state == "completed" and record.started_s is not None and record.ended_s:
+        took_s = round(max(record.ended_s - record.started_s, 0.0), 3)
+        fields["inference_time_s"] = took_s
+        fields["stage_durations"] = {"stage_0_gen_ms": round(1000 * took_s)}
     return Video(
         status=STATUS.get(record.state, record.state),
         size=asked.get("size", ""),
@@ -132,12 +140,51 @@ async def _submit(
     ),
 )
 async def create_video(context: Context) -> Video:
+    return await _create(context)
+
+
+async def _create(context: RequestContext) -> Video:
     state, request = context.state, context.request
     model = await state.some_model("restarting")
-    form = await forms.read_body(request, model.card, REFERENCE, cards=state.card_of)
+    form = await forms.read_body(
+        request, model.card, REFERENCE, "image_reference", cards=state.card_of
+    )
+    form.values = peers.single(await in_our_words(state, form.values, model.card))
     digests = await unless_disconnected(request, context.intake().run(form.digests))
     sent = form.values | ({"pictures": digests} if digests else {})
     return await _submit(context, form, sent)
+
+
+@router.post(
+    "/videos/sync",
+    response_class=Download,
+    openapi_extra=forms.document(
+        VideoRequest, ["prompt"], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE}
+    ),
+)
+async def create_video_at_once(context: Context) -> Download:
+    """Make a video, and answer with the MP4 file once it is there; a disconnect cancels it.
+
+    The headers `x-video-id`, `x-model`, `x-inference-time-s` and `x-stage-durations` tell of it.
+    """
+    state, owner = context.state, context.client.owner
+    video = await _create(context)
+    try:
+        await unless_disconnected(context.request, state.runner.ended(video.id, owner))
+    except BaseException:
+        await asyncio.shield(state.runner.cancel(video.id, owner))
+        raise
+    record = await _get(video.id, context)
+    if record.error is not None:
+        error = (await _video(state, record)).error
+        assert error is not None
+        raise by_code(error.code)(error.message, param=error.param)
+    answer = await file_of(state, record, FILES["video"])
+    video = await _video(state, record)
+    answer.headers["x-video-id"], answer.headers["x-model"] = video.id, quote(video.model)
+    answer.headers["x-inference-time-s"] = f"{video.inference_time_s or 0:.3f}"
+    answer.headers["x-stage-durations"] = json.dumps(video.stage_durations or {})
+    return answer
 
 
 @router.get("/videos")

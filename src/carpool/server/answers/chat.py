@@ -1,0 +1,136 @@
+"""Pictures as answers of a chat: one JSON object, or a stream of chunks.
+
+With `modalities` they stand in `images`, as OpenRouter has it; else they are parts of `content`,
+as vLLM-Omni has it.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi.sse import format_sse_event
+
+from carpool.server.answers.generation import ImageGeneration, encoded
+from carpool.server.bodies import schema
+from carpool.server.bodies.chat import (
+    ChatChoice,
+    ChatCompletion,
+    ChatMessage,
+    ChatTokens,
+    ChatUsage,
+    ImagePart,
+    ImageURL,
+)
+from carpool.server.bodies.peers import stage_durations
+from carpool.types import Timings
+from carpool.worker import protocol
+
+
+def completion(
+    request_id: str,
+    drawn: schema.ImagesResponse,
+    *,
+    has_parts: bool,
+    warnings: Sequence[str] = (),
+    metrics: schema.StageMetrics | None = None,
+) -> ChatCompletion:
+    """The answer to a conversation.
+
+    Args:
+        has_parts: are pictures parts of the content, and not images beside it?
+    """
+    parts = [_part(one.b64_json or "", drawn.output_format, one.seed) for one in drawn.data]
+    return ChatCompletion(
+        id=f"chatcmpl-{request_id}",
+        created=drawn.created,
+        model=drawn.model,
+        choices=[ChatChoice(message=ChatMessage.model_validate(_placed(parts, has_parts)))],
+        usage=usage_of(drawn.usage),
+        metrics=metrics,
+        warnings=list(dict.fromkeys([*warnings, *(drawn.warnings or [])])) or None,
+    )
+
+
+def usage_of(usage: schema.UsageBody) -> ChatUsage:
+    """The usage as chats count it."""
+    sent = usage.input_tokens_details
+    return ChatUsage(
+        prompt_tokens=usage.input_tokens,
+        prompt_tokens_details=ChatTokens(
+            text_tokens=sent.text_tokens, image_tokens=sent.image_tokens
+        ),
+        completion_tokens=usage.output_tokens,
+        completion_tokens_details=ChatTokens(image_tokens=usage.output_tokens),
+        total_tokens=usage.total_tokens,
+    )
+
+
+@dataclass(slots=True)
+class Chunks:
+    """Writes the events of one stream: a chunk a picture, then how it ended, then the usage."""
+
+    request_id: str
+    has_parts: bool
+    has_usage: bool
+    has_metrics: bool
+    created: int = field(default_factory=lambda: int(time.time()))
+    _usages: list[protocol.TokenUsage] = field(default_factory=list)
+    _timings: list[Timings] = field(default_factory=list)
+
+    def __call__(
+        self,
+        generation: ImageGeneration,
+        number: int,
+        shown: protocol.Preview | protocol.Done,
+        _index: int,
+    ) -> bytes:
+        """The events of a picture. Encodes: not on the event loop."""
+        assert isinstance(shown, protocol.Done)  # no previews are asked for
+        self._usages.append(shown.usage)
+        self._timings.append(shown.timings)
+        file = generation.file(number, shown.pictures[0])
+        part = _part(encoded(file), generation.format, generation.requests[number].seed)
+        events = [self._chunk(generation, _placed([part], self.has_parts), modality="image")]
+        if len(self._usages) == len(generation.requests):
+            slowest = max(self._timings, key=lambda timings: timings.total_s)
+            metrics = {"metrics": {"stage_durations": stage_durations(slowest)}}
+            more = metrics if self.has_metrics else {}
+            events.append(self._chunk(generation, {}, finish_reason="stop", **more))
+            if self.has_usage:
+                usage = usage_of(generation.usage(self._usages)).model_dump()
+                events.append(self._event(generation, choices=[], usage=usage))
+        return b"".join(events)
+
+    def _chunk(
+        self,
+        generation: ImageGeneration,
+        delta: dict[str, Any],
+        *,
+        finish_reason: str | None = None,
+        **more: Any,  # vLLM-Omni's clients count pictures by `modality`
+    ) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+        return self._event(generation, choices=[choice], **more)
+
+    def _event(self, generation: ImageGeneration, **fields: Any) -> bytes:
+        chunk = {
+            "id": f"chatcmpl-{self.request_id}",
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": generation.model.id,
+        }
+        return format_sse_event(data_str=json.dumps(chunk | fields))
+
+
+def _part(b64: str, format_: str, seed: int) -> ImagePart:
+    return ImagePart(image_url=ImageURL(url=f"data:image/{format_};base64,{b64}"), seed=seed)
+
+
+def _placed(parts: Sequence[ImagePart], has_parts: bool) -> dict[str, Any]:
+    """Pictures where the client looks for them."""
+    plain = [part.model_dump() for part in parts]
+    if has_parts:
+        return {"role": "assistant", "content": plain}
+    return {"role": "assistant", "content": "", "images": plain}

@@ -1,0 +1,85 @@
+"""Draw for clients that speak another API than OpenAI's: from a text, or from pictures."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from carpool.media.reader import Intake, Sent
+from carpool.request.parameters import Card
+from carpool.server.answers.generation import ImageGeneration, Kind
+from carpool.server.answers.respond import respond, unless_disconnected
+from carpool.server.answers.stream import EventStream
+from carpool.server.bodies import peers, schema
+from carpool.server.bodies.forms import Form
+from carpool.server.bodies.input_images import edit_images, edit_task
+from carpool.server.requests import image_requests, outputs_of
+from carpool.server.state import AppState, RequestContext, ServedModel
+
+MakeMask = Callable[[Intake, Any], Any]
+"""Makes a mask, white where to draw anew, for the picture that it belongs to; awaitable."""
+
+
+async def in_our_words(state: AppState, values: dict[str, Any], card: Card) -> dict[str, Any]:
+    """The fields of a form in this server's words (`peers.translated`).
+
+    Args:
+        card: of the model that is meant where the form names none.
+    """
+    name = values.get("model")
+    of_named = await state.card_of(name) if isinstance(name, str) else None
+    return peers.translated(values, of_named or card)
+
+
+async def draw(
+    context: RequestContext,
+    model: ServedModel,
+    body: schema.ImageRequest,
+    images: Sequence[Sent] = (),
+    *,
+    name: str = "image",
+    size: tuple[int, int] | None = None,
+    mask: MakeMask | None = None,
+    fields: Mapping[str, Any] | None = None,
+    event: Callable[..., bytes] | None = None,
+) -> schema.ImagesResponse | EventStream:
+    """Run a request for as long as its client is connected.
+
+    Args:
+        images: that it starts from.
+        name: of the field with the pictures, for messages.
+        size: width and height that the first picture is made to have before it is drawn anew.
+        mask: of the picture, if there is one.
+        fields: what else tells this request from another with the same `Idempotency-Key`.
+        event: writes a stream's events; see `ImageGeneration`.
+
+    Raises:
+        CarpoolError: whatever is wrong with the request, or became of it.
+    """
+    context.with_headers(body)
+    request = context.request
+    pictures: dict[str, Any] | None = None
+    kind: Kind = "image_generation"
+    digests = list[str]()
+    if images:
+        form, kind = Form(images=list(images), name=name), "image_edit"
+        task = edit_task(model.card, form, has_mask=mask is not None)
+        intake = context.intake(outputs_of(model, body))
+        digests = await unless_disconnected(request, intake.run(form.digests))
+        reading = edit_images(model.card, task, form, body, intake)
+        pictures = await unless_disconnected(request, reading)
+        first = pictures["image"][0] if isinstance(pictures["image"], list) else pictures["image"]
+        if size is not None and first.size != size:
+            resizing = intake.run(partial(first.resize, size))
+            pictures["image"] = first = await unless_disconnected(request, resizing)
+        if mask is not None:
+            pictures["mask_image"] = await unless_disconnected(request, mask(intake, first))
+
+    def sent() -> dict[str, Any]:
+        told = body.model_dump(exclude_unset=True) | dict(fields or {})
+        return told | {"pictures": digests}
+
+    def generation() -> ImageGeneration:
+        made = image_requests(model, body, key=context.client.key, pictures=pictures)
+        return ImageGeneration(model, body, made, kind, event=event)
+
+    return await respond(context, sent, generation, is_streamed=body.stream)

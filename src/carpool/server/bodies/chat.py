@@ -1,0 +1,235 @@
+"""`POST /v1/chat/completions`: a conversation as a request for pictures.
+
+The prompt is the last message, which is the user's. A model that edits pictures starts from those
+of that message; where it has none, from those of the newest answer, so that a conversation edits
+its picture step by step.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from carpool.errors import InvalidValue, UnsupportedParameter, show
+from carpool.media.reader import Sent
+from carpool.request.parameters import Card
+from carpool.server.bodies import peers, schema
+from carpool.server.bodies.forms import MOST_IMAGES
+from carpool.server.bodies.nested_pictures import as_url
+
+_NEUTRAL = """temperature top_p top_k top_a min_p max_tokens max_completion_tokens stop logit_bias
+frequency_penalty presence_penalty repetition_penalty logprobs top_logprobs store metadata
+service_tier reasoning reasoning_effort include_reasoning verbosity prompt_cache_key
+parallel_tool_calls provider route transforms plugins usage ignore_eos"""
+NEUTRAL = frozenset(_NEUTRAL.split())
+"""Fields about text, or about where a router sends it: they change no picture."""
+
+AREAS = {"1K": 1024 * 1024, "2K": 2048 * 2048, "4K": 4096 * 4096}  # pixels of an `image_size`
+_RATIO = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
+
+
+class ChatRequest(BaseModel):
+    """`POST /v1/chat/completions`.
+
+    All fields of `POST /v1/images/generations` but `prompt` and `partial_images` may be sent too,
+    at top level or in `extra_body`. Fields about text, such as `temperature`, are accepted: they
+    change no picture.
+    """
+
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        json_schema_extra={
+            "examples": [{"messages": [{"role": "user", "content": "a red circle"}]}]
+        },
+    )
+
+    messages: list[dict[str, Any]] = Field(
+        min_length=1,
+        description="the last one, the user's, is the prompt: a text, or a list of parts of type "
+        "text and image_url (data:image/png;base64,...)",
+    )
+    model: str | None = Field(None, description="the served model's id; default: that model")
+    modalities: list[str] | None = Field(
+        None,
+        description='with "image" in it, pictures are in `message.images`, as OpenRouter answers; '
+        "without modalities they are parts of `message.content`, as vLLM-Omni answers",
+    )
+    stream: bool | None = Field(None, description="answer with chunks: one a picture")
+    stream_options: dict[str, Any] | None = Field(
+        None, description='{"include_usage": true}: a last chunk with `usage`'
+    )
+    image_config: dict[str, Any] | None = Field(
+        None, description='{"aspect_ratio": "16:9", "image_size": "1K"}, in place of size'
+    )
+    return_stage_metrics: bool | None = Field(None, description="answer with `metrics`")
+
+
+class ImageURL(BaseModel):
+    url: str = Field(description="data:image/png;base64,...")
+
+
+class ImagePart(BaseModel):
+    """A picture in a message."""
+
+    type: Literal["image_url"] = "image_url"
+    image_url: ImageURL
+    seed: int = Field(description="that gives this image again")
+
+
+class ChatMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str | list[ImagePart] = Field(description="empty where there are `images`")
+    images: list[ImagePart] | None = None
+
+
+class ChatChoice(BaseModel):
+    index: int = 0
+    message: ChatMessage
+    finish_reason: Literal["stop"] = "stop"
+
+
+class ChatTokens(BaseModel):
+    text_tokens: int = 0
+    image_tokens: int
+
+
+class ChatUsage(BaseModel):
+    """In tokens of the model: of its tokenizer, and patches of the latent picture."""
+
+    prompt_tokens: int
+    prompt_tokens_details: ChatTokens
+    completion_tokens: int
+    completion_tokens_details: ChatTokens
+    total_tokens: int
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int = Field(description="Unix time, seconds")
+    model: str
+    choices: list[ChatChoice]
+    usage: ChatUsage
+    metrics: schema.StageMetrics | None = None
+    warnings: list[str] | None = Field(None, description="such as that the prompt was truncated")
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What a conversation asks for."""
+
+    values: dict[str, Any]  # of an `ImageRequest`
+    images: list[Sent] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    has_parts: bool = False  # are pictures parts of the content, and not images beside it?
+
+
+def conversation(card: Card, body: ChatRequest) -> Conversation:
+    """Read a conversation.
+
+    Raises:
+        InvalidValue: a message is not as it must be.
+        UnsupportedParameter: it asks for something else than pictures.
+    """
+    if body.modalities is not None and "image" not in body.modalities:
+        rule = 'only pictures are made here: send ["image", "text"]'
+        raise UnsupportedParameter(
+            f"modalities={show(body.modalities)}: {rule}", param="modalities"
+        )
+    *earlier, last = body.messages
+    if last.get("role") != "user":
+        raise InvalidValue(
+            f"the last message has role {show(last.get('role'))}: it must be the user's, whose "
+            "text is the prompt",
+            param="messages",
+        )
+    prompt, images = _content(last)
+    values = peers.translated(body.model_extra or {}, card)
+    known = {one.name for task in card.tasks for one in task.parameters}
+    values = {
+        name: value
+        for name, value in values.items()
+        if value is not None and name not in NEUTRAL - known
+    }
+    for name in ("prompt", "partial_images", "background_job", "response_format"):
+        given = values.pop(name, None)
+        if given not in (None, False, 0) and given != {"type": "text"}:
+            raise UnsupportedParameter(f"{name} is not taken here: leave it out", param=name)
+    values |= {"prompt": prompt, "model": body.model, "stream": bool(body.stream)}
+    values |= _size(card, body.image_config or {}, values)
+    asked = Conversation(values, images, has_parts=body.modalities is None)
+    if not images and card.tasks[0].takes("image"):
+        asked.images = _newest_answer(earlier)
+    if any(one.get("role") in ("system", "developer") or _content(one)[0] for one in earlier):
+        asked.warnings = ["only the last message is the prompt: earlier texts were not read"]
+    return asked
+
+
+def _content(message: Mapping[str, Any]) -> tuple[str, list[Sent]]:
+    """The text and the pictures of a message."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return content or "", []
+    if not isinstance(content, list):
+        rule = "must be a text, or a list of parts"
+        raise InvalidValue(f"content={show(content)}: {rule}", param="messages")
+    texts, images = list[str](), list[Sent]()
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind == "image_url":
+            images.append(_picture(part))
+        else:
+            seen = f"a part of type {show(kind)}" if kind else f"part {show(part)}"
+            rule = 'must be {"type": "text", "text": ...} or {"type": "image_url", ...}'
+            raise InvalidValue(f"{seen} in messages: {rule}", param="messages")
+    if len(images) > MOST_IMAGES:
+        raise InvalidValue(f"a message has at most {MOST_IMAGES} pictures", param="messages")
+    return "\n".join(texts), images
+
+
+def _picture(part: Mapping[str, Any]) -> Sent:
+    given = part.get("image_url")
+    return as_url(given.get("url") if isinstance(given, dict) else given, "image_url")
+
+
+def _newest_answer(messages: Sequence[Mapping[str, Any]]) -> list[Sent]:
+    """The pictures of the newest answer that has any."""
+    for message in reversed(messages):
+        if message.get("role") == "assistant":
+            beside = message.get("images")
+            found = [_picture(one) for one in beside or [] if isinstance(one, dict)]
+            if found := found or _content(message)[1]:
+                return found[:MOST_IMAGES]
+    return []
+
+
+def _size(card: Card, config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The size that an `image_config` asks for, in the model's multiples."""
+    unknown = config.keys() - {"aspect_ratio", "image_size"}
+    if unknown:
+        name = f"image_config.{sorted(unknown)[0]}"[:60]
+        raise UnsupportedParameter(f"{name} is not supported: leave it out", param=name)
+    if not any(value is not None for value in config.values()):
+        return {}
+    if any(values.get(name) is not None for name in ("size", "width", "height")):
+        raise InvalidValue("give image_config or a size, not both", param="image_config")
+    match = _RATIO.fullmatch(str(config.get("aspect_ratio") or "1:1"))
+    area = AREAS.get(str(config["image_size"])) if config.get("image_size") else None
+    if match is None or not int(match[1]) or not int(match[2]):
+        seen = f"image_config.aspect_ratio={show(config.get('aspect_ratio'))}"
+        raise InvalidValue(f"{seen}: must be such as 16:9", param="image_config")
+    if config.get("image_size") and area is None:
+        seen = f"image_config.image_size={show(config['image_size'])}"
+        raise InvalidValue(f"{seen}: must be {', '.join(AREAS)}", param="image_config")
+    usual = card.usual_size_px or (8 * card.size_multiple_px,) * 2
+    ratio = int(match[1]) / int(match[2])
+    width = math.sqrt((area or math.prod(usual)) * ratio)
+    multiple = card.size_multiple_px
+    sides = [max(multiple, round(side / multiple) * multiple) for side in (width, width / ratio)]
+    return {"size": f"{sides[0]}x{sides[1]}"}

@@ -1,0 +1,87 @@
+"""JSON bodies whose pictures lie anywhere inside them, as URLs or as base64 alone.
+
+`forms.py` reads bodies that name their pictures in fields of their own. Here a large picture is cut
+out before the rest is parsed, as there, and put back where it was.
+"""
+
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+
+from carpool.errors import InvalidJSON, InvalidValue, show
+from carpool.media.reader import Sent
+from carpool.server.bodies.json_bodies import check_is_json, cut, parse
+
+_NO_URL = b"data:image/png;base64,"  # the kind is read from the file itself
+
+
+async def read_json(request: Request, *, takes_base64: bool = False) -> dict[str, Any]:
+    """Read a JSON object; long pictures in it are memoryviews.
+
+    Args:
+        takes_base64: may a picture be base64 alone, and no URL?
+
+    Raises:
+        InvalidJSON: it is no object.
+        HTTPException: it is beyond the limits of `json_bodies`.
+    """
+    check_is_json(request.headers)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+    if not body:
+        raise InvalidJSON("the body is empty: send a JSON object")
+    work = partial(_parsed, body, takes_base64)
+    value = await request.app.state.server.parse_json(request, work, len(body))
+    if not isinstance(value, dict):
+        raise InvalidJSON("the body is not a JSON object")
+    return value
+
+
+def _parsed(body: bytearray, takes_base64: bool) -> Any:
+    text, pictures = cut(body, takes_base64=takes_base64)
+    value = parse(text, has_places=not pictures)
+    return _with(value, pictures) if pictures else value
+
+
+def _with(value: Any, pictures: dict[str, memoryview]) -> Any:
+    """The value with each picture in place of the text that stands for it."""
+    if isinstance(value, dict):
+        return {name: _with(one, pictures) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_with(one, pictures) for one in value]
+    return pictures.get(value, value) if isinstance(value, str) else value
+
+
+def as_url(sent: Any, name: str) -> Sent:
+    """A picture as a URL: it may be base64 alone.
+
+    Raises:
+        InvalidValue: it is no text at all.
+    """
+    if not isinstance(sent, str | memoryview):
+        rule = "must be a picture: base64, or data:image/png;base64,..."
+        raise InvalidValue(f"{name}={show(sent)}: {rule}", param=name)
+    start = sent[:8] if isinstance(sent, str) else bytes(sent[:8]).decode("latin-1")
+    if ":" in start:
+        return sent
+    if isinstance(sent, str):
+        return _NO_URL.decode() + sent
+    return memoryview(_NO_URL + sent)
+
+
+def without_pictures(values: dict[str, Any]) -> dict[str, Any]:
+    """The values, or InvalidValue if there is a picture where none is taken."""
+    for name, value in values.items():
+        if _has_picture(value):
+            raise InvalidValue(f"{name[:60]} is a picture: none is taken there", param=name[:60])
+    return values
+
+
+def _has_picture(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_picture, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_picture, value))
+    return isinstance(value, memoryview)

@@ -1,0 +1,128 @@
+"""Fields that clients of SGLang and vLLM-Omni send, in this server's words.
+
+Those that mean the same under another name are renamed, those that change nothing here are left
+out, and those that would change the picture are refused by name. A field that the model's own
+pipeline takes is always handed on to it.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from carpool.errors import InvalidValue, UnsupportedParameter, show
+from carpool.request.parameters import Card
+from carpool.server.bodies.forms import Body, validated
+from carpool.server.bodies.json_bodies import check
+from carpool.types import Timings
+
+NESTED = ("extra_body", "diffusers_kwargs", "extra_params", "extra_args")
+"""Objects whose fields count as if they stood at top level."""
+
+NEUTRAL = frozenset({"bot_task", "save_output", "output_quality"})
+"""Fields about how a server works or reports, or (bot_task) about a language model in front."""
+
+_SWITCHES = """enable_teacache enable_cache_dit enable_spectrum enable_upscaling
+enable_frame_interpolation return_trajectory_latents return_trajectory_decoded"""
+SWITCHES = frozenset(_SWITCHES.split())
+"""Ways of those servers to draw something else; a client may send them switched off."""
+
+_OFF = (None, False, "false", "False", 0, "0", "")
+
+
+def translated(values: Mapping[str, Any], card: Card) -> dict[str, Any]:
+    """The fields of a body in this server's words.
+
+    Raises:
+        InvalidValue: a field is given twice with different values, or is no object.
+        UnsupportedParameter: a field would change the picture in a way that is not known here.
+    """
+    found = dict(values)
+    known = {one.name for task in card.tasks for one in task.parameters}
+    for name in NESTED:
+        if name in found and name not in known:
+            _merge(found, _object(found.pop(name), name), name)
+    if "num_outputs_per_prompt" in found and "num_outputs_per_prompt" not in known:
+        _merge(found, {"n": _count(found.pop("num_outputs_per_prompt"))}, "num_outputs_per_prompt")
+    if "seed" in found:
+        found["seed"] = _seed(found["seed"])
+    for name in NEUTRAL - known:
+        found.pop(name, None)
+    for name in SWITCHES - known & found.keys():
+        if (value := found.pop(name, None)) not in _OFF:
+            rule = "is not supported, and would change the picture: leave it out"
+            raise UnsupportedParameter(f"{name}={show(value)} {rule}", param=name)
+    device = found.get("generator_device")
+    if "generator_device" not in known and device is not None:
+        if found.get("seed") is not None and device != "cpu":
+            rule = "noise is drawn on the CPU here, the same for every device: send cpu"
+            raise UnsupportedParameter(
+                f"generator_device={show(device)}: {rule}, or no seed", param="generator_device"
+            )
+        del found["generator_device"]
+    return found
+
+
+def retold(body: Body, card: Card) -> Body:
+    """A body whose fields are in this server's words; the same one where they are already."""
+    sent = body.model_dump(exclude_unset=True)
+    said = translated(sent, card)
+    return body if said == sent else validated(type(body), said)
+
+
+def single(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a body that asks for one video."""
+    if values.pop("n", 1) not in (1, None):
+        raise UnsupportedParameter(
+            "num_outputs_per_prompt: a request makes one video, send several", param="n"
+        )
+    return values
+
+
+def stage_durations(timings: Timings) -> dict[str, float]:
+    """Where the time went, under the names that vLLM-Omni's clients look for.
+
+    Returns:
+        Seconds of each phase, and milliseconds in all without the queue (`_gen_ms`).
+    """
+    phases = ("queue", "encode", "denoise", "decode")
+    spent = {name: round(getattr(timings, f"{name}_s"), 6) for name in phases}
+    return spent | {"stage_0_gen_ms": round(1000 * (timings.total_s - timings.queue_s), 3)}
+
+
+def _seed(seed: Any) -> Any:
+    """A seed, or a list of several, which a form writes as JSON."""
+    if isinstance(seed, str) and seed.startswith("["):
+        try:
+            check(seed.encode())
+            seed = json.loads(seed)
+        except (ValueError, RecursionError):
+            return seed
+    return seed[0] if isinstance(seed, list) and len(seed) == 1 else seed
+
+
+def _merge(found: dict[str, Any], more: Mapping[str, Any], source: str) -> None:
+    for name, value in more.items():
+        if name in NESTED:
+            raise InvalidValue(f"{source} has another {name} in it: say it once", param=source)
+        if found.get(name) is not None and found[name] != value:
+            both = f"{show(found[name])}, and {show(value)} in {source}"
+            raise InvalidValue(f"{name} is {both}: say it once", param=name[:60])
+        found[name] = value
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    """An object, which a form writes as JSON."""
+    if isinstance(value, str):
+        try:
+            check(value.encode())
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            pass
+    if value is not None and not isinstance(value, dict):
+        raise InvalidValue(f"{name}={show(value)}: must be an object of fields", param=name)
+    return value or {}
+
+
+def _count(value: Any) -> Any:
+    """A number of pictures, which a form writes as text."""
+    return int(value) if isinstance(value, str) and value.isdecimal() and value.isascii() else value

@@ -1,0 +1,306 @@
+"""`/sdapi/v1`: the AUTOMATIC1111 API, as Open WebUI, SillyTavern and plug-ins of Krita use it.
+
+Those clients know keys as passwords: `authorization: Basic` with the key as the password opens
+these paths too, unless a browser sends it of its own accord.
+"""
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from carpool.errors import CarpoolError, InvalidValue, SizeRejected, show
+from carpool.media.masks import fitted
+from carpool.media.reader import Intake, Sent
+from carpool.request.parameters import Card, within
+from carpool.request.values import is_int
+from carpool.server.answers.draw import draw
+from carpool.server.answers.stage_metrics import PATIENCE_S
+from carpool.server.bodies import schema
+from carpool.server.bodies.automatic1111 import (
+    SAMPLER,
+    Drawn,
+    Image2Image,
+    Lora,
+    Options,
+    Progress,
+    ProgressState,
+    Sampler,
+    Scheduler,
+    SDModel,
+    Text2Image,
+    check_fill,
+    check_model,
+    info,
+    translated,
+)
+from carpool.server.bodies.forms import validated
+from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
+from carpool.server.dependencies import ERRORS, AuthenticatedRoute, Context, WorkRoute, traced
+from carpool.server.state import RequestContext, ServedModel
+
+MOST_BLUR = 64  # pixels
+EMPTY = ("upscalers", "latent-upscale-modes", "sd-vae", "prompt-styles", "hypernetworks")
+"""Lists that clients ask for, of things that are not here."""
+
+
+class PasswordRoute(AuthenticatedRoute):
+    """A route that takes a key as the password of `authorization: Basic` too."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        if not headers.get("origin") and not headers.get("sec-fetch-site"):  # no web page
+            scope["headers"] = [
+                (name, _as_bearer(value) if name == b"authorization" else value)
+                for name, value in scope["headers"]
+            ]
+        await super().handle(scope, receive, send)
+
+
+class PasswordWorkRoute(PasswordRoute, WorkRoute):
+    is_work = True
+
+
+def _as_bearer(authorization: bytes) -> bytes:
+    """A password as a bearer token."""
+    scheme, _, encoded = authorization.partition(b" ")
+    if scheme.lower() != b"basic":
+        return authorization
+    try:
+        _, _, password = base64.b64decode(encoded, validate=True).partition(b":")
+    except ValueError:
+        return b""
+    return b"Bearer " + password if password else b""
+
+
+router = APIRouter(
+    prefix="/sdapi/v1",
+    route_class=PasswordWorkRoute,
+    responses=ERRORS,
+    dependencies=[Depends(traced)],
+)
+lists = APIRouter(
+    prefix="/sdapi/v1",
+    route_class=PasswordRoute,
+    responses=ERRORS,
+    dependencies=[Depends(traced)],
+)
+
+
+@dataclass(slots=True)
+class Running:
+    """The requests of this API that run, by the owner of their key."""
+
+    _tasks: dict[str, dict[str, asyncio.Task[Any]]] = field(default_factory=dict)
+
+    @contextmanager
+    def entered(self, owner: str, request_id: str, task: asyncio.Task[Any]) -> Iterator[None]:
+        mine = self._tasks.setdefault(owner, {})
+        mine[request_id] = task
+        try:
+            yield
+        finally:
+            mine.pop(request_id, None)
+            if not mine:
+                self._tasks.pop(owner, None)
+
+    def of(self, owner: str) -> dict[str, asyncio.Task[Any]]:
+        return dict(self._tasks.get(owner, {}))
+
+
+def running(request: Request) -> Running:
+    """Those of this application."""
+    state = request.app.state
+    if not hasattr(state, "automatic1111"):
+        state.automatic1111 = Running()
+    found: Running = state.automatic1111
+    return found
+
+
+def _body(model: Any) -> dict[str, Any]:
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+@router.post("/txt2img", openapi_extra=_body(Text2Image))
+async def txt2img(context: Context) -> Drawn:
+    """Draw from a text."""
+    sent = without_pictures(await read_json(context.request))
+    body = validated(Text2Image, sent)
+    model = await _model(context, body)
+    return await _drawn(context, model, body, translated(body, model.card, model.id), sent)
+
+
+@router.post("/img2img", openapi_extra=_body(Image2Image))
+async def img2img(context: Context) -> Drawn:
+    """Draw pictures anew; with a mask, where it is white."""
+    sent = await read_json(context.request, takes_base64=True)
+    pictures = {name: sent[name] for name in ("init_images", "mask") if name in sent}
+    told = without_pictures({name: sent[name] for name in sent.keys() - pictures})
+    body = validated(Image2Image, told | pictures)
+    model = await _model(context, body)
+    task = model.card.task_for(["image", "mask_image"] if body.mask is not None else ["image"])
+    size = None if task.takes("width") else _size(body, model.card)
+    values = translated(body, model.card, model.id, keeps_size=size is not None)
+    values |= check_fill(body, model.card)
+    images = [as_url(one, "init_images") for one in body.init_images]
+    mask = None if body.mask is None else _mask_of(body)
+    return await _drawn(context, model, body, values, told, images, size, mask)
+
+
+async def _model(context: RequestContext, body: Text2Image) -> ServedModel:
+    """The model that the settings of a request name, or the first."""
+    named = (body.override_settings or {}).get("sd_model_checkpoint")
+    name = named if isinstance(named, str) and named else None
+    await context.state.loaded(name)
+    return context.state.model("ready", name)
+
+
+async def _drawn(
+    context: RequestContext,
+    model: ServedModel,
+    body: Text2Image,
+    values: dict[str, Any],
+    sent: dict[str, Any],
+    images: list[Sent] | None = None,
+    size: tuple[int, int] | None = None,
+    mask: Any = None,
+) -> Drawn:
+    asked = validated(schema.ImageRequest, values)
+    work = draw(context, model, asked, images or [], name="init_images", size=size, mask=mask)
+    task = asyncio.ensure_future(work)
+    request_id = context.request.scope["request_id"]
+    answer: Any = None
+    with running(context.request).entered(context.client.owner, request_id, task):
+        try:
+            answer = await task
+        except asyncio.CancelledError:
+            task.cancel()
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise  # the server stops
+    if answer is None:  # interrupted: that program answers with what there is
+        return Drawn(images=[], parameters=sent, info='{"all_seeds": [], "infotexts": []}')
+    files = [one.b64_json or "" for one in answer.data] if body.send_images is not False else []
+    return Drawn(images=files, parameters=sent, info=info(body, values, answer))
+
+
+def _size(body: Image2Image, card: Card) -> tuple[int, int] | None:
+    """The size that a picture is to have whose model draws it anew in its own size."""
+    if body.width is None or body.height is None:
+        return None
+    multiple = card.size_multiple_px
+    for name, side in (("width", body.width), ("height", body.height)):
+        if not is_int(side) or side < 1 or side % multiple:
+            rule = f"must be a multiple of {multiple}"
+            raise SizeRejected(f"{name}={show(side)}: {rule}", param=name)
+    if body.width * body.height > card.max_pixels:
+        width, height = within((body.width, body.height), card.max_pixels, multiple)
+        raise SizeRejected(
+            f"{body.width}x{body.height} is not supported: at most {card.max_pixels} pixels, such "
+            f"as {width}x{height}",
+            param="width",
+        )
+    return body.width, body.height
+
+
+def _mask_of(body: Image2Image) -> Any:
+    """What reads the mask for the picture that is drawn anew."""
+    sent, blur = as_url(body.mask, "mask"), body.mask_blur or 0
+    if not is_int(blur) or not 0 <= blur <= MOST_BLUR:
+        rule = f"must be a whole number of pixels up to {MOST_BLUR}"
+        raise InvalidValue(f"mask_blur={show(body.mask_blur)}: {rule}", param="mask_blur")
+    is_inverted = bool(body.inpainting_mask_invert)
+
+    async def read(intake: Intake, image: Any) -> Any:
+        parsed = await intake.open(sent, "mask")
+        then = partial(fitted, size=image.size, blur=blur, is_inverted=is_inverted)
+        return await intake.decode(parsed, "mask", mode="L", then=then)
+
+    return read
+
+
+@lists.get("/progress")
+async def progress(context: Context, skip_current_image: bool = False) -> Progress:
+    """How far the requests of this API key are, on average."""
+    mine = running(context.request).of(context.client.owner)
+    steps = [(0, 0)]
+    for request_id in mine:
+        with contextlib.suppress(CarpoolError, TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                report = await context.state.observer.report(context.client.owner, request_id)
+            steps += [(one.step, one.steps) for one in report.outputs]
+    done, total = (sum(column) for column in zip(*steps, strict=True))
+    return Progress(
+        progress=min(0.99, done / total) if total else 0.0,
+        state=ProgressState(job_count=len(mine), sampling_step=done, sampling_steps=total),
+    )
+
+
+@lists.post("/interrupt")
+@lists.post("/skip")
+async def interrupt(context: Context) -> dict[str, Any]:
+    """Cancel the requests of this API key that came by this API; they answer without pictures."""
+    for task in running(context.request).of(context.client.owner).values():
+        task.cancel()
+    return {}
+
+
+@lists.get("/options")
+async def get_options(context: Context) -> Options:
+    return Options(sd_model_checkpoint=context.state.model("loaded").id)
+
+
+@lists.post("/options")
+async def set_options(body: Options, context: Context) -> dict[str, Any]:
+    """Accepted where it changes nothing: the model is the served one."""
+    model = context.state.model("loaded")
+    check_model(body.sd_model_checkpoint, model.card, model.id)
+    sent = body.model_dump(exclude_unset=True, exclude={"sd_model_checkpoint"})
+    now = Options().model_dump()
+    for name, value in sent.items():
+        if value is not None and (name not in now or value != now[name]):
+            rule = "cannot be set here: leave it out, or send it with a request"
+            raise InvalidValue(f"{name[:60]}={show(value)} {rule}", param=name[:60])
+    return {}
+
+
+@lists.get("/sd-models")
+async def sd_models(context: Context) -> list[SDModel]:
+    name = context.state.model("loaded").id
+    return [SDModel(title=name, model_name=name)]
+
+
+@lists.get("/samplers")
+async def samplers(context: Context) -> list[Sampler]:
+    """One: the model's own."""
+    return [Sampler(name=SAMPLER)]
+
+
+@lists.get("/schedulers")
+async def schedulers(context: Context) -> list[Scheduler]:
+    """One: the model's own."""
+    return [Scheduler(name=SAMPLER.lower(), label=SAMPLER)]
+
+
+@lists.get("/loras")
+async def loras(context: Context) -> list[Lora]:
+    """The adapters that a prompt may name, as `<lora:NAME:1>`."""
+    return [Lora(name=one, alias=one) for one in context.state.model("loaded").card.lora]
+
+
+async def _nothing(context: Context) -> list[dict[str, Any]]:
+    """An empty list: there are none here."""
+    return []
+
+
+for _name in EMPTY:
+    lists.add_api_route(f"/{_name}", _nothing, methods=["GET"])

@@ -1,0 +1,63 @@
+"""`POST /v1/chat/completions`: pictures as answers of a chat."""
+
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
+
+from carpool.server.answers.chat import Chunks, completion
+from carpool.server.answers.draw import draw
+from carpool.server.answers.stage_metrics import stage_metrics
+from carpool.server.answers.stream import STREAMED
+from carpool.server.bodies import schema
+from carpool.server.bodies.chat import ChatCompletion, ChatRequest, conversation
+from carpool.server.bodies.forms import validated
+from carpool.server.bodies.nested_pictures import read_json, without_pictures
+from carpool.server.dependencies import ERRORS, Context, WorkRoute, traced
+
+_BODY = {"application/json": {"schema": ChatRequest.model_json_schema()}}
+
+router = APIRouter(
+    prefix="/v1", route_class=WorkRoute, responses=ERRORS, dependencies=[Depends(traced)]
+)
+
+
+@router.post(
+    "/chat/completions",
+    response_model=ChatCompletion,
+    response_model_exclude_none=True,
+    responses=STREAMED,
+    openapi_extra={"requestBody": {"required": True, "content": _BODY}},
+)
+async def create_chat_completion(context: Context) -> Any:
+    """Draw what the last message says; the answer's message has the pictures."""
+    state, request = context.state, context.request
+    values = await read_json(request)
+    without_pictures({name: value for name, value in values.items() if name != "messages"})
+    chat = validated(ChatRequest, values)
+    await state.loaded(chat.model)
+    model = state.model("ready", chat.model)
+    asked = conversation(model.card, chat)
+    body = validated(schema.ImageRequest, asked.values)
+    request_id = request.scope["request_id"]
+    options = chat.stream_options or {}
+    has_metrics = bool(chat.return_stage_metrics) or asked.has_parts
+    chunks = Chunks(request_id, asked.has_parts, options.get("include_usage") is True, has_metrics)
+
+    answer = await draw(
+        context,
+        model,
+        body,
+        asked.images,
+        name="image_url",
+        fields={"modalities": chat.modalities, "stream_options": options},
+        event=chunks,
+    )
+    if not isinstance(answer, schema.ImagesResponse):
+        return answer
+    metrics = await stage_metrics(state, answer.timings) if has_metrics else None
+    told = partial(completion, request_id, answer, has_parts=asked.has_parts)
+    return JSONResponse(
+        told(warnings=asked.warnings, metrics=metrics).model_dump(exclude_none=True)
+    )

@@ -1,0 +1,121 @@
+"""`POST /`: what `huggingface_hub.InferenceClient(base_url=...)` sends to an endpoint of its own.
+
+`text_to_image` sends a prompt. `image_to_image` sends a picture: its file as the body, or base64 in
+JSON where there are parameters. The answer is the picture's file.
+"""
+
+import base64
+import re
+from typing import Any
+
+from fastapi import APIRouter, Depends, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from carpool.errors import BodyTooLarge, InvalidValue, MissingParameter, UnsupportedParameter, show
+from carpool.media.reader import Sent
+from carpool.media.uploads import MOST_BYTES
+from carpool.server.answers.draw import draw
+from carpool.server.bodies import schema
+from carpool.server.bodies.forms import validated
+from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
+from carpool.server.dependencies import ERRORS, Context, WorkRoute, traced
+from carpool.server.state import RequestContext
+
+_FILE = {"schema": {"type": "string", "format": "binary"}}
+_KINDS = ("image/png", "image/jpeg", "image/webp", "application/octet-stream")
+_BASE64 = re.compile(r"data:|iVBORw0KGgo|/9j/|UklGR")  # how PNG, JPEG and WebP files begin
+_FORMATS = {"image/jpeg": "jpeg", "image/webp": "webp"}  # by `accept`; else PNG
+
+
+class InferenceRequest(BaseModel):
+    """`POST /`, as `huggingface_hub.InferenceClient` sends it."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, json_schema_extra={"examples": [{"inputs": "a red circle"}]}
+    )
+
+    inputs: Any = Field(
+        description="the prompt; or a picture in base64, whose prompt is in the parameters",
+        json_schema_extra={"type": "string"},
+    )
+    parameters: dict[str, Any] | None = Field(
+        None,
+        description="those of the pipeline, as in POST /v1/images/generations; `target_size` "
+        '{"width": 64, "height": 64}',
+    )
+
+
+_CONTENT = {
+    "application/json": {"schema": InferenceRequest.model_json_schema()},
+    **dict.fromkeys(_KINDS, _FILE),
+}
+
+router = APIRouter(route_class=WorkRoute, responses=ERRORS, dependencies=[Depends(traced)])
+
+
+@router.post(
+    "/",
+    response_class=Response,
+    responses={200: {"content": {"image/png": {}, "image/jpeg": {}, "image/webp": {}}}},
+    openapi_extra={"requestBody": {"required": True, "content": _CONTENT}},
+)
+async def infer(context: Context) -> Response:
+    """Draw, and answer with the picture's file; the header `x-seed` has its seed."""
+    request = context.request
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    images = list[Sent]()
+    values: dict[str, Any] = {}
+    if kind in _KINDS or not kind:  # the client does not name the kind of bytes
+        images.append(await _file(context))
+    else:
+        asked = validated(InferenceRequest, await read_json(request, takes_base64=True))
+        values = without_pictures(dict(asked.parameters or {}))
+        if isinstance(asked.inputs, memoryview) or _BASE64.match(str(asked.inputs)):
+            images.append(as_url(asked.inputs, "inputs"))
+        elif not isinstance(asked.inputs, str):
+            raise InvalidValue(f"inputs={show(asked.inputs)}: must be a text", param="inputs")
+        elif "prompt" in values:
+            rule = "inputs is the prompt, or else a picture: leave one out"
+            raise InvalidValue(f"prompt is given beside a text in inputs: {rule}", param="prompt")
+        else:
+            values["prompt"] = asked.inputs
+    if values.get("prompt") is None and images:
+        values["prompt"] = ""
+    body = _body(values, request)
+    await context.state.loaded(body.model)
+    model = context.state.model("ready", body.model)
+    answer = await draw(context, model, body, images, name="inputs")
+    assert isinstance(answer, schema.ImagesResponse)  # `stream` is refused
+    [picture] = answer.data
+    content = base64.b64decode(picture.b64_json or "")
+    headers = {"x-seed": str(picture.seed)}
+    return Response(content, media_type=f"image/{answer.output_format}", headers=headers)
+
+
+def _body(values: dict[str, Any], request: Any) -> schema.ImageRequest:
+    """The parameters as a body."""
+    for name in ("n", "stream", "partial_images", "response_format", "background_job"):
+        value = values.pop(name, None)
+        if value is not None and value is not False and (name, value) != ("n", 1):
+            rule = "the answer is one picture: leave it out"
+            raise UnsupportedParameter(f"{name}={show(value)}: {rule}", param=name)
+    if (size := values.pop("target_size", None)) is not None:
+        if not isinstance(size, dict) or size.keys() != {"width", "height"}:
+            rule = 'must be {"width": ..., "height": ...}'
+            raise InvalidValue(f"target_size={show(size)}: {rule}", param="target_size")
+        values |= size
+    accepted = request.headers.get("accept", "").partition(",")[0].strip().lower()
+    values.setdefault("output_format", _FORMATS.get(accepted, "png"))
+    return validated(schema.ImageRequest, values)
+
+
+async def _file(context: RequestContext) -> bytes:
+    """The body, a picture's file."""
+    body = bytearray()
+    async for chunk in context.request.stream():
+        body += chunk
+        if len(body) > MOST_BYTES:
+            raise BodyTooLarge(f"the picture is larger than {MOST_BYTES} bytes")
+    if not body:
+        raise MissingParameter("the body is empty: send a picture's file, or JSON")
+    return bytes(body)

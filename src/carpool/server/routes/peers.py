@@ -1,0 +1,83 @@
+"""What clients of SGLang ask of a server before they send it work."""
+
+from typing import Literal
+
+from fastapi import APIRouter, Depends, Response
+from pydantic import BaseModel, Field
+
+import carpool
+from carpool.server.bodies import schema
+from carpool.server.dependencies import (
+    ERRORS,
+    AuthenticatedRoute,
+    State,
+    request_context,
+)
+from carpool.server.routes import observe
+
+public = APIRouter(responses={403: ERRORS[403]})
+router = APIRouter(
+    route_class=AuthenticatedRoute, responses=ERRORS, dependencies=[Depends(request_context)]
+)
+
+
+class ModelInfo(BaseModel):
+    """The served model, as SGLang's clients ask for it."""
+
+    model_path: str = Field(description="what requests name it by")
+    is_generation: bool = True
+    model_type: Literal["diffusion"] = "diffusion"
+    architectures: list[str] = Field(description="the diffusers class")
+    has_image_understanding: bool = Field(description="does it take pictures?")
+    has_audio_understanding: bool = False
+    task_type: str = Field(description="what it does without any picture given")
+    supported_task_types: list[str]
+    output_types: list[str] = Field(description="IMAGE, VIDEO, AUDIO")
+    is_image_gen: bool
+
+
+class ServerInfo(BaseModel):
+    """The server, as SGLang's clients ask for it."""
+
+    model_path: str = Field(description="what requests name the model by")
+    served_model_name: str
+    tp_size: int = 1
+    dp_size: int = 1
+    version: str = Field(description="of Carpool")
+
+
+_OUTPUTS = {"pictures": "IMAGE", "videos": "VIDEO", "sound": "AUDIO"}
+
+
+@router.get("/model_info")
+@router.get("/v1/model_info")
+async def model_info(state: State) -> ModelInfo:
+    """The served model, as SGLang has it; `GET /v1/models` says more."""
+    model = state.model("loaded")
+    tasks = model.card.tasks
+    return ModelInfo(
+        model_path=model.id,
+        architectures=[model.card.pipeline],
+        has_image_understanding=any(task.takes("image") for task in tasks),
+        task_type=tasks[0].name,
+        supported_task_types=[task.name for task in tasks],
+        output_types=sorted({_OUTPUTS[task.makes] for task in tasks}),
+        is_image_gen=tasks[0].makes == "pictures",
+    )
+
+
+@router.get("/server_info")
+async def server_info(state: State) -> ServerInfo:
+    """The server, as SGLang has it."""
+    name = state.model("loaded").id
+    return ServerInfo(model_path=name, served_model_name=name, version=carpool.__version__)
+
+
+@public.get(
+    "/health_generate",
+    responses={503: {"model": schema.Health}},
+    response_model_exclude_none=True,
+)
+async def health_generate(response: Response, state: State) -> schema.Health:
+    """As `GET /health`: nothing is drawn."""
+    return await observe.health(response, state)

@@ -1,0 +1,304 @@
+"""AUTOMATIC1111's API: as webuiapi, Open WebUI and SillyTavern use it."""
+
+import asyncio
+import base64
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import pytest
+from PIL import Image
+
+from carpool.request.parameters import Task
+from support.app import Grey, app_of, ask, open_app, refusal
+from support.forms import BOTH, FILL, OWN, worker_of
+from support.pictures import picture, png, saved
+
+API = "/sdapi/v1/"
+FIXED = tuple(one for one in FILL.parameters if one.name not in ("width", "height"))
+OWN_SIZE = replace(BOTH, tasks=(OWN, Task("inpaint", "GreyFixed", FIXED)))
+
+OPEN_WEBUI = {"prompt": "a cat", "batch_size": 2, "width": 64, "height": 48, "steps": 3,
+              "negative_prompt": "dogs", "cfg_scale": 2.5}  # fmt: skip
+SILLY_TAVERN = {
+    "url": "http://localhost:7860", "auth": "", "prompt": "a cat", "negative_prompt": "dogs",
+    "sampler_name": "Automatic", "scheduler": "automatic", "steps": 3, "cfg_scale": 2.5,
+    "width": 64, "height": 48, "restore_faces": False, "enable_hr": False,
+    "hr_upscaler": "Latent", "hr_scale": 1.0, "hr_additional_modules": [],
+    "denoising_strength": 0.7, "hr_second_pass_steps": 0,
+    "override_settings": {"CLIP_stop_at_last_layers": 1},
+    "override_settings_restore_afterwards": True, "save_images": True, "send_images": True,
+    "do_not_save_grid": False, "do_not_save_samples": False,
+}  # fmt: skip
+WEBUIAPI = {
+    "enable_hr": False, "hr_scale": 2, "hr_upscaler": "Latent", "hr_second_pass_steps": 0,
+    "hr_resize_x": 0, "hr_resize_y": 0, "hr_checkpoint_name": None, "hr_sampler_name": None,
+    "hr_scheduler": None, "hr_prompt": "", "hr_negative_prompt": "", "denoising_strength": 0.7,
+    "firstphase_width": 0, "firstphase_height": 0, "prompt": "a cat", "styles": [], "seed": 7,
+    "subseed": -1, "subseed_strength": 0.0, "seed_resize_from_h": 0, "seed_resize_from_w": 0,
+    "batch_size": 1, "n_iter": 1, "steps": 3, "cfg_scale": 2.5, "width": 64, "height": 48,
+    "restore_faces": False, "tiling": False, "do_not_save_samples": False,
+    "do_not_save_grid": False, "negative_prompt": "dogs", "eta": 1.0, "s_churn": 0, "s_tmax": 0,
+    "s_tmin": 0, "s_noise": 1, "override_settings": {},
+    "override_settings_restore_afterwards": True, "sampler_name": "Automatic",
+    "scheduler": "automatic", "sampler_index": None, "script_name": None, "script_args": None,
+    "send_images": True, "save_images": False, "alwayson_scripts": {},
+}  # fmt: skip
+
+
+class Timed(Grey):
+    """A fake worker, half of whose steps are done."""
+
+    async def timelines(self, request_ids: Any) -> list[dict[str, Any]]:
+        moments = {"submitted_at": 0.0, "started_at": 0.0, "ended_at": None}
+        more: dict[str, Any] = {"error": None, "queued_s": 0.0, "total_s": 1.0, "phases": []}
+        return [{"id": one, "status": "running", "step": 2, "steps": 4, **moments, **more}
+                for one in request_ids]  # fmt: skip
+
+
+def b64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def post(worker: Grey, path: str, body: Any, **options: Any) -> httpx2.Response:
+    return ask(json.dumps(body), API + path, worker=worker, **options)
+
+
+def get(path: str, **options: Any) -> Any:
+    return ask(b"", API + path, method="GET", worker=Grey(), **options).json()
+
+
+@pytest.mark.parametrize("sent", [OPEN_WEBUI, SILLY_TAVERN, WEBUIAPI],
+                         ids=["Open WebUI", "SillyTavern", "webuiapi"])  # fmt: skip
+def test_what_a_client_sends_is_drawn(sent: dict[str, Any]) -> None:
+    worker = Grey()
+
+    answer = post(worker, "txt2img", sent)
+
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert len(told["images"]) == len(worker.jobs) == sent.get("batch_size", 1)
+    assert picture(base64.b64decode(told["images"][0])).size == (16, 16)
+    assert told["parameters"] == sent
+    assert json.loads(told["info"])["all_seeds"] == [job.seed for job in worker.jobs]
+    assert worker.jobs[0].arguments == {
+        "prompt": "a cat", "negative_prompt": "dogs", "width": 64, "height": 48,
+        "num_inference_steps": 3, "true_cfg_scale": 2.5,
+    }  # fmt: skip
+
+
+def test_a_picture_is_drawn_anew_as_webuiapi_asks() -> None:
+    worker = worker_of(BOTH)
+    sent = {**WEBUIAPI, "init_images": ["data:image/png;base64," + b64(png(64, 48))],
+            "resize_mode": 0, "mask_blur": 4, "inpainting_fill": 0, "inpaint_full_res": True,
+            "inpaint_full_res_padding": 0, "inpainting_mask_invert": 0,
+            "initial_noise_multiplier": 1, "image_cfg_scale": 1.5,
+            "include_init_images": False}  # fmt: skip
+
+    answer = post(worker, "img2img", sent)
+
+    assert answer.status_code == 200, answer.text
+    assert "init_images" not in answer.json()["parameters"]
+    arguments = worker.jobs[0].arguments
+    assert (arguments["strength"], arguments["image"].size) == (0.7, (64, 48))
+    assert (arguments["width"], arguments["height"]) == (64, 48)
+
+
+def test_a_large_picture_in_base64_is_drawn_anew() -> None:
+    for kind in ("PNG", "JPEG", "WEBP"):
+        content = saved(picture(png(1500, 1500)), kind)
+        assert len(content) > 1 << 20
+        worker = worker_of(BOTH)
+        answer = post(worker, "img2img", {"prompt": "a", "init_images": [b64(content)]})
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("inverted", [0, 1])
+def test_a_mask_is_white_where_to_draw_anew(inverted: int) -> None:
+    worker, mask = worker_of(OWN_SIZE), Image.new("L", (64, 64), 0)
+    mask.paste(255, (32, 0, 64, 64))
+    sent = {"prompt": "a", "init_images": [b64(png())], "mask": b64(saved(mask)),
+            "inpainting_mask_invert": inverted, "width": 32, "height": 64,
+            "inpainting_fill": 1}  # fmt: skip
+
+    answer = post(worker, "img2img", sent)
+
+    assert answer.status_code == 200, answer.text
+    arguments = worker.jobs[0].arguments
+    assert arguments["image"].size == arguments["mask_image"].size == (32, 64)
+    left, right = (arguments["mask_image"].getpixel((x, 32)) for x in (2, 30))
+    assert (left, right) == ((255, 0) if inverted else (0, 255))
+
+
+def test_a_prompt_names_adapters() -> None:
+    worker = Grey()
+
+    answer = post(worker, "txt2img", {"prompt": "a cat, <lora:outlined:0.5> sitting"})
+
+    assert answer.status_code == 200, answer.text
+    [job] = worker.jobs
+    assert job.arguments["prompt"] == "a cat, sitting"
+    assert list(job.lora) == [("outlined", 0.5)]
+
+
+WRONG: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"sampler_name": "Euler a"}, "unsupported_parameter", "sampler_name"),
+    ({"scheduler": "Karras"}, "unsupported_parameter", "scheduler"),
+    ({"enable_hr": True}, "unsupported_parameter", "enable_hr"),
+    ({"restore_faces": True}, "unsupported_parameter", "restore_faces"),
+    ({"tiling": True}, "unsupported_parameter", "tiling"),
+    ({"styles": ["bold"]}, "unsupported_parameter", "styles"),
+    ({"subseed_strength": 0.5}, "unsupported_parameter", "subseed_strength"),
+    ({"script_name": "x/y/z plot"}, "unsupported_parameter", "script_name"),
+    ({"alwayson_scripts": {"ADetailer": {"args": [True]}}}, "unsupported_parameter",
+     "alwayson_scripts"),
+    ({"override_settings": {"sd_model_checkpoint": "other"}}, "model_not_found", None),
+    ({"override_settings": {"eta_noise": 1}}, "unsupported_parameter", "eta_noise"),
+    ({"override_settings": {"CLIP_stop_at_last_layers": 99}}, "invalid_value",
+     "CLIP_stop_at_last_layers"),
+    ({"tempo": 1}, "unsupported_parameter", "tempo"),
+    ({"batch_size": 0}, "invalid_value", "batch_size"),
+    ({"batch_size": 900, "n_iter": 900}, "invalid_value", "n"),
+    ({"steps": 0}, "invalid_value", "num_inference_steps"),
+    ({"width": 33, "height": 33}, "size_not_supported", None),
+    ({"prompt": "a <lora:none:1>"}, "invalid_value", "lora"),
+    ({"prompt": 7}, "invalid_value", "prompt"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "code", "param"), WRONG, ids=str)
+def test_what_would_change_the_picture_is_refused_by_name(
+    fields: dict[str, Any], code: str, param: str | None
+) -> None:
+    worker = Grey()
+
+    told = refusal(post(worker, "txt2img", {"prompt": "a", **fields}))
+
+    assert (told["code"], worker.jobs) == (code, [])
+    assert param is None or told["param"] == param
+
+
+WRONG_PICTURES: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "missing_parameter", "init_images"),
+    ({"init_images": []}, "invalid_value", "init_images"),
+    ({"init_images": [7]}, "invalid_value", "init_images"),
+    ({"init_images": ["####"]}, "invalid_value", "init_images"),
+    ({"init_images": ["http://127.0.0.1:9/a"]}, "unsupported_parameter", "init_images"),
+    ({"resize_mode": 2}, "unsupported_parameter", "resize_mode"),
+    ({"mask": "####", "inpainting_fill": 1}, "invalid_value", "mask"),
+    ({"mask": "a", "inpainting_fill": 0}, "unsupported_parameter", "inpainting_fill"),
+    ({"mask": "a", "inpaint_full_res": True}, "unsupported_parameter", "inpaint_full_res"),
+    ({"mask": "a", "mask_blur": 1e9}, "invalid_value", "mask_blur"),
+]
+
+
+@pytest.mark.parametrize(("fields", "code", "param"), WRONG_PICTURES, ids=str)
+def test_a_picture_that_cannot_be_drawn_anew_is_refused(
+    fields: dict[str, Any], code: str, param: str
+) -> None:
+    worker = worker_of(BOTH)
+    images = {} if not fields else {"init_images": [b64(png())]}
+
+    told = refusal(post(worker, "img2img", {"prompt": "a", **images, **fields}))
+
+    assert (told["code"], told["param"], worker.jobs) == (code, param, [])
+
+
+def test_a_size_that_the_picture_cannot_have_is_refused() -> None:
+    for width, height in ((33, 64), (0, 64), ("a", 64), (4096, 4096)):
+        sent = {"prompt": "a", "init_images": [b64(png())], "width": width, "height": height}
+        sent |= {"mask": b64(png()), "inpainting_fill": 1}
+        told = refusal(post(worker_of(OWN_SIZE), "img2img", sent))
+        assert told["code"] == "size_not_supported"
+
+
+def test_the_lists_say_what_is_served() -> None:
+    [model] = get("sd-models")
+    assert (model["title"], model["model_name"]) == ("grey", "grey")
+    assert get("options")["sd_model_checkpoint"] == "grey"
+    assert [one["name"] for one in get("samplers")] == ["Automatic"]
+    assert [one["name"] for one in get("schedulers")] == ["automatic"]
+    assert [one["name"] for one in get("loras")] == ["outlined"]
+    assert get("upscalers") == get("latent-upscale-modes") == get("sd-vae") == []
+    assert get("progress")["state"]["job_count"] == 0
+
+
+def test_options_are_taken_where_they_change_nothing() -> None:
+    worker = Grey()
+    whole = get("options")
+    for sent, status in (
+        (whole, 200), ({"sd_model_checkpoint": "grey"}, 200),
+        ({"sd_model_checkpoint": "other"}, 404), ({"CLIP_stop_at_last_layers": 2}, 400),
+        ({"eta_noise_seed_delta": 31337}, 400),
+    ):  # fmt: skip
+        assert post(worker, "options", sent).status_code == status, sent
+
+
+def test_an_interrupt_ends_what_runs_for_this_key_alone() -> None:
+    async def scene() -> None:
+        worker = Timed(is_slow=True)
+        keys: Any = {"api_key": ("a=one", "b=two")}
+        async with open_app(worker, **keys) as house:
+
+            def asked(key: str, path: str, **body: Any) -> Any:
+                headers = {"authorization": f"Bearer {key}"}
+                return house.http.post(API + path, json=body, headers=headers)
+
+            tasks = [asyncio.create_task(asked(key, "txt2img", prompt="a"))
+                     for key in ("one", "two")]  # fmt: skip
+            await worker.until(lambda: worker.running == 2)
+            count = await house.http.get(API + "progress", headers={"authorization": "Bearer one"})
+            assert count.json()["state"]["job_count"] == 1
+            assert count.json()["progress"] == 0.5
+            assert (await asked("one", "interrupt")).status_code == 200
+            ended = (await tasks[0]).json()
+            assert ended["images"] == []
+            await worker.until(lambda: worker.running == 1)
+            assert not tasks[1].done()
+            await asked("two", "interrupt")
+            await tasks[1]
+
+    asyncio.run(scene())
+
+
+def test_a_disconnect_cancels_the_drawing() -> None:
+    async def scene() -> None:
+        worker = Grey(is_slow=True)
+        async with open_app(worker) as house:
+            asking = house.http.post(API + "txt2img", json={"prompt": "a"})
+            task = asyncio.create_task(asking)
+            await worker.until(lambda: worker.running == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await worker.until(lambda: worker.running == 0)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": "Basic " + b64(b"anybody:secret")}, 200),
+        ({"authorization": "Bearer secret"}, 200),
+        ({"authorization": "Basic " + b64(b"anybody:wrong")}, 401),
+        ({"authorization": "Basic " + b64(b"secret")}, 401),
+        ({"authorization": "Basic ####"}, 401),
+        ({"authorization": "Basic"}, 401),
+        ({}, 401),
+        ({"authorization": "Basic " + b64(b"a:secret"), "sec-fetch-site": "cross-site"}, 401),
+        ({"authorization": "Basic " + b64(b"a:secret"), "origin": "http://localhost"}, 401),
+    ],
+)
+def test_the_key_is_the_password(headers: dict[str, str], status: int) -> None:
+    async def scene() -> None:
+        transport = httpx2.ASGITransport(app_of(Grey(), api_key=("secret",)))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            answer = await http.get(API + "sd-models", headers=headers)
+            assert answer.status_code == status
+            if "authorization" in headers:  # a password opens these paths alone
+                other = await http.get("/v1/models", headers=headers)
+                assert (other.status_code == 200) == headers["authorization"].startswith("Bearer")
+
+    asyncio.run(scene())

@@ -1,0 +1,265 @@
+"""Load clients of SGLang and vLLM-Omni: what they send is understood, or refused by name.
+
+`python -m proof.record_clients` runs the clients themselves and records their requests.
+"""
+
+import asyncio
+import base64
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from support.app import AppClient, Grey, ask, open_app, refusal
+from support.endpoints import EDITS, ENDPOINT, VIDEOS
+from support.forms import BOTH, worker_of
+from support.pictures import png
+from support.video_app import Filming, play
+
+RECORDS: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "recorded" / "peer_clients.json").read_text()
+)
+URL = "data:image/png;base64," + base64.b64encode(png(48, 48)).decode()
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda one: f"{one['client']} {one['path']}")
+def test_what_a_peers_client_sent_is_answered_as_it_was(record: dict[str, Any]) -> None:
+    worker = Filming() if record["makes"] == "2v" else worker_of(BOTH)
+
+    async def scene(house: AppClient) -> None:
+        answer = await house.http.request(
+            record["method"],
+            record["path"],
+            content=base64.b64decode(record["body"]),
+            headers=record["headers"],
+        )
+        assert answer.status_code == record["status"] == 200, answer.text
+        if record["path"] == VIDEOS:
+            assert (await house.ended(answer.json()["id"]))["status"] == "completed"
+
+    play(scene, worker)
+
+    if record["method"] == "POST":
+        job = worker.jobs[0]
+        assert job.arguments["prompt"] in ("a cat", "a dog", "a")
+        has_picture = b"image/png" in base64.b64decode(record["body"]).replace(b"%2F", b"/")
+        has_file = b"filename=" in base64.b64decode(record["body"])
+        assert ("image" in job.arguments) == (has_picture or has_file)
+
+
+def test_the_served_model_is_what_sglangs_client_then_asks_for() -> None:
+    for path in ("/v1/model_info", "/model_info"):
+        told = ask(b"", path, method="GET", worker=worker_of(BOTH)).json()
+        assert (told["model_path"], told["is_image_gen"]) == ("grey", True)
+        assert told["has_image_understanding"]
+    told = ask(b"", "/server_info", method="GET").json()
+    assert (told["model_path"], told["served_model_name"]) == ("grey", "grey")
+    assert ask(b"", "/health_generate", method="GET").json() == {"status": "ready"}
+
+
+def test_the_models_path_is_accepted_beside_its_served_name() -> None:
+    for name, status in (("grey", 200), ("my-name", 200), ("other", 404)):
+        body = json.dumps({"prompt": "a", "model": name})
+        answer = ask(body, worker=Grey(), served_model_name="my-name")
+        assert answer.status_code == status
+
+
+def draw(worker: Grey | None = None, **fields: Any) -> Any:
+    return ask(json.dumps({"prompt": "a", **fields}), ENDPOINT, worker=worker or Grey())
+
+
+@pytest.mark.parametrize("name", ["extra_body", "diffusers_kwargs", "extra_params"])
+def test_fields_of_a_nested_object_count_as_if_they_stood_at_top_level(name: str) -> None:
+    worker = Grey()
+
+    answer = draw(worker, **{name: {"num_inference_steps": 3, "n": 2, "seed": 5}})
+
+    assert answer.status_code == 200, answer.text
+    assert [job.seed for job in worker.jobs] == [5, 6]
+    assert worker.jobs[0].arguments["num_inference_steps"] == 3
+
+
+def test_num_outputs_per_prompt_is_n() -> None:
+    assert len(draw(num_outputs_per_prompt=3).json()["data"]) == 3
+
+
+@pytest.mark.parametrize(("seed", "n", "drawn"), [([9], 1, [9]), ([9], 2, [9, 10]),
+                                                  ([9, 4, 4], 3, [9, 4, 4])])  # fmt: skip
+def test_a_list_of_seeds_has_one_for_each_picture(
+    seed: list[int], n: int, drawn: list[int]
+) -> None:
+    answer = draw(seed=seed, n=n)
+
+    assert [one["seed"] for one in answer.json()["data"]] == drawn
+
+
+NEUTRAL: list[dict[str, Any]] = [
+    {"bot_task": "think"},
+    {"generator_device": "cpu"},
+    {"generator_device": "cuda"},
+    {"enable_teacache": False, "enable_cache_dit": None, "enable_upscaling": 0},
+    {"save_output": True},
+    {"diffusers_kwargs": None, "extra_body": {}},
+]
+
+
+@pytest.mark.parametrize("fields", NEUTRAL, ids=str)
+def test_what_changes_no_picture_is_left_out(fields: dict[str, Any]) -> None:
+    worker = Grey()
+
+    assert draw(worker, **fields).status_code == 200
+    assert worker.jobs[0].arguments.keys() == {"prompt"}
+
+
+CHANGES: list[tuple[dict[str, Any], str, str]] = [
+    ({"enable_teacache": True}, "unsupported_parameter", "enable_teacache"),
+    ({"enable_upscaling": "true"}, "unsupported_parameter", "enable_upscaling"),
+    ({"generator_device": "cuda", "seed": 1}, "unsupported_parameter", "generator_device"),
+    ({"system_prompt": "be bold"}, "unknown_parameter", "system_prompt"),
+    ({"diffusers_kwargs": {"tempo": 1}}, "unknown_parameter", "tempo"),
+    ({"diffusers_kwargs": [1]}, "invalid_value", "diffusers_kwargs"),
+    ({"extra_body": {"extra_body": {}}}, "invalid_value", "extra_body"),
+    ({"extra_body": {"prompt": "b"}}, "invalid_value", "prompt"),
+    ({"n": 2, "num_outputs_per_prompt": 3}, "invalid_value", "n"),
+    ({"num_outputs_per_prompt": "many"}, "invalid_value", "n"),
+    ({"seed": [1, 2], "n": 3}, "invalid_value", "seed"),
+    ({"seed": [1, None], "n": 2}, "invalid_value", "seed"),
+    ({"seed": [1, "a"], "n": 2}, "invalid_value", "seed"),
+    ({"seed": []}, "invalid_value", "seed"),
+]
+
+
+@pytest.mark.parametrize(("fields", "code", "param"), CHANGES, ids=str)
+def test_what_would_change_the_picture_is_refused_by_name(
+    fields: dict[str, Any], code: str, param: str
+) -> None:
+    worker = Grey()
+
+    told = refusal(draw(worker, **fields))
+
+    assert (told["code"], told["param"], worker.jobs) == (code, param, [])
+
+
+class Measured(Grey):
+    async def statistics(self) -> dict[str, Any]:
+        return {"memory": {"peak_bytes": 2_500_000}}
+
+
+def test_metrics_are_there_where_they_are_asked_for() -> None:
+    assert draw().json()["metrics"] is None
+
+    metrics = draw(Measured(), return_stage_metrics=True).json()["metrics"]
+
+    assert metrics["peak_memory_mb"] == 2.5
+    assert metrics["stage_durations"].keys() >= {"queue", "denoise", "stage_0_gen_ms"}
+
+
+# Forms without files
+
+
+def test_a_large_picture_in_an_urlencoded_form_is_edited() -> None:
+    worker, large = worker_of(BOTH), png(1000, 800)
+    url = "data:image/png;base64," + base64.b64encode(large).decode()
+    body = urlencode({"prompt": "50 % of a+b = ä", "url": url})
+
+    answer = ask(body, EDITS, worker=worker, headers=FORM)
+
+    assert answer.status_code == 200, answer.text
+    assert worker.jobs[0].arguments["prompt"] == "50 % of a+b = ä"
+
+
+WRONG_FORMS = [
+    (b"", "invalid_json"),
+    (b"prompt", "invalid_json"),
+    (b"&".join([b"a=1"] * 200), "invalid_value"),
+    (b"prompt=%ff&url=" + URL.encode(), "invalid_value"),
+    (b"prompt=a&prompt=b&url=" + URL.encode(), "invalid_value"),
+    (b"prompt=" + b"%41" * (1 << 20), "body_too_large"),
+    (b"prompt=" + b"a" * (2 << 20), "body_too_large"),
+    (b"prompt=a&url=http://127.0.0.1:9/a.png", "unsupported_parameter"),
+    (b"prompt=a&url=%7B%22image_url%22", "invalid_json"),
+]
+
+
+@pytest.mark.parametrize(("body", "code"), WRONG_FORMS, ids=lambda value: str(value)[:30])
+def test_an_urlencoded_form_that_is_wrong_is_refused(body: bytes, code: str) -> None:
+    worker = worker_of(BOTH)
+
+    told = refusal(ask(body, EDITS, worker=worker, headers=FORM))
+
+    assert (told["code"], worker.jobs) == (code, [])
+
+
+# Videos
+
+
+def test_a_video_that_is_done_tells_how_long_it_took() -> None:
+    async def scene(house: AppClient) -> None:
+        video = (await house.http.post(VIDEOS, json={"prompt": "a"})).json()
+        assert video["inference_time_s"] is None
+        await house.ended(video["id"])
+        video = (await house.http.get(f"{VIDEOS}/{video['id']}")).json()
+        assert video["inference_time_s"] >= 0
+        assert video["stage_durations"].keys() == {"stage_0_gen_ms"}
+
+    play(scene, Filming())
+
+
+def test_a_video_at_once_is_the_file() -> None:
+    async def scene(house: AppClient) -> None:
+        answer = await house.http.post(f"{VIDEOS}/sync", json={"prompt": "a", "fps": 8})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"] == "video/mp4"
+        assert answer.headers["x-model"] == "grey"
+        assert float(answer.headers["x-inference-time-s"]) >= 0
+        content = f"{VIDEOS}/{answer.headers['x-video-id']}/content"
+        assert (await house.http.get(content)).content == answer.content
+
+    play(scene, Filming())
+
+
+def test_a_video_at_once_that_fails_says_why() -> None:
+    worker = Filming()
+    worker.is_broken = True
+
+    async def scene(house: AppClient) -> None:
+        answer = await house.http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["message"] == "it broke"
+
+    play(scene, worker)
+
+
+def test_a_disconnect_cancels_a_video_at_once() -> None:
+    worker = Filming()
+    worker.is_slow = True
+
+    async def scene() -> None:
+        async with open_app(worker) as house:
+            asking = house.http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
+            task = asyncio.create_task(asking)
+            await worker.until(lambda: worker.running == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await worker.until(lambda: worker.running == 0)
+            [video] = (await house.http.get(VIDEOS)).json()["data"]
+            assert video["error"]["code"] == "cancelled"
+
+    asyncio.run(scene())
+
+
+def test_a_request_makes_one_video() -> None:
+    body = json.dumps({"prompt": "a", "num_outputs_per_prompt": 2})
+
+    async def scene(house: AppClient) -> None:
+        answer = await house.http.post(
+            VIDEOS, content=body, headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "unsupported_parameter"
+
+    play(scene, Filming())
