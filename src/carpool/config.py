@@ -24,6 +24,7 @@ FAULT_VARIABLE = "CARPOOL_FAULT"
 
 BatchingMode = Literal["continuous", "dynamic", "request", "off"]
 LoraBatching = Literal["mixed", "grouped"]
+Journalling = Literal["off", "memory", "jobs", "all"]
 Numerics = Literal["fast", "exact"]
 DEVICES = ("cpu", "cuda", "xpu", "mps")
 DType = Literal["auto", "float32", "bfloat16", "float16"]  # of all components
@@ -319,6 +320,12 @@ class ServeSettings(EngineSettings):
         "restart a worker silent this long; running forwards get five times their predicted time",
         unit="s",
         least=0.1,
+    )
+    journal: Journalling = _setting(
+        "all",
+        "keep what modules answered, so that requests go on with their next step when their "
+        "worker has died. memory: of all requests, in memory; jobs: of jobs only, in the state "
+        "folder, too, so that they go on in the next server; all: both; off: requests run again",
     )
     drain_timeout: float = _setting(
         30.0, "how long running requests may go on after SIGTERM", unit="s", least=0

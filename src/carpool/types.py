@@ -100,6 +100,15 @@ class CheckedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """The answer that one call of a request got: see `carpool.engine.journal`."""
+
+    number: int  # of the call, in the order in which the request made them; from 1 on
+    mark: bytes  # digest of what was called, and of the form of its arguments
+    answer: bytes  # packed
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Where a request's time went, seconds. The phases include waiting for a turn."""
 

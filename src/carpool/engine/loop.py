@@ -27,6 +27,7 @@ from carpool.engine.faults import Faults, Run
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception, tell_of_compilations
 from carpool.engine.isolation import Isolation
+from carpool.engine.journal import Identity, Journal
 from carpool.engine.model.device import DeviceLost
 from carpool.engine.model.load import Loaded, versions
 from carpool.engine.model.preview import PreviewSender
@@ -78,6 +79,7 @@ class EngineCore:
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
         self._compilations: Callable[[], None] = lambda: None
+        self.after_turn: Callable[[], None] = lambda: None  # called when all have got answers
         self._turn_s = self._forward_s = 0.0  # busy time: all, and in modules
         self.heartbeat, self._stats, self._timelines = Heartbeat(clock), Stats(clock), Timelines()
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
@@ -119,7 +121,8 @@ class EngineCore:
         )  # fmt: skip
         self._running = RunningRequests(
             loaded, clock, self._queue, self._isolation, describer, previews, self._off_loop,
-            self.heartbeat, self._stats, self._timelines, step_cache=settings.step_cache,
+            self.heartbeat, self._stats, self._timelines,
+            Identity(loaded, self._adapters.identity), step_cache=settings.step_cache,
         )  # fmt: skip
 
     # From any thread
@@ -133,13 +136,30 @@ class EngineCore:
         """
         self.submit_held(request, listener, 0.0)
 
-    def submit_held(self, request: CheckedRequest, listener: Listener, waited_s: float) -> None:
-        """As `submit`, of a request that waited elsewhere: its times count from before that."""
+    def submit_held(
+        self,
+        request: CheckedRequest,
+        listener: Listener,
+        waited_s: float,
+        journal: Journal | None = None,
+    ) -> None:
+        """As `submit`, of a request that waited elsewhere, and may have run there.
+
+        Args:
+            waited_s: its times count from so long before.
+            journal: the request goes on where that ends, and adds to it; for one run of one
+                request. None: none is kept.
+        """
         self._scheduler.check_deadline(request, self._running.states, waited_s)
         self._scheduler.check_overload(request)
         free_places = max(0, self.settings.max_running - len(self._running))
         self._queue.put(
-            request, listener, free_places=free_places, place_s=self.place_s, waited_s=waited_s
+            request,
+            listener,
+            free_places=free_places,
+            place_s=self.place_s,
+            waited_s=waited_s,
+            journal=journal,
         )
 
     def together(self) -> AbstractContextManager[object]:
@@ -322,6 +342,7 @@ class EngineCore:
             self._running.resume(zip(selected, answers, strict=True))
         turn_s, fiber_s = self._clock() - began_s, self._running.fiber_s - fiber_s
         self._turn_s, self._forward_s = self._turn_s + turn_s, self._forward_s + forward_s
+        self.after_turn()
         if selected:
             self._scheduler.turned(len(selected), turn_s - forward_s - fiber_s, fiber_s)
         return bool(selected or results or self._queue.has_host_results)

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from math import inf
 from typing import Any
 
+from carpool.engine.journal import Journal
 from carpool.engine.observe.timeline import Timelines
 from carpool.engine.request import Listener, RequestState
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Draining, Overloaded
@@ -43,6 +44,7 @@ class RequestQueue:
         free_places: int,
         place_s: float | None = None,
         waited_s: float = 0.0,
+        journal: Journal | None = None,
     ) -> None:
         """Queue a request.
 
@@ -52,6 +54,7 @@ class RequestQueue:
             free_places: requests that could run at once, which do not count towards the limit.
             place_s: predicted seconds until the next place is free; None: not known.
             waited_s: how long it waited before it came here.
+            journal: of an earlier run of it, or to be kept.
 
         Raises:
             Overloaded: the queue is full; `retry_after_s` says when a place is likely to be free.
@@ -69,7 +72,7 @@ class RequestQueue:
                 )
             self.submitted += 1
             timeline = self._timelines.begin(request.request_id, now_s - waited_s)
-            state = RequestState(request, listener, self.submitted, timeline)
+            state = RequestState(request, listener, self.submitted, timeline, journal=journal)
             listener.event(Event("queued", request.request_id, now_s))
             self._waiting.append(state)
             self._version += 1

@@ -17,6 +17,7 @@ from carpool.engine.describe import Descriptions
 from carpool.engine.fiber import Fiber, Raised, Returned
 from carpool.engine.intercept import Call
 from carpool.engine.isolation import RequestContext
+from carpool.engine.journal import Journal
 from carpool.engine.model.preview import SchedulerHook
 from carpool.engine.observe.timeline import Timeline
 from carpool.engine.step_cache import StepCache
@@ -67,6 +68,7 @@ class RequestState:
     descriptions: Descriptions = field(default_factory=dict)
     is_parked: bool = False
     warnings: list[str] = field(default_factory=list)
+    journal: Journal | None = None  # of the answers its calls got, and get
     call: Call = field(init=False)  # the call it is parked on; unset while it is not
     key: Hashable = None  # the fuse key of that call
     rows: int = 0  # batch rows of that call
@@ -152,9 +154,21 @@ class RequestState:
         except AttributeError:
             return min(calls, steps)
 
+    def rewind(self) -> None:
+        """Back to where it had not begun, though it runs: `start` comes next."""
+        self._unwind()
+        self.warnings.clear()
+        self.denoiser_calls = self.counted_step = 0
+        self.timeline.rewind()
+
     def finish(self) -> None:
         """From queued or running to finished: unwind the fiber and drop what it held."""
         self.status = "finished"
+        self._unwind()
+        self.view = self.fiber = self.preview_hook = self.parked = self.context = None
+        self.journal = None
+
+    def _unwind(self) -> None:
         if self.fiber is not None:
             try:
                 self.fiber.close()
@@ -165,8 +179,6 @@ class RequestState:
             del self.call
         if self.context is not None:
             self.context.free()
-        self.view = self.fiber = self.preview_hook = self.parked = self.context = None
-        self.step_cache = None
         self.descriptions.clear()
 
 

@@ -3,6 +3,7 @@
 Whatever a pipeline raises ends its own request only. For the engine's thread.
 """
 
+import logging
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from carpool.engine.execute import Failure
 from carpool.engine.fiber import Raised, Returned
 from carpool.engine.intercept import Call
 from carpool.engine.isolation import Isolation
+from carpool.engine.journal import Identity, Mismatch
 from carpool.engine.model.load import Loaded
 from carpool.engine.model.preview import PreviewSender
 from carpool.engine.model.view import call, view
@@ -27,6 +29,8 @@ from carpool.engine.tokenizers import HostCall
 from carpool.errors import CarpoolError
 from carpool.request.parameters import rounded_size
 from carpool.types import Clock, Event
+
+log = logging.getLogger("carpool")
 
 
 class RunningRequests:
@@ -44,6 +48,7 @@ class RunningRequests:
         heartbeat: Heartbeat,
         stats: Stats,
         timelines: Timelines,
+        identity: Identity,
         *,
         step_cache: float = 0.0,
     ) -> None:
@@ -51,6 +56,7 @@ class RunningRequests:
         self._isolation = isolation
         self._describer, self._previews, self._off_loop = describer, previews, off_loop
         self._heartbeat, self._stats, self._timelines = heartbeat, stats, timelines
+        self._identity = identity  # of what journals are about
         self._step_cache = step_cache  # of requests that do not say it
         self._states: dict[int, RequestState] = {}  # by number
         self._calls = 0  # that ever parked
@@ -75,6 +81,13 @@ class RunningRequests:
         self._states[state.number] = state
         self._stats.start(now_s - state.submitted_s)
         state.listener.event(Event("started", request.request_id, now_s))
+        self._begin(state, now_s)
+
+    def _begin(self, state: RequestState, now_s: float) -> None:
+        """Run a request's pipeline from its beginning."""
+        request = state.request
+        if state.journal is not None:
+            state.journal.begin(self._identity, request)
         mine = view(self._loaded, request.task)
         state.preview_hook = self._previews.hook(mine, request, state.listener.event)
         threshold = self._step_cache if request.step_cache is None else request.step_cache
@@ -104,10 +117,13 @@ class RunningRequests:
 
     def _resume(self, state: RequestState, answer: Any = None) -> None:
         """Run a request's pipeline until it waits for a forward, or ends."""
-        if state.step_cache is not None and state.is_parked and not isinstance(answer, Failure):
-            state.step_cache.ran(state.call, answer)
+        if state.is_parked and not isinstance(answer, Failure):
+            if state.journal is not None:
+                state.journal.ran(state.call, answer)
+            if state.step_cache is not None:
+                state.step_cache.ran(state.call, answer)
         while (answer := self._advance(state, answer)) is not None:
-            pass  # a call that needs no forward: the step is skipped
+            pass  # a call that needs no forward: the step is skipped, or was made before
 
     def _advance(self, state: RequestState, answer: Any) -> Any | None:
         """Run a request's pipeline until its next call or its end, and act on that.
@@ -151,10 +167,34 @@ class RunningRequests:
                 state.timeline.skipped_steps = cache.skipped_steps
                 self._stats.skip()
             if answer is not None:
+                if state.journal is not None:
+                    state.journal.skip()
+                return answer
+        if state.journal is not None:
+            try:
+                answer = state.journal.answer(parked)
+            except Mismatch as mismatch:
+                self._start_over(state, mismatch, now_s)
+                return None
+            if answer is not None:
+                state.timeline.replayed_calls += 1
+                if cache is not None:
+                    cache.ran(parked, answer)
                 return answer
         module = parked.target.component, parked.target.method
         self._timelines.parked(state.timeline, module, key, now_s)
         return None
+
+    def _start_over(self, state: RequestState, mismatch: Mismatch, now_s: float) -> None:
+        """Run a request from its beginning whose journal is not its own."""
+        log.warning(
+            "request %s starts over, its journal does not match: %s", state.request_id, mismatch
+        )
+        assert state.journal is not None
+        state.journal.drop()
+        state.rewind()
+        state.listener.event(Event("step", state.request_id, now_s))
+        self._begin(state, now_s)
 
     def _run_on_host(self, state: RequestState, work: HostCall) -> None:
         try:
@@ -164,6 +204,8 @@ class RunningRequests:
         self._queue.put_host_result(state, result)
 
     def _tell_step(self, state: RequestState, now_s: float) -> None:
+        if state.journal is not None and state.journal.is_replaying:
+            return  # it was told before
         self._stats.step(now_s)
         event = Event("step", state.request_id, now_s, state.step, state.steps)
         state.listener.event(event)

@@ -8,6 +8,7 @@ from carpool.fleet.fleet import Deployment, Fleet
 from carpool.fleet.models import ModelSpec, settings_on
 from carpool.fleet.pool import Pool
 from carpool.fleet.serving import Serving
+from carpool.worker.journals import Journals
 from carpool.worker.supervisor import Supervisor, WorkerListener
 
 
@@ -19,11 +20,14 @@ def local_fleet(
     log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
     otel: bool = False,
     max_loaded: int | None = None,
+    journals: Journals | None = None,
 ) -> Serving:
     """What serves these models; the arguments are as for `local_pool` and `Fleet`."""
 
     def pool_of(spec: ModelSpec) -> Pool:
-        return local_pool(spec, spool=spool, timeout_s=timeout_s, log=log, otel=otel)
+        return local_pool(
+            spec, spool=spool, timeout_s=timeout_s, log=log, otel=otel, journals=journals
+        )
 
     if len(specs) == 1 and not specs[0].is_on_demand:
         return pool_of(specs[0])
@@ -41,6 +45,7 @@ def local_pool(
     timeout_s: float = 60.0,
     log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
     otel: bool = False,
+    journals: Journals | None = None,
 ) -> Pool:
     """The workers of one model; the arguments are as for `Supervisor`."""
 
@@ -54,6 +59,7 @@ def local_pool(
             otel=otel,
             factory=spec.factory,
             listener=listener,
+            journals=journals,
         )
 
-    return Pool(make, spec.devices, spec.settings)
+    return Pool(make, spec.devices, spec.settings, journals)

@@ -33,6 +33,7 @@ from carpool.schedule.overload import ENTER, Pressure, again_s, refuses, stage
 from carpool.schedule.policy import weights
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
+from carpool.worker.journals import Journals
 from carpool.worker.supervisor import (
     Moved,
     OnActivity,
@@ -120,9 +121,16 @@ class Pool:
         make: makes a worker.
         devices: of the workers, one each.
         settings: of each worker; what may wait and run counts for all of them together.
+        journals: those of the workers, if they keep some.
     """
 
-    def __init__(self, make: Make, devices: Sequence[str], settings: EngineSettings) -> None:
+    def __init__(
+        self,
+        make: Make,
+        devices: Sequence[str],
+        settings: EngineSettings,
+        journals: Journals | None = None,
+    ) -> None:
         self._settings, self._make, self.devices = settings, make, list(devices)
         self._is_alone = len(self.devices) == 1
         self._members = self._made()
@@ -134,6 +142,7 @@ class Pool:
         self._first_ready, self._is_open = asyncio.Event(), asyncio.Event()
         self._is_empty = asyncio.Event()  # nothing is in flight any more
         self._is_draining, self._is_due, self._stage = False, False, 0
+        self._journals = journals
         self._known: protocol.WorkerReady | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._greeting: asyncio.Task[None] | None = None
@@ -361,6 +370,8 @@ class Pool:
                 self._router.drop(number)
         finally:
             del self._numbers_of[job.request_id]
+            if self._journals is not None:
+                self._journals.close(job.request_id)
             if not self._numbers_of:
                 self._is_empty.set()
             self._router.drop(number)

@@ -29,6 +29,7 @@ from carpool.errors import (
     reason,
 )
 from carpool.jobs.database import End, Record, State
+from carpool.jobs.journals import JobJournals
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import Reader, requests_of
 from carpool.types import CheckedRequest, Clock
@@ -104,6 +105,7 @@ class Runner:
         model: Callable[[], str | Collection[str]],
         max_running: int,
         read: Reader | None = None,
+        journals: JobJournals | None = None,
         again_s: float = 2.0,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -115,13 +117,14 @@ class Runner:
             model: the name of what the workers run, or the names, once they are open.
             max_running: jobs handed to the worker at once.
             read: decodes input pictures, if there are jobs with some.
+            journals: of jobs on the disk, for those that an earlier run left.
             again_s: until what the disk, or a full queue, refused is tried again.
             clock: says when to look for old jobs.
         """
         self.store = store
         self._client, self._writers, self._model = client, writers, model
         self._max_running, self._again_s, self._clock = max_running, again_s, clock
-        self._read = read
+        self._read, self._journals = read, journals
         self._tidy_s = min(_TIDY_S, store.ttl_s / 2)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._at_work: dict[str, asyncio.Task[list[Output]]] = {}  # those that can be cancelled
@@ -239,6 +242,8 @@ class Runner:
             for task in late:
                 task.cancel()
         self._finisher.shutdown(wait=False, cancel_futures=True)
+        if self._journals is not None:
+            self._journals.stop()
 
     async def _take(self) -> int:
         async with self._changing:
@@ -285,7 +290,13 @@ class Runner:
             async with asyncio.TaskGroup() as group:
                 parts = [
                     group.create_task(
-                        self._part(request, partial(progressed, part), partial(previewed, part))
+                        self._part(
+                            record,
+                            part,
+                            request,
+                            partial(progressed, part),
+                            partial(previewed, part),
+                        )
                     )
                     for part, request in enumerate(requests)
                 ]
@@ -294,14 +305,24 @@ class Runner:
         return [part.result() for part in parts]
 
     async def _part(
-        self, request: CheckedRequest, on_progress: OnProgress, on_preview: OnPreview
+        self,
+        record: Record,
+        part: int,
+        request: CheckedRequest,
+        on_progress: OnProgress,
+        on_preview: OnPreview,
     ) -> Output:
         """Run one request, as soon as the worker's queue has room for it."""
         while True:
+            if self._journals is not None:
+                await self._journals.resume(record.id, part, request.request_id)
             try:
                 return await self._client.submit(request, on_progress, on_preview)
             except Overloaded as error:
                 await asyncio.sleep(max(error.retry_after_s or 0.0, self._again_s))
+            finally:
+                if self._journals is not None:
+                    self._journals.leave(request.request_id)
 
     async def _follow(self, record: Record, work: "asyncio.Task[list[Output]]") -> None:
         """Store the end of one run: the job has ended, or is queued again."""

@@ -23,7 +23,7 @@ from carpool.jobs.database import identify, page_bytes
 from carpool.jobs.wal import unreadable_commits
 
 MARKER = "carpool-state.txt"
-FOLDERS = ("files", "inputs", "passing", "links")
+FOLDERS = ("files", "inputs", "passing", "links", "journals")
 RESULTS = FOLDERS[:2]  # what a database is the index of
 LOG = f"{DATABASE}-wal"
 LOCK = "lock"

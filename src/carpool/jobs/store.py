@@ -82,6 +82,7 @@ class JobStore:
                 undo.callback(self._claim.close)
                 self._files = FileStore(self.folder / "files")
                 self._inputs = FileStore(self.folder / "inputs")
+                self.journals = FileStore(self.folder / "journals")  # of open jobs: `JobJournals`
                 self._db = Database(None if folder is None else self.folder / NAME)
                 undo.callback(self._db.close)
                 self._resume_time()
@@ -300,12 +301,15 @@ class JobStore:
             is_ours = self._end(job_id, "completed", 100, files, None, OPEN[1:], warnings)
         finally:
             (self._inputs if is_ours else self._files).drop(job_id)
+            if is_ours:
+                self.journals.drop(job_id)
         return is_ours
 
     def end(self, job_id: str, state: End, error: CarpoolError, *, progress: int = 0) -> bool:
         """End an open job without files; whether it was this call that ended it."""
         if is_ours := self._end(job_id, state, progress, {}, error, OPEN):
             self._inputs.drop(job_id)
+            self.journals.drop(job_id)
         return is_ours
 
     def _end(
@@ -380,7 +384,7 @@ class JobStore:
                 place.restore(job_ids)
             raise StoreFailed(f"the job could not be removed: {reason(error)}") from error
         for job_id in job_ids:
-            for place in both:
+            for place in (*both, self.journals):
                 place.drop(job_id)
 
     def _put(
@@ -419,6 +423,7 @@ class JobStore:
         unknown = [
             *self._files.recover(states, having=ENDED[:1], without=ENDED[1:]),
             *self._inputs.recover(states, having=OPEN, without=ENDED),
+            *self.journals.recover(states, having=(), without=ENDED),
         ]
         if unknown:
             log.warning(

@@ -26,6 +26,7 @@ from carpool.fleet.fleet import Fleet
 from carpool.fleet.local import local_fleet
 from carpool.fleet.models import ModelSpec
 from carpool.fleet.serving import Serving
+from carpool.jobs.journals import JobJournals
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import unpacked
@@ -39,6 +40,7 @@ from carpool.server.transport.unix_socket import WAITING, UnixSocket
 from carpool.telemetry import logs, tracing
 from carpool.telemetry.tracing import Tracing
 from carpool.worker import protocol
+from carpool.worker.journals import Journals
 
 log = logging.getLogger("carpool")
 
@@ -147,6 +149,9 @@ async def _serve(
     keys: Keyring,
     traces: Tracing,
 ) -> int:
+    journals = None
+    if settings.journal != "off":
+        journals = Journals(of_all=settings.journal != "jobs")
     supervisor = local_fleet(
         models,
         spool=store.passing,
@@ -154,6 +159,7 @@ async def _serve(
         log=(settings.log_level, settings.log_format, settings.log_prompts),
         otel=traces.is_on,
         max_loaded=settings.max_loaded,
+        journals=journals,
     )
     at_once = sum(len(one.devices) * one.settings.max_running for one in models)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, supervisor, keys)
@@ -164,6 +170,7 @@ async def _serve(
         model=lambda: _served(supervisor, settings),
         max_running=at_once,
         read=_read,
+        journals=_job_journals(store, journals, settings),
     )
     server = _DrainingServer(supervisor, settings, runner, keys, traces)
     at_start = [one for one in models if not one.is_on_demand]
@@ -193,6 +200,14 @@ async def _serve(
             await asyncio.to_thread(server.unix.remove)
         await runner.stop()
         await supervisor.stop()
+
+
+def _job_journals(
+    store: JobStore, journals: Journals | None, settings: ServeSettings
+) -> JobJournals | None:
+    if journals is None or settings.journal == "memory":
+        return None
+    return JobJournals(store.journals, journals, settings.max_store_bytes // 10)
 
 
 def _read(file: bytes, mode: Any) -> Any:

@@ -24,6 +24,7 @@ class InFlightRequest:
     deaths: int = 0  # of workers that ran it
     is_sent: bool = False  # the present worker has it
     has_started: bool = False  # it left the worker's queue
+    has_advanced: bool = False  # the present worker has added to its journal
 
     @property
     def id(self) -> str:
@@ -87,7 +88,7 @@ class InFlight(Generic[Request]):
         for one in [one for one in sent if one.has_started] or sent:
             one.deaths += 1
         for one in sent:
-            one.is_sent = one.has_started = False
+            one.is_sent = one.has_started = one.has_advanced = False
         guilty = [one for one in self if one.deaths > RERUNS]
         for one in guilty:
             self.remove(one)

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ class WorkerProcess:
         self._at_end: Callable[[], None] = lambda: None
         self._is_ending = threading.Lock()
         self._additions: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[protocol.ToFront] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[protocol.ToFront | _Answers] = queue.SimpleQueue()
+        self._answered: list[Any] = []  # by the engine, in this turn of its loop
         threading.Thread(target=self._write, name="carpool-write", daemon=True).start()
 
     def serve(self) -> None:
@@ -59,6 +61,7 @@ class WorkerProcess:
             os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read as it is imported
         # these import torch and diffusers, which takes seconds
         from carpool.engine.cost_store import Table
+        from carpool.engine.journal import Journal
         from carpool.engine.loop import EngineCore
         from carpool.engine.model.factory import build
         from carpool.engine.model.load import load, log_as_others, versions
@@ -81,6 +84,7 @@ class WorkerProcess:
             table = Table(loaded, first.settings)
             engine = EngineCore(loaded, first.settings, table=table, observers=observers)
             self._at_end = engine.log_last_batches
+            engine.after_turn = self._send_answers
         except CarpoolError as error:
             self.send(protocol.LoadFailure(str(error)))
             self._next()  # the front closes the socket once it has read this
@@ -114,13 +118,15 @@ class WorkerProcess:
             match message:
                 case protocol.Watch(is_on):
                     viewers.watch(is_on)
-                case protocol.Submit(job, follow, trace, waited_s):
+                case protocol.Submit(job, follow, trace, waited_s, is_journalled, past):
                     try:
                         listener = _RequestListener(self, job, meter.usage(job), convert, follow)
                         if self._tracing.is_on:
                             listener.at_start = partial(co_riders.start, job.request_id, trace)
                             listener.at_end = partial(self._trace, engine, co_riders, trace, job)
-                        engine.submit_held(job, listener, waited_s)
+                        sink = self._answered.append if is_journalled else None
+                        journal = Journal(past, sink) if past or is_journalled else None
+                        engine.submit_held(job, listener, waited_s, journal)
                     except Exception as error:  # such as a tokenizer's: the other requests go on
                         self.send(_failed(job.request_id, error))
                 case protocol.Cancel(request_id):
@@ -141,6 +147,12 @@ class WorkerProcess:
                     known = [engine.timeline(request_id) for request_id in request_ids]
                     self.send(protocol.Timelines([one for one in known if one is not None]))
         engine.close()
+
+    def _send_answers(self) -> None:
+        """Send what calls were answered in a turn of the engine's loop. On its thread."""
+        if self._answered:
+            self._outbox.put(_Answers(self._answered.copy()))
+            self._answered.clear()
 
     def _add_in_turn(self) -> None:
         """Answer the additions of adapters in their order."""
@@ -193,9 +205,28 @@ class WorkerProcess:
     def _write(self) -> None:
         while True:
             try:
-                self._connection.sendall(protocol.encode(self._outbox.get()))
+                message = self._outbox.get()
+                if isinstance(message, _Answers):
+                    message = message.packed()
+                self._connection.sendall(protocol.encode(message))
             except OSError:
                 return  # the front is gone; the reading thread sees the end of file
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """Answers, the engine's `Answered`, that are packed as they are sent: off its thread."""
+
+    answered: list[Any]
+
+    def packed(self) -> protocol.Answers:
+        entries = []
+        for one in self.answered:
+            try:
+                entries.append((one.request_id, one.entry()))
+            except Exception as error:  # of the device: without it that call runs again
+                log.warning("an answer is missing in a journal: %s", reason(error))
+        return protocol.Answers(entries)
 
 
 class _RequestListener:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.request.parameters import Card
-from carpool.types import CheckedRequest, Phase, Timings
+from carpool.types import CheckedRequest, JournalEntry, Phase, Timings
 
 LENGTH = struct.Struct(">I")
 MOST_INLINE_BYTES = 64 << 20  # larger outputs are sent as files, so that others need not wait
@@ -38,6 +38,8 @@ class Submit(msgspec.Struct, tag="submit"):
     follow: bool = False  # send `Progress` at every step
     trace: str = ""  # context of the front's span, as in the header `traceparent`
     waited_s: float = 0.0  # how long the front held it: its times count from its arrival there
+    is_journalled: bool = False  # send `Answers`
+    journal: list[JournalEntry] = []  # of an earlier run: go on where that ended
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
@@ -138,6 +140,12 @@ class Preview(msgspec.Struct, tag="preview"):
     step: int
     steps: int
     picture: Picture
+
+
+class Answers(msgspec.Struct, tag="answers"):
+    """What calls of requests with a journal were answered, by the requests' ids."""
+
+    entries: list[tuple[str, JournalEntry]]
 
 
 class Started(msgspec.Struct, tag="started"):
@@ -272,6 +280,7 @@ ToFront = (
     | LoadFailure
     | Heartbeat
     | Started
+    | Answers
     | Progress
     | Preview
     | Done

@@ -1,6 +1,7 @@
 """The supervisor of a worker process, in the front: start, messages, watchdog, restart.
 
-Requests in flight when a worker dies are run again by the next one, by the rules of `in_flight`.
+Requests in flight when a worker dies are run by the next one, by the rules of `in_flight`: from the
+step on that their journals reach (`journals.py`), or from their start.
 New requests are refused until that one has loaded the model. A worker that hangs is killed. All of
 this runs on the front's event loop.
 """
@@ -14,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
+
+import msgspec
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.errors import (
@@ -31,6 +34,7 @@ from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.connection import WorkerConnection
 from carpool.worker.in_flight import SUSPECT, InFlight, InFlightRequest
+from carpool.worker.journals import Journals
 from carpool.worker.watchdog import INTERVAL_S, Watchdog
 
 log = logging.getLogger("carpool")
@@ -94,6 +98,8 @@ class Supervisor:
         otel: whether the worker exports traces.
         factory: builds the pipeline in each worker, as `module:function`; then `model` is unused.
         listener: where the worker is one of several: what it had when it died is `Moved` to others.
+        journals: of requests, so that they go on where they were when a worker died; None: they
+            start over. Workers of one pool share it, and the pool closes what it opened.
     """
 
     def __init__(
@@ -107,9 +113,10 @@ class Supervisor:
         otel: bool = False,
         factory: str | None = None,
         listener: WorkerListener | None = None,
+        journals: Journals | None = None,
     ) -> None:
         self._spool, self._timeout_s = spool, timeout_s
-        self._listener = listener
+        self._listener, self._journals = listener, journals
         folder = "" if spool is None else str(spool)
         self._load = protocol.LoadModel(
             model, settings, folder, *log, otel, listener is None, factory
@@ -158,7 +165,7 @@ class Supervisor:
 
         Args:
             on_progress: called with the steps done and their total; with (0, 0) if the request
-                starts over because the worker died.
+                starts over because the worker died, and no journal of it is kept.
             on_preview: called with the request's previews, all before the answer.
 
         Raises:
@@ -188,7 +195,9 @@ class Supervisor:
         """
         self.check_open()
         request = _Pending(
-            submit=protocol.Submit(job, on_progress is not None, tracing.carried(), waited_s),
+            submit=protocol.Submit(
+                job, on_progress is not None, tracing.carried(), waited_s, self._open_journal(job)
+            ),
             deaths=deaths,
             answer=asyncio.get_running_loop().create_future(),
             on_progress=on_progress,
@@ -201,6 +210,8 @@ class Supervisor:
         finally:
             if self._in_flight.remove(request) and request.is_sent:  # not answered
                 self._send(protocol.Cancel(request.id))
+            if self._journals is not None and self._listener is None:
+                self._journals.close(request.id)
             self._send_due()
             if request.deaths:  # others were kept from the worker while it ran
                 self._tell_changed()
@@ -230,6 +241,18 @@ class Supervisor:
     def _tell_changed(self) -> None:
         if self._listener is not None:
             self._listener.changed()
+
+    def _is_news(self, kind: str, request_id: str, step: int) -> bool:
+        """Whether no earlier worker told so much of a request."""
+        return self._journals is None or self._journals.tell(kind, request_id, step)
+
+    def _open_journal(self, job: CheckedRequest) -> bool:
+        """Whether a journal of the request is to be kept."""
+        if self._journals is None:
+            return False
+        if self._journals.of_all:
+            self._journals.open(job.request_id)
+        return job.request_id in self._journals
 
     def check_open(self) -> None:
         """Raise unless requests are accepted now."""
@@ -380,12 +403,16 @@ class Supervisor:
         connection.kill()
 
     def _requeue(self) -> None:
-        """Fail the requests that too many workers died of; the others start over."""
+        """Fail the requests that too many workers died of; the others go on, or start over."""
+        stuck = [one for one in self._in_flight if one.is_sent and not one.has_advanced]
         for guilty in self._in_flight.worker_died():
             cause = "this request ran in several workers that died, in the last one alone"
             guilty.resolve(PipelineFailed(f"{cause}; it is not tried again"))
         for request in self._in_flight:
-            if not request.answer.done() and request.on_progress is not None:
+            if self._journals is not None and request in stuck and request.deaths >= SUSPECT:
+                self._journals.clear(request.id)  # it may be what the worker died of
+            goes_on = self._journals is not None and self._journals.starts_late(request.id)
+            if not goes_on and not request.answer.done() and request.on_progress is not None:
                 request.on_progress(0, 0)
             if self._listener is not None and request.deaths < SUSPECT:
                 self._in_flight.remove(request)
@@ -411,6 +438,11 @@ class Supervisor:
             case protocol.Started(request_id):
                 if request := self._in_flight.get(request_id):
                     request.has_started = True
+            case protocol.Answers(entries):
+                for request_id, entry in entries:
+                    if (request := self._in_flight.get(request_id)) and self._journals is not None:
+                        request.has_advanced = True
+                        self._journals.add(request_id, entry)
             case protocol.Activity() as activity:
                 if self._on_activity is not None:
                     self._on_activity(activity)
@@ -429,11 +461,13 @@ class Supervisor:
                 raise LoadFailed(reason)
             case protocol.Progress(request_id, step, steps):
                 request = self._in_flight.get(request_id)
-                if request is not None and request.on_progress is not None:
+                is_news = self._is_news("step", request_id, step)
+                if request is not None and request.on_progress is not None and is_news:
                     request.on_progress(step, steps)
             case protocol.Preview() as preview:
                 request = self._in_flight.get(preview.request_id)
-                if request is not None and request.on_preview is not None:
+                is_news = self._is_news("preview", preview.request_id, preview.step)
+                if request is not None and request.on_preview is not None and is_news:
                     request.on_preview(preview)
             case protocol.Done() as done:
                 self._answer(done.request_id, done)
@@ -472,7 +506,8 @@ class Supervisor:
         """Send the requests that a ready worker may have now."""
         if self._state == "ready":
             for request in self._in_flight.take_due():
-                self._send(request.submit)
+                past = [] if self._journals is None else self._journals.entries(request.id)
+                self._send(msgspec.structs.replace(request.submit, journal=past))
 
     def _send(self, message: protocol.ToWorker) -> None:
         if self._connection is not None:

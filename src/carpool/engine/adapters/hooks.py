@@ -6,6 +6,7 @@ that ride with it, `up(down(x)) * scaling * scale`. Nothing of the model's struc
 without an adapter are not touched, and one more adapter is an entry in a dict.
 """
 
+import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from carpool.engine.adapters.reader import Part, Shadows
 from carpool.engine.intercept import Call, is_compiled
+from carpool.engine.weights_sample import sample
 from carpool.errors import LoraRejected
 from carpool.request.lora import Riding, check_name
 
@@ -109,6 +111,7 @@ class Adapters:
     def __init__(self, pipe: Any, device: torch.device) -> None:
         self._pipe, self._shadows = pipe, Shadows(pipe, device)
         self._names: list[str] = []
+        self._identities: dict[str, bytes] = {}
         self._lock = threading.Lock()  # one registration at a time
         self._arrived: deque[tuple[str, Mapping[tuple[str, str], Part]]] = deque()
         self._layers: dict[nn.Module, dict[str, Part]] = {}  # by the layer that has the hook
@@ -132,8 +135,13 @@ class Adapters:
                 parts = self._shadows.read(Path(path).expanduser())
             except LoraRejected as error:
                 raise LoraRejected(f"adapter {name!r}: {error}") from error.__cause__
+            self._identities[name] = _identity(parts)
             self._arrived.append((name, parts))
             self._names.append(name)
+
+    def identity(self, name: str) -> bytes:
+        """A digest of some values of an adapter: another file by its name has another."""
+        return self._identities.get(name, b"")
 
     def riding(self, calls: Sequence[Call], rows: Sequence[int]) -> AbstractContextManager[None]:
         """For the time of one forward of these calls, let each ride with its adapters."""
@@ -197,6 +205,13 @@ def _uncompiled(modules: Iterable[nn.Module]) -> AbstractContextManager[object]:
         return nullcontext()
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance
+
+
+def _identity(parts: Mapping[tuple[str, str], Part]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for place, part in sorted(parts.items(), key=lambda item: item[0]):
+        digest.update(f"{place}{part.scaling}".encode() + sample(part.down) + sample(part.up))
+    return digest.digest()
 
 
 def is_even(calls: Sequence[Call], rows: Sequence[int]) -> bool:

@@ -97,6 +97,7 @@ class Timeline:
     submitted_at: float = 0.0  # Unix time
     error: str | None = None  # code of the error that it ended with
     is_cancelled: bool = False
+    replayed_calls: int = 0  # that were answered from its journal
     phase: Phase = "encode"
     mark: Mark | None = None  # of the last call that it parked on
     exclusive: list[str] = field(default_factory=list)  # components that it changed for itself
@@ -120,6 +121,11 @@ class Timeline:
             return False
         self.step = step
         return True
+
+    def rewind(self) -> None:
+        """The request starts over."""
+        self.step = self.skipped_steps = self.replayed_calls = 0
+        self.mark = None
 
     def stop_waiting(self, all_s: float, now_s: float) -> PhaseTimes:
         """Account for the wait since the mark; `all_s` is the sum of all forwards."""
@@ -173,6 +179,7 @@ class Timeline:
             "steps": self.steps,
             "skipped_steps": self.skipped_steps,
             "exclusive": self.exclusive,
+            "replayed_calls": self.replayed_calls,
             "submitted_at": self.submitted_at,
             "started_at": self._at(self.started_s),
             "ended_at": self._at(self.ended_s),

@@ -1,0 +1,137 @@
+"""Answers of modules as bytes, and bytes as answers again: the same bits, the same classes.
+
+Tensors become their raw bytes. Classes of answers are looked up among those that are loaded, and
+must be outputs of diffusers or transformers: nothing is imported, and no code is run.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from diffusers.utils import BaseOutput
+from torch import Tensor
+from transformers.utils import ModelOutput
+
+_PLAIN = (bool, int, float, str, type(None))
+ToHost = Callable[[Tensor], Tensor]
+
+
+class Unpackable(Exception):
+    """An answer holds something that cannot be written down."""
+
+
+def size(answer: Any) -> int:
+    """The bytes of all tensors in an answer.
+
+    Raises:
+        Unpackable: it cannot be packed.
+    """
+    if type(answer) is Tensor:
+        if answer.layout is not torch.strided or answer.is_quantized:
+            raise Unpackable(f"a tensor of layout {answer.layout}")
+        return answer.nbytes
+    if isinstance(answer, (BaseOutput, ModelOutput)) or type(answer) is dict:
+        if not all(isinstance(name, str) for name in answer):
+            raise Unpackable("names that are no text")
+        return sum(map(size, answer.values()))
+    if type(answer) in (tuple, list):
+        return sum(map(size, answer))
+    if type(answer) is DiagonalGaussianDistribution:
+        return size(answer.parameters)
+    if type(answer) in _PLAIN:
+        return 0
+    raise Unpackable(f"a {type(answer).__name__}")
+
+
+def copied(answer: Any) -> Any:
+    """An answer with tensors of its own, where they are; for `pack`, on any thread."""
+    if isinstance(answer, Tensor):
+        return answer.detach().clone()
+    if isinstance(answer, Mapping):
+        return type(answer)(**{name: copied(entry) for name, entry in answer.items()})
+    if isinstance(answer, (tuple, list)):
+        return type(answer)(copied(entry) for entry in answer)
+    if isinstance(answer, DiagonalGaussianDistribution):
+        return DiagonalGaussianDistribution(copied(answer.parameters), answer.deterministic)
+    return answer
+
+
+def pack(answer: Any, to_host: ToHost = lambda tensor: tensor) -> bytes:
+    """Write down an answer of which `size` could be told."""
+    return msgspec.msgpack.encode(_packed(answer, to_host))
+
+
+def unpack(packed: bytes, device: torch.device) -> Any:
+    """The answer again.
+
+    Args:
+        device: of tensors that were not on the host.
+
+    Raises:
+        ValueError: these are no bytes of `pack`, or of classes that are not loaded.
+    """
+    try:
+        return _unpacked(msgspec.msgpack.decode(packed), device)
+    except (
+        msgspec.DecodeError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RuntimeError,
+    ) as e:
+        raise ValueError(f"a damaged answer: {e}") from e
+
+
+def _packed(value: Any, to_host: ToHost) -> list[Any]:
+    if isinstance(value, Tensor):
+        is_host = value.device.type == "cpu"
+        there = value if is_host else to_host(value)
+        raw = there.contiguous().reshape(-1).view(torch.uint8).numpy()
+        name = str(value.dtype).removeprefix("torch.")
+        strides = [] if value.is_contiguous() else list(value.stride())
+        return ["t", name, list(value.shape), strides, is_host, raw.data]
+    if isinstance(value, Mapping):
+        cls, fields = type(value), {n: _packed(one, to_host) for n, one in value.items()}
+        name = "" if cls is dict else f"{cls.__module__}:{cls.__qualname__}"
+        return ["m", name, fields]
+    if isinstance(value, (tuple, list)):
+        kind = "l" if isinstance(value, list) else "u"
+        return [kind, [_packed(one, to_host) for one in value]]
+    if isinstance(value, DiagonalGaussianDistribution):
+        return ["g", _packed(value.parameters, to_host), value.deterministic]
+    return ["v", value]
+
+
+def _unpacked(packed: list[Any], device: torch.device) -> Any:
+    match packed:
+        case ["t", name, shape, strides, is_host, raw]:
+            dtype = getattr(torch, name)
+            flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0)
+            tensor = (flat.view(dtype) if raw else flat.to(dtype)).reshape(shape)
+            if strides:  # sums of a tensor depend on where its values lie
+                tensor = torch.empty_strided(shape, strides, dtype=dtype).copy_(tensor)
+            return tensor if is_host else tensor.to(device)
+        case ["m", name, fields]:
+            cls = _output_class(name) if name else dict
+            return cls(**{n: _unpacked(one, device) for n, one in fields.items()})
+        case ["l", entries]:
+            return [_unpacked(one, device) for one in entries]
+        case ["u", entries]:
+            return tuple(_unpacked(one, device) for one in entries)
+        case ["g", parameters, deterministic]:
+            return DiagonalGaussianDistribution(_unpacked(parameters, device), deterministic)
+        case ["v", value]:
+            return value
+    raise ValueError("a damaged answer")
+
+
+def _output_class(name: str) -> type:
+    module, _, path = name.partition(":")
+    found: Any = getattr(sys.modules[module], path)
+    if not (isinstance(found, type) and issubclass(found, (BaseOutput, ModelOutput))):
+        raise ValueError(f"{name} is no class of outputs")
+    return found

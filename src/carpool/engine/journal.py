@@ -1,0 +1,286 @@
+"""The journal of a request: the answers its calls got, by which another worker goes on with it.
+
+A pipeline is code whose only inputs are its arguments, its random numbers and the answers of its
+modules. The first two are made again from the request; the answers are written down as they come.
+Run against them, the same code comes to the same point without any forward, and goes on from
+there. An answer that is missing is no harm: that call runs again. So only what is certain is
+written down. These calls always run: those in a request's own state, which they may change; those
+that change their arguments; those of the autoencoder's end, for the rest is soon done; those whose
+arguments or answers are of unknown classes or dear to copy.
+
+Each entry has a mark: what was called, the form of the arguments, and from what code, weights and
+request. What does not match is dropped, and the request runs from its start.
+"""
+
+import hashlib
+import inspect
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from carpool.engine import answers
+from carpool.engine.intercept import Call
+from carpool.engine.model.device import Device
+from carpool.engine.model.load import Loaded, versions
+from carpool.engine.probation.snapshot import tensors_in
+from carpool.engine.weights_sample import sample
+from carpool.types import CheckedRequest, JournalEntry
+
+log = logging.getLogger("carpool")
+
+MOST_BYTES = 16 << 20  # of one answer
+MOST_VALUES = 4  # of a tensor on the host whose values are part of the mark: timesteps
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+
+
+class Mismatch(Exception):
+    """The journal is of another request, of another model, or of other code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer to be written down. Its tensors are nobody else's."""
+
+    request_id: str
+    number: int
+    mark: bytes
+    answer: Any
+    device: Device
+    moment: Any  # when it is computed, on the device
+
+    def entry(self) -> JournalEntry:
+        """The answer as bytes, once the device has it. On any thread."""
+        packed = answers.pack(
+            self.answer, lambda tensor: self.device.to_host(tensor, mark=self.moment)
+        )
+        return JournalEntry(self.number, self.mark, packed)
+
+
+Sink = Callable[[Answered], None]
+
+
+class Journal:
+    """The journal of one request, in the engine.
+
+    Args:
+        past: what an earlier run of the request wrote down, in order.
+        sink: takes what this one does, on the engine's thread; must not block. None: nowhere.
+    """
+
+    def __init__(self, past: Sequence[JournalEntry] = (), sink: Sink | None = None) -> None:
+        self._past, self._sink = list(past), sink
+        self._next = 0  # of the past
+        self._calls = 0
+        self._mark: bytes | None = None  # of the call that waits; None: it is not written down
+        self._versions: list[tuple[Tensor, int]] = []  # of its arguments' tensors
+        self._identity, self._request_id = b"", ""
+        self._device: Device
+        self.replayed = 0  # calls
+
+    def begin(self, model: "Identity", request: CheckedRequest) -> None:
+        """The request starts, or starts again."""
+        self._request_id, self._device = request.request_id, model.device
+        self._calls = self._next = self.replayed = 0
+        try:
+            self._identity = model.of(request)
+        except Exception:  # of a model that nobody foresaw: it is served without a journal
+            log.exception("no journal is kept of request %s", request.request_id)
+            self._past, self._sink = [], None
+
+    def drop(self) -> None:
+        """Forget the past."""
+        self._past.clear()
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether an answer of the past is still to come."""
+        return self._next < len(self._past)
+
+    def answer(self, call: Call) -> Any | None:
+        """What a call was answered in the past; None if it has to run. To be asked once for each.
+
+        Raises:
+            Mismatch: the past is not of this request.
+        """
+        self._calls += 1
+        self._mark, self._versions = None, []
+        if (self._sink is None and not self.is_replaying) or not _is_kept(call):
+            self._pass()
+            return None
+        arguments = call.arguments()
+        try:
+            self._mark = _mark(self._identity, call, arguments)
+        except _Unknown:
+            self._pass()
+            return None
+        if not self.is_replaying:
+            self._versions = [(one, _version(one)) for one in tensors_in(arguments)]
+            return None
+        entry = self._past[self._next]
+        if entry.number > self._calls:
+            return None  # it was not written down
+        if entry.number < self._calls or entry.mark != self._mark:
+            raise Mismatch(f"call {self._calls}, of {call.target.component}, is another one")
+        try:
+            answer = answers.unpack(entry.answer, self._device.torch)
+        except ValueError as error:
+            raise Mismatch(str(error)) from error
+        self._next += 1
+        self.replayed += 1
+        self._mark = None
+        return answer
+
+    def skip(self) -> None:
+        """A call got no answer from a module, but one that the request had before."""
+        self._calls += 1
+        self._mark = None
+
+    def _pass(self) -> None:
+        """A call runs of which nothing is written down."""
+        if self.is_replaying and self._past[self._next].number <= self._calls:
+            raise Mismatch(f"call {self._calls} is another one")
+
+    def ran(self, call: Call, answer: Any) -> None:
+        """Note the answer of the call that was asked for last, which did run."""
+        mark, self._mark = self._mark, None
+        if mark is None or self._sink is None or self.is_replaying:
+            return
+        before, self._versions = self._versions, []
+        if any(_version(tensor) != version for tensor, version in before):
+            return  # its arguments are part of what it gave
+        try:
+            if (size := answers.size(answer)) > MOST_BYTES:
+                _say_once(call, f"one takes {size >> 20} MiB, the most is {MOST_BYTES >> 20}")
+                return
+        except answers.Unpackable as error:
+            _say_once(call, f"they hold {error}")
+            return
+        try:
+            copy = answers.copied(answer)
+        except torch.OutOfMemoryError:
+            return
+        number, moment = self._calls, self._device.mark()
+        self._sink(Answered(self._request_id, number, mark, copy, self._device, moment))
+
+
+_said: set[tuple[str, str]] = set()
+
+
+def _say_once(call: Call, why: str) -> None:
+    name = call.target.component, call.target.method
+    if name not in _said:
+        _said.add(name)
+        log.warning(
+            "answers of %s.%s are not kept (%s): if a worker dies, these calls run again",
+            *name, why,
+        )  # fmt: skip
+
+
+def _is_kept(call: Call) -> bool:
+    return call.target.phase != "decode" and not call.target.is_exclusive
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class _Unknown(Exception):
+    """An argument is of an unknown class: it may carry anything."""
+
+
+def _mark(identity: bytes, call: Call, arguments: Mapping[str, Any]) -> bytes:
+    parts = [call.target.component, call.target.method]
+    for name, value in arguments.items():
+        parts += name, _form(value)
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=12, key=identity).digest()
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, Tensor):
+        text = f"{value.dtype}{tuple(value.shape)}"
+        if value.device.type == "cpu" and value.numel() <= MOST_VALUES:
+            return f"{text}{value.tolist()}"
+        return text
+    if type(value) in _PLAIN:
+        return repr(value)
+    if isinstance(value, torch.device):
+        return value.type
+    if type(value) in (list, tuple, torch.Size):
+        return f"[{','.join(map(_form, value))}]"
+    if type(value) is dict:
+        return f"{{{','.join(f'{n!r}:{_form(one)}' for n, one in value.items())}}}"
+    raise _Unknown
+
+
+class Identity:
+    """What a model is: its code, its weights, its device.
+
+    Args:
+        lora: what the adapter of a name is.
+    """
+
+    def __init__(self, loaded: Loaded, lora: Callable[[str], bytes]) -> None:
+        self._loaded, self._lora, self.device = loaded, lora, loaded.device
+        self._digest = b""  # reads a little of each weight: only where journals are kept
+
+    def of(self, request: CheckedRequest) -> bytes:
+        """A digest of the model with this request."""
+        self._digest = self._digest or _digest_of(self._loaded)
+        digest = hashlib.blake2b(self._digest, digest_size=32)
+        plain = replace(
+            request, arguments={}, request_id="", group="", timeout_s=None, deadline_s=None
+        )
+        digest.update(repr(plain).encode())
+        for name in sorted(request.arguments):
+            digest.update(f"{name}={_content(request.arguments[name])}\0".encode())
+        for name, _ in request.lora:
+            digest.update(self._lora(name))
+        return digest.digest()
+
+
+def _content(value: Any) -> str:
+    """A value of a request in words, the same in every process."""
+    if hasattr(value, "tobytes"):  # a picture, an array
+        form = getattr(value, "mode", getattr(value, "dtype", ""))
+        size = getattr(value, "size", "")
+        return f"{form}{size}{hashlib.blake2b(value.tobytes()).hexdigest()}"
+    if isinstance(value, Tensor):
+        raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return f"{_form(value)}{hashlib.blake2b(raw.data).hexdigest()}"
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_content, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{n}:{_content(one)}' for n, one in value.items())}}}"
+    return repr(value)
+
+
+def _digest_of(loaded: Loaded) -> bytes:
+    digest = hashlib.blake2b(digest_size=32)
+    digest.update(repr(sorted(versions().items())).encode())
+    digest.update(f"{loaded.device.torch.type} {loaded.device.dtype}".encode())
+    for pipe in {id(one): one for one in (loaded.pipe, *loaded.originals.values())}.values():
+        digest.update(_source(type(pipe)))
+        for name, part in sorted(pipe.components.items()):
+            digest.update(f"{name} {type(part).__name__}".encode())
+            if not isinstance(part, nn.Module):
+                config = dict(getattr(part, "config", None) or {})
+                known = {n: value for n, value in config.items() if not n.startswith("_")}
+                text = json.dumps(known, sort_keys=True, default=lambda one: type(one).__name__)
+                digest.update(text.encode())
+    for name, module in sorted(loaded.modules.items()):
+        digest.update(name.encode())
+        digest.update(_source(type(module)))
+        digest.update(sample(module))
+    return digest.digest()
+
+
+def _source(cls: type) -> bytes:
+    try:
+        return hashlib.blake2b(inspect.getsource(inspect.getmodule(cls) or cls).encode()).digest()
+    except (OSError, TypeError):
+        return cls.__qualname__.encode()

@@ -1,0 +1,159 @@
+"""Journals of jobs on the disk: a server that starts again goes on with their next step.
+
+A folder for each job that has not ended, with a file for each of its requests. Entries are
+appended, each with its length and a checksum; what a killed process left torn at the end is cut
+off. Nothing is flushed to the device: after a power cut steps are made again. One thread reads and
+writes, in order, so that no disk holds up the event loop.
+"""
+
+import asyncio
+import logging
+import struct
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import msgspec
+
+from carpool.errors import reason
+from carpool.jobs.file_store import FileStore
+from carpool.types import JournalEntry
+
+log = logging.getLogger("carpool")
+
+_HEADER = struct.Struct("<II")  # bytes of the entry, their CRC-32
+_MOST_ENTRY_BYTES = 1 << 30
+_decoder = msgspec.msgpack.Decoder(JournalEntry)
+
+
+class Memory(Protocol):
+    """The journals of requests that are being answered."""
+
+    def open(self, request_id: str, past: list[JournalEntry], file: "JournalFile", /) -> None: ...
+    def close(self, request_id: str, /) -> None: ...
+
+
+class JobJournals:
+    """The journals of the jobs of a store.
+
+    Args:
+        folders: of the jobs.
+        memory: knows the requests that run.
+        most_bytes: of all files; what comes then is not written.
+    """
+
+    def __init__(self, folders: FileStore, memory: Memory, most_bytes: int) -> None:
+        self._folders, self._memory, self._most_bytes = folders, memory, most_bytes
+        self._thread = ThreadPoolExecutor(1, "carpool-journal")
+        self._bytes = 0  # of files of requests that run
+        self._was_told = False
+
+    async def resume(self, job_id: str, part: int, request_id: str) -> None:
+        """Let a request go on where the last run of this part of the job was."""
+        loop = asyncio.get_running_loop()
+        path = self._folders.path(job_id) / f"{part}.journal"
+        try:
+            past, file = await loop.run_in_executor(self._thread, self._open, path)
+        except OSError as error:
+            self._tell(error)
+            return
+        self._memory.open(request_id, past, file)
+
+    def leave(self, request_id: str) -> None:
+        """The request does not run any more. Its file stays until the job has ended."""
+        self._memory.close(request_id)
+
+    def stop(self) -> None:
+        """Write what is still to be written."""
+        self._thread.shutdown()
+
+    def _open(self, path: Path) -> tuple[list[JournalEntry], "JournalFile"]:
+        path.parent.mkdir(exist_ok=True)
+        file = path.open("a+b")
+        try:
+            file.seek(0)
+            past, end = list[JournalEntry](), 0
+            for entry, entry_end in _entries(file):
+                end = entry_end
+                while past and past[-1].number >= entry.number:
+                    past.pop()  # the request started over
+                past.append(entry)
+            file.truncate(end)
+        except BaseException:
+            file.close()
+            raise
+        self._bytes += end
+        return past, JournalFile(self, file)
+
+    def run(self, file: "JournalFile", entry: JournalEntry | None) -> None:
+        """Write, or with None clear, a file: on the thread."""
+        with suppress(RuntimeError):  # it was stopped
+            self._thread.submit(self._write, file, entry)
+
+    def end(self, file: "JournalFile") -> None:
+        with suppress(RuntimeError):
+            self._thread.submit(self._close, file)
+
+    def _write(self, file: "JournalFile", entry: JournalEntry | None) -> None:
+        if file.is_broken:
+            return
+        try:
+            if entry is None:
+                self._bytes -= file.stream.seek(0, 2)
+                file.stream.truncate(0)
+                return
+            body = msgspec.msgpack.encode(entry)
+            if self._bytes + len(body) > self._most_bytes:
+                raise OSError(f"journals of jobs have {self._bytes} bytes, a tenth of what all may")
+            file.stream.write(_HEADER.pack(len(body), zlib.crc32(body)) + body)
+            file.stream.flush()
+            self._bytes += _HEADER.size + len(body)
+        except OSError as error:
+            file.is_broken = True  # what is there is whole, or has a torn end
+            self._tell(error)
+
+    def _close(self, file: "JournalFile") -> None:
+        with suppress(OSError):
+            self._bytes -= file.stream.seek(0, 2)
+            file.stream.close()
+
+    def _tell(self, error: OSError) -> None:
+        if not self._was_told:
+            self._was_told = True
+            log.warning("steps of jobs are not kept, they may run again: %s", reason(error))
+
+
+class JournalFile:
+    """Where the entries of one request go, besides the memory."""
+
+    def __init__(self, journals: JobJournals, stream: BinaryIO) -> None:
+        self._journals, self.stream, self.is_broken = journals, stream, False
+
+    def append(self, entry: JournalEntry) -> None:
+        self._journals.run(self, entry)
+
+    def clear(self) -> None:
+        self._journals.run(self, None)
+
+    def close(self) -> None:
+        self._journals.end(self)
+
+
+def _entries(file: BinaryIO) -> Iterator[tuple[JournalEntry, int]]:
+    """The whole entries of a file, each with the place where it ends."""
+    end = 0
+    while len(header := file.read(_HEADER.size)) == _HEADER.size:
+        length, checksum = _HEADER.unpack(header)
+        if length > _MOST_ENTRY_BYTES or len(body := file.read(length)) < length:
+            return
+        if zlib.crc32(body) != checksum:
+            return
+        try:
+            entry = _decoder.decode(body)
+        except msgspec.DecodeError:
+            return
+        end += _HEADER.size + length
+        yield entry, end

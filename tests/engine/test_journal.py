@@ -1,0 +1,223 @@
+"""A journal: another engine goes on where the first one was, and gives the same bits."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from diffusers import EulerAncestralDiscreteScheduler
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from carpool.engine import journal as journals
+from carpool.engine.answers import copied, pack, size, unpack
+from carpool.engine.journal import Answered, Journal
+from carpool.engine.probation.snapshot import difference
+from carpool.request.parameters import check
+from carpool.types import JournalEntry, Request
+from support.engine_driver import Drive, Recorder, driving, fresh
+from support.lora_files import adapter
+from support.tiny import ARGUMENTS
+
+STEPS = 6
+
+
+def put(
+    drive: Drive,
+    request: Request,
+    past: list[JournalEntry],
+    kept: list[Answered] | None = None,
+    **changes: Any,
+) -> Recorder:
+    recorder = Recorder()
+    sink = None if kept is None else kept.append
+    checked = replace(check(drive.engine.loaded.card, request), **changes)
+    drive.engine.submit_held(checked, recorder, 0.0, Journal(past, sink))
+    return recorder
+
+
+def replayed(drive: Drive, request: Request) -> int:
+    timeline = drive.engine.timeline(request.request_id)
+    assert timeline is not None
+    return int(timeline["replayed_calls"])
+
+
+def asked(family: str, **parameters: Any) -> Request:
+    given = {**ARGUMENTS[family], "num_inference_steps": STEPS, **parameters}
+    return Request("a photo of a cat", **{"seed": 7, **given})
+
+
+def tensor_of(recorder: Recorder) -> torch.Tensor:
+    if recorder.error is not None:
+        raise recorder.error
+    fields = recorder.outcome.fields
+    value = fields["images"] if "images" in fields else fields["frames"]
+    return torch.as_tensor(value)
+
+
+def interrupted(
+    family: str, request: Request, steps: int, **changes: Any
+) -> tuple[list[JournalEntry], torch.Tensor, int]:
+    """What was written down until so many steps; the whole picture; forwards that were left."""
+    kept: list[Answered] = []
+    with driving(family, numerics="exact") as drive:
+        ran = put(drive, request, [], kept, **changes)
+        drive.turn_until(lambda: any(event.step >= steps for event in ran.events))
+        entries, made = [one.entry() for one in kept], len(drive.forwards)
+        drive.finish()
+        return entries, tensor_of(ran), len(drive.forwards) - made
+
+
+@pytest.mark.parametrize(
+    ("family", "parameters"),
+    [
+        ("flux", {}),
+        ("sdxl", {"guidance_scale": 5.0, "eta": 1.0}),  # draws noise in each step
+        ("qwen_image", {"true_cfg_scale": 4.0, "negative_prompt": "dark"}),
+        ("wan21_t2v", {"guidance_scale": 5.0}),
+        ("flux", {"step_cache": 0.9}),
+    ],
+)
+def test_another_engine_runs_only_what_was_not_written_down_and_gives_the_same_bits(
+    family: str, parameters: dict[str, Any]
+) -> None:
+    request = asked(family, **parameters)
+    entries, whole, left = interrupted(family, request, 3)
+    with driving(fresh(family), numerics="exact") as other:
+        again = put(other, request, entries)
+        other.finish()
+
+        assert torch.equal(tensor_of(again), whole)
+        assert len(other.forwards) == left
+        assert again.step == STEPS
+        steps = [event.step for event in again.events if event.kind == "step"]
+        assert steps[0] >= 3 or "step_cache" in parameters  # steps skipped since are skipped again
+        assert steps == sorted(set(steps))
+        assert replayed(other, request) == len(entries)
+
+
+def test_noise_that_each_step_draws_is_the_same_again() -> None:
+    pipe = fresh("sd15")
+    pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)
+    request, kept = asked("sd15"), list[Answered]()
+    with driving(pipe, numerics="exact") as drive:
+        ran = put(drive, request, [], kept)
+        drive.turn_until(lambda: any(event.step >= 3 for event in ran.events))
+        entries = [one.entry() for one in kept]
+        drive.finish()
+        again = put(drive, request, entries)
+        before = len(drive.forwards)
+        drive.finish()
+
+        assert torch.equal(tensor_of(again), tensor_of(ran))
+        assert len(drive.forwards) - before < before
+
+
+def test_an_adapter_of_another_file_by_the_same_name_is_no_match(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = (adapter(tmp_path / name, "flux", seed) for seed, name in enumerate(("a", "b")))
+    request, kept = asked("flux", lora=[{"id": "style"}]), list[Answered]()
+    with driving(fresh("flux"), numerics="exact", lora=(f"style={one}",)) as drive:
+        ran = put(drive, request, [], kept)
+        drive.finish()
+        whole, made = tensor_of(ran), len(drive.forwards)
+        again = put(drive, request, [entry.entry() for entry in kept])
+        drive.finish()
+        assert torch.equal(tensor_of(again), whole)
+        assert len(drive.forwards) == made + 1  # only the end of the autoencoder
+    with driving(fresh("flux"), numerics="exact", lora=(f"style={two}",)) as drive:
+        other = put(drive, request, [entry.entry() for entry in kept])
+        drive.finish()
+        assert len(drive.forwards) == made
+        assert not torch.equal(tensor_of(other), whole)
+    assert "starts over" in caplog.text
+
+
+Change = Callable[[list[JournalEntry]], list[JournalEntry]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entries: [replace(one, mark=b"other") for one in entries],
+        lambda entries: [*entries[:2], replace(entries[2], answer=b"torn")],
+        lambda entries: [*entries[:3], replace(entries[3], answer=entries[3].answer[:-9])],
+        lambda entries: [entries[0], replace(entries[1], number=1), *entries[2:]],
+        lambda entries: entries[::-1],
+        lambda entries: [*entries, replace(entries[-1], number=4000)],
+        lambda entries: [one for one in entries if one.number != 3],
+        lambda entries: entries[4:],
+        lambda entries: [],
+    ],
+    ids=["foreign", "torn", "short", "twice", "backwards", "late", "gap", "headless", "none"],
+)
+def test_whatever_a_journal_holds_the_picture_is_right(change: Change) -> None:
+    entries, whole, _ = interrupted("flux", asked("flux", request_id="one"), 3)
+    with driving(fresh("flux"), numerics="exact") as other:
+        kept: list[Answered] = []
+        again = put(other, asked("flux", request_id="one"), change(entries), kept)
+        beside = put(other, asked("flux", seed=8), [])
+        other.finish()
+
+        assert torch.equal(tensor_of(again), whole)
+        assert beside.error is None
+        assert again.kinds.count("started") == again.kinds.count("finished") == 1
+
+
+@pytest.mark.parametrize("change", [{"seed": 8}, {"guidance_scale": 9.0}, {"prompt": "a dog"}])
+def test_a_journal_of_another_request_is_dropped(change: dict[str, Any]) -> None:
+    entries, _, _ = interrupted("flux", asked("flux"), 3)
+    request = Request(
+        **{"prompt": "a photo of a cat", **asked("flux").parameters, "seed": 7, **change}
+    )
+    with driving(fresh("flux"), numerics="exact") as other:
+        again, alone = put(other, request, entries), put(other, request, [], request_id="alone")
+        other.finish()
+        assert torch.equal(tensor_of(again), tensor_of(alone))
+        assert replayed(other, request) == 0
+
+
+def test_a_journal_of_other_weights_is_dropped() -> None:
+    request = asked("flux")
+    entries, _, _ = interrupted("flux", request, 3)
+    pipe = fresh("flux")
+    with torch.no_grad():
+        pipe.transformer.proj_out.weight.mul_(1.5)
+    with driving(pipe, numerics="exact") as other:
+        again, alone = put(other, request, entries), put(other, request, [], request_id="alone")
+        other.finish()
+        assert torch.equal(tensor_of(again), tensor_of(alone))
+
+
+def test_answers_that_are_dear_to_copy_are_not_kept_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(journals, "MOST_BYTES", 10)
+    monkeypatch.setattr(journals, "_said", set())
+    entries, _, _ = interrupted("flux", asked("flux"), 3)
+
+    assert entries == []
+    assert caplog.text.count("answers of transformer.forward are not kept") == 1
+
+
+def test_an_answer_is_the_same_once_packed() -> None:
+    answer = BaseModelOutputWithPooling(
+        last_hidden_state=torch.randn(2, 3, 4).transpose(1, 2),
+        pooler_output=torch.randn(2, 4, dtype=torch.bfloat16),
+        hidden_states=(torch.arange(3), torch.zeros(0, 2), torch.tensor(1.5, dtype=torch.float16)),
+    )
+    for one in (answer, (answer, None, True), [torch.randn(4, 2, 8, 8)[:, 1]], {"sample": None}):
+        got = unpack(pack(copied(one)), torch.device("cpu"))
+        assert difference([got], [one]) is None
+    strided = answer.last_hidden_state
+    assert unpack(pack(strided), torch.device("cpu")).stride() == strided.stride()
+    assert size(answer) == 2 * 3 * 4 * 4 + 2 * 4 * 2 + 3 * 8 + 2
+
+
+@pytest.mark.parametrize("cls", ["os:system", "builtins:dict", "sys:exit", "nowhere:Thing"])
+def test_no_code_is_run_by_an_answer(cls: str) -> None:
+    with pytest.raises(ValueError, match=r"damaged answer|no class of outputs"):
+        unpack(msgspec.msgpack.encode(["m", cls, {}]), torch.device("cpu"))
