@@ -102,7 +102,8 @@ def assert_nothing_stays(house: House, order: str, monkeypatch: pytest.MonkeyPat
             assert not [*(house.state / "files").iterdir()]
             assert {job.state for job in store.page()[0]} <= {"queued"}
         assert {path.name for path in house.state.iterdir()} <= {
-            "carpool-state.txt", "files", "inputs", "jobs.sqlite", "links", "lock", "passing"
+            "carpool-state.txt", "files", "inputs", "jobs.sqlite", "journals", "links", "lock",
+            "passing",
         }  # fmt: skip
     monkeypatch.setattr(tempfile, "tempdir", str(house.temporary))
     JobStore().close()

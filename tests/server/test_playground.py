@@ -130,10 +130,10 @@ def test_an_adapter_is_used_at_its_scale(page: Tab) -> None:
 
 
 def test_a_bad_value_is_told_at_its_field_with_the_nearest_that_works(page: Tab) -> None:
-    page.draw("a red square", width="50")
+    page.draw("a red square", width="8")
 
     error = page.page.locator("#e-width")
-    error.get_by_text("the nearest size is 48x64").wait_for()
+    error.get_by_text("the nearest size is 16x64").wait_for()
     assert page.page.locator("#f-width").get_attribute("aria-invalid") == "true"
     assert page.page.locator("#f-width").get_attribute("aria-describedby") == "e-width"
     page.picture("error")
