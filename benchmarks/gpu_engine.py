@@ -44,7 +44,8 @@ class Watch:
         """Watch forwards of engines that are loaded and closed inside."""
         targets = Interception(pipe.components).targets
         for target in targets:
-            target.module.__dict__[target.method] = self._watched(target.original)
+            plain = getattr(target.module, target.method)
+            target.module.__dict__[target.method] = self._watched(plain)
         try:
             yield
         finally:

@@ -480,7 +480,7 @@ def test_no_class_is_patched_while_a_library_loads_a_model(monkeypatch: pytest.M
         raise OSError("no such model")
 
     other = threading.Thread(target=start_another)
-    monkeypatch.setattr(load_module, "_from_pretrained", loads)
+    monkeypatch.setattr(load_module, "read", loads)
     with pytest.raises(LoadFailed):
         load_module.load("shapes", EngineSettings(device="cpu"))
     other.join()

@@ -171,7 +171,7 @@ def test_a_denoiser_without_a_table_is_said_to_fuse_after_proof(tmp_path: Path) 
     ("arguments", "status", "message"),
     [
         (["nosuch"], 1, "no model at 'nosuch'"),
-        (["shapes", "--size", "65x64"], 1, "the nearest size is 64x64"),
+        (["shapes", "--size", "8x64"], 1, "the nearest size is 16x64"),
         (["shapes", "--size", "64"], 2, "write WIDTHxHEIGHT"),
         (["shapes", "--json", "no/such/folder.json"], 2, "there is no folder no/such"),
         (["shapes", "-p", "colour=1"], 1, "has no parameter 'colour'"),

@@ -240,7 +240,7 @@ def test_a_job_is_followed_live_by_its_own_key_and_the_stream_does_not_hold_up_t
         stranger.stream("GET", "/v1/events") as foreign,
     ):
         streams = own.iter_lines(), foreign.iter_lines()
-        asked = body("a secret drawing", num_inference_steps=8, n=2)
+        asked = body("a secret drawing", num_inference_steps=100, n=2)
         asked |= {"background_job": True, "partial_images": 2}
         job = client.post(ENDPOINT, json=asked).json()["id"]
 

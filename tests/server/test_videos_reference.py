@@ -185,7 +185,7 @@ def test_other_files_than_the_reference_are_refused_by_name() -> None:
         files: dict[str, Any] = {"prompt": (None, "a"), "mask": ("a.png", png())}
         told = refusal(await house.http.post(VIDEOS, files=files))
         assert (told["param"], told["message"]) == (
-            "mask", "mask is a file: only input_reference may be",
+            "mask", "mask is a file: only input_reference, image_reference may be",
         )  # fmt: skip
 
     play(scene, Filming())

@@ -124,11 +124,11 @@ def test_probes_are_for_debugging_only(lines: list[dict[str, Any]], path: str) -
 
 
 def test_a_refused_request_says_its_code_and_its_reason(lines: list[dict[str, Any]]) -> None:
-    asked(json.dumps({"prompt": PROMPT, "stepz": 4}))
+    asked(json.dumps({"prompt": PROMPT, "zzz": 4}))
 
     [line] = lines
     assert (line["status"], line["error"]) == (400, "unknown_parameter")
-    assert line["reason"] == "GreyPipeline has no parameter 'stepz'"
+    assert line["reason"] == "GreyPipeline has no parameter 'zzz'"
     assert f" error=unknown_parameter reason={line['reason']}" in line["message"]
 
 

@@ -26,7 +26,7 @@ from carpool.engine.model.tasks import tasks_of
 from carpool.engine.patches import CLASSES
 from carpool.engine.weights.placement import is_asked_for, place
 from carpool.engine.weights.streaming import Streamer
-from carpool.errors import LoadFailed
+from carpool.errors import LoadFailed, SettingRejected
 from carpool.models.source import check_hub, find
 from carpool.request.lora import parse_lora
 from carpool.request.parameters import Card
@@ -96,7 +96,10 @@ def says_what_does_not_fit(load: Load) -> Load:
     def loading(model: Any, settings: EngineSettings) -> Any:
         try:
             return load(model, settings)
-        except (torch.OutOfMemoryError, MemoryError) as error:
+        except (torch.OutOfMemoryError, MemoryError, SettingRejected) as error:
+            is_said = settings.memory is not None
+            if isinstance(error, SettingRejected) and (is_said or error.param != "memory"):
+                raise
             name = model if isinstance(model, (str, Path)) else type(model).__name__
             raise LoadFailed(
                 f"cannot load {name!s}: its weights do not fit the memory ({error}); a smaller "
