@@ -189,7 +189,8 @@ def test_any_text_reaches_the_worker_as_it_was_sent(text: str, format_: str) -> 
 @pytest.mark.parametrize(
     "content",
     [body(prompt="a" * 32_001), body(prompt="a" * 1_000_000), body(prompt=["a", 1]),
-     body(prompt={}), body(prompt=None), body(prompt=1), raw('"user": "\\ud800"'), body(negative_prompt=[["a"]]),
+     body(prompt={}), body(prompt=None), body(prompt=1), raw('"user": "\\ud800"'),
+     body(negative_prompt=[["a"]]),
      body(negative_prompt="a" * 32_001), body(negative_prompt="a" * 1_000_000),
      body(user="a" * 257), body(safety_identifier="a" * 257)],
     ids=lambda content: content[-40:],
