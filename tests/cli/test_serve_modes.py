@@ -87,8 +87,8 @@ def test_a_command_of_sglang_runs_as_it_is(serve: Serve) -> None:
     assert (model, settings.port, settings.batching_mode) == ("org/model", 8001, "dynamic")
     assert (settings.batching_max_size, settings.batching_delay_ms) == (8, 5.0)
     assert ended.err == (
-        "carpool: --dit-layerwise-offload is passed over: weights stay on the device; if memory "
-        "runs out, take a smaller dtype or model\n"
+        "carpool: --dit-layerwise-offload is passed over: --memory 20GiB streams what does not fit "
+        "the device\n"
         "carpool: the settings choose batching mode dynamic\n"
     )
 
@@ -128,11 +128,18 @@ def test_overrides_of_stages_overlay_a_deploy_file_or_stand_for_one(
     assert "must be JSON such as" in ended.err
 
 
+def test_replicas_of_the_peers_are_workers(serve: Serve) -> None:
+    ended, [(_, settings)] = serve("--model-path", "org/model", "--dp-size", 2)
+
+    assert ended.status == 0, ended.err
+    assert settings.workers == 2
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--num-gpus", 2), "--num-gpus 2: a Carpool server uses one device; start one for each"),
-        (("--tp-size", 4), "--tp-size 4: a Carpool server uses one device"),
+        (("--num-gpus", 2), "--num-gpus 2: a request of Carpool uses one device; --workers 2 puts"),
+        (("--tp-size", 4), "--tp-size 4: a request of Carpool uses one device"),
         (
             ("--dynamic-batch-max-size", 8, "--batching-max-size", 4),
             "--dynamic-batch-max-size 8 and --batching-max-size 4 are the same setting",

@@ -16,9 +16,10 @@ RENAMED = {
     "dynamic_batch_delay_ms": ("batching_delay_ms", float),
 }
 ONE_DEVICE = (
-    "num_gpus", "tp_size", "tensor_parallel_size", "dp_size", "data_parallel_size", "sp_degree",
-    "ulysses_degree", "ring_degree", "cfg_parallel_size",
+    "num_gpus", "tp_size", "tensor_parallel_size", "sp_degree", "ulysses_degree", "ring_degree",
+    "cfg_parallel_size",
 )  # fmt: skip
+REPLICAS = ("dp_size", "data_parallel_size")
 PASSED_OVER = {
     **dict.fromkeys(
         (
@@ -26,7 +27,7 @@ PASSED_OVER = {
             "image_encoder_cpu_offload", "vae_cpu_offload", "enable_cpu_offload",
             "enable_layerwise_offload",
         ),
-        "weights stay on the device; if memory runs out, take a smaller dtype or model",
+        "--memory 20GiB streams what does not fit the device",
     ),
     "pin_cpu_memory": "Carpool decides that itself",
     "sleep_on_idle": "an idle engine always sleeps",
@@ -42,7 +43,7 @@ def peer_options(command: Command) -> Command:
     """Add the flags; `--help` does not show them."""
     for name, (_, kind) in RENAMED.items():
         command = _option(name, type=kind)(command)
-    for name in ONE_DEVICE:
+    for name in (*ONE_DEVICE, *REPLICAS):
         command = _option(name, type=int)(command)
     for name in PASSED_OVER:
         command = _option(name, is_flag=False, flag_value="true")(command)
@@ -68,9 +69,11 @@ def translated(flags: dict[str, Any]) -> dict[str, Any]:
         count = kept.pop(name)
         if count not in (None, 1):
             raise click.UsageError(
-                f"--{name.replace('_', '-')} {count}: a Carpool server uses one device; start one "
-                "for each (--device cuda:0, cuda:1, ... and --port) behind a load balancer"
+                f"--{name.replace('_', '-')} {count}: a request of Carpool uses one device; "
+                f"--workers {count} puts a worker with the whole model on each of {count}"
             )
+    for name in REPLICAS:
+        _rename(kept, name, "workers", kept.pop(name))
     for name, why in PASSED_OVER.items():
         if kept.pop(name) not in (None, "false", "0"):
             click.echo(f"carpool: --{name.replace('_', '-')} is passed over: {why}", err=True)
