@@ -42,6 +42,9 @@ test-browser: .venv/ready  ## what people do on the playground, in a real Chromi
 	BROWSER=required PICTURES=docs/playground $(ONE_THREAD) $(BIN)/python -m pytest \
 	  -m "slow or not slow" tests/server/test_playground.py
 
+bench-journal: .venv/ready  ## what keeping journals costs, in seconds of processor
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.journal
+
 bench-viewers: .venv/ready  ## what ten viewers of /v1/events cost a busy server, in seconds of processor
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.viewers
 

@@ -34,10 +34,10 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 class Server:
     """A `carpool serve shapes` of its own; ended by `with`."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *flags: str) -> None:
         self.front = subprocess.Popen(
             [sys.executable, "-m", "carpool", "serve", "shapes", "--port", "0", "--log-level",
-             "warning", "--cost-table", f"{folder}/costs.json"],
+             "warning", "--cost-table", f"{folder}/costs.json", *flags],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.front.stdout is not None

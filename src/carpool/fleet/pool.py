@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from carpool.config import EngineSettings
 from carpool.errors import (
@@ -28,7 +28,7 @@ from carpool.errors import (
 )
 from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
 from carpool.fleet.router import Router
-from carpool.fleet.serving import ServingState
+from carpool.fleet.serving import ServingState, WorkerHandle
 from carpool.schedule.overload import ENTER, Pressure, again_s, refuses, stage
 from carpool.schedule.policy import weights
 from carpool.types import CheckedRequest
@@ -39,7 +39,6 @@ from carpool.worker.supervisor import (
     OnActivity,
     OnPreview,
     OnProgress,
-    State,
     WorkerListener,
 )
 
@@ -47,44 +46,6 @@ log = logging.getLogger("carpool")
 
 AGAIN_S = 30.0  # until a worker that could not load is tried again, once another one is ready
 Size = tuple[int | None, int | None, int | None]
-
-
-class WorkerHandle(Protocol):
-    """One worker, wherever it runs: a `Supervisor` of a process here, or what stands for another.
-
-    Its methods are those of `Supervisor`. All of them are called on the event loop.
-    """
-
-    ready: protocol.WorkerReady | None
-
-    @property
-    def state(self) -> State: ...
-    @property
-    def takes_requests(self) -> bool: ...
-    def start(self) -> "asyncio.Task[None]": ...
-    async def wait_ready(self) -> protocol.WorkerReady: ...
-    async def wait_open(self) -> None: ...
-    async def run(
-        self,
-        job: CheckedRequest,
-        on_progress: OnProgress | None = None,
-        on_preview: OnPreview | None = None,
-        *,
-        waited_s: float = 0.0,
-        deaths: int = 0,
-    ) -> protocol.Done: ...
-    def check_open(self) -> None: ...
-    def check_room(self) -> None: ...
-    async def statistics(self) -> dict[str, Any]: ...
-    async def estimate(self, job: CheckedRequest) -> protocol.Estimated: ...
-    def watch_activity(self, listener: OnActivity | None) -> None: ...
-    async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]: ...
-    def reload(self) -> None: ...
-    def hold(self, work_s: float) -> None: ...
-    def add_lora(self, name: str, path: str) -> "asyncio.Future[list[str]]": ...
-    async def drain(self, timeout_s: float) -> None: ...
-    async def stop(self) -> None: ...
-
 
 Make = Callable[[str, WorkerListener | None], WorkerHandle]
 """Makes the worker of a device; with a listener where it is one of several."""

@@ -1,4 +1,9 @@
-"""What the server asks of what runs its requests: a worker, a pool of workers, several models."""
+"""What the server asks of what runs its requests, and a pool of each of its workers.
+
+A server has a pool of workers, or a fleet of such pools; a worker is a `Supervisor` of a process
+here, or what stands for one elsewhere. All methods are called on the event loop, and are as
+`Supervisor` describes them.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,27 +11,19 @@ from typing import Any, Literal, Protocol
 
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.supervisor import OnActivity, OnPreview, OnProgress
+from carpool.worker.supervisor import OnActivity, OnPreview, OnProgress, State
 
 ServingState = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
 
 
-class Serving(Protocol):
-    """Runs requests of a model. Its methods are those of `Supervisor`, on the event loop."""
+class Service(Protocol):
+    """What one worker and many have in common."""
 
     @property
     def ready(self) -> protocol.WorkerReady | None: ...
-    @property
-    def state(self) -> ServingState: ...
     def start(self) -> "asyncio.Task[None]": ...
     async def wait_ready(self) -> protocol.WorkerReady: ...
     async def wait_open(self) -> None: ...
-    async def submit(
-        self,
-        job: CheckedRequest,
-        on_progress: OnProgress | None = None,
-        on_preview: OnPreview | None = None,
-    ) -> protocol.Done: ...
     def check_open(self) -> None: ...
     def check_room(self) -> None: ...
     async def statistics(self) -> dict[str, Any]: ...
@@ -36,3 +33,36 @@ class Serving(Protocol):
     def reload(self) -> None: ...
     async def drain(self, timeout_s: float) -> None: ...
     async def stop(self) -> None: ...
+
+
+class Serving(Service, Protocol):
+    """Runs the requests of a server."""
+
+    @property
+    def state(self) -> ServingState: ...
+    async def submit(
+        self,
+        job: CheckedRequest,
+        on_progress: OnProgress | None = None,
+        on_preview: OnPreview | None = None,
+    ) -> protocol.Done: ...
+
+
+class WorkerHandle(Service, Protocol):
+    """One worker of a pool, wherever it runs."""
+
+    @property
+    def state(self) -> State: ...
+    @property
+    def takes_requests(self) -> bool: ...
+    async def run(
+        self,
+        job: CheckedRequest,
+        on_progress: OnProgress | None = None,
+        on_preview: OnPreview | None = None,
+        *,
+        waited_s: float = 0.0,
+        deaths: int = 0,
+    ) -> protocol.Done: ...
+    def hold(self, work_s: float) -> None: ...
+    def add_lora(self, name: str, path: str) -> "asyncio.Future[list[str]]": ...

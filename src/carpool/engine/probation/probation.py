@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from carpool.engine.answers import copied
 from carpool.engine.execute import Failure, Ready
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call
 from carpool.engine.numerics import Exact, is_followed
 from carpool.engine.probation.snapshot import (
     Snapshot,
-    copied,
     difference,
     module_tensors,
     shares_memory,

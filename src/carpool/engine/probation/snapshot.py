@@ -104,17 +104,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield value.parameters
 
 
-def copied(value: Any) -> Any:
-    """An answer or argument with tensors of its own."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, Mapping):
-        return type(value)(**{name: copied(entry) for name, entry in value.items()})
-    if isinstance(value, (list, tuple)):
-        return type(value)(copied(entry) for entry in value)
-    return value
-
-
 def versions(arguments: Mapping[str, Any]) -> list[int]:
     """How often each tensor was changed in place."""
     return [0 if one.is_inference() else one._version for one in tensors_in(arguments)]

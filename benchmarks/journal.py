@@ -1,0 +1,49 @@
+"""What keeping journals costs: seconds of processor for a drawing, with `--journal all` and `off`.
+
+usage: make bench-journal     (or: python -m benchmarks.journal [--rounds N])
+
+Two `carpool serve shapes` draw the same requests in turns. What the processes of each used of the
+processor counts, so that other load on the machine hardly does; ratios are of neighbouring turns.
+"""
+
+import argparse
+import statistics
+import tempfile
+
+from benchmarks.viewers import Server, draw, used_s
+
+
+def spent_s(server: Server) -> float:
+    """What one turn's pictures take of the processor, front and worker."""
+    processes = server.worker, server.front.pid
+    before_s = sum(map(used_s, processes))
+    draw(server)
+    return sum(map(used_s, processes)) - before_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=10)
+    rounds = parser.parse_args().rounds
+    with (
+        tempfile.TemporaryDirectory() as one,
+        tempfile.TemporaryDirectory() as other,
+        Server(one, "--journal", "off") as off,
+        Server(other, "--journal", "all") as on,
+    ):
+        for server in (off, on):
+            draw(server)  # widths and kernels are chosen
+        ratios = []
+        for turn in range(rounds):  # ABBA: a drift favours neither
+            first, second = (off, on) if turn % 2 else (on, off)
+            seconds = {first: spent_s(first), second: spent_s(second)}
+            ratios.append(seconds[on] / seconds[off])
+    low, *_, high = sorted(ratios)
+    print(
+        f"--journal all takes {statistics.median(ratios):.3f} times the processor that off takes "
+        f"(median of {rounds} turns, {low:.2f} to {high:.2f})"
+    )
+
+
+if __name__ == "__main__":
+    main()
