@@ -246,7 +246,7 @@ def test_a_report_of_failures_is_told_and_one_that_did_not_end_is_none() -> None
     report = {
         "complete": True,
         "stop_reason": "completed",
-        "operations": {"tested": 23, "total": 23},
+        "operations": {"tested": 23, "selected": 23},
         "failures": [{"title": "Server error"}],
         "errors": [],
         "test_cases": {"generated": 2100},
