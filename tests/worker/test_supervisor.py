@@ -117,7 +117,7 @@ def supervised(
     monkeypatch: pytest.MonkeyPatch, *told: protocol.ToFront
 ) -> tuple[Supervisor, Scripted]:
     workers = Scripted(*told)
-    monkeypatch.setattr("carpool.worker.supervisor.WorkerConnection", workers)
+    monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
     monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
     return Supervisor("none", EngineSettings()), workers
 
