@@ -34,13 +34,8 @@ from carpool.schedule.policy import weights
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
-from carpool.worker.supervisor import (
-    Moved,
-    OnActivity,
-    OnPreview,
-    OnProgress,
-    WorkerListener,
-)
+from carpool.worker.requests import Moved, OnPreview, OnProgress
+from carpool.worker.supervisor import OnActivity, WorkerListener
 
 log = logging.getLogger("carpool")
 
