@@ -7,7 +7,8 @@ from typing import Any
 from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
-from carpool.worker.supervisor import Moved, OnActivity, State, WorkerListener
+from carpool.worker.requests import Moved
+from carpool.worker.supervisor import OnActivity, State, WorkerListener
 from support.app import CARD
 
 

@@ -17,7 +17,8 @@ from carpool.fleet.pool import Pool
 from carpool.fleet.serving import ServingState
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.supervisor import OnActivity, OnPreview, OnProgress
+from carpool.worker.requests import OnPreview, OnProgress
+from carpool.worker.supervisor import OnActivity
 
 log = logging.getLogger("carpool")
 

@@ -19,7 +19,8 @@ from carpool.fleet.serving import ServingState, WorkerHandle
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
-from carpool.worker.supervisor import Moved, OnActivity, OnPreview, OnProgress
+from carpool.worker.requests import Moved, OnPreview, OnProgress
+from carpool.worker.supervisor import OnActivity
 
 log = logging.getLogger("carpool")
 

@@ -11,7 +11,8 @@ from typing import Any, Literal, Protocol
 
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.supervisor import OnActivity, OnPreview, OnProgress, State
+from carpool.worker.requests import OnPreview, OnProgress
+from carpool.worker.supervisor import OnActivity, State
 
 ServingState = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
 

@@ -41,6 +41,10 @@ class Submit(msgspec.Struct, tag="submit"):
     is_journalled: bool = False  # send `Answers`
     journal: list[JournalEntry] = []  # of an earlier run: go on where that ended
 
+    def after(self, past: list[JournalEntry]) -> "Submit":
+        """The same, to go on where this journal ends."""
+        return msgspec.structs.replace(self, journal=past)
+
 
 class Cancel(msgspec.Struct, tag="cancel"):
     request_id: str
@@ -280,16 +284,12 @@ ToWorker = (
     | Reload
     | Watch
 )
+AboutRequest = Started | Answers | Progress | Preview | Done | RequestFailed
 ToFront = (
-    WorkerReady
+    AboutRequest
+    | WorkerReady
     | LoadFailure
     | Heartbeat
-    | Started
-    | Answers
-    | Progress
-    | Preview
-    | Done
-    | RequestFailed
     | Statistics
     | Timelines
     | Reloaded
