@@ -49,6 +49,7 @@ class HeldRequests:
         self._numbers_of: dict[str, int] = {}  # of requests in flight, by their ids
         self._is_due, self._stage = False, 0
         self._is_empty = asyncio.Event()  # nothing is in flight any more
+        self._idle: dict[int, asyncio.Event] = {}  # workers that are to have nothing
 
     def __len__(self) -> int:
         """Requests in flight, held or bound."""
@@ -71,6 +72,10 @@ class HeldRequests:
         """A worker is there, which takes no requests yet."""
         most = self._settings.max_running
         self.router.add_worker(WorkerLoad(worker, {}, most, is_open=False))
+
+    def remove_worker(self, worker: int) -> None:
+        """A worker without requests is gone."""
+        self.router.remove_worker(worker)
 
     def check_room(self) -> None:
         """Refuse a request for which there is no room, before its body is read.
@@ -128,8 +133,24 @@ class HeldRequests:
         del self._numbers_of[job.request_id]
         if not self._numbers_of:
             self._is_empty.set()
-        self.router.drop(work.request)
+        self.drop(work)
         self.assign_soon()
+
+    def drop(self, work: RoutedRequest) -> None:
+        """No worker has the request any more, and it is not held."""
+        self.router.drop(work.request)
+        for worker, idle in self._idle.items():
+            if not self.requests_of(worker):
+                idle.set()
+
+    async def wait_idle(self, worker: int) -> None:
+        """Wait until a worker that takes no more requests has none."""
+        if self.requests_of(worker):
+            idle = self._idle[worker] = asyncio.Event()
+            try:
+                await idle.wait()
+            finally:
+                del self._idle[worker]
 
     async def wait_empty(self) -> None:
         """Wait until nothing is in flight."""

@@ -100,9 +100,8 @@ class WorkerHost:
             self._unknown -= 1
         wire = Wire(reader, writer, silent_s=FRONT_SILENT_S)
         if self._wire is not None:
-            await wire.say_farewell(
-                "it serves another front of the same fleet name, which is alive"
-            )
+            why = "it serves another front of the same fleet name, which is alive"
+            await wire.say_farewell(why, refused=True)
             return
         self._wire = wire
         if self._leaving is not None:

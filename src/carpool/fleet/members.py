@@ -39,7 +39,9 @@ class Member(WorkerListener):
         self._pool, self.number, self.device = pool, number, device
         self.handle = make(device, None if pool is None else self)
         self.error = ""  # why it cannot be loaded
+        self.has_failed = asyncio.Event()  # to load
         self.told_s = 0.0  # the work that it was last told is held for it
+        self.is_leaving = False  # it gets no more requests
 
     def changed(self) -> None:
         if self._pool is not None:
@@ -71,6 +73,9 @@ class Members:
     def add(self, member: Member) -> None:
         self._members[member.number] = member
         self._watch(member)
+
+    def remove(self, member: Member) -> None:
+        del self._members[member.number]
 
     @property
     def handles(self) -> list[WorkerHandle]:

@@ -8,13 +8,16 @@ one worker holds nothing: the worker's own queue is as good, and it runs again w
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from carpool.config import EngineSettings
 from carpool.errors import Draining, LoadFailed, Starting, WorkerLost
+from carpool.fleet.autoscaler import Demand, Scale
 from carpool.fleet.held import HeldRequests
 from carpool.fleet.members import Make, Member, Members
+from carpool.fleet.resizing import Resizer
 from carpool.fleet.serving import ServingState, WorkerHandle
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
@@ -35,6 +38,9 @@ class Pool:
         devices: of the workers, one each.
         settings: of each worker; what may wait and run counts for all of them together.
         journals: those of the workers, if they keep some.
+        workers: at the start; None: one on each of the devices.
+        scale: workers come and go with the load, between these bounds.
+        is_fixed: a pool of one worker stays one.
     """
 
     def __init__(
@@ -43,20 +49,27 @@ class Pool:
         devices: Sequence[str],
         settings: EngineSettings,
         journals: Journals | None = None,
+        *,
+        workers: int | None = None,
+        scale: Scale | None = None,
+        is_fixed: bool = True,
     ) -> None:
         self._make, self.devices = make, list(devices)
-        self._is_alone = len(self.devices) == 1
+        self._is_alone = len(self.devices) == 1 and is_fixed and scale is None
         self._members = Members()
         self._requests = HeldRequests(settings, lambda: self.ready.card if self.ready else None)
-        for number, device in enumerate(self.devices):
-            self._add(number, device)
+        self._number = 0  # of the next worker
+        for device in self.devices[:workers]:
+            self._add(device)
         self._first_ready, self._is_open = asyncio.Event(), asyncio.Event()
         self._is_draining = False
         self._journals = journals
-        self._tasks: list[asyncio.Task[None]] = []
-        self._greeting: asyncio.Task[None] | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the worker's number
+        self._failed: asyncio.Future[None] | None = None
+        self._resizer = Resizer(self, scale)
 
-    def _add(self, number: int, device: str) -> Member:
+    def _add(self, device: str) -> Member:
+        number, self._number = self._number, self._number + 1
         member = Member(None if self._is_alone else self, number, device, self._make)
         self._members.add(member)
         self._requests.add_worker(number)
@@ -98,19 +111,33 @@ class Pool:
 
     def start(self) -> "asyncio.Task[None]":
         """Start all workers side by side. The task ends with `stop`, or fails with `LoadFailed`."""
-        self._tasks = [asyncio.create_task(self._keep(member)) for member in self._members]
-        self._greeting = asyncio.create_task(self._greet())
+        self._failed = asyncio.get_running_loop().create_future()
+        for member in self._members:
+            self._begin(member)
+        self._resizer.start()
         return asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
+        assert self._failed is not None
+        await self._failed
+
+    def _begin(self, member: Member) -> None:
+        task = self._tasks[member.number] = asyncio.create_task(self._keep(member))
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        assert self._failed is not None
+        if self._failed.done() or task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            self._failed.set_exception(error)
+        elif self._is_draining:
+            self._failed.set_result(None)
 
     async def _keep(self, member: Member) -> None:
         """Keep a worker running. One that cannot load ends the pool, unless others are ready."""
         while True:
+            greeting = asyncio.create_task(self._greet(member))
             try:
                 await member.handle.start()
                 return
@@ -118,23 +145,22 @@ class Pool:
                 if self._is_alone or not self._first_ready.is_set():
                     raise
                 member.error = str(error)
+                member.has_failed.set()
                 log.error("worker %d (%s): %s", member.number, member.device, error)
                 await asyncio.sleep(AGAIN_S)
+            finally:
+                greeting.cancel()
 
-    async def _greet(self) -> None:
-        """Say of each worker when it is ready, where there are several."""
-
-        async def wait(member: Member) -> None:
-            ready = await member.handle.wait_ready()
-            self._first_ready.set()
-            self._open()
-            if not self._is_alone:
-                log.info(
-                    "worker %d of %d (%s) is ready, loaded in %.1f s",
-                    member.number + 1, len(self._members), member.device, ready.load_s,
-                )  # fmt: skip
-
-        await asyncio.gather(*map(wait, self._members))
+    async def _greet(self, member: Member) -> None:
+        """Say when a worker is ready, where there are several."""
+        ready = await member.handle.wait_ready()
+        self._first_ready.set()
+        self._open()
+        if not self._is_alone:
+            log.info(
+                "worker %d of %d (%s) is ready, loaded in %.1f s",
+                member.number + 1, len(self._members), member.device, ready.load_s,
+            )  # fmt: skip
 
     async def wait_ready(self) -> protocol.WorkerReady:
         """Wait until the first worker is ready."""
@@ -145,7 +171,7 @@ class Pool:
     async def wait_open(self) -> None:
         """Wait until requests are accepted; for ever once the server drains."""
         if self._is_alone:
-            await self._members[0].handle.wait_open()
+            await self.handles[0].wait_open()
         await self._is_open.wait()
 
     def _open(self) -> None:
@@ -172,13 +198,49 @@ class Pool:
         """End the workers; returns when their processes have ended."""
         self._is_draining = True
         self._is_open.clear()
-        if self._greeting is not None:
-            self._greeting.cancel()
+        await self._resizer.stop()
         self._requests.fail(Draining("the server was told to end at once", retry_after_s=5))
         await asyncio.gather(*(handle.stop() for handle in self.handles))
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_result(None)
+
+    # Workers that come and go
+
+    @property
+    def demand(self) -> Demand:
+        """What there is to do, and who does it."""
+        staying = [member for member in self._members if not member.is_leaving]
+        busy = sum(self._requests.requests_of(member.number) > 0 for member in staying)
+        return Demand(len(staying), busy, self._requests.router.held_s)
+
+    def members(self) -> list[Member]:
+        """The workers that stay."""
+        return [member for member in self._members if not member.is_leaving]
+
+    def add_worker(self, device: str | None = None) -> Member:
+        """Start a worker, on this device, or on the one that has the fewest."""
+        used = Counter(member.device for member in self.members())
+        member = self._add(device or min(self.devices, key=lambda device: used[device]))
+        self._begin(member)
+        return member
+
+    async def remove_worker(self, member: Member) -> None:
+        """Give a worker no more requests, wait until those that it has have ended, and end it."""
+        member.is_leaving = True
+        self.worker_changed(member)
+        await self._requests.wait_idle(member.number)
+        await member.handle.retire()
+        task = self._tasks.pop(member.number, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._members.remove(member)
+        self._requests.remove_worker(member.number)
+        self._open()
+        log.info("worker %d (%s) has ended", member.number + 1, member.device)
 
     # Requests
 
@@ -195,7 +257,7 @@ class Pool:
         Raises:
             Overloaded: as many requests are in flight as may run and wait.
         """
-        (self._members[0].handle if self._is_alone else self._requests).check_room()
+        (self.handles[0] if self._is_alone else self._requests).check_room()
 
     async def submit(
         self,
@@ -209,7 +271,7 @@ class Pool:
             As `Supervisor.submit`; and Overloaded, TooLate as the engine does.
         """
         if self._is_alone:
-            return await self._members[0].handle.run(job, on_progress, on_preview)
+            return await self.handles[0].run(job, on_progress, on_preview)
         self.check_open()
         self.check_room()
         job, work = self._requests.admit(job)
@@ -227,7 +289,7 @@ class Pool:
                 except (Starting, WorkerLost):  # it died as the request was on its way
                     if self._is_draining:
                         raise
-                self._requests.router.drop(work.request)
+                self._requests.drop(work)
         finally:
             if self._journals is not None:
                 self._journals.close(job.request_id)
@@ -237,7 +299,7 @@ class Pool:
 
     def worker_changed(self, member: Member) -> None:
         """A worker takes requests, or no more."""
-        is_open = member.handle.takes_requests
+        is_open = member.handle.takes_requests and not member.is_leaving
         self._requests.router.open(member.number, is_open)
         if is_open:
             member.error, member.told_s = "", 0.0
@@ -256,6 +318,10 @@ class Pool:
 
     # For all workers
 
+    def roll(self) -> None:
+        """Replace all workers by new ones while they serve; see `Resizer`."""
+        self._resizer.roll()
+
     def reload(self) -> None:
         """Have all workers read their adapter folder and batching config again."""
         self._members.reload()
@@ -267,7 +333,7 @@ class Pool:
     async def statistics(self) -> dict[str, Any]:
         """A lone worker's own; else sums, and those of every worker that is ready."""
         if self._is_alone:
-            return await self._members[0].handle.statistics()
+            return await self.handles[0].statistics()
         self.check_open()
         shown = {one["worker"]: one for one in self.workers()}
         several = [shown[number] | one async for number, one in self._members.statistics()]
@@ -291,6 +357,6 @@ class Pool:
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests, of the worker that had each last."""
         if self._is_alone:
-            return await self._members[0].handle.timelines(request_ids)
+            return await self.handles[0].timelines(request_ids)
         self.check_open()
         return await self._members.timelines(request_ids)

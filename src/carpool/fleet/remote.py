@@ -105,7 +105,8 @@ class RemoteConnection:
     @property
     def is_lost(self) -> bool:
         """Whether only the connection ended, as far as is known: the worker may be well."""
-        return not self._wire.farewell and not self._is_killed
+        is_known = bool(self._wire.farewell) or self._is_killed
+        return self._wire.is_refused or not is_known
 
     @property
     def end(self) -> str:

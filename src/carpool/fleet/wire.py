@@ -24,9 +24,9 @@ MOST_FILE_BYTES = 64 << 30
 BEAT_S = 0.5  # between signs of life
 LOOK_S = 0.25  # between looks at the other end's
 
-ALIVE, PART, END, FILE, KILL, ENDED = range(6)
+ALIVE, PART, END, FILE, KILL, ENDED, REFUSED = range(7)
 """Kinds of packets: a sign of life; part of a message; its last part; part of a file; the worker's
-process is to be killed; that has ended, or the front is refused, and why."""
+process is to be killed; that has ended, and how; the front is refused, and why."""
 
 
 class Malformed(Exception):
@@ -58,6 +58,7 @@ class Wire:
         self._sending = asyncio.Lock()  # of one file at a time
         self.is_silent = False  # it was closed for that
         self.farewell = ""  # why the other end closes
+        self.is_refused = False  # this end was
         self._beating = asyncio.create_task(self._beat())
 
     @staticmethod
@@ -120,9 +121,9 @@ class Wire:
         """Have the other end kill the worker's process."""
         self._packet(KILL, b"")
 
-    async def say_farewell(self, why: str) -> None:
+    async def say_farewell(self, why: str, *, refused: bool = False) -> None:
         """Close, and say why."""
-        self._packet(ENDED, why.encode()[:PACKET_BYTES])
+        self._packet(REFUSED if refused else ENDED, why.encode()[:PACKET_BYTES])
         await self._drained()
         self.close()
 
@@ -163,8 +164,9 @@ class Wire:
                 self._keep(part)
             elif kind == KILL:
                 yield None
-            elif kind == ENDED:
+            elif kind in (ENDED, REFUSED):
                 self.farewell = part.decode(errors="replace")
+                self.is_refused = kind == REFUSED
                 return
             elif kind != ALIVE:
                 raise Malformed(f"a packet of kind {kind}, which there is not")
