@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import ssl
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -85,7 +86,8 @@ class WorkerActor:
         return self._address, self._port.result(JOIN_S), self._secret, carpool.__version__
 
     def _run(self) -> None:
-        # the process dies with this thread (`process.py`), and Ray may have another kind of loop
+        if sys.version_info < (3, 14):  # uvloop's, which Ray sets, starts no processes on a thread
+            asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
             try:
                 runner.run(self._serve())
