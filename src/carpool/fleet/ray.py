@@ -132,6 +132,7 @@ class RayCluster:
         Raises:
             SettingRejected: Ray is not installed, or there is no such cluster.
         """
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it misses signal handlers, which are ours
         ray, settings = _ray(), self._settings
         try:
             ray.init(
