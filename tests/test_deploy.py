@@ -104,9 +104,7 @@ def test_kubernetes_understands_the_manifests_and_not_others(tmp_path: Path) -> 
     assert "resource" in kubernetes(tmp_path, first)
 
 
-def test_kuberay_runs_a_front_on_a_head_without_workers_and_has_pods_for_all_of_them() -> (
-    None
-):
+def test_kuberay_runs_a_front_on_a_head_without_workers_and_has_pods_for_all_of_them() -> None:
     [cluster] = [one["spec"] for one in KUBERNETES if one["kind"] == "RayCluster"]
     [head, *workers] = pods()
     [container] = head["spec"]["containers"]

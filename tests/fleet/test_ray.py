@@ -7,6 +7,7 @@ import base64
 import json
 import signal
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,7 +38,8 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 PLACE_S = 120
-STEPS = 150
+STEPS = 100
+MARK = f"CLUSTER_TEST={uuid.uuid4().hex}"  # in the environment of everything on the cluster
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         for name, text in ENVIRONMENT.items():
             patch.setenv(name, text)
+        patch.setenv(*MARK.split("="))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         from ray.cluster_utils import Cluster
 
@@ -72,16 +75,17 @@ def up(server: Server) -> int:
 
 
 def hosted() -> set[int]:
-    """The processes that hold a model."""
+    """The processes on the cluster that hold a model."""
     found = [entry for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    return {int(entry.name) for entry in found if b"carpool.worker.process" in command(entry)}
+    return {int(entry.name) for entry in found if is_hosted(entry)}
 
 
-def command(entry: Path) -> bytes:
+def is_hosted(entry: Path) -> bool:
     try:
-        return (entry / "cmdline").read_bytes()
-    except OSError:  # it ended just now
-        return b""
+        is_worker = b"carpool.worker.process" in (entry / "cmdline").read_bytes()
+        return is_worker and MARK.encode() in (entry / "environ").read_bytes()
+    except OSError:  # it ended just now, or is another user's
+        return False
 
 
 def is_right(encoded: str, seed: int) -> bool:
@@ -147,9 +151,10 @@ def test_a_killed_node_loses_nothing_and_the_front_acts_within_three_seconds(clu
 def test_a_front_that_is_killed_leaves_its_workers_to_the_next_and_jobs_go_on(
     cluster: Any, tmp_path: Path
 ) -> None:
-    flags = ["--workers", "2", "--state-dir", str(tmp_path)]
+    flags, others = ["--workers", "2", "--state-dir", str(tmp_path)], hosted()
     with fleet(cluster, "heirs", *flags) as first:
-        before = hosted()
+        before = hosted() - others
+        assert len(before) == 2
         job = started_job(first, 3)
         eventually(lambda: first.stats()["running"] > 0, 60, "it runs")
         first.signal(signal.SIGKILL)

@@ -9,8 +9,8 @@ Source: the placement of vLLM's `RayExecutorV2`: Ray starts, own messages carry 
 """
 
 import asyncio
+import hashlib
 import logging
-import os
 import re
 import secrets
 import ssl
@@ -76,7 +76,7 @@ class WorkerActor:
         ray = _ray()
         self._me = ray.get_runtime_context().current_actor
         self._secret, self._keep_s = secret, keep_s
-        self._tls = _server_tls(certificate, key) if certificate else None
+        self._tls = server_tls(certificate, key) if certificate else None
         self._address: str = ray.util.get_node_ip_address()
         self._port: Future[int] = Future()
         threading.Thread(target=self._run, name="carpool-host", daemon=True).start()
@@ -106,7 +106,8 @@ class WorkerActor:
         _ray().kill(self._me, no_restart=True)
 
 
-def _server_tls(certificate: str, key: str) -> ssl.SSLContext:
+def server_tls(certificate: str, key: str) -> ssl.SSLContext:
+    """TLS of a worker's end; both arguments are PEM."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.TemporaryDirectory() as folder:  # OpenSSL reads files only
         files = [Path(folder, name) for name in ("certificate", "key")]
@@ -132,7 +133,9 @@ class RayCluster:
         Raises:
             SettingRejected: Ray is not installed, or there is no such cluster.
         """
-        logging.getLogger("ray").setLevel(logging.ERROR)  # it misses signal handlers, which are ours
+        logging.getLogger("ray").setLevel(
+            logging.ERROR
+        )  # it misses signal handlers, which are ours
         ray, settings = _ray(), self._settings
         try:
             ray.init(
@@ -315,5 +318,6 @@ class RayConnector:
 
 
 def _named(model: str) -> str:
-    """A model in the names of actors and resources."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", os.path.normpath(model).strip("/"))[-80:]
+    """A model in the names of actors and resources, told from others by a digest."""
+    digest = hashlib.sha256(model.encode()).hexdigest()[:8]
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', model)[-60:]}-{digest}"
