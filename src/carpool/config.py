@@ -21,6 +21,10 @@ from carpool.validation import Text, fits, rule_of
 ENV_PREFIX = "CARPOOL_"
 FAULT_VARIABLE = "CARPOOL_FAULT"
 """A test hook and no setting; see `carpool.engine.faults`."""
+FORKSERVER_VARIABLE = "CARPOOL_FORKSERVER"
+"""`off`, or where a fork server listens; see `carpool.worker.start`."""
+
+_NO_SETTINGS = {FAULT_VARIABLE, FORKSERVER_VARIABLE}
 
 BatchingMode = Literal["continuous", "dynamic", "request", "off"]
 LoraBatching = Literal["mixed", "grouped"]
@@ -357,7 +361,7 @@ class ServeSettings(EngineSettings):
         hints = get_type_hints(cls)
         values: dict[str, Any] = {}
         for variable, text in environ.items():
-            if not variable.startswith(ENV_PREFIX) or variable == FAULT_VARIABLE:
+            if not variable.startswith(ENV_PREFIX) or variable in _NO_SETTINGS:
                 continue
             name = variable.removeprefix(ENV_PREFIX).lower()
             if name not in hints:

@@ -97,7 +97,7 @@ class Scripted:
     def __init__(self, *told: protocol.ToFront) -> None:
         self._told, self.opened = list(told), 0
 
-    async def open(self, spool: object = None) -> "Scripted":
+    async def open(self, spool: object = None, start: object = None) -> "Scripted":
         self.opened += 1
         return self
 
