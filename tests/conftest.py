@@ -1,5 +1,6 @@
 """What all tests share: one thread, no network, the same examples at every run."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+gc.disable()  # until all is collected: nothing of what is imported is garbage
 
 import pytest
 from hypothesis import settings
@@ -24,6 +27,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that start servers come first: of two processes, none is left alone with them."""
     starts = {"serving", "starting"}
     items.sort(key=lambda item: starts.isdisjoint(vars(getattr(item, "module", item))))
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage do not look at what was imported: that is most of all there is."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
