@@ -10,13 +10,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-gc.disable()  # until all is collected: nothing of what is imported is garbage
-
 import pytest
 from hypothesis import settings
 
 from support import torchvision_cpu
 
+gc.disable()  # until all is collected: nothing of what is imported is garbage
 torchvision_cpu.install()
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=60)

@@ -27,6 +27,8 @@ ROOMS: list[set[str]] = [  # each may import from those before it, and within it
         "carpool.errors",
         "carpool.validation",
         "carpool.config",
+        "carpool.batching_mode",
+        "carpool.setting_rules",
         "carpool.jsonfile",
         "carpool.preparation",
     },

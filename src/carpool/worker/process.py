@@ -56,7 +56,7 @@ class WorkerProcess:
             return
         is_noisy = first.log_level == "debug" and first.log_format == "text" and first.bars
         # these import torch and diffusers, which takes seconds
-        from huggingface_hub.utils import disable_progress_bars
+        from huggingface_hub.utils.tqdm import disable_progress_bars
 
         from carpool.engine.cost_store import Table
         from carpool.engine.journal import Journal
