@@ -24,6 +24,7 @@ ROOMS: list[set[str]] = [  # each may import from those before it, and within it
     {
         "carpool",
         "carpool.types",
+        "carpool.error_text",
         "carpool.errors",
         "carpool.validation",
         "carpool.config",
