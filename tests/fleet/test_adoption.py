@@ -160,7 +160,7 @@ def test_a_worker_that_ray_does_not_place_is_worth_a_line(
             await waiting.wait()
             return Address("here", 1, SECRET)
 
-        cluster.join = join  # type: ignore[method-assign, assignment]
+        cluster.join = join  # type: ignore[method-assign]
         opening = asyncio.create_task(RayConnector(cluster, "shapes", None, address_only).open())
         await until(lambda: "`ray status`" in caplog.text)
         waiting.set()
