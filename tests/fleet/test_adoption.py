@@ -1,6 +1,7 @@
 """Workers that Ray places: taken over, replaced, unreachable for a while; by fakes, without Ray."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -310,3 +311,18 @@ def test_names_of_models_are_fit_for_actors_and_do_not_collide() -> None:
     names = [ray._named(one) for one in ("a/b", "a-b", "shapes", "/m/x", "/m/y")]
     assert len(set(names)) == len(names)
     assert all("|" not in one and "/" not in one for one in names)
+
+
+def test_an_address_where_nothing_listens_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a Ray that would try for ever."""
+
+    class Patient:
+        @staticmethod
+        def init(*_: Any, **__: Any) -> None:
+            raise AssertionError("Ray was asked")
+
+    monkeypatch.setitem(sys.modules, "ray", Patient)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(SettingRejected, match=r"there is no Ray cluster .*`ray start --head`"):
+        ray.connected(ServeSettings(ray=f"127.0.0.1:{port}"))

@@ -13,6 +13,7 @@ import hashlib
 import logging
 import re
 import secrets
+import socket
 import ssl
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from carpool.fleet.remote import Address, RemoteConnection
 
 log = logging.getLogger("carpool")
 
+REACH_S = 5.0
 JOIN_S = 30.0  # for an actor that runs to say where it listens
 SLOW_S = 20.0  # until a worker that Ray does not place is worth a line
 AGAIN_S = 0.5
@@ -106,6 +108,13 @@ class WorkerActor:
         _ray().kill(self._me, no_restart=True)
 
 
+def _check_reachable(address: str) -> None:
+    """Raise OSError unless something listens at HOST:PORT: Ray would try for a minute."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), REACH_S).close()
+
+
 def server_tls(certificate: str, key: str) -> ssl.SSLContext:
     """TLS of a worker's end; both arguments are PEM."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -133,18 +142,18 @@ class RayCluster:
         Raises:
             SettingRejected: Ray is not installed, or there is no such cluster.
         """
-        logging.getLogger("ray").setLevel(
-            logging.ERROR
-        )  # it misses signal handlers, which are ours
+        # it misses its signal handlers: they cannot be set on this thread, and are ours
+        logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
         ray, settings = _ray(), self._settings
         try:
+            _check_reachable(settings.address)
             ray.init(
                 settings.address,
                 namespace=f"carpool-{settings.fleet}",
                 log_to_driver=False,
                 configure_logging=False,
             )
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             here = "start one with `ray start --head`, or say its address as HOST:PORT"
             raise SettingRejected(
                 f"ray={settings.address!r}: there is no Ray cluster ({error}): {here}"
