@@ -151,7 +151,9 @@ def test_a_killed_node_loses_nothing_and_the_front_acts_within_three_seconds(clu
 def test_a_front_that_is_killed_leaves_its_workers_to_the_next_and_jobs_go_on(
     cluster: Any, tmp_path: Path
 ) -> None:
-    flags, others = ["--workers", "2", "--state-dir", str(tmp_path)], hosted()
+    others, costs = hosted(), str(tmp_path / "costs.json")  # other settings are loaded anew
+    flags = ["--workers", "2", "--state-dir", str(tmp_path / "state"), "--cost-table", costs]
+    flags += ["--worker-keep-alive", "40"]
     with fleet(cluster, "heirs", *flags) as first:
         before = hosted() - others
         assert len(before) == 2

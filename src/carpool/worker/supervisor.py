@@ -287,7 +287,8 @@ class Supervisor:
             if was_ready:
                 deaths = itertools.count()
             delay_s = _BACKOFF_S[min(next(deaths), len(_BACKOFF_S) - 1)]
-            log.error("the worker died (%s); a new one starts in %g s", self._end, delay_s)
+            what = "the worker is out of reach" if self._is_lost else "the worker died"
+            log.error("%s (%s); a new start in %g s", what, self._end, delay_s)
             await asyncio.sleep(delay_s)
 
     async def _run_once(self) -> bool:
