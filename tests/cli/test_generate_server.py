@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from carpool.cli import remote
 from carpool.cli.files import path_of
 from carpool.cli.jobs import JobsClient
 from carpool.media import read_settings
@@ -154,7 +153,7 @@ def test_standard_input_gives_prompts_and_show_without_a_terminal_is_only_a_sent
 def test_what_the_others_made_is_written_before_a_failure_is_told(
     draw: Run, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = remote.JobsClient.ask
+    asked = JobsClient.ask
 
     def failing(self: JobsClient, method: str, *path: str, **query: Any) -> dict[str, Any]:
         job = asked(self, method, *path, **query)
@@ -163,7 +162,7 @@ def test_what_the_others_made_is_written_before_a_failure_is_told(
             job |= {"status": "failed", "error": {"message": "out of memory"}}
         return job
 
-    monkeypatch.setattr(remote.JobsClient, "ask", failing)
+    monkeypatch.setattr(JobsClient, "ask", failing)
 
     ended = draw("a red circle", "a blue square", "a green ring")
 

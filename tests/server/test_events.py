@@ -23,6 +23,7 @@ from support.endpoints import ENDPOINT
 from support.server_process import Server, body, serving
 
 KEYS = ("first-key", "second-key")
+STATISTICS: dict[str, Any] = {"waiting": 0, "running": 1, "steps": 5, "memory": {"device": "cpu"}}
 
 
 class Reporter(Grey):
@@ -37,7 +38,7 @@ class Reporter(Grey):
         self.is_watched = listener is not None
 
     async def statistics(self) -> dict[str, Any]:
-        return {"waiting": 0, "running": 1, "secret": "of another"}
+        return STATISTICS | {"secret": "of another"}
 
     def report(self, *ids: str) -> None:
         running = [

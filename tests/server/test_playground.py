@@ -221,7 +221,8 @@ def test_on_a_phone_nothing_is_wider_than_the_screen_and_arrow_keys_choose_views
 def test_two_hundred_running_requests_are_drawn_in_less_than_a_frame(page: Tab) -> None:
     took_ms = page.page.evaluate(
         """async () => {
-          const { Activity, Lanes } = await import("./playground/engine.js");
+          const { Activity } = await import("./playground/activity.js");
+          const { Lanes } = await import("./playground/lanes.js");
           const numbers = Array.from({length: 200}, (_, i) => i), activity = new Activity();
           const forwards = Array.from({length: 800}, (_, i) => ({module: "transformer.forward",
             phase: "denoise", began_s: 100 + i / 100, duration_s: 0.009, rows: 8, why: "cap",
@@ -275,7 +276,7 @@ def test_a_clip_is_made_and_plays(browser: Any) -> None:
 def test_the_page_and_its_files_say_what_may_run_and_are_all_there(server: Server) -> None:
     answer = server.get("/")
     policy = answer.headers["content-security-policy"]
-    scripts = [server.get(f"/playground/{name}.js") for name in ("app", "engine", "form")]
+    scripts = [server.get(f"/playground/{name}.js") for name in ("app", "lanes", "form")]
 
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
