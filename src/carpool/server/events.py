@@ -37,7 +37,7 @@ STATISTICS_EVERY = 8  # ticks
 BUFFERED = 256  # events of a viewer that does not read; it is disconnected then
 PREVIEW_QUALITY = 80
 SILENCE_S = 15.0  # the longest
-_SHOWN = """device waiting running requests steps steps_per_s forwards waits not_wider costs overload
+_SHOWN = """waiting running requests steps steps_per_s forwards waits not_wider costs overload
 memory speed_factor deadlines_missed"""
 SHOWN = _SHOWN.split()
 """Of the engine's statistics; the rest is for `/stats`."""
