@@ -82,14 +82,25 @@ assert not others, others
 def test_every_setting_is_a_flag_with_its_default(
     run: Run, command: str, settings: type[EngineSettings]
 ) -> None:
-    help_ = "--help-all" if command == "serve" else "--help"
-    shown = " ".join(run(command, help_).out.split())
+    shown = " ".join(run(command, "--help-all").out.split())
 
     for field in dataclasses.fields(settings):
         assert f"--{field.name.replace('_', '-')} " in shown
         assert field.metadata["help"].split(";")[0].split()[0] in shown
         if field.default not in (None, ()):
             assert f"[default: {field.default}]" in shown
+
+
+def test_the_help_of_generate_has_all_its_own_options_and_the_settings_that_people_use(
+    run: Run,
+) -> None:
+    shown = run("generate", "--help").out
+
+    assert len(shown.splitlines()) < 60
+    for flag in ("--show", "--prompts-file", "--server", "--parameter", "--device", "--lora"):
+        assert flag in shown
+    assert "--max-batch-size" not in shown
+    assert "more settings: --help-all" in shown
 
 
 def test_the_version_is_told(run: Run) -> None:

@@ -31,8 +31,14 @@ class Folded(Grey):
 
     def _read(self) -> None:
         assert self.folder is not None
-        names = sorted({*CARD.lora, *(file.stem for file in self.folder.glob("*.safetensors"))})
+        files = [file for file in self.folder.glob("*.safetensors") if file.stem != "foreign"]
+        names = sorted({*CARD.lora, *(file.stem for file in files)})
         self.ready = protocol.WorkerReady(replace(CARD, lora=tuple(names)), {}, 0.0)
+
+
+def adapter_like(file: Path) -> None:
+    """A safetensors file without weights: the fake worker does not read it."""
+    file.write_bytes((2).to_bytes(8, "little") + b"{}")
 
 
 def play(scene: Callable[[AppClient], Awaitable[None]], worker: Grey, **settings: Any) -> None:
@@ -123,7 +129,7 @@ def test_a_new_file_of_the_folder_is_read_before_the_answer(tmp_path: Path) -> N
     worker = Folded(tmp_path)
 
     async def scene(house: AppClient) -> None:
-        (tmp_path / "ink.safetensors").touch()
+        adapter_like(tmp_path / "ink.safetensors")
         for path in ("ink.safetensors", str(tmp_path / "ink.safetensors")):
             sent = {"lora_nickname": "ink", "lora_path": path}
             answer = await ask(house, "/v1/set_lora", sent)
@@ -146,6 +152,11 @@ def test_a_new_file_of_the_folder_is_read_before_the_answer(tmp_path: Path) -> N
         ({"lora_nickname": "a", "lora_path": "/etc/a.safetensors"}, "lora_path", "--lora-dir only"),
         ({"lora_nickname": "a", "lora_path": "../a.safetensors"}, "lora_path", "--lora-dir only"),
         ({"lora_nickname": "a", "lora_path": "b/a"}, "lora_path", "must be named as"),
+        ({"lora_nickname": "torn", "lora_path": "torn.safetensors"}, "lora_path", "download whole"),
+        ({"lora_nickname": "foreign", "lora_path": "foreign.safetensors"}, "lora_path", "no adap"),
+        ({"lora_nickname": []}, "lora_nickname", "or a list of some"),
+        ({"lora_nickname": 5}, "lora_nickname", "must be the name of an adapter"),
+        ({"lora_nickname": "a", "lora_path": 5}, "lora_path", "or null"),
     ],
     ids=lambda value: str(value)[:50],
 )
@@ -155,6 +166,8 @@ def test_what_cannot_be_set_is_refused_and_changes_nothing(
     (tmp_path / "a.safetensors").touch()
     folder = tmp_path / "folder"
     folder.mkdir()
+    (folder / "torn.safetensors").write_bytes(b"\x08" + b"\0" * 20)
+    adapter_like(folder / "foreign.safetensors")  # the worker takes it for no adapter of its model
     worker = Folded(folder)
 
     async def scene(house: AppClient) -> None:

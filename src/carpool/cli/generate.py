@@ -15,7 +15,7 @@ import carpool
 from carpool import jsonfile
 from carpool.cli.bars import Move, bars
 from carpool.cli.files import FORMATS, check_output, output_for, path_of
-from carpool.cli.options import settings_from, settings_options
+from carpool.cli.options import GenerateHelp, settings_from, settings_options
 from carpool.cli.show import Protocol, protocol_of, show, why_not
 from carpool.config import EngineSettings
 from carpool.types import Event
@@ -29,7 +29,7 @@ _NOT_PARAMETERS = {
 }
 
 
-@click.command()
+@click.command(cls=GenerateHelp)
 @click.argument("prompts", nargs=-1)
 @click.option("--prompts-file", type=click.File(), help="more prompts, one a line; - reads stdin")
 @click.option(

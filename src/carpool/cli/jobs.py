@@ -128,6 +128,9 @@ class JobsClient:
         match found:
             case dict() if answer.is_success:
                 return found
+            case {"error": {"code": "invalid_api_key"}}:
+                rule = "give it as --api-key, or in CARPOOL_API_KEY"
+                raise CarpoolError(f"{self._url}: the API key is missing or wrong: {rule}")
             case {"error": {"message": message}}:
                 raise CarpoolError(str(message))
         raise CarpoolError(f"{self._url} answers {answer.status_code}, not as `carpool serve` does")

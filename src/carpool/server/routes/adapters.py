@@ -12,9 +12,9 @@ from typing import Any
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
-from carpool.errors import InvalidValue, KeyRequired, UnsupportedParameter, show
+from carpool.errors import InvalidValue, KeyRequired, LoraRejected, UnsupportedParameter, show
 from carpool.fleet.fleet import Fleet
-from carpool.request.lora import SUFFIX, check_lora
+from carpool.request.lora import SUFFIX, check_header, check_lora
 from carpool.server.bodies import schema
 from carpool.server.dependencies import ERRORS, AuthenticatedRoute, Context, request_context
 from carpool.server.state import AppState, RequestContext, ServedModel
@@ -33,12 +33,12 @@ router = APIRouter(
 class SetLora(BaseModel):
     """`POST /v1/set_lora`. Lists are of one length; a single value counts for all."""
 
-    lora_nickname: str | list[str] = Field(description="adapters of `GET /v1/models`")
-    lora_path: str | list[str | None] | None = Field(
+    lora_nickname: Any = Field(description="an adapter of `GET /v1/models`; or a list")
+    lora_path: Any = Field(
         None, description="a new file of --lora-dir, NICKNAME.safetensors, to be read first"
     )
     strength: Any = schema.ours("number", "scale of the adapter; or a list")
-    target: str | list[str] = Field("all", description="all: an adapter goes where its file says")
+    target: Any = Field("all", description="all: an adapter goes where its file says; or a list")
     merge_mode: str | None = Field(None, description="auto or dynamic: nothing is merged")
     lora_alpha: Any = schema.ours("null", "the file says it")
     model: str | None = Field(None, description="of several; default: the first")
@@ -93,8 +93,16 @@ async def set_lora(body: SetLora, context: Context) -> Applied:
     if body.lora_alpha is not None:
         rule = "is not taken: the adapter's file says it, leave it out"
         raise UnsupportedParameter(f"lora_alpha {rule}", param="lora_alpha")
-    names = [body.lora_nickname] if isinstance(body.lora_nickname, str) else body.lora_nickname
+    names = body.lora_nickname if isinstance(body.lora_nickname, list) else [body.lora_nickname]
+    if not names or not all(isinstance(name, str) for name in names):
+        rule = "must be the name of an adapter, or a list of some"
+        raise InvalidValue(
+            f"lora_nickname={show(body.lora_nickname)}: {rule}", param="lora_nickname"
+        )
     paths = _each(body.lora_path, len(names), "lora_path")
+    if not all(isinstance(path, str | None) for path in paths):
+        rule = "must be a file's name, or null"
+        raise InvalidValue(f"lora_path={show(body.lora_path)}: {rule}", param="lora_path")
     strengths = _each(1.0 if body.strength is None else body.strength, len(names), "strength")
     _model(context, body.model)
     for name, path in zip(names, paths, strict=True):
@@ -150,8 +158,8 @@ def _check_key(context: RequestContext) -> None:
         raise KeyRequired(f"clients {rule}request: lora=[{{'id': NAME, 'scale': 1.0}}]")
 
 
-def _check_target(target: str | list[str]) -> None:
-    for one in [target] if isinstance(target, str) else target:
+def _check_target(target: Any) -> None:
+    for one in target if isinstance(target, list) else [target]:
         if one != "all":
             rule = "an adapter goes where its file says: leave it out"
             raise UnsupportedParameter(
@@ -185,26 +193,31 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
             param="lora_path",
         )
     place = await asyncio.to_thread(_in_folder, folder, file)
-    if not place:
+    if place is None:
         rule = "adapters are read from --lora and --lora-dir only"
         where = "put the file there" if folder else "start the server with --lora-dir"
         raise InvalidValue(f"lora_path={show(path)}: {rule}: {where}", param="lora_path")
+    try:
+        await asyncio.to_thread(check_header, place)
+    except LoraRejected as error:
+        raise InvalidValue(error.message, param="lora_path") from None
     serving: Any = state.supervisor
     pool: Any = serving.of(model).pool if isinstance(serving, Fleet) else serving
+    workers = {one: one.ready for one in getattr(pool, "handles", [pool])}
     pool.reload()
-    workers = getattr(pool, "handles", [pool])
     for _ in range(round(PATIENCE_S / LOOK_S)):
-        if all(one.ready is None or name in one.ready.card.lora for one in workers):
-            return
+        if all(before is None or one.ready is not before for one, before in workers.items()):
+            break  # each has answered
         await asyncio.sleep(LOOK_S)
-    rule = "could not be read as an adapter of this model; the server's log says why"
-    raise InvalidValue(f"{name}{SUFFIX} {rule}", param="lora_path")
+    if not all(one.ready is None or name in one.ready.card.lora for one in workers):
+        rule = "is no adapter of this model that can be read; the server's log says why"
+        raise InvalidValue(f"{name}{SUFFIX} {rule}", param="lora_path")
 
 
-def _in_folder(folder: str | None, file: Path) -> bool:
-    """Is it a file of the adapter folder, by its whole path, or by its name alone?"""
+def _in_folder(folder: str | None, file: Path) -> Path | None:
+    """A file of the adapter folder, named by its whole path, or by its name alone."""
     if folder is None:
-        return False
+        return None
     place = Path(folder).expanduser().resolve()
     meant = place / file if len(file.parts) == 1 else file.expanduser().resolve()
-    return meant.parent == place and meant.is_file()
+    return meant if meant.parent == place and meant.is_file() else None
