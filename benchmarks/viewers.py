@@ -6,7 +6,8 @@ One `carpool serve shapes` draws the same requests again and again, in turns wit
 with ten. What its two processes used of the processor is read before and after each turn, so that
 other load on the machine hardly counts; the medians of the turns are compared. They still differ
 by a few percent from turn to turn, so the parts are timed, too: what watching adds to the engine's
-process is the same for any number of viewers, as the front serves them.
+process is the same for any number of viewers, as the front serves them. The last line is of both
+processes: what the front uses more, and what those parts take of the engine's in a turn.
 """
 
 import argparse
@@ -153,16 +154,18 @@ def main() -> None:
         worker, front = server.worker, server.front.pid
         draw(server)  # widths and kernels are chosen
         found: dict[str, list[tuple[float, float]]] = {"nobody": [], "ten": []}
+        took_s: list[float] = []  # with viewers
         sent = 0
         for turn in range(2 * rounds):
             watched = ("nobody", "ten")[(turn + turn // 2) % 2]  # ABBA: a drift favours neither
             viewers = Viewers(server) if watched == "ten" else None
-            before = used_s(worker), used_s(front)
+            before, began_s = (used_s(worker), used_s(front)), time.monotonic()
             draw(server)
             found[watched].append((used_s(worker) - before[0], used_s(front) - before[1]))
             if viewers is not None:
                 sent = viewers.bytes
                 viewers.close()
+                took_s.append(time.monotonic() - began_s)
     pictures = REQUESTS * DRAWN["n"]  # type: ignore[operator]
     print(f"{pictures} pictures a turn, {rounds} turns each; CPU seconds, medians")
     print(f"{'watched by':12}{'worker':>10}{'front':>10}")
@@ -174,7 +177,13 @@ def main() -> None:
     share = more[0] / middle["nobody"][0]
     print(f"the worker, which limits throughput, uses {share:+.2%}; the front {more[1]:+.2f} s")
     print(f"{sent / VIEWERS / 1000:.0f} kB to each viewer in a turn")
-    print(f"by its parts watching takes {parts():.2%} of the engine's processor")
+    part = parts()
+    print(f"by its parts watching takes {part:.2%} of the engine's processor")
+    watching_s = part * statistics.median(took_s) + more[1]
+    all_s = sum(middle["nobody"])
+    print(
+        f"the whole server: {watching_s:.2f} s more than {all_s:.2f} s, {watching_s / all_s:+.2%}"
+    )
 
 
 if __name__ == "__main__":

@@ -297,6 +297,21 @@ def test_each_worker_has_lanes_and_a_clock_of_its_own_and_numbers_are_of_all(pag
     assert told["rows"] == pytest.approx((3 + 3 + 2 + 1) / 4)
 
 
+def test_jobs_that_no_worker_has_yet_count_as_waiting(page: Tab) -> None:
+    waiting, text = page.page.evaluate(
+        """async () => {
+          const { Workers } = await import("./playground/workers.js");
+          const { Numbers } = await import("./playground/numbers.js");
+          new Numbers(new Workers(String, () => {}), String, () => 5).show();
+          const shown = document.querySelectorAll("#numbers b")[1].textContent;
+          return [shown, document.querySelector("#strip-text").textContent];
+        }"""
+    )
+
+    assert waiting == "5"
+    assert "0 requests running, 5 waiting" in text
+
+
 @pytest.mark.slow  # another worker; `make test-browser` runs it
 def test_a_drawing_goes_on_when_the_worker_dies_under_it(page: Tab, server: Server) -> None:
     page.draw("a white circle on a green background", num_inference_steps="100", seed="5")

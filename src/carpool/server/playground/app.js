@@ -270,7 +270,7 @@ const workers = new Workers(nameOf, (canvas, lanes, activity) => {
     choice(all[Math.min(all.length - 1, Math.max(0, at + by))] || null);
   });
 });
-const numbers = new Numbers(workers, nameOf);
+const numbers = new Numbers(workers, nameOf, () => [...jobs.known.values()].filter((job) => job.status === "queued").length);
 byId("span").addEventListener("change", () => { workers.spanS = Number(byId("span").value); });
 byId("pause").addEventListener("click", () => freeze(!frozen));
 

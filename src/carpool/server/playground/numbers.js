@@ -6,9 +6,12 @@ import { byId, bytes, colour, el, plural, prepared, seconds } from "./dom.js";
 const PACE_MS = 1500; // at least between two points of the throughput: workers report one by one
 
 export class Numbers {
-  /** @param workers a `Workers` */
-  constructor(workers, nameOf) {
-    Object.assign(this, { workers, nameOf, paces: [] });
+  /**
+   * @param workers a `Workers`
+   * @param queued gives the number of this client's jobs that no worker has yet
+   */
+  constructor(workers, nameOf, queued) {
+    Object.assign(this, { workers, nameOf, queued, paces: [] });
     this.boxes = {};
     const make = (id, text) => { this.boxes[id] = el("b", {}, "–"); return el("div.number", {}, this.boxes[id], el("span", {}, text)); };
     byId("numbers").replaceChildren(make("running", "running"), make("waiting", "waiting"), make("pace", "steps a second"),
@@ -28,16 +31,16 @@ export class Numbers {
   }
 
   show() {
-    const { workers, boxes } = this, means = workers.means(), running = workers.running.length, waiting = workers.waitingCount;
+    const { workers, boxes } = this, means = workers.means(), running = workers.running.length, waiting = workers.waitingCount + this.queued();
     boxes.running.textContent = running;
     boxes.waiting.textContent = waiting;
     boxes.shared.textContent = means.count ? means.requests.toFixed(1) : "–";
     boxes.rows.textContent = means.count ? means.rows.toFixed(1) : "–";
-    const text = running
+    const text = running || waiting
       ? `${plural(running, "request")} running, ${waiting} waiting; ${Math.round(means.shared * 100)} % of denoising forwards were shared in the last seconds.`
       : "Nothing runs.";
     byId("lanes-text").textContent = text;
-    byId("strip-text").textContent = running ? text : "Each block is one forward; a block over several lanes is shared.";
+    byId("strip-text").textContent = running || waiting ? text : "Each block is one forward; a block over several lanes is shared.";
     if (byId("requests").closest("details").open) this.#table();
   }
 
