@@ -16,6 +16,7 @@ from PIL import Image
 
 from carpool.cli.files import path_of
 from carpool.cli.jobs import JobsClient
+from carpool.errors import Overloaded
 from carpool.media import read_settings
 from carpool.media.inputs import transparent_mask
 from support.command_line import Run
@@ -179,6 +180,33 @@ def test_a_white_mask_becomes_a_transparent_one(tmp_path: Path) -> None:
     mask = picture(transparent_mask((tmp_path / "mask.png").read_bytes()))
 
     assert list(mask.getchannel("A").tobytes()) == [255, 0]
+
+
+def test_a_list_longer_than_the_server_takes_at_once_is_sent_bit_by_bit(
+    draw: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_at, asked = JobsClient.ask_at, []
+
+    def limited(self: JobsClient, method: str, path: str, **sent: Any) -> dict[str, Any]:
+        if method == "POST" and path.startswith("v1/images"):
+            asked.append(sent["json"]["prompt"])
+            if len(asked) in (2, 4):
+                raise Overloaded("the queue is full")
+        return ask_at(self, method, path, **sent)
+
+    monkeypatch.setattr(JobsClient, "ask_at", limited)
+
+    ended = draw("one", "two", "three")
+
+    assert ended.status == 0, ended.err
+    assert ended.out.split() == ["out-1.png", "out-2.png", "out-3.png"]
+    assert asked == ["one", "two", "two", "three", "three"]
+
+    monkeypatch.setattr("carpool.cli.remote.POLL_S", 0.0)
+    asked[:] = ["of before"]
+    refused = draw("one")
+    assert (refused.status, refused.out) == (1, "")
+    assert "the queue is full" in refused.err
 
 
 # Pictures in the terminal

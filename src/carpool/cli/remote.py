@@ -11,7 +11,7 @@ from typing import Any
 
 from carpool.cli.bars import bars
 from carpool.cli.jobs import JobsClient
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, Overloaded
 
 POLL_S = 0.2
 OPEN = ("queued", "in_progress")
@@ -82,10 +82,14 @@ def draw(
     try:
         names = [f"{prompt} ({n} pictures)" if n > 1 else prompt for prompt in prompts]
         with bars(names) as move:
-            for prompt in prompts:
-                asked = {"prompt": prompt, **body, **pictures, **more}
-                ids.append(server.ask_at("POST", path, json=asked)["id"])
-            while len(done) < len(ids):
+            while len(done) < len(prompts):
+                try:
+                    for prompt in prompts[len(ids) :]:
+                        asked = {"prompt": prompt, **body, **pictures, **more}
+                        ids.append(server.ask_at("POST", path, json=asked)["id"])
+                except Overloaded:  # a long list is no overload: the rest comes when some are done
+                    if len(done) == len(ids):
+                        raise
                 for place, one in enumerate(ids):
                     if one in done:
                         continue
@@ -95,7 +99,7 @@ def draw(
                         move(place, min(job["progress"] / 100, 0.99) if is_open else 1)
                     if not is_open:
                         done[one] = job
-                if len(done) < len(ids):
+                if len(done) < len(prompts):
                     time.sleep(POLL_S)
         for place, (prompt, one) in enumerate(zip(prompts, ids, strict=True)):
             if done[one]["status"] != "completed":
