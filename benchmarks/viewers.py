@@ -7,7 +7,8 @@ with ten. What its two processes used of the processor is read before and after 
 other load on the machine hardly counts; the medians of the turns are compared. They still differ
 by a few percent from turn to turn, so the parts are timed, too: what watching adds to the engine's
 process is the same for any number of viewers, as the front serves them. The last line is of both
-processes: what the front uses more, and what those parts take of the engine's in a turn.
+processes, in seconds of processor for a second of watching: a slow machine draws less meanwhile, and
+viewers cost it as much.
 """
 
 import argparse
@@ -178,11 +179,10 @@ def main() -> None:
     print(f"the worker, which limits throughput, uses {share:+.2%}; the front {more[1]:+.2f} s")
     print(f"{sent / VIEWERS / 1000:.0f} kB to each viewer in a turn")
     part = parts()
-    print(f"by its parts watching takes {part:.2%} of the engine's processor")
-    watching_s = part * statistics.median(took_s) + more[1]
-    all_s = sum(middle["nobody"])
+    front = more[1] / statistics.median(took_s)
     print(
-        f"the whole server: {watching_s:.2f} s more than {all_s:.2f} s, {watching_s / all_s:+.2%}"
+        f"ten viewers take {part + front:.2%} of one processor while they watch: {part:.2%} of it "
+        f"in the worker, which takes all of one, {front:.2%} in the front"
     )
 
 
