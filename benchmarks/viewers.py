@@ -6,9 +6,9 @@ One `carpool serve shapes` draws the same requests again and again, in turns wit
 with ten. What its two processes used of the processor is read before and after each turn, so that
 other load on the machine hardly counts; the medians of the turns are compared. They still differ
 by a few percent from turn to turn, so the parts are timed, too: what watching adds to the engine's
-process is the same for any number of viewers, as the front serves them. The last line is of both
-processes, in seconds of processor for a second of watching: a slow machine draws less meanwhile, and
-viewers cost it as much.
+process is the same for any number of viewers, as the front serves them. The last
+line is of both processes, in seconds of processor for a second of watching: a slow machine draws
+less meanwhile, and viewers cost it as much.
 """
 
 import argparse
@@ -179,10 +179,10 @@ def main() -> None:
     print(f"the worker, which limits throughput, uses {share:+.2%}; the front {more[1]:+.2f} s")
     print(f"{sent / VIEWERS / 1000:.0f} kB to each viewer in a turn")
     part = parts()
-    front = more[1] / statistics.median(took_s)
+    sending = more[1] / statistics.median(took_s)
     print(
-        f"ten viewers take {part + front:.2%} of one processor while they watch: {part:.2%} of it "
-        f"in the worker, which takes all of one, {front:.2%} in the front"
+        f"ten viewers take {part + sending:.2%} of one processor while they watch: {part:.2%} of it "
+        f"in the worker, which takes all of one, {sending:.2%} in the front"
     )
 
 
