@@ -20,11 +20,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx2
+
+from carpool.worker.startup import PROCESS_NAME
 
 ENDPOINT = "/v1/images/generations"
 VIEWERS = 10
@@ -45,8 +48,7 @@ class Server:
         assert self.front.stdout is not None
         said = iter(self.front.stdout)
         self.url = next(m[0] for line in said if (m := re.search(r"http://[0-9.]+:\d+", line)))
-        children = Path(f"/proc/{self.front.pid}/task/{self.front.pid}/children").read_text()
-        self.worker = int(children.split()[0])
+        [self.worker] = [pid for pid in descendants(self.front.pid) if name_of(pid) == PROCESS_NAME]
 
     def __enter__(self) -> "Server":
         return self
@@ -57,6 +59,17 @@ class Server:
 
     def client(self) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=300, trust_env=False)
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """The processes that a process started, and those that they started."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        yield int(child)
+        yield from descendants(int(child))
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def used_s(pid: int) -> float:
@@ -180,10 +193,8 @@ def main() -> None:
     print(f"{sent / VIEWERS / 1000:.0f} kB to each viewer in a turn")
     part = parts()
     sending = more[1] / statistics.median(took_s)
-    print(
-        f"ten viewers take {part + sending:.2%} of one processor while they watch: {part:.2%} of it "
-        f"in the worker, which takes all of one, {sending:.2%} in the front"
-    )
+    print(f"ten viewers take {part + sending:.2%} of one processor while they watch:")
+    print(f"  {part:.2%} in the worker, which uses a whole one, and {sending:.2%} in the front")
 
 
 if __name__ == "__main__":
