@@ -246,7 +246,8 @@ class Costs:
 
     def compute_s(self, kind: CallKind, rows: int) -> float:
         """What computing a forward is likely to take just now, without waiting for weights."""
-        return self.curve(kind).seconds(rows) * self._speed.factor
+        curve = self._curves.get(kind) or self.curve(kind)
+        return curve.seconds(rows) * self._speed.factor
 
     def stream_s(self, kind: CallKind) -> float:
         """What copying the streamed weights of a forward once takes; 0 where they are resident."""

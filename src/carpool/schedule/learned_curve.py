@@ -28,7 +28,7 @@ COLD = 0.2  # runs that the first of a width in a process stands for
 NOISE = 0.1  # relative standard deviation of a run, at least: of its seconds at the usual speed
 REFIT_EVERY = 8  # runs, or an eighth of all; at each while little is known
 REFIT_AT_LEAST = 64  # every so many, once much is known: a fit takes 0.3 ms
-REFIT_EVERY_S = 20.0  # device seconds
+REFIT_PART = 1 / 25  # of `FORGOTTEN_S`: after it, too
 MOST_OPTIMISM = 2.0  # standard deviations
 LEAST_WEIGHT = 1e-4  # of a run, however old
 BEYOND = 17  # rows beyond the widest that was run: fitted, too
@@ -51,6 +51,8 @@ class LearnedCurve:
         self._speedups: dict[int, float] = {}  # by the most rows
         self._learned = 0  # runs
         self._mean_s = 0.0  # of a run, lately
+        self._known = max(self._prior, default=0)  # rows, the widest that was run or is in the table
+        self._fresh_until_s = 0.0  # device seconds: then the fit is old
         self.now_s = 0.0  # device seconds
 
     @property
@@ -110,6 +112,7 @@ class LearnedCurve:
         self._mean_s += (seconds - self._mean_s) * (MEAN if self._mean_s else 1.0)
         if rows not in self._first:
             self._first[rows] = seconds, self.now_s
+            self._known = max(self._known, rows)
             self._is_stale = True
             return
         runs = self._runs.setdefault(rows, deque(maxlen=KEPT))
@@ -120,18 +123,22 @@ class LearnedCurve:
         self._runs_since_fit += 1
         is_new = len(runs) <= 3 or self._fits < REFIT_EVERY
         is_due = self._runs_since_fit >= max(REFIT_EVERY, min(REFIT_AT_LEAST, self._learned // 8))
-        if is_new or is_due or self.now_s - self._fitted_s > REFIT_EVERY_S:
+        if is_new or is_due or self.now_s - self._fitted_s > REFIT_PART * self._forgotten_s:
             self._is_stale = True
 
     def seconds(self, rows: int) -> float:
         """How long a forward of so many rows is likely to take, at the machine's usual speed."""
-        self._refit()
-        return _at(rows, self._seconds)
+        if self._is_stale or self.now_s > self._fresh_until_s:
+            self._refit()
+        values = self._seconds
+        return values[rows - 1] if rows <= len(values) else _beyond(rows, values)
 
     def sd(self, rows: int) -> float:
         """Standard deviation of what `seconds` says: of the curve, not of a single forward."""
-        self._refit()
-        return max(0.0, _at(rows, self._sd))
+        if self._is_stale or self.now_s > self._fresh_until_s:
+            self._refit()
+        values = self._sd
+        return values[rows - 1] if rows <= len(values) else max(0.0, _beyond(rows, values))
 
     @property
     def optimism(self) -> float:
@@ -143,17 +150,16 @@ class LearnedCurve:
 
     def speedup(self, most: int) -> float:
         """How many times as fast calls of one row are done at the best width of at most so many."""
-        self._refit()
+        alone_s = self.seconds(1)  # may fit again
         known = self._speedups.get(most)
         if known is None:
-            alone_s = self.seconds(1)
             known = max(n * alone_s / self.seconds(n) for n in range(1, most + 1))
             self._speedups[most] = known
         return known
 
     def widest(self) -> int:
         """The widest forward that is worth trying: twice the widest that was run."""
-        return 2 * max(self._known(), 1)
+        return 2 * max(self._known, 1)
 
     def may_try(self, rows: int, more: int) -> bool:
         """Whether a forward of so many rows is no wider than is worth trying.
@@ -161,22 +167,18 @@ class LearnedCurve:
         Args:
             more: of them, those that the last call adds: they are a step, too.
         """
-        known = self._known()
+        known = self._known
         return rows <= max(2, 2 * known, known + more if known else 0)
 
-    def _known(self) -> int:
-        return max([*self._first, *self._prior], default=0)
-
     def _refit(self) -> None:
-        """Fit again, if enough was learned or much time has passed."""
-        if not self._is_stale and self.now_s - self._fitted_s <= self._forgotten_s:
-            return
+        """Fit again: enough was learned, or much time has passed."""
         from carpool.schedule.regression import fit  # numpy: 0.1 s that `--help` need not wait
 
         self._is_stale, self._fitted_s, self._runs_since_fit = False, self.now_s, 0
         self._fits += 1
+        self._fresh_until_s = self.now_s + self._forgotten_s
         self._speedups = {}
-        most = min(MOST, self._known() + BEYOND)
+        most = min(MOST, self._known + BEYOND)
         points = self._points() or {1: Point(1.0, COLD)}  # a kind that never ran: a guess
         fitted = fit(points, noise=self._noise, most=most)
         self._sd = fitted.sd.tolist()
@@ -184,15 +186,18 @@ class LearnedCurve:
         self._seconds = monotone(fitted.seconds.tolist(), weights)
 
     def _points(self) -> dict[int, Point]:
+        now_s, forgotten_s = self.now_s, self._forgotten_s
+
+        def newness(at_s: float) -> float:
+            return max(LEAST_WEIGHT, exp((at_s - now_s) / forgotten_s))
+
         seen: dict[int, list[tuple[float, float]]] = {}
         for rows, prior in self._prior.items():
-            seen.setdefault(rows, []).append((prior.seconds, prior.weight * self._newness(0.0)))
+            seen.setdefault(rows, []).append((prior.seconds, prior.weight * newness(0.0)))
         for rows, (seconds, at_s) in self._first.items():
-            seen.setdefault(rows, []).append((seconds, COLD * self._newness(at_s)))
+            seen.setdefault(rows, []).append((seconds, COLD * newness(at_s)))
         for rows, runs in self._runs.items():
-            seen.setdefault(rows, []).extend(
-                (seconds, self._newness(at_s)) for seconds, at_s in runs
-            )
+            seen.setdefault(rows, []).extend([(seconds, newness(at_s)) for seconds, at_s in runs])
         return {
             rows: Point(weighted_median(pairs), sum(weight for _, weight in pairs))
             for rows, pairs in seen.items()
@@ -202,12 +207,7 @@ class LearnedCurve:
     def _forgotten_s(self) -> float:
         return max(FORGOTTEN_S, FORGOTTEN * self._mean_s)
 
-    def _newness(self, at_s: float) -> float:
-        return max(LEAST_WEIGHT, exp((at_s - self.now_s) / self._forgotten_s))
 
-
-def _at(rows: int, values: list[float]) -> float:
-    """A value of a list that begins with one row, or what follows it in a line."""
-    if rows <= len(values):
-        return values[rows - 1]
+def _beyond(rows: int, values: list[float]) -> float:
+    """What follows, in a line, the values of a list that begins with one row."""
     return values[-1] + (rows - len(values)) * (values[-1] - values[-2])

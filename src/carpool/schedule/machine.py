@@ -10,7 +10,9 @@ are shared exactly one is an outlier.
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from math import exp
+from statistics import NormalDist
 
 from carpool.schedule.cost import Costs
 from carpool.schedule.learned_curve import PRIOR, LearnedCurve
@@ -26,6 +28,7 @@ WORN_AFTER_S = 600.0
 WORN = 1.3  # times as long, from then on
 WRONG = 4.0  # times, either way: an entry of a table
 WIDTHS = (1, 2, 3, 4, 6, 8)  # of a table
+NORMAL = NormalDist()
 
 
 @dataclass(slots=True)
@@ -52,10 +55,11 @@ class Machine:
         """
         while now_s >= self._phase_s + PHASE_S:
             self._phase_s += PHASE_S + self._gap_s()
-        alone = random.Random(f"{self.seed} {step}")
-        factor = alone.lognormvariate(0.0, SPREAD) / exp(SPREAD**2 / 2)
+        digest = blake2b(repr((self.seed, step)).encode(), digest_size=16).digest()
+        varies, strikes = (int.from_bytes(digest[i : i + 8], "big") for i in (0, 8))
+        factor = exp(SPREAD * NORMAL.inv_cdf((varies + 0.5) / 2**64) - SPREAD**2 / 2)
         if calls == 1:
-            is_outlier = alone.randrange(HUNDRED) == 0
+            is_outlier = strikes % HUNDRED == 0
         else:
             if self._shared % HUNDRED == 0:
                 self._outlier = self._shared + self._forwards.randrange(HUNDRED)

@@ -52,10 +52,13 @@ class Widths:
         """
         kind, most = line[0].kind, line[0].max_rows
         curve = self.costs.curve(kind)
+        seconds_of, sd_of = curve.seconds, curve.sd
         between_s = between * curve.seconds(line[0].rows)
         is_long = backlog >= LONG_LINE
         best, best_s, rate, paying_rows, rows = 1, inf, 0.0, 0, 0
         why = "nobody"
+        loop_s = self.costs.beside_s(kind, 0)
+        own_s = self.costs.beside_s(kind, 1) - loop_s
         means: list[tuple[int, int, float, float]] = []  # calls, rows, mean of rounds, rounds
         for n, call in enumerate(line, 1):
             rows += call.rows
@@ -65,12 +68,12 @@ class Widths:
             if n > 1 and not curve.may_try(rows, call.rows):
                 why = "untried"
                 break
-            seconds, near = curve.seconds(rows) + self.costs.beside_s(kind, n), 1.0
+            seconds, near = seconds_of(rows) + loop_s + n * own_s, 1.0
             rounds = ((backlog if backlog > n else n) + n) / n
             mean_s = (seconds + between_s) * rounds
             means.append((n, rows, mean_s, rounds))
             if n > 1:
-                sd = curve.sd(rows)
+                sd = sd_of(rows)
                 if is_long:
                     near += min(NEAR, sd / seconds)
                 else:  # rows that bring little, or perhaps little, are not worth it
