@@ -315,7 +315,8 @@ class Continuous:
         all_s = sum([call.left_s for call in parked]) + waiting_s
         present = all_s / mean_s if mean_s else float(len(parked))
         between = sum(map(self._round_s, others)) / mean_s if mean_s else 0.0
-        width, why = self._widths.choose(line, self._load.backlog(present, now_s), between)
+        backlog = self._load.backlog(present, now_s, self.costs.stretch)
+        width, why = self._widths.choose(line, backlog, between)
         if self._widths.loss_s is not None:
             self._trials[leader.order, width] = self._widths.loss_s
         return Choice(tuple(line[:width]), why)

@@ -1,28 +1,31 @@
 """The learned curve of one kind of call: seconds by rows, with uncertainty, from noisy forwards.
 
-Each width keeps its last seconds, at the machine's usual speed, and their median. A run that is
-`FORGOTTEN_S` of device time old (more, where forwards are slow) has a third of its weight left: a
+Each width keeps its last seconds, at the machine's usual speed, and their median; where it runs all
+the time, those of blocks of runs, each the median of its runs. A run that is `FORGOTTEN_S` of device time old (more, where forwards are slow) has a third of its weight left: a
 width that did not run for long becomes uncertain, and is tried again (`trials.py`). All widths
 together make the curve (`regression.py`). A table from an earlier run is a prior of little weight;
 so is the first run of a width in a process, which allocates, compiles or chooses kernels.
 
-Source: forgetting in time-varying bandits, Bogunovic, Scarlett & Cevher, Time-Varying Gaussian
+Sources: batch means, Law & Kelton, Simulation Modeling and Analysis, 2000, section 9.5; forgetting in time-varying bandits, Bogunovic, Scarlett & Cevher, Time-Varying Gaussian
 Process Bandit Optimization, AISTATS 2016.
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Mapping
 from math import exp, log, sqrt
 
 from carpool.schedule.medians import Point, monotone, weighted_median
 
-KEPT = 40  # runs of one width
+KEPT = 40  # runs, or blocks of runs, of one width
 FORGOTTEN_S = 500.0  # device seconds, at least
 FORGOTTEN = 300  # mean runs: where these take longer
 PRIOR = 0.6  # runs that an entry of a table stands for
-APART = 1 / 50  # of `FORGOTTEN_S`: between two runs that are kept, once there are `KEPT`. So the
-# curve is slower than the machine's speed, and a width that runs all the time does not take for its
-# own what is a change of the machine.
+APART = 1 / 50  # of `FORGOTTEN_S`: what a block lasts, once `KEPT` runs were kept. So the curve is
+# slower than the machine's speed, and a width that runs all the time does not take for its own what
+# is a change of the machine.
+BLOCK = 25  # runs of a block whose median is kept
+COMMON = 0.04  # of a run's variance: what all of a block have in common, the machine's speed then
 MEAN = 0.05  # weight of a run in the mean
 COLD = 0.2  # runs that the first of a width in a process stands for
 NOISE = 0.1  # relative standard deviation of a run, at least: of its seconds at the usual speed
@@ -35,12 +38,38 @@ BEYOND = 17  # rows beyond the widest that was run: fitted, too
 MOST = 256  # rows that are fitted; wider ones go on in a line
 
 
+class Block:
+    """Runs of one width that came soon one after the other: they count as their median."""
+
+    __slots__ = ("_sorted", "at_s")
+
+    def __init__(self, at_s: float) -> None:
+        self.at_s = at_s  # device seconds, of the first
+        self._sorted: list[float] = []
+
+    @property
+    def seconds(self) -> float:
+        return self._sorted[len(self._sorted) // 2]
+
+    @property
+    def weight(self) -> float:
+        """Runs that it stands for: fewer than there were, as they have the speed in common."""
+        return 1 / (COMMON + (1 - COMMON) / len(self._sorted))
+
+    def add(self, seconds: float) -> None:
+        if len(self._sorted) < BLOCK:
+            insort(self._sorted, seconds)
+
+    def rescale(self, factor: float) -> None:
+        self._sorted = [seconds * factor for seconds in self._sorted]
+
+
 class LearnedCurve:
     """Seconds of a forward by its rows. Begins with nothing, or with a table of an earlier run."""
 
     def __init__(self, prior: Mapping[int, float] | None = None, weight: float = PRIOR) -> None:
         self._prior = {rows: Point(seconds, weight) for rows, seconds in (prior or {}).items()}
-        self._runs: dict[int, deque[tuple[float, float]]] = {}  # seconds, device seconds when
+        self._runs: dict[int, deque[Block]] = {}
         self._first: dict[int, tuple[float, float]] = {}  # the same, of each width's first run
         self._doubted: dict[int, int] = {}  # runs that are kept in any case
         self._noise = NOISE
@@ -95,8 +124,8 @@ class LearnedCurve:
         for rows, (seconds, at_s) in self._first.items():
             self._first[rows] = seconds * factor, at_s
         for runs in self._runs.values():
-            for place, (seconds, at_s) in enumerate(runs):
-                runs[place] = seconds * factor, at_s
+            for block in runs:
+                block.rescale(factor)
         self._mean_s *= factor
         self._is_stale = True
 
@@ -118,8 +147,9 @@ class LearnedCurve:
         runs = self._runs.setdefault(rows, deque(maxlen=KEPT))
         doubted = self._doubted.get(rows, 0)
         self._doubted[rows] = max(0, doubted - 1)
-        if doubted or len(runs) < KEPT or self.now_s - runs[-1][1] >= APART * self._forgotten_s:
-            runs.append((seconds, self.now_s))
+        if doubted or len(runs) < KEPT or self.now_s - runs[-1].at_s >= APART * self._forgotten_s:
+            runs.append(Block(self.now_s))
+        runs[-1].add(seconds)
         self._runs_since_fit += 1
         is_new = len(runs) <= 3 or self._fits < REFIT_EVERY
         is_due = self._runs_since_fit >= max(REFIT_EVERY, min(REFIT_AT_LEAST, self._learned // 8))
@@ -197,7 +227,8 @@ class LearnedCurve:
         for rows, (seconds, at_s) in self._first.items():
             seen.setdefault(rows, []).append((seconds, COLD * newness(at_s)))
         for rows, runs in self._runs.items():
-            seen.setdefault(rows, []).extend([(seconds, newness(at_s)) for seconds, at_s in runs])
+            pairs = [(block.seconds, block.weight * newness(block.at_s)) for block in runs]
+            seen.setdefault(rows, []).extend(pairs)
         return {
             rows: Point(weighted_median(pairs), sum(weight for _, weight in pairs))
             for rows, pairs in seen.items()

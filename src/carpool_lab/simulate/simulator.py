@@ -150,7 +150,7 @@ class Worker:
         if self.machine is not None:
             ride = self.aboard[leader.request]
             step = leader.request, ride.at, ride.done
-            seconds *= self.machine.factor(now_s, len(choice.calls), step)
+            seconds *= self.machine.factor(now_s, len(choice.calls), step, seconds)
         if self.beliefs is not None:
             self.beliefs.learn(leader.kind, rows, seconds)
             self._believed.clear()
