@@ -276,10 +276,10 @@ def test_a_machine_has_one_outlier_in_a_hundred_and_phases_of_half_a_minute() ->
     machine = Machine(seed=1)
 
     seconds = [
-        statistics.median(machine.factor(n + i / 100, 2, (1, n, i)) for i in range(100))
+        statistics.median(machine.factor(n + i / 100, 2, (1, n, i), 0.01) for i in range(100))
         for n in range(500)
     ]
-    hundred = [machine.factor(500.0, 2, (2, 1, i)) for i in range(100)]
+    hundred = [machine.factor(500.0, 2, (2, 1, i), 0.01) for i in range(100)]
 
     assert sum(factor > 4.5 for factor in hundred) == 1
     busy = sum(factor > 1.5 for factor in seconds)
@@ -287,11 +287,23 @@ def test_a_machine_has_one_outlier_in_a_hundred_and_phases_of_half_a_minute() ->
     assert 0 < busy < 400
 
 
+def test_forwards_that_are_shared_are_disturbed_alike_however_wide_they_are() -> None:
+    def lost_s(seconds: Sequence[float]) -> float:
+        machine = Machine(seed=1)
+        factors = [machine.factor(0.0, 2, (1, 1, i), s) for i, s in enumerate(seconds)]
+        return sum((factor - 1) * s for factor, s in zip(factors, seconds, strict=True))
+
+    wide, narrow = lost_s([0.28] * 500), lost_s([0.07, 0.15, 0.06] * 500)
+
+    assert wide == pytest.approx(140 * 0.09, abs=0.28 * 9)  # one in a hundred, ten times as long
+    assert narrow == pytest.approx(wide, abs=0.28 * 9 + 0.02 * 140)
+
+
 def test_a_request_that_runs_alone_varies_in_the_same_way_in_every_mode() -> None:
     machines = [Machine(seed=1) for _ in range(2)]
-    machines[0].factor(0.0, 8, (9, 0, 0))  # one of them has run something else
+    machines[0].factor(0.0, 8, (9, 0, 0), 1.0)  # one of them has run something else
 
-    assert len({machine.factor(1.0, 1, (1, 1, 5)) for machine in machines}) == 1
+    assert len({machine.factor(1.0, 1, (1, 1, 5), 1.0) for machine in machines}) == 1
 
 
 def test_a_wrong_table_is_wrong_by_four_times_at_one_width_of_each_kind() -> None:
