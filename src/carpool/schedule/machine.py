@@ -49,7 +49,9 @@ class Machine:
     _phase_s: float = 0.0  # when the phase begins that is not over yet
     _left: list[int] = field(default_factory=list)  # of the hundred factors of shared forwards
     _due_s: float = 0.0  # seconds of forwards that are to be outliers
-    _strikes: float = 0.0  # part of a forward's seconds that must be due for it to be one
+    _strikes: float = 0.0  # of a mean forward's seconds: so much due makes the next one
+    _mean_s: float = 0.0  # of shared forwards
+    _shared: int = 0
 
     def __post_init__(self) -> None:
         self._forwards, self._phases = random.Random(self.seed), random.Random(self.seed + 1)
@@ -81,8 +83,10 @@ class Machine:
         return factor * (WORN if now_s >= WORN_AFTER_S else 1.0)
 
     def _is_struck(self, seconds: float) -> bool:
+        self._shared += 1
+        self._mean_s += (seconds - self._mean_s) / self._shared
         self._due_s += seconds / HUNDRED
-        if self._due_s < self._strikes * seconds:
+        if self._due_s < self._strikes * self._mean_s:
             return False
         self._due_s -= seconds
         self._strikes = self._forwards.random()
