@@ -184,7 +184,7 @@ def test_a_busy_minute_of_a_width_that_runs_all_the_time_counts_as_little_as_bef
     curve = LearnedCurve()
     for step in range(6000):
         curve.now_s = 0.1 * step
-        curve.learn(1, 0.2 if 5400 <= step else 0.1)  # the speed was not noticed
+        curve.learn(1, 0.2 if step >= 5400 else 0.1)  # the speed was not noticed
 
     assert curve.seconds(1) == pytest.approx(0.1, rel=0.05)
 

@@ -1,13 +1,15 @@
 """The learned curve of one kind of call: seconds by rows, with uncertainty, from noisy forwards.
 
 Each width keeps its last seconds, at the machine's usual speed, and their median; where it runs all
-the time, those of blocks of runs, each the median of its runs. A run that is `FORGOTTEN_S` of device time old (more, where forwards are slow) has a third of its weight left: a
-width that did not run for long becomes uncertain, and is tried again (`trials.py`). All widths
-together make the curve (`regression.py`). A table from an earlier run is a prior of little weight;
-so is the first run of a width in a process, which allocates, compiles or chooses kernels.
+the time, those of blocks of runs, each the median of its runs. A run that is `FORGOTTEN_S` of
+device time old (more, where forwards are slow) has a third of its weight left: a width that did not
+run for long becomes uncertain, and is tried again (`trials.py`). All widths together make the curve
+(`regression.py`). A table from an earlier run is a prior of little weight; so is the first run of a
+width in a process, which allocates, compiles or chooses kernels.
 
-Sources: batch means, Law & Kelton, Simulation Modeling and Analysis, 2000, section 9.5; forgetting in time-varying bandits, Bogunovic, Scarlett & Cevher, Time-Varying Gaussian
-Process Bandit Optimization, AISTATS 2016.
+Sources: batch means, Law & Kelton, Simulation Modeling and Analysis, 2000, section 9.5; forgetting
+in time-varying bandits, Bogunovic, Scarlett & Cevher, Time-Varying Gaussian Process Bandit
+Optimization, AISTATS 2016.
 """
 
 from bisect import insort
@@ -80,7 +82,7 @@ class LearnedCurve:
         self._speedups: dict[int, float] = {}  # by the most rows
         self._learned = 0  # runs
         self._mean_s = 0.0  # of a run, lately
-        self._known = max(self._prior, default=0)  # rows, the widest that was run or is in the table
+        self._known = max(self._prior, default=0)  # the widest, in rows, run or in the table
         self._fresh_until_s = 0.0  # device seconds: then the fit is old
         self.now_s = 0.0  # device seconds
 

@@ -5,8 +5,8 @@ minute everything takes twice as long, and after ten minutes the device is 30 % 
 So that few runs tell modes apart, these differ as little as they can by chance: phases and changes
 come at the same moments in all of them, and a step of a request that runs alone varies in the same
 way in all of them. Of forwards that are shared every hundred vary by the same hundred factors, in
-an order of their own, and outliers have a hundredth of the device's time at its usual speed, however
-wide the forwards are that they strike.
+an order of their own, and outliers have a hundredth of the device's time at its usual speed,
+however wide the forwards are that they strike.
 
 Source: stratified sampling and common random numbers, Owen, Monte Carlo theory, methods and
 examples, 2013, chapter 8.
@@ -58,9 +58,7 @@ class Machine:
         self._phase_s = self._gap_s()
         self._strikes = self._forwards.random()
 
-    def factor(
-        self, now_s: float, calls: int, step: tuple[int, int, int], seconds: float
-    ) -> float:
+    def factor(self, now_s: float, calls: int, step: tuple[int, int, int], seconds: float) -> float:
         """How many times as long the next forward takes. Times never go back.
 
         Args:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
+from carpool.config import BatchingMode
 from carpool_lab.simulate.simulator import Result, Ride
 
 MOST_MEAN = 1.02
@@ -109,7 +110,7 @@ def mean(several: Sequence[Numbers]) -> Numbers:
     )
 
 
-def standard_error(mode: str, seeds: Sequence[Mapping[str, Numbers]]) -> float:
+def standard_error(mode: BatchingMode, seeds: Sequence[Mapping[BatchingMode, Numbers]]) -> float:
     """Of a mode's mean latency over that of the best of the others, from its values by seeds.
 
     Args:
