@@ -18,7 +18,16 @@ from carpool.schedule.machine import WIDTHS, Machine, wrong
 from carpool.types import CallKind
 from carpool_lab.simulate.command import simulate as command
 from carpool_lab.simulate.fleet import simulate
-from carpool_lab.simulate.report import Point, Verdict, comparison, numbers, verdicts
+from carpool_lab.simulate.report import (
+    Latency,
+    Numbers,
+    Point,
+    Verdict,
+    comparison,
+    numbers,
+    standard_error,
+    verdicts,
+)
 from carpool_lab.simulate.scenario import (
     MIXES,
     MODES,
@@ -230,6 +239,33 @@ def test_a_comparison_has_every_mode_at_every_load_with_the_same_requests() -> N
         (0.5, "continuous", 40),
     ]
     assert comparison(points).count("\n") == 5
+
+
+def test_a_comparison_plays_no_more_seeds_than_it_takes_to_be_certain() -> None:
+    modes: list[BatchingMode] = ["off", "continuous"]
+    wanted = Comparison("uniform", Mix([Setting()]), modes, [0.5], range(5), 20, certain=inf)
+
+    certain, exact = (
+        list(compare(Model([SLOW]), one)) for one in (wanted, replace(wanted, certain=0.0))
+    )
+
+    assert {(point.seeds, point.numbers.latency.count) for point in certain} == {(2, 40)}
+    assert {point.seeds for point in exact} <= {2, 5}  # 2 only if both were equal
+    assert all(point.error < inf for point in certain)
+
+
+def test_the_error_of_a_ratio_of_means_is_that_over_seeds_against_the_best_of_each() -> None:
+    def of(mean_s: float) -> Numbers:
+        latency = Latency(1, mean_s, mean_s, mean_s, mean_s)
+        return Numbers(1.0, 1.0, 1.0, 1.0, 0, 0, latency, {})
+
+    seeds: list[dict[BatchingMode, Numbers]] = [
+        {"continuous": of(1.0), "off": of(2.0), "dynamic": of(4.0)},
+        {"continuous": of(1.0), "off": of(4.0), "dynamic": of(1.0)},
+    ]
+
+    assert standard_error("continuous", seeds) == pytest.approx(0.25)  # of 0.5 and 1
+    assert standard_error("continuous", seeds[:1]) == inf
 
 
 def test_a_verdict_names_what_of_the_promise_is_broken() -> None:
