@@ -13,7 +13,7 @@ import ast
 import pickle
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from multiprocessing import Pool
 from pathlib import Path
@@ -45,7 +45,7 @@ KEPT = PAGE.parents[1] / "build" / "simulate"
 LOADS = (0.1, 0.3, 0.6, 0.9, 1.2, 2.0, 3.0)
 SEEDS = (0, 1, 2, 3, 4, 5)  # at most
 CERTAIN = 0.01  # standard error of ratios of means: then no more seeds are played
-COUNT = 400
+COUNTS = {False: 600, True: 400}  # requests of a seed, and where costs are learned
 FUSING_PAYS = ("flux-512-streamed", "qwen-512-streamed", "sana-512")
 DRAWN = ("uniform", "steps")
 
@@ -131,11 +131,12 @@ LEARNED = """
 ## Where costs are learned
 
 The same, with forwards as they are on a machine with neighbours: they vary by 20 % (lognormal), one
-in a hundred takes ten times as long, in phases of half a minute everything takes twice as long, and
-after ten minutes the device is 30 % slower. `continuous` knows nothing at first (even seeds), or
-what a table says that is wrong by 4 times at one width of each kind (odd seeds), and learns from
-its own forwards; the other modes need no costs. Promised: a mean latency at most {mean:g} times and
-a p99 at most {p99:g} times the best of the others.
+in a hundred takes ten times as long (of those that are shared as much as takes a hundredth of the
+time), in phases of half a minute everything takes twice as long, and after ten minutes the device
+is 30 % slower. `continuous` knows nothing at first (even seeds), or what a table says that is wrong
+by 4 times at one width of each kind (odd seeds), and learns from its own forwards; the other modes
+need no costs. Each seed has {count} requests. Promised: a mean latency at most {mean:g} times and a
+p99 at most {p99:g} times the best of the others.
 """
 
 
@@ -159,7 +160,8 @@ CODE = code()  # once: what is edited while this runs is not what runs
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=COUNT, help="requests for each seed")
+    said = f"requests of a seed  [{COUNTS[False]}, where costs are learned {COUNTS[True]}]"
+    parser.add_argument("--count", type=int, help=said)
     parser.add_argument("--output", type=Path, default=PAGE)
     parser.add_argument("--part", choices=("known", "learned"), help="the studies of one half")
     parser.add_argument("--processes", type=int, help="as many as there are cores")
@@ -171,7 +173,8 @@ def main() -> None:
     ways = [
         way for part, way in (("known", False), ("learned", True)) if arguments.part in (None, part)
     ]
-    tasks = [(t.name, name, arguments.count, way) for way in ways for t, name in pairs]
+    counts = {way: arguments.count or count for way, count in COUNTS.items()}
+    tasks = [(t.name, name, counts[way], way) for way in ways for t, name in pairs]
     KEPT.mkdir(parents=True, exist_ok=True)
     with Pool(arguments.processes) as pool:
         for more, is_learned, seconds in pool.imap(study, tasks):
@@ -182,7 +185,7 @@ def main() -> None:
     found = verdicts(points, FUSING_PAYS)
     mended = verdicts(learned, (), is_learned=True)
     if arguments.part is None:
-        write(arguments, points, found, mended, took_s)
+        write(arguments, counts, points, found, mended, took_s)
     broken = [one for one in [*found, *mended] if one.broken]
     for verdict in broken:
         click.echo(f"broken: {verdict}", err=True)
@@ -192,6 +195,7 @@ def main() -> None:
 
 def write(
     arguments: argparse.Namespace,
+    counts: Mapping[bool, int],
     points: Sequence[Point],
     found: Sequence[Verdict],
     mended: Sequence[Verdict],
@@ -199,7 +203,7 @@ def write(
 ) -> None:
     """Make the page and its pictures."""
     pictures = draw(points, arguments.output.parent)
-    text = "\n".join(page(points, found, mended, pictures, arguments.count, took_s, speed()))
+    text = "\n".join(page(points, found, mended, pictures, counts, took_s, speed()))
     arguments.output.write_text(text + "\n", encoding="utf-8")
 
 
@@ -273,13 +277,13 @@ def page(
     found: Sequence[Verdict],
     learned: Sequence[Verdict],
     pictures: dict[str, str],
-    count: int,
+    counts: Mapping[bool, int],
     took_s: float,
     speed_s: float,
 ) -> Iterator[str]:
     """The whole page, by lines."""
     yield INTRODUCTION.format(
-        count=f"{count:,}",
+        count=counts[False],
         seeds=len(SEEDS),
         certain=CERTAIN,
         mean=MOST_MEAN,
@@ -289,7 +293,7 @@ def page(
         tables=", ".join(f"`{name}`" for name in FUSING_PAYS),
     )
     yield from promises(found)
-    yield LEARNED.format(mean=MOST_MEAN_LEARNED, p99=MOST_P99_LEARNED)
+    yield LEARNED.format(count=counts[True], mean=MOST_MEAN_LEARNED, p99=MOST_P99_LEARNED)
     yield from promises(learned)
     yield PEERS
     yield "\n## Pictures"
