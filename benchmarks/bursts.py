@@ -86,7 +86,7 @@ class Effort:
 
 
 WHOLE = Effort(rounds=7, equal=12, mixed=(6, 9, 14, 20))
-QUICK = Effort(rounds=3, equal=3, mixed=(2, 3, 4, 6))
+QUICK = Effort(rounds=3, equal=6, mixed=(3, 4, 6, 9))
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,7 +295,7 @@ def page(
     yield from promises(found)
     yield LEARNED.format(count=counts[True], mean=MOST_MEAN_LEARNED, p99=MOST_P99_LEARNED)
     yield from promises(learned)
-    yield PEERS
+    yield f"\n{PEERS}"
     yield "\n## Pictures"
     for name, picture in pictures.items():
         yield f"\n![Latency and requests in time over load, mix {name}]({picture})"
