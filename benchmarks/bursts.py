@@ -294,7 +294,7 @@ def put(text: str, path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few parts, steps and rounds: below four minutes")
+    parser.add_argument("--quick", action="store_true", help="few parts: below four minutes")
     parser.add_argument("--only", default="", help="parts with one of these words in their names")
     parser.add_argument("--limit-s", type=float, help="no part begins later  [3600; quick: 200]")
     parser.add_argument("--fresh", action="store_true", help="forget parts of an earlier run")
