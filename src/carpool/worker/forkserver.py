@@ -13,6 +13,7 @@ starts others as new interpreters.
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import socket
@@ -192,10 +193,22 @@ def main() -> None:
     environ = dict(os.environb)
     startup.set_environment()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's, which starts threads at once
-    startup.import_engine()
     where, *may_differ = sys.argv[1:]
-    with socket.socket(fileno=int(where)) if where.isdecimal() else _listening(where) as source:
+    with contextlib.ExitStack() as sockets:
+        if where.isdecimal():
+            source = sockets.enter_context(socket.socket(fileno=int(where)))
+            if _is_closed(source):  # the front ended before `die_with_parent`
+                return
+        startup.import_engine()
+        if not where.isdecimal():
+            source = sockets.enter_context(_listening(where))
         ForkServer(source, environ, [os.fsencode(name) for name in may_differ]).run()
+
+
+def _is_closed(source: socket.socket) -> bool:
+    hangup = select.poll()
+    hangup.register(source, 0)  # POLLHUP is always reported
+    return bool(hangup.poll(0))
 
 
 def _listening(path: str) -> socket.socket:
