@@ -17,7 +17,8 @@ from carpool.fleet.pool import Pool
 from carpool.fleet.serving import ServingState
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.supervisor import OnActivity, OnPreview, OnProgress
+from carpool.worker.requests import OnPreview, OnProgress
+from carpool.worker.supervisor import OnActivity
 
 log = logging.getLogger("carpool")
 
@@ -357,6 +358,11 @@ class Fleet:
             with contextlib.suppress(CarpoolError):
                 found |= {one["id"]: one for one in await pool.timelines(request_ids)}
         return [found[name] for name in request_ids if name in found]
+
+    def roll(self) -> None:
+        """Replace the workers of all models that are loaded."""
+        for pool in self._pools():
+            pool.roll()
 
     def reload(self) -> None:
         """Have all workers read their adapter folders and batching configs again."""
