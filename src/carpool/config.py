@@ -26,6 +26,7 @@ BatchingMode = Literal["continuous", "dynamic", "request", "off"]
 LoraBatching = Literal["mixed", "grouped"]
 Journalling = Literal["off", "memory", "jobs", "all"]
 Numerics = Literal["fast", "exact"]
+ContextParallelKind = Literal["ulysses", "ring"]
 DEVICES = ("cpu", "cuda", "xpu", "mps")
 DType = Literal["auto", "float32", "bfloat16", "float16"]  # of all components
 MetricsFormat = Literal["current", "docs"]
@@ -62,7 +63,9 @@ class EngineSettings:
     """What an engine needs to know, beside the model."""
 
     device: str = _setting(
-        "auto", "cpu, cuda (also for ROCm), xpu, mps, or cuda:N; auto takes the accelerator, if any"
+        "auto",
+        "cpu, cuda (also for ROCm), xpu, mps, or cuda:N; auto takes the accelerator, if any. With "
+        "context_parallel one of each process may be said, as cuda:0+cuda:1",
     )
     dtype: str = _setting(
         "auto",
@@ -94,6 +97,19 @@ class EngineSettings:
     )
     place: str | None = _setting(
         None, "COMPONENT=DEVICE of components that are on another device than the rest", listed=True
+    )
+    context_parallel: int = _setting(
+        1,
+        "devices that compute each forward of the denoiser together, each a part of its sequence "
+        "(diffusers' context parallelism); a worker is then so many processes",
+        least=1,
+        most=64,
+    )
+    context_parallel_kind: ContextParallelKind = _setting(
+        "ulysses",
+        "how they share attention: ulysses exchanges heads, for any attention back end; ring passes "
+        "keys and values on, for less memory, on GPUs with --attention-backend flash or another "
+        "that gives the log-sum-exp",
     )
     compile: bool = _setting(
         False, "compile the repeated blocks of denoisers (torch.compile), before the first request"

@@ -61,10 +61,11 @@ class WorkerProcess:
             os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read as it is imported
         # these import torch and diffusers, which takes seconds
         from carpool.engine.cost_store import Table
+        from carpool.engine.group.load import load
         from carpool.engine.journal import Journal
         from carpool.engine.loop import EngineCore
         from carpool.engine.model.factory import build
-        from carpool.engine.model.load import load, log_as_others, versions
+        from carpool.engine.model.load import log_as_others, versions
         from carpool.engine.model.usage import Meter
         from carpool.engine.observe.activity import ActivityLog
         from carpool.engine.observe.co_riders import CoRiders
