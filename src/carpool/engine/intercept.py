@@ -130,7 +130,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def computes_together(module: nn.Module) -> bool:
-    """Whether other processes run its forwards, too, on weights of their own: see `group.leader`."""
+    """Whether other processes run its forwards, too: see `engine.group`."""
     return getattr(vars(module).get("forward"), "leads", False)
 
 

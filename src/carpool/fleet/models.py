@@ -145,8 +145,8 @@ def devices_of(
         if ranks > 1 and not all(one.startswith("cpu") for one in named):
             if len(named) % ranks or len(set(named)) < len(named):
                 raise SettingRejected(
-                    f"devices={devices!r}: context_parallel={ranks} takes {ranks} different devices "
-                    f"a worker, and here are {len(set(named))}"
+                    f"devices={devices!r}: context_parallel={ranks} takes {ranks} different "
+                    f"devices a worker, and here are {len(set(named))}"
                 )
             named = _joined(named, ranks)
         if workers is not None and workers % len(named):

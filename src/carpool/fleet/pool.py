@@ -161,6 +161,11 @@ class Pool:
         return not self._is_alone
 
     @property
+    def ranks(self) -> int:
+        """Processes of each worker that compute together: see `carpool.engine.group`."""
+        return self._settings.context_parallel
+
+    @property
     def is_degraded(self) -> bool:
         """Whether some of its workers are ready, and others are not."""
         return self.state == "ready" and any(one.state != "ready" for one in self.handles)
@@ -174,6 +179,7 @@ class Pool:
                 "device": member.device,
                 "state": member.handle.state,
                 "requests": len(loads[member.number].bound),
+                **({"ranks": self.ranks} if self.ranks > 1 else {}),
                 **({"error": member.error} if member.error else {}),
             }
             for member in self._members

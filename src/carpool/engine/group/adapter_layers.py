@@ -1,6 +1,6 @@
 """The layers of an adapter as plain values and tensors, and as layers again."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -52,13 +52,14 @@ def unpacked(layers: list[Any], weights: list[Tensor]) -> dict[str, Part]:
     rest, found = iter(weights), {}
     for path, scaling, dtype, *pair in layers:
         down, up = (_made(*one) for one in pair)
-        for weight in (*down.parameters(), *up.parameters()):
-            weight.data = next(rest)
+        for layer in (down, up):
+            for name in [name for name, _ in layer.named_parameters()]:
+                setattr(layer, name, nn.Parameter(next(rest), requires_grad=False))
         found[path] = Part(down, up, scaling, getattr(torch, dtype))
     return found
 
 
 def _made(name: str, arguments: list[int], options: Mapping[str, Any]) -> nn.Module:
     given = {n: tuple(v) if isinstance(v, list) else v for n, v in options.items()}
-    layer: nn.Module = _CLASSES[name](*arguments, **given, device="meta")
-    return layer.to_empty(device="cpu").requires_grad_(False)
+    make: Callable[..., nn.Module] = _CLASSES[name]
+    return make(*arguments, **given, device="meta")

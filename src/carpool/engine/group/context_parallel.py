@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from diffusers import ContextParallelConfig
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from carpool.config import ContextParallelKind
 from carpool.errors import LoadFailed, SettingRejected
@@ -75,7 +76,7 @@ def join(
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
     try:
-        store = dist.TCPStore(
+        store = dist.TCPStore(  # type: ignore[attr-defined]
             LOOPBACK, port, ranks, is_master=listener is not None, timeout=PATIENCE,
             wait_for_workers=False,
             master_listen_fd=None if listener is None else listener.detach(),
@@ -112,7 +113,7 @@ def enable(
     """
     is_ring = kind == "ring"
     shape = (ranks, 1) if is_ring else (1, ranks)
-    mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=("ring", "ulysses"))
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("ring", "ulysses"))
     for name, module in modules.items():
         config = ContextParallelConfig(
             ring_degree=ranks if is_ring else 1,

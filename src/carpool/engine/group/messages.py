@@ -128,8 +128,22 @@ class Said(msgspec.Struct, tag=True, array_like=True):
 ToLeader = Loaded | Failed | Joined | Ran | Said
 
 encode = msgspec.msgpack.Encoder().encode
-to_follower = msgspec.msgpack.Decoder(ToFollower).decode
-to_leader = msgspec.msgpack.Decoder(ToLeader).decode
+
+
+def to_follower(body: bytes) -> ToFollower:
+    """The message that the leader has encoded."""
+    message: ToFollower = _TO_FOLLOWER.decode(body)
+    return message
+
+
+def to_leader(body: bytes) -> ToLeader:
+    """The message that a follower has encoded."""
+    message: ToLeader = _TO_LEADER.decode(body)
+    return message
+
+
+_TO_FOLLOWER = msgspec.msgpack.Decoder(ToFollower)
+_TO_LEADER = msgspec.msgpack.Decoder(ToLeader)
 
 
 @dataclass(slots=True)
@@ -235,6 +249,9 @@ class Packer:
         self._gone.append(key)
 
 
+_PLAIN = (type(None), bool, float, str, torch.dtype, torch.device)
+
+
 def tensors_of(value: Any) -> Iterator[Tensor]:
     """All tensors in arguments."""
     if isinstance(value, Tensor):
@@ -263,9 +280,7 @@ def _check(value: Any, where: str) -> None:
         for entry in value:
             _check(entry, where)
         return
-    elif value is None or isinstance(value, (bool, float, str, torch.dtype, torch.device)):
-        return
-    elif isinstance(value, int) and -(2**63) <= value < 2**63:
+    elif isinstance(value, _PLAIN) or (isinstance(value, int) and abs(value) < 2**63):
         return
     else:
         what = f"a {type(value).__name__}"

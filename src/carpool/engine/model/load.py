@@ -176,8 +176,9 @@ def load(
         apply(pipe, dict(_modules(pipe)), settings, device, undo)
         if streamer is not None and settings.context_parallel > 1:
             raise LoadFailed(
-                f"context_parallel={settings.context_parallel}: the model does not fit {device.torch}, "
-                "and ranks cannot stream weights: quantize, or place text encoders elsewhere"
+                f"context_parallel={settings.context_parallel}: the model does not fit "
+                f"{device.torch}, and ranks cannot stream weights: quantize, or place text "
+                "encoders elsewhere"
             )
         prepared(dict(_modules(pipe)))
         try:
