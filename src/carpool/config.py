@@ -107,9 +107,8 @@ class EngineSettings:
     )
     context_parallel_kind: ContextParallelKind = _setting(
         "ulysses",
-        "how they share attention: ulysses exchanges heads, for any attention back end; ring passes "
-        "keys and values on, for less memory, on GPUs with --attention-backend flash or another "
-        "that gives the log-sum-exp",
+        "how they share attention: ulysses exchanges heads; ring passes keys and values on, which "
+        "takes less memory, and on GPUs an --attention-backend such as flash",
     )
     compile: bool = _setting(
         False, "compile the repeated blocks of denoisers (torch.compile), before the first request"

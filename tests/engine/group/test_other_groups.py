@@ -39,7 +39,7 @@ def test_a_rank_that_fails_alone_ends_the_group(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["wan21_t2v", "qwen_image", "flux2_klein", "ltx2"])
+@pytest.mark.parametrize("family", ["wan21_t2v", "qwen_image", "flux2_klein", "ltx", "helios_base"])
 def test_other_models_with_a_plan_are_right_too(family: str) -> None:
     """Mixed steps, guidance, texts of other lengths, arrivals."""
     requests: list[tuple[str, dict[str, Any]]] = [
@@ -103,6 +103,11 @@ def test_a_model_without_a_plan_is_refused_by_name_before_anything_is_started() 
     assert "the unet of this model (UNet2DConditionModel)" in str(refused.value)
     assert "FluxTransformer2DModel" in str(refused.value)
     assert "workers=2" in str(refused.value)
+
+
+def test_a_model_whose_plan_is_wrong_is_refused_by_name() -> None:
+    with pytest.raises(SettingRejected, match="neither its rotary positions nor its sound"):
+        load(checkpoint("ltx2"), EngineSettings(device="cpu", context_parallel=2))
 
 
 def test_a_pipeline_that_is_there_already_is_refused() -> None:

@@ -23,6 +23,9 @@ from carpool.errors import LoadFailed, SettingRejected
 from carpool.preparation import is_denoiser
 
 LOOPBACK = "127.0.0.1"
+WRONG = {"LTX2VideoTransformer3DModel": "divides neither its rotary positions nor its sound"}
+"""Plans of diffusers 0.42 that give other pictures, or none."""
+
 PATIENCE = timedelta(minutes=5)  # for the others to join, and with any collective operation
 BACK_ENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
 
@@ -37,6 +40,13 @@ def check_classes(classes: Mapping[str, type], ranks: int) -> list[str]:
         SettingRejected: a denoiser has no plan; names it, and what works.
     """
     denoisers = {name: cls for name, cls in classes.items() if is_denoiser(name)}
+    for name, cls in denoisers.items():
+        if cls.__name__ in WRONG:
+            raise SettingRejected(
+                f"context_parallel={ranks}: diffusers' plan for {name} ({cls.__name__}) "
+                f"{WRONG[cls.__name__]}: serve this model with workers={ranks}",
+                param="context_parallel",
+            )
     for name, cls in denoisers.items() or [("denoiser", nn.Module)]:
         if getattr(cls, "_cp_plan", None) is None:
             raise SettingRejected(
@@ -50,7 +60,11 @@ def check_classes(classes: Mapping[str, type], ranks: int) -> list[str]:
 
 def _planned() -> list[str]:
     names = [name for name in dir(diffusers) if "Transformer" in name and name.endswith("Model")]
-    return [name for name in names if getattr(getattr(diffusers, name), "_cp_plan", None)]
+    return [
+        name
+        for name in names
+        if name not in WRONG and getattr(getattr(diffusers, name), "_cp_plan", None)
+    ]
 
 
 def listen() -> socket.socket:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from carpool.config import EngineSettings
 from carpool.engine.adapters.hooks import Adapters, Plan, Run
-from carpool.engine.group import adapter_layers, context_parallel, messages
+from carpool.engine.group import adapter_layers, context_parallel, messages, packing
 from carpool.engine.model.device import Device
 from carpool.engine.model.load import log_as_others
 from carpool.engine.model.prepare import apply, read
@@ -123,7 +123,7 @@ class Forwards:
         self, modules: dict[str, nn.Module], device: torch.device, adapters: Adapters
     ) -> None:
         self._modules, self._device, self._adapters = modules, device, adapters
-        self._unpacker = messages.Unpacker(device, self._receive)
+        self._unpacker = packing.Unpacker(device, self._receive)
 
     def _receive(self, size: int) -> Tensor:
         buffer = torch.empty(size, dtype=torch.uint8, device=self._device)

@@ -28,7 +28,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from carpool.config import EngineSettings
 from carpool.engine.adapters.hooks import Adapters
-from carpool.engine.group import adapter_layers, context_parallel, messages
+from carpool.engine.group import adapter_layers, context_parallel, messages, packing
 from carpool.engine.numerics import Exact
 from carpool.errors import LoadFailed, PipelineFailed
 
@@ -61,7 +61,7 @@ class Group:
         self.ranks, self.device = 1 + len(settings), device
         self.kind = settings[0].context_parallel_kind
         self.at_loss: Callable[[], object] = lambda: os._exit(1)
-        self._packer = messages.Packer(device)
+        self._packer = packing.Packer(device)
         self._adapters: Adapters | None = None
         self._sent: set[tuple[str, str]] = set()  # adapter and component
         self._connections: list[Connection] = []
@@ -189,37 +189,42 @@ class Group:
         modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         exact = next((mode for mode in modes if isinstance(mode, Exact)), None)
         with torch._C.DisableTorchFunction():  # that mode is for the forward
-            self._send_adapters(component)
-            tensors = list(messages.tensors_of((args, kwargs)))
             packed, new = self._packer.pack((args, kwargs), f"{component}.forward")
-            marks = {}
-            if exact is not None:
-                found = {self._packer.key_of(one): exact.mark_of(one) for one in tensors}
-                marks = {key: mark for key, mark in found.items() if mark}
-            self._number += 1
-            message = messages.Forward(
-                self._number, component, packed,
-                [messages.described(key, one, self.device) for key, one in new],
-                self._packer.forgotten(),
-                None if exact is None else list(exact.rows), marks,
-            )  # fmt: skip
-            plan, message.is_even = (None, True)
-            if self._adapters is not None:
-                plan, message.is_even = self._adapters.running
-            if plan is not None:
-                message.rows, message.is_shared = plan.rows, plan.is_shared
-                message.runs = [
-                    messages.Run(one.name, one.scale, one.begin, one.end) for one in plan.runs
-                ]
-            with self._news:
-                self._running = self._number
-                self._errors.clear()
-            self._broadcast(message, [one for _, one in new])
-        self._tensors, self._known = (
-            self._tensors + len(tensors), self._known + len(tensors) - len(new)
-        )  # fmt: skip
+            tensors = list(packing.tensors_of((args, kwargs)))
+            self._tensors += len(tensors)
+            self._known += len(tensors) - len(new)
+            try:
+                self._send_adapters(component)
+                marks = {}
+                if exact is not None:
+                    found = {self._packer.key_of(one): exact.mark_of(one) for one in tensors}
+                    marks = {key: mark for key, mark in found.items() if mark}
+                with self._news:
+                    self._number += 1
+                    self._running = self._number
+                    self._errors.clear()
+                message = messages.Forward(
+                    self._number, component, packed,
+                    [packing.described(key, one, self.device) for key, one in new],
+                    self._packer.forgotten(),
+                    None if exact is None else list(exact.rows), marks,
+                )  # fmt: skip
+                self._say_adapters(message)
+                self._broadcast(message, [one for _, one in new])
+            except Exception as error:  # nobody knows what the followers have of it
+                self._lose(f"a forward could not be sent: {type(error).__name__}: {error}")
+                raise
         self._send_s += time.thread_time() - began_s
         return self._number
+
+    def _say_adapters(self, message: messages.Forward) -> None:
+        """Say in a message which rows of its forward have which adapters."""
+        plan, message.is_even = (None, True) if self._adapters is None else self._adapters.running
+        if plan is not None:
+            message.rows, message.is_shared = plan.rows, plan.is_shared
+            message.runs = [
+                messages.Run(one.name, one.scale, one.begin, one.end) for one in plan.runs
+            ]
 
     def _send_adapters(self, component: str) -> None:
         """Send what the adapters of the next forward add to a component, once."""
@@ -229,7 +234,7 @@ class Group:
             if (run.name, component) in self._sent:
                 continue
             layers, weights = adapter_layers.packed(self._adapters.parts_of(run.name), component)
-            sent = [messages.described(-i, one, self.device) for i, one in enumerate(weights, 1)]
+            sent = [packing.described(-i, one, self.device) for i, one in enumerate(weights, 1)]
             self._broadcast(messages.Adapter(run.name, component, layers, sent), weights)
             self._sent.add((run.name, component))
 
@@ -237,7 +242,7 @@ class Group:
         self, message: messages.Forward | messages.Adapter, tensors: list[torch.Tensor]
     ) -> None:
         self._bytes += self._tell(message)
-        buffer = messages.buffer_of(tensors, self.device)
+        buffer = packing.buffer_of(tensors, self.device)
         if buffer is not None:
             dist.broadcast(buffer, src=0)
             self._bytes += buffer.numel()
@@ -306,7 +311,7 @@ class Group:
 
     def _watch(self) -> None:
         """Hear the followers; end the group when one has ended, or has failed alone."""
-        failed: tuple[int, int, float] | None = None  # rank, forward, and since when
+        failed: tuple[str, int, float] | None = None  # who and why, the forward, since when
         while True:
             for ready in wait(self._connections, None if failed is None else 0.1):
                 assert isinstance(ready, Connection)
@@ -324,13 +329,13 @@ class Group:
                             self._errors[rank] = message.error
                             self._news.notify_all()
                     if message.error is not None:
-                        failed = failed or (rank, message.number, time.monotonic())
-                        log.debug("rank %d: %s", rank, message.error)
+                        why = f"rank {rank} failed alone in a forward: {message.error}"
+                        failed = failed or (why, message.number, time.monotonic())
             if failed is None:
                 continue
-            rank, number, since_s = failed
+            why, number, since_s = failed
             if self._failed == number:
                 failed = None
             elif self._running != number or time.monotonic() - since_s > GRACE_S:
-                self._lose(f"rank {rank} failed alone in a forward")
+                self._lose(why)
                 return
