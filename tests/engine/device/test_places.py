@@ -9,11 +9,11 @@ from support.pretended.process import on_pretended_device
     ("family", "place"),
     [
         ("flux", "text_encoder=pretended:1"),
-        ("flux", "text_encoder=pretended:1,text_encoder_2=pretended:1,vae=pretended:1"),
-        ("flux", "transformer=pretended:1"),
-        ("sdxl", "text_encoder_2=pretended:1,vae=pretended:1"),
-        ("qwen_image", "text_encoder=pretended:1"),
         ("wan21_t2v", "text_encoder=pretended:1,vae=pretended:1"),
+        pytest.param("flux", "text_encoder=pretended:1,vae=pretended:1", marks=pytest.mark.slow),
+        pytest.param("flux", "transformer=pretended:1", marks=pytest.mark.slow),
+        pytest.param("sdxl", "text_encoder_2=pretended:1,vae=pretended:1", marks=pytest.mark.slow),
+        pytest.param("qwen_image", "text_encoder=pretended:1", marks=pytest.mark.slow),
     ],
 )
 @on_pretended_device

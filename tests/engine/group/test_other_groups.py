@@ -39,7 +39,7 @@ def test_a_rank_that_fails_alone_ends_the_group(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["wan21_t2v", "qwen_image", "flux2_klein", "ltx", "helios_base"])
+@pytest.mark.parametrize("family", ["wan21_t2v", "qwen_image", "flux2_klein"])
 def test_other_models_with_a_plan_are_right_too(family: str) -> None:
     """Mixed steps, guidance, texts of other lengths, arrivals."""
     requests: list[tuple[str, dict[str, Any]]] = [
