@@ -100,8 +100,7 @@ def checked(model: str, settings: EngineSettings, wanted: Wanted, bar: Any) -> "
         CarpoolError: the model cannot be loaded, or a request failed.
     """
     from carpool.engine.cost_store import Table
-    from carpool.engine.group.load import load
-    from carpool.engine.model.load import log_as_others
+    from carpool.engine.model.load import load, log_as_others
     from carpool_lab.check.report import CheckReport
     from carpool_lab.check.run import limit, plain, prove
     from carpool_lab.check.timing import timed

@@ -74,7 +74,7 @@ def tune(
     from tqdm import tqdm
 
     from carpool.engine.cost_store import Table
-    from carpool.engine.group.load import load
+    from carpool.engine.model.load import load
     from carpool_lab.tune.measure import TuneSettings
     from carpool_lab.tune.measure import tune as measure
 
