@@ -154,7 +154,7 @@ def load(
         name = str(extra.get("id", model))
         try:
             with CLASSES:  # of nn.Module, which an engine that starts meanwhile would patch, too
-                pipe = read(source, settings, device, begin=begin)
+                pipe = read(source, settings, device, None, begin)
         except (OSError, ValueError, TypeError, AttributeError, ImportError, LookupError) as error:
             raise LoadFailed(f"cannot load {model!s}: {error}") from error
         except RecursionError as error:
