@@ -53,6 +53,9 @@ test-browser: .venv/ready  ## what people do on the playground, in a real Chromi
 bench-journal: .venv/ready  ## what keeping journals costs, in seconds of processor
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.journal
 
+bench-group: .venv/ready  ## what context parallelism sends for each forward, in bytes and seconds of processor
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.group
+
 bench-viewers: .venv/ready  ## what ten viewers of /v1/events cost a busy server, in seconds of processor
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.viewers
 

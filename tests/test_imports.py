@@ -60,6 +60,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "diffusers": (
         "carpool/engine/model/",
         "carpool/engine/overlay/",
+        "carpool/engine/group/",
         "carpool/engine/weights/groups.py",
         "carpool/engine/answers.py",
         "carpool_lab/plan/",
@@ -76,6 +77,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
         "carpool/worker/fork_protocol.py",
         "carpool/worker/supervisor.py",
         "carpool/engine/answers.py",
+        "carpool/engine/group/",
         "carpool/jobs/journals.py",
         "carpool/validation.py",
         "carpool/schedule/peers/",

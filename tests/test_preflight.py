@@ -81,6 +81,35 @@ WRONG = {
     ),
     "place": (["--place", "cuda:1"], "place='cuda:1': write COMPONENT=VALUE"),
     "place of none": (["--place", "clip=cpu"], "no component 'clip'; it has"),
+    "a group and streams": (
+        ["--context-parallel", "2", "--stream", "transformer"],
+        "context_parallel=2: ranks cannot stream weights, so leave stream out",
+    ),
+    "a group and a budget": (
+        ["--context-parallel", "2", "--memory", "1GiB"],
+        "ranks cannot stream weights, so leave memory out",
+    ),
+    "a group, compiled": (["--context-parallel", "2", "--compile"], "leave compile out"),
+    "a denoiser of a group elsewhere": (
+        ["--context-parallel", "2", "--place", "transformer=cuda:3"],
+        "computes transformer on the devices of the group: leave it out of place",
+    ),
+    "a ring without its back end": (
+        ["--context-parallel", "2", "--context-parallel-kind", "ring"],
+        "needs an attention_backend that gives the log-sum-exp: one of flash,",
+    ),
+    "a ring on CPUs": (
+        ["--context-parallel", "2", "--context-parallel-kind", "ring", "--device", "cpu"],
+        "take context_parallel_kind=ulysses",
+    ),
+    "too few devices of a group": (
+        ["--context-parallel", "3", "--device", "cuda:0+cuda:1"],
+        "names 2 devices, and context_parallel is 3",
+    ),
+    "one device twice": (
+        ["--context-parallel", "2", "--device", "cuda:0+cuda:0"],
+        "context_parallel=2 needs different devices",
+    ),
     "compile": (["--compile", "--numerics", "exact"], "leave one of them out"),
     "warm-up": (["--warmup", "1024"], "warmup='1024': write WIDTHxHEIGHT"),
     "large warm-up": (["--warmup", "4096x4096"], "4096x4096 is never drawn: max_pixels is"),

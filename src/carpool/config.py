@@ -30,6 +30,7 @@ _NO_SETTINGS = {FAULT_VARIABLE, FORKSERVER_VARIABLE}
 LoraBatching = Literal["mixed", "grouped"]
 Journalling = Literal["off", "memory", "jobs", "all"]
 Numerics = Literal["fast", "exact"]
+ContextParallelKind = Literal["ulysses", "ring"]
 DEVICES = ("cpu", "cuda", "xpu", "mps")
 DType = Literal["auto", "float32", "bfloat16", "float16"]  # of all components
 MetricsFormat = Literal["current", "docs"]
@@ -42,7 +43,9 @@ class EngineSettings:
     """What an engine needs to know, beside the model."""
 
     device: str = setting(
-        "auto", "cpu, cuda (also for ROCm), xpu, mps, or cuda:N; auto takes the accelerator, if any"
+        "auto",
+        "cpu, cuda (also for ROCm), xpu, mps, or cuda:N; auto takes the accelerator, if any. With "
+        "context_parallel one of each process may be said, as cuda:0+cuda:1",
     )
     dtype: str = setting(
         "auto",
@@ -74,6 +77,18 @@ class EngineSettings:
     )
     place: str | None = setting(
         None, "COMPONENT=DEVICE of components that are on another device than the rest", listed=True
+    )
+    context_parallel: int = setting(
+        1,
+        "devices that compute each forward of the denoiser together, each a part of its sequence "
+        "(diffusers' context parallelism); a worker is then so many processes",
+        least=1,
+        most=64,
+    )
+    context_parallel_kind: ContextParallelKind = setting(
+        "ulysses",
+        "how they share attention: ulysses exchanges heads; ring passes keys and values on, which "
+        "takes less memory, and on GPUs an --attention-backend such as flash",
     )
     compile: bool = setting(
         False, "compile the repeated blocks of denoisers (torch.compile), before the first request"

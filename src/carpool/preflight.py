@@ -31,7 +31,7 @@ def check(model: str, settings: EngineSettings, factory: str | None = None) -> N
         LoraRejected: an adapter has a taken name, or no readable file.
         LoadFailed: there is no such model.
     """
-    if not _DEVICE.fullmatch(settings.device):
+    if not all(_DEVICE.fullmatch(one) for one in settings.device.split("+")):
         known = ", ".join(DEVICES)
         raise SettingRejected(f"device={settings.device!r}: must be auto, {known}, or cuda:N")
     weights(settings.fair_share)
@@ -41,6 +41,11 @@ def check(model: str, settings: EngineSettings, factory: str | None = None) -> N
         raise SettingRejected(f"lora_dir={settings.lora_dir!r}: there is no such folder")
     adapters = parse_lora(settings.lora)
     preparation.check_packages(settings)
+    if factory is not None and settings.context_parallel > 1:
+        raise SettingRejected(
+            f"context_parallel={settings.context_parallel}: every rank loads the model itself: "
+            f"save what {factory} builds by save_pretrained, and serve that folder"
+        )
     source, card = ("", {"lora": {}}) if factory is not None else find(model)
     if factory is not None:
         _check_factory(factory, settings)

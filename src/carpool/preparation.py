@@ -80,6 +80,9 @@ KINDS: Mapping[str, Kind] = {
     "quanto-fp8": Kind("quanto", "optimum.quanto", {"weights_dtype": "float8"}),
 }
 
+RING_BACK_ENDS = ("flash", "_native_flash", "_native_cudnn", "flash_hub", "_flash_3_hub", "sage")
+"""Attention back ends of diffusers that give what ring attention needs."""
+
 STREAMED = ("torchao", "quanto")  # back ends whose weights can be streamed
 INSTALL = {"torchao": "torchao", "bitsandbytes": "bitsandbytes", "optimum.quanto": "optimum-quanto"}
 """Packages by what is imported of them."""
@@ -220,10 +223,56 @@ def check_form(settings: Any) -> None:
         if width * height > settings.max_pixels:
             limit = f"max_pixels is {settings.max_pixels}"
             raise SettingRejected(f"warmup: {width}x{height} is never drawn: {limit}")
+    _check_group(settings)
     if settings.compile and settings.numerics == "exact":
         raise SettingRejected(
             "compile: compiled kernels differ by the width of a forward, and numerics is 'exact': "
             "leave one of them out"
+        )
+
+
+def _check_group(settings: Any) -> None:
+    """Check what `context_parallel` excludes; see `carpool.engine.group`."""
+    ranks, devices = settings.context_parallel, settings.device.split("+")
+    if len(devices) not in (1, ranks):
+        raise SettingRejected(
+            f"device={settings.device!r}: names {len(devices)} devices, and context_parallel is "
+            f"{ranks}: name one for each",
+            param="device",
+        )
+    if ranks == 1:
+        return
+    said = f"context_parallel={ranks}"
+    if len(set(devices)) < len(devices) and not settings.device.startswith("cpu"):
+        raise SettingRejected(f"device={settings.device!r}: {said} needs different devices")
+    if settings.stream not in ("auto", "none") or settings.memory is not None:
+        name = "memory" if settings.memory is not None else "stream"
+        raise SettingRejected(
+            f"{said}: ranks cannot stream weights, so leave {name} out: quantize=int8, or "
+            "place=text_encoder=DEVICE, need less memory",
+            param=name,
+        )
+    if settings.compile:
+        raise SettingRejected(
+            f"{said}: compiled blocks are not proven with it: leave compile out", param="compile"
+        )
+    for name in by_component("place", settings.place):
+        if is_denoiser(name):
+            raise SettingRejected(
+                f"place={settings.place!r}: {said} computes {name} on the devices of the group: "
+                "leave it out of place",
+                param="place",
+            )
+    if settings.context_parallel_kind == "ring":
+        rule = f"one of {', '.join(RING_BACK_ENDS)}"
+        if settings.device.startswith("cpu"):
+            rule = "on a CPU there is none: take context_parallel_kind=ulysses"
+        elif settings.attention_backend in RING_BACK_ENDS:
+            return
+        raise SettingRejected(
+            "context_parallel_kind='ring' needs an attention_backend that gives the log-sum-exp: "
+            f"{rule}",
+            param="context_parallel_kind",
         )
 
 

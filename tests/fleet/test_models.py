@@ -1,6 +1,8 @@
 """What a command line or a file says of several models and their devices."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +107,43 @@ def test_devices_that_do_not_fit_are_refused() -> None:
         devices_of("auto", 3, "cuda:0,cuda:1")
     with pytest.raises(SettingRejected, match="by commas"):
         devices_of("auto", None, "cuda0")
+
+
+def test_the_devices_of_a_machine_are_divided_among_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    four = "cuda:0,cuda:1,cuda:2,cuda:3"
+
+    assert devices_of("auto", 2, four, 2) == ("cuda:0+cuda:1", "cuda:2+cuda:3")
+    assert devices_of("auto", None, four, 4) == ("+".join(four.split(",")),)
+    assert devices_of("cpu", 2, None, 2) == ("cpu", "cpu")  # ranks share it
+    assert devices_of("auto", None, "cpu,cpu", 2) == ("cpu", "cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert devices_of("auto", None, None, 2) == ("cuda:0+cuda:1",)
+    assert devices_of("cuda", 2, None, 2) == ("cuda:0+cuda:1", "cuda:2+cuda:3")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("auto", None, "cuda:0,cuda:1,cuda:2", 2), "takes 2 different devices a worker"),
+        (("auto", None, "cuda:0,cuda:0", 2), "takes 2 different devices a worker, and here are 1"),
+        (("auto", 3, "cuda:0,cuda:1,cuda:2,cuda:3", 2), "workers=3 cannot be divided among 2"),
+        (("cuda:0", None, None, 2), "say them, as --devices cuda:0,cuda:1"),
+        (("cuda", 2, None, 2), "2 workers take 4 devices, and this machine has 3"),
+        (("cuda:0+cuda:1", 2, None, 2), "is of one worker, and there are 2"),
+    ],
+)
+def test_devices_that_groups_cannot_share_are_refused(
+    given: tuple[Any, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+
+    with pytest.raises(SettingRejected, match=re.escape(told)):
+        devices_of(*given)
+
+
+def test_groups_are_refused_where_ray_places_workers() -> None:
+    with pytest.raises(SettingRejected, match="with ray each worker gets one device"):
+        models_of(["shapes"], settings(ray="auto", context_parallel=2))
 
 
 def test_what_hides_all_devices_leaves_none() -> None:

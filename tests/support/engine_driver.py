@@ -16,8 +16,8 @@ from diffusers import DiffusionPipeline
 from torch import nn
 
 from carpool.config import BatchingMode, EngineSettings
+from carpool.engine.group.load import load
 from carpool.engine.loop import EngineCore
-from carpool.engine.model.load import load
 from carpool.engine.observe.forward import Forward
 from carpool.engine.request import Outcome
 from carpool.request.parameters import check

@@ -129,6 +129,11 @@ def is_compiled(module: nn.Module) -> bool:
     return call is not None and call != module._call_impl
 
 
+def computes_together(module: nn.Module) -> bool:
+    """Whether other processes run its forwards, too: see `engine.group`."""
+    return getattr(vars(module).get("forward"), "leads", False)
+
+
 class _Compilations(Protocol):
     """Is told when code is compiled: `observe.heartbeat.Heartbeat`."""
 

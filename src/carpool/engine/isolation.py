@@ -18,12 +18,13 @@ import torch
 from torch import nn
 
 from carpool.engine import provenance, random_state
-from carpool.engine.intercept import Target
+from carpool.engine.intercept import Target, computes_together
 from carpool.engine.model.pins import Pins
 from carpool.engine.overlay.overlay import Overlay
 from carpool.engine.overlay.shared_modules import SharedModules
 from carpool.engine.random_state import RandomState
 from carpool.engine.weights.placement import is_offloaded
+from carpool.errors import PipelineFailed
 
 log = logging.getLogger("carpool")
 
@@ -132,10 +133,19 @@ class RequestContext:
         That is `target` itself, or one that runs alone and in the request's own state: where the
         request has changed the component, where it wants gradients through it, and where tokens
         are drawn from the global random numbers.
+
+        Raises:
+            PipelineFailed: other processes compute the component, too, and know of no change.
         """
         is_plain = not torch.is_grad_enabled() and target.method != "generate"
         if is_plain and not self.overlay.covers(target.module):
             return target
+        if computes_together(target.module):
+            raise PipelineFailed(
+                f"the request changes {target.component} while it runs, or wants gradients through "
+                "it, which the other ranks of context_parallel would not know of: serve this with "
+                "context_parallel=1"
+            )
         return replace(target, original=self._inside(target.original), is_exclusive=True)
 
     def _inside(self, original: Callable[..., Any]) -> Callable[..., Any]:

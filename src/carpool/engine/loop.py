@@ -107,6 +107,8 @@ class EngineCore:
             self._sweeps = Sweeps(streamer, self._adapters, clock, self._scheduler.watch)
         self._registry = AdapterRegistry(self._adapters, settings.lora_dir, self._offer)
         self._registry.add_all(loaded.lora)
+        if loaded.group is not None:
+            loaded.group.attach(self._adapters)
         for problem in self.reload():
             log.warning("%s", problem)
         faults = Faults.from_environment(os.environ)
@@ -243,6 +245,7 @@ class EngineCore:
             "fusing": self._probation.statistics(),
             "memory": memory(self.loaded),
             "streaming": None if self._sweeps is None else self._sweeps.statistics(),
+            "group": None if self.loaded.group is None else self.loaded.group.statistics(),
             "turn_s": self._turn_s,
             "forward_s": self._forward_s,
             "fiber_s": self._running.fiber_s,

@@ -79,7 +79,7 @@ class Exact(TorchFunctionMode):
 
     def __init__(self, rows: Sequence[int]) -> None:
         super().__init__()
-        self._rows, self._total = tuple(rows), sum(rows)
+        self.rows, self._total = tuple(rows), sum(rows)
         self._marks: dict[str, int] = {}
         self._picked: dict[tuple[str, int], set[int]] = {}
         self._reads: str | None = None
@@ -120,7 +120,7 @@ class Exact(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _HANDLES:
             return func(*args, **kwargs)
-        marks = [self._of(one) for one in _tensors(args, kwargs)]
+        marks = [self.mark_of(one) for one in _tensors(args, kwargs)]
         seen = 0
         for mark in marks:
             seen |= mark
@@ -149,7 +149,7 @@ class Exact(TorchFunctionMode):
             self.mark(args[0], ROWS | seen)
         return made
 
-    def _of(self, value: Tensor) -> int:
+    def mark_of(self, value: Tensor) -> int:
         return getattr(value, self._name, 0)
 
     def _lay(
@@ -164,8 +164,8 @@ class Exact(TorchFunctionMode):
         layouts: Layouts | None = None
         if name in RESHAPES or name in PERMUTES:
             before = self._layouts(args[0])
-            if before is not None or (1 in self._rows and not args[0].is_contiguous()):
-                layouts = follow(func, args, kwargs, made, self._rows, before)
+            if before is not None or (1 in self.rows and not args[0].is_contiguous()):
+                layouts = follow(func, args, kwargs, made, self.rows, before)
         elif self._has_layouts:
             operands = [(one, self._layouts(one)) for one in _tensors(args, kwargs)]
             layouts = keep(made, operands)
@@ -196,9 +196,9 @@ class Exact(TorchFunctionMode):
     def _look(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Note decisions by values, and rows that are read without the others."""
         first = args[0] if args else None
-        if not isinstance(first, Tensor) or not self._of(first) & ROWS:
+        if not isinstance(first, Tensor) or not self.mark_of(first) & ROWS:
             return
-        is_data = self._of(first) & DATA
+        is_data = self.mark_of(first) & DATA
         if name in _READS and is_data:
             self._reads = self._reads or f"{name} reads values of the batch"
         elif name in _OVER_ROWS and is_data and 0 in _axes(name, args, kwargs, first.ndim):
@@ -241,18 +241,18 @@ class Exact(TorchFunctionMode):
         first = next((one for one in args if isinstance(one, Tensor)), None)
         if first is None:
             first = next((one for one in kwargs.values() if isinstance(one, Tensor)), None)
-        batched = [one for one in _tensors(args, kwargs) if self._of(one) & ROWS]
+        batched = [one for one in _tensors(args, kwargs) if self.mark_of(one) & ROWS]
         if plain in _WEIGHTED:
             if (
                 first is None
-                or not self._of(first) & ROWS
+                or not self.mark_of(first) & ROWS
                 or _is_unbatched(plain, first, args, kwargs)
             ):
                 return None
         elif plain in _PRODUCTS:
             if len(batched) > 1 and any(one.ndim < 3 for one in batched):
                 return None  # rows by rows: that mixes them
-            if first is not None and not self._of(first) & ROWS and batched[0].ndim < 3:
+            if first is not None and not self.mark_of(first) & ROWS and batched[0].ndim < 3:
                 return None
         elif plain in _OVER_AXES and (first is None or 0 in _axes(plain, args, kwargs, first.ndim)):
             return None
@@ -261,9 +261,9 @@ class Exact(TorchFunctionMode):
         if len(sizes) != 1:
             return None
         [size] = sizes
-        again = 1 + max(self._of(one) for one in batched) // AGAIN
+        again = 1 + max(self.mark_of(one) for one in batched) // AGAIN
         times, rest = divmod(size, self._total * again)
-        return None if rest or not times else [n * times for n in self._rows] * again
+        return None if rest or not times else [n * times for n in self.rows] * again
 
     def _einsum(self, args: Sequence[Any]) -> list[int] | None:
         operands = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else args[1:]
@@ -274,17 +274,17 @@ class Exact(TorchFunctionMode):
         letters = {
             term[0]
             for term, one in zip(left.split(","), operands, strict=False)
-            if self._of(one) & ROWS
+            if self.mark_of(one) & ROWS
         }
         if len(letters) != 1 or right[:1] not in letters:
             return None
         [letter] = letters
         for term, one in zip(left.split(","), operands, strict=False):
-            if not self._of(one) & ROWS and letter in term:
+            if not self.mark_of(one) & ROWS and letter in term:
                 return None
-        size = next(one.shape[0] for one in operands if self._of(one) & ROWS)
+        size = next(one.shape[0] for one in operands if self.mark_of(one) & ROWS)
         times, rest = divmod(size, self._total)
-        return None if rest or not times else [n * times for n in self._rows]
+        return None if rest or not times else [n * times for n in self.rows]
 
     def _by_call(
         self,
@@ -294,18 +294,18 @@ class Exact(TorchFunctionMode):
         kwargs: Mapping[str, Any],
         sizes: list[int],
     ) -> Any:
-        total, calls = sum(sizes), len(self._rows)
+        total, calls = sum(sizes), len(self.rows)
         changes = (name.endswith("_") and not name.endswith("__")) or bool(kwargs.get("inplace"))
-        tensors = [one for one in _tensors(args, kwargs) if self._of(one) & ROWS]
+        tensors = [one for one in _tensors(args, kwargs) if self.mark_of(one) & ROWS]
         ndim = max(one.ndim for one in tensors)
-        mark = max(self._of(one) for one in tensors) // AGAIN * AGAIN
-        mark |= ROWS | (DATA if any(self._of(one) & DATA for one in tensors) else 0)
+        mark = max(self.mark_of(one) for one in tensors) // AGAIN * AGAIN
+        mark |= ROWS | (DATA if any(self.mark_of(one) & DATA for one in tensors) else 0)
         weighted = name in _WEIGHTED
 
         def is_cut(one: Any, is_first: bool) -> bool:
             if not isinstance(one, Tensor) or not one.ndim or one.shape[0] != total:
                 return False
-            if self._of(one) & ROWS:
+            if self.mark_of(one) & ROWS:
                 return is_first or not weighted
             return not weighted and one.ndim == ndim and not isinstance(one, nn.Parameter)
 

@@ -43,7 +43,8 @@ def models_of(
         LoadFailed: there is no such model.
     """
     workers, scale = _workers(settings, settings.workers)
-    devices = _devices(settings, settings.device, scale.most if scale else workers, None)
+    count = scale.most if scale else workers
+    devices = _devices(settings, settings.device, count, None, settings.context_parallel)
     specs = []
     for text in models:
         named = None if Path(text).exists() else _NAMED.fullmatch(text)
@@ -101,7 +102,13 @@ def _spec(entry: Any, settings: ServeSettings, path: str) -> ModelSpec:
         entry["model"],
         chosen,
         str(entry.get("name") or _id(entry["model"])),
-        _devices(settings, chosen.device, scale.most if scale else workers, devices),
+        _devices(
+            settings,
+            chosen.device,
+            scale.most if scale else workers,
+            devices,
+            chosen.context_parallel,
+        ),
         is_on_demand=load == "on_demand",
         keep_alive_s=float(keep_alive),
         workers=workers,
@@ -127,12 +134,17 @@ def _workers(settings: ServeSettings, workers: int | None) -> tuple[int | None, 
 
 
 def _devices(
-    settings: ServeSettings, device: str, workers: int | None, devices: str | None
+    settings: ServeSettings, device: str, workers: int | None, devices: str | None, ranks: int
 ) -> tuple[str, ...]:
     """As `devices_of`; on other machines every worker has the devices that Ray gives it."""
     devices = devices or settings.devices
     if settings.ray is None:
-        return devices_of(device, workers, devices)
+        return devices_of(device, workers, devices, ranks)
+    if ranks > 1:
+        raise SettingRejected(
+            f"context_parallel={ranks}: with ray each worker gets one device: leave ray out, and "
+            "groups are of devices of this machine"
+        )
     if devices is not None:
         raise SettingRejected(f"devices={devices!r}: with ray each worker takes what Ray gives it")
     return (device,) * (workers or 1)
@@ -159,12 +171,15 @@ def _id(model: str) -> str:
     return str(card.get("id") or source)
 
 
-def devices_of(device: str, workers: int | None, devices: str | None) -> tuple[str, ...]:
-    """The device of each worker.
+def devices_of(
+    device: str, workers: int | None, devices: str | None, ranks: int = 1
+) -> tuple[str, ...]:
+    """The device of each worker; those of a group joined by `+`.
 
     Args:
         device: of all, where `devices` is None; `auto` and `cuda` are spread over all there are.
         devices: by commas.
+        ranks: processes of a worker, each with a device of its own; on a CPU they share it.
 
     Raises:
         SettingRejected: they do not fit.
@@ -175,18 +190,52 @@ def devices_of(device: str, workers: int | None, devices: str | None) -> tuple[s
             raise SettingRejected(
                 f"devices={devices!r}: write devices by commas, as cuda:0,cuda:1 or cpu,cpu"
             )
+        if ranks > 1 and not all(one.startswith("cpu") for one in named):
+            if len(named) % ranks or len(set(named)) < len(named):
+                raise SettingRejected(
+                    f"devices={devices!r}: context_parallel={ranks} takes {ranks} different "
+                    f"devices a worker, and here are {len(set(named))}"
+                )
+            named = _joined(named, ranks)
         if workers is not None and workers % len(named):
             raise SettingRejected(
                 f"workers={workers} cannot be divided among {len(named)} devices ({devices})"
             )
         return named * ((workers or len(named)) // len(named))
     count = workers or 1
+    if ranks > 1:
+        return _groups(device, count, ranks)
     if count == 1 or device not in ("auto", "cuda"):
         return (device,) * count
     there = cuda_devices(os.environ)
     if not there:
         return (device,) * count
     return tuple(f"cuda:{number % there}" for number in range(count))
+
+
+def _groups(device: str, count: int, ranks: int) -> tuple[str, ...]:
+    """The devices of workers that are groups, where `devices` does not say them."""
+    if re.fullmatch(r"(cuda|xpu):[0-9]+", device):
+        raise SettingRejected(
+            f"device={device!r}: context_parallel={ranks} takes {ranks} devices a worker: say "
+            "them, as --devices cuda:0,cuda:1"
+        )
+    there = cuda_devices(os.environ) if device in ("auto", "cuda") else 0
+    if not there:
+        if "+" in device and count > 1:
+            raise SettingRejected(f"device={device!r}: is of one worker, and there are {count}")
+        return (device,) * count
+    if there < count * ranks:
+        raise SettingRejected(
+            f"context_parallel={ranks}: {count} {'workers take' if count > 1 else 'worker takes'} "
+            f"{count * ranks} devices, and this machine has {there}"
+        )
+    return _joined([f"cuda:{number}" for number in range(count * ranks)], ranks)
+
+
+def _joined(devices: Sequence[str], ranks: int) -> tuple[str, ...]:
+    groups = range(0, len(devices), ranks)
+    return tuple("+".join(devices[first : first + ranks]) for first in groups)
 
 
 def cuda_devices(environ: Mapping[str, str]) -> int:

@@ -55,6 +55,7 @@ class Pool:
         is_fixed: bool = True,
     ) -> None:
         self._make, self.devices = make, list(devices)
+        self.ranks = settings.context_parallel  # processes of each worker: see `engine.group`
         self._is_alone = len(self.devices) == 1 and is_fixed and scale is None
         self._members = Members()
         self._requests = HeldRequests(settings, lambda: self.ready.card if self.ready else None)
@@ -105,7 +106,8 @@ class Pool:
 
     def workers(self) -> list[dict[str, Any]]:
         """Each worker: its number, device, state, requests, and why it cannot load."""
-        return self._members.shown(self._requests.requests_of)
+        shown = self._members.shown(self._requests.requests_of)
+        return [one | {"ranks": self.ranks} for one in shown] if self.ranks > 1 else shown
 
     # Its life
 

@@ -303,7 +303,7 @@ def load(
 
             store = undo.enter_context(contextlib.closing(open_store(chosen)))
         own = chosen.engine()
-        if chosen.workers is not None or chosen.devices is not None:
+        if (chosen.workers, chosen.devices, own.context_parallel) != (None, None, 1):
             engine = Engine(_workers(model, chosen), chosen, store)
         else:
             loaded = load_pipeline(model, own)
@@ -320,8 +320,10 @@ def _workers(model: Any, settings: ServeSettings) -> "WorkerEngine":
     from carpool.python.workers import WorkerEngine
 
     if not isinstance(model, (str, Path)):
+        ranks = settings.context_parallel
+        said = f"context_parallel={ranks}" if ranks > 1 else f"workers={settings.workers!r}"
         raise SettingRejected(
-            f"workers={settings.workers!r}: a pipeline that is loaded already cannot be handed to "
+            f"{said}: a pipeline that is loaded already cannot be handed to "
             "other processes: give its hub id or folder"
         )
     [spec] = models_of([str(model)], settings)

@@ -6,7 +6,7 @@ A test holds both equal. What a setting means stands in `carpool.config` only.
 from os import PathLike
 from typing import TYPE_CHECKING, TypedDict
 
-from carpool.config import BatchingMode, LoraBatching, MetricsFormat, Numerics
+from carpool.config import BatchingMode, ContextParallelKind, LoraBatching, MetricsFormat, Numerics
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,8 @@ class LoadSettings(TypedDict, total=False):
     component: tuple[str, ...]
     quantize: str | None
     place: str | None
+    context_parallel: int
+    context_parallel_kind: ContextParallelKind
     compile: bool
     attention_backend: str | None
     vae_tiling: bool

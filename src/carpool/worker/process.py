@@ -57,10 +57,11 @@ class WorkerProcess:
         is_noisy = first.log_level == "debug" and first.log_format == "text" and first.bars
         # these import torch and diffusers, which takes seconds
         from carpool.engine.cost_store import Table
+        from carpool.engine.group.load import load
         from carpool.engine.journal import Journal
         from carpool.engine.loop import EngineCore
         from carpool.engine.model.factory import build
-        from carpool.engine.model.load import load, log_as_others, versions
+        from carpool.engine.model.load import log_as_others, versions
         from carpool.engine.model.usage import Meter
         from carpool.engine.observe.activity import ActivityLog
         from carpool.engine.observe.co_riders import CoRiders

@@ -112,6 +112,7 @@ class Adapters:
         self._pipe, self._shadows = pipe, Shadows(pipe, device)
         self._names: list[str] = []
         self._identities: dict[str, bytes] = {}
+        self._parts: dict[str, Mapping[tuple[str, str], Part]] = {}
         self._lock = threading.Lock()  # one registration at a time
         self._arrived: deque[tuple[str, Mapping[tuple[str, str], Part]]] = deque()
         self._layers: dict[nn.Module, dict[str, Part]] = {}  # by the layer that has the hook
@@ -136,8 +137,22 @@ class Adapters:
             except LoraRejected as error:
                 raise LoraRejected(f"adapter {name!r}: {error}") from error.__cause__
             self._identities[name] = _identity(parts)
-            self._arrived.append((name, parts))
+            self.take(name, parts)
             self._names.append(name)
+
+    def take(self, name: str, parts: Mapping[tuple[str, str], Part]) -> None:
+        """Take parts that were read, to be put beside their layers before the next forward."""
+        self._parts[name] = {**self._parts.get(name, {}), **parts}
+        self._arrived.append((name, parts))
+
+    def parts_of(self, name: str) -> Mapping[tuple[str, str], Part]:
+        """What an adapter adds, by component and path of the layer."""
+        return self._parts[name]
+
+    @property
+    def running(self) -> tuple[Plan | None, bool]:
+        """Who rides with what in the running forward, and whether all rows have equal sizes."""
+        return self._plan, self._is_even
 
     def identity(self, name: str) -> bytes:
         """A digest of some values of an adapter: another file by its name has another."""
@@ -151,7 +166,7 @@ class Adapters:
     def _riding(self, calls: Sequence[Call], rows: Sequence[int]) -> Iterator[None]:
         self._plan = plan(tuple(call.lora for call in calls), tuple(rows))
         assert self._plan is not None
-        self._settle()
+        self.settle()
         self._is_even = self._plan.is_shared or is_even(calls, rows)
         try:
             with _uncompiled(call.target.module for call in calls):
@@ -173,8 +188,9 @@ class Adapters:
         while self._hooks:
             self._hooks.pop().remove()
         self._layers.clear()
+        self._parts.clear()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Put what has arrived beside its layers."""
         while self._arrived:
             name, parts = self._arrived.popleft()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial, wraps
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from diffusers import DiffusionPipeline
@@ -33,6 +33,16 @@ from carpool.request.parameters import Card
 from carpool.schedule.peers.sglang_rules import Server
 
 
+class GroupOfRanks(Protocol):
+    """Processes that compute denoisers together: `engine.group.leader.Group`."""
+
+    at_loss: Callable[[], object]
+
+    def attach(self, adapters: Any) -> None: ...
+
+    def statistics(self) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A pipeline on its device, ready to be intercepted."""
@@ -48,6 +58,7 @@ class Loaded:
     is_spread: bool = False  # over several devices
     classes: dict[int, type] = field(default_factory=dict)  # of views, by id of their pipeline
     streamer: Streamer | None = None  # of weights that are not on the device all the time
+    group: GroupOfRanks | None = None  # of processes that compute denoisers together
 
     @property
     def vae_scale_px(self) -> int:
@@ -65,7 +76,8 @@ class Loaded:
     def server(self) -> Server:
         """What rules of batching configs may ask."""
         parts = (part for module in self.modules.values() for part in module.modules())
-        is_offloaded = any(hasattr(part, "_diffusers_hook") for part in parts)
+        is_hooked = any(hasattr(part, "_diffusers_hook") for part in parts)
+        is_offloaded = is_hooked and self.group is None  # whose hooks split sequences
         return Server(self.source, self.device.memory_gib, is_offloaded)
 
     @property
@@ -93,9 +105,9 @@ def says_what_does_not_fit(load: Load) -> Load:
     """Let running out of memory while loading be a `LoadFailed` that says what works instead."""
 
     @wraps(load)
-    def loading(model: Any, settings: EngineSettings) -> Any:
+    def loading(model: Any, settings: EngineSettings, **hooks: Any) -> Any:
         try:
-            return load(model, settings)
+            return load(model, settings, **hooks)
         except (torch.OutOfMemoryError, MemoryError, SettingRejected) as error:
             is_said = settings.memory is not None
             if isinstance(error, SettingRejected) and (is_said or error.param != "memory"):
@@ -110,10 +122,20 @@ def says_what_does_not_fit(load: Load) -> Load:
 
 
 @says_what_does_not_fit
-def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loaded:
+def load(
+    model: str | Path | DiffusionPipeline,
+    settings: EngineSettings,
+    *,
+    begin: Callable[[str, Mapping[str, type]], object] = lambda source, classes: None,
+    prepared: Callable[[Mapping[str, nn.Module]], object] = lambda modules: None,
+) -> Loaded:
     """Load a pipeline: an embedded one, a hub id, a folder, a file, or one that is there already.
 
     Only safetensors weights are read, and no code from the checkpoint is run.
+
+    Args:
+        begin: called with the source and the classes of all modules, before they are read.
+        prepared: called with the modules when they are ready, before the warm-up.
 
     Raises:
         LoadFailed: it is not to be had, or cannot be served as it is.
@@ -132,7 +154,7 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
         name = str(extra.get("id", model))
         try:
             with CLASSES:  # of nn.Module, which an engine that starts meanwhile would patch, too
-                pipe = read(source, settings, device)
+                pipe = read(source, settings, device, None, begin)
         except (OSError, ValueError, TypeError, AttributeError, ImportError, LookupError) as error:
             raise LoadFailed(f"cannot load {model!s}: {error}") from error
         except RecursionError as error:
@@ -152,6 +174,13 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
         elif is_moved:
             pipe.to(device.torch)
         apply(pipe, dict(_modules(pipe)), settings, device, undo)
+        if streamer is not None and settings.context_parallel > 1:
+            raise LoadFailed(
+                f"context_parallel={settings.context_parallel}: the model does not fit "
+                f"{device.torch}, and ranks cannot stream weights: quantize, or place text "
+                "encoders elsewhere"
+            )
+        prepared(dict(_modules(pipe)))
         try:
             tasks = tasks_of(pipe)
         except RecursionError as error:  # a scheduler that cannot be copied

@@ -11,7 +11,7 @@ The steps, in their order:
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from inspect import signature
@@ -52,11 +52,19 @@ WARMUP_PROMPTS = ((SHORT,), (LONG,), (LONG, LONG), (SHORT, LONG), (SHORT, LONG, 
 """Graphs are made for one row and for many, one length and many, with masks and without."""
 
 
-def read(source: str, settings: EngineSettings, device: Device) -> DiffusionPipeline:
+def read(
+    source: str,
+    settings: EngineSettings,
+    device: Device,
+    only: Collection[str] | None = None,
+    begin: Callable[[str, Mapping[str, type]], object] = lambda source, classes: None,
+) -> DiffusionPipeline:
     """Read a pipeline from its files, to the host: `engine.weights` moves it to its device.
 
     Args:
         source: a folder, a hub id or a file, as `carpool.models.source.find` gave it.
+        only: the modules to read; the pipeline lacks the others. Default: all.
+        begin: called before anything large is read, with the classes of all modules.
 
     Raises:
         SettingRejected: a setting names a component that the model has not, or does not suit it.
@@ -78,12 +86,15 @@ def read(source: str, settings: EngineSettings, device: Device) -> DiffusionPipe
         index = dict(DiffusionPipeline.load_config(source, revision=settings.revision))
     modules = modules_of(index)
     check_components(settings, modules)
+    begin(source, {name: class_of(*where) for name, where in modules.items()})
+    left_out = {name for name in modules if only is not None and name not in only}
     quantized = {
         name: quantization_of(kind, modules[name][0], device.dtype_of(name))
         for name, kind in kinds_of(settings, modules).items()
+        if name not in left_out
     }
     quantized = {name: config for name, config in quantized.items() if config is not None}
-    given: dict[str, Any] = {
+    given: dict[str, Any] = dict.fromkeys(left_out) | {
         name: read_component(
             name,
             where,
@@ -94,6 +105,7 @@ def read(source: str, settings: EngineSettings, device: Device) -> DiffusionPipe
             revision=settings.revision,
         )
         for name, where in replaced.items()
+        if name not in left_out
     }
     return _pipeline(source, index, whole, {**given, **_common(settings, device, quantized)})
 

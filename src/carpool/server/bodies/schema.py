@@ -325,15 +325,16 @@ class EstimateReport(BaseModel):
 
 
 class WorkerHealth(BaseModel):
-    """One of several workers."""
+    """One of several workers, or one that is a group."""
 
     worker: int = Field(description="its number, from 0")
     model: str = Field(description="its model's id")
-    device: str = Field(description="cpu, cuda:N, or auto")
+    device: str = Field(description="cpu, cuda:N, or auto; of a group: those of all, with +")
+    ranks: int | None = Field(None, description="processes that compute together, if it is a group")
     state: str = Field(description="ready, starting, worker_lost, draining, stopped")
     error: str | None = Field(None, description="why it cannot be loaded")
 
 
 class Health(BaseModel):
     status: Literal["ready", "degraded", "starting", "draining", "worker_lost", "stopped"]
-    workers: list[WorkerHealth] | None = Field(None, description="where there are several")
+    workers: list[WorkerHealth] | None = Field(None, description="where several, or groups")

@@ -34,7 +34,8 @@ async def health(response: Response, state: State) -> schema.Health:
     """200 when a request would be accepted now; `degraded` when not every worker is ready."""
     serving = state.supervisor
     response.status_code = 200 if serving.state == "ready" else 503
-    if not isinstance(serving, (Fleet, Pool)) or not serving.has_several:
+    is_group = isinstance(serving, Pool) and serving.ranks > 1
+    if not isinstance(serving, (Fleet, Pool)) or not (serving.has_several or is_group):
         return schema.Health(status=state.supervisor.state, workers=None)
     workers = [schema.WorkerHealth.model_validate(one) for one in state.observer.workers()]
     return schema.Health(

@@ -1,0 +1,1 @@
+"""A group of processes that compute each forward of a denoiser together: context parallelism."""

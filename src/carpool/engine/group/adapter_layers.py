@@ -1,0 +1,65 @@
+"""The layers of an adapter as plain values and tensors, and as layers again."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from carpool.engine.adapters.reader import Part
+from carpool.errors import PipelineFailed
+
+_SHAPED = ("kernel_size", "stride", "padding", "dilation", "groups")
+_CLASSES = {one.__name__: one for one in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
+
+
+def packed(parts: Mapping[tuple[str, str], Part], component: str) -> tuple[list[Any], list[Tensor]]:
+    """What an adapter adds to the layers of a component.
+
+    Returns:
+        path, scaling, number type and the two layers of each, without weights; and the weights.
+
+    Raises:
+        PipelineFailed: a layer is none that can be sent.
+    """
+    layers, weights = [], list[Tensor]()
+    for (owner, path), part in parts.items():
+        if owner != component:
+            continue
+        pair = []
+        for layer in (part.down, part.up):
+            if type(layer).__name__ not in _CLASSES:
+                raise PipelineFailed(
+                    f"an adapter has a {type(layer).__name__} for {component}.{path}, which cannot "
+                    "be sent to the other ranks of context_parallel"
+                )
+            pair.append(_layer(layer))
+            weights += [weight.detach() for weight in layer.parameters()]
+        layers.append([path, part.scaling, str(part.dtype).removeprefix("torch."), *pair])
+    return layers, weights
+
+
+def _layer(layer: Any) -> list[Any]:
+    is_linear = isinstance(layer, nn.Linear)
+    sizes = "in_features out_features" if is_linear else "in_channels out_channels"
+    arguments = [getattr(layer, name) for name in sizes.split()]
+    shape = {} if is_linear else {name: getattr(layer, name) for name in _SHAPED}
+    return [type(layer).__name__, arguments, {**shape, "bias": layer.bias is not None}]
+
+
+def unpacked(layers: list[Any], weights: list[Tensor]) -> dict[str, Part]:
+    """The parts by the path of their layer."""
+    rest, found = iter(weights), {}
+    for path, scaling, dtype, *pair in layers:
+        down, up = (_made(*one) for one in pair)
+        for layer in (down, up):
+            for name in [name for name, _ in layer.named_parameters()]:
+                setattr(layer, name, nn.Parameter(next(rest), requires_grad=False))
+        found[path] = Part(down, up, scaling, getattr(torch, dtype))
+    return found
+
+
+def _made(name: str, arguments: list[int], options: Mapping[str, Any]) -> nn.Module:
+    given = {n: tuple(v) if isinstance(v, list) else v for n, v in options.items()}
+    make: Callable[..., nn.Module] = _CLASSES[name]
+    return make(*arguments, **given, device="meta")

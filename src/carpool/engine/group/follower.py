@@ -1,0 +1,193 @@
+"""A follower: a process that runs each forward of its group's denoisers along with the leader.
+
+The leader starts it as `python -m carpool.engine.group.follower FD` with one end of a socket pair.
+It loads the denoisers only. A thread reads messages, so that the end of the leader is noticed in
+the middle of a forward: then the process ends at once.
+"""
+
+import ctypes
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from contextlib import ExitStack, nullcontext
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from carpool.config import EngineSettings
+from carpool.engine.adapters.hooks import Adapters, Plan, Run
+from carpool.engine.group import adapter_layers, context_parallel, messages, packing
+from carpool.engine.model.device import Device
+from carpool.engine.model.load import log_as_others
+from carpool.engine.model.prepare import apply, read
+from carpool.engine.numerics import Exact
+from carpool.errors import CarpoolError, reason
+
+_SET_PDEATHSIG = 1  # Linux: prctl(2)
+
+
+class Follower:
+    """The follower's end of the socket pair."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="carpool-leader", daemon=True).start()
+
+    def serve(self) -> None:
+        """Load, join the group, and run forwards until the leader ends."""
+        first = self._next()
+        assert isinstance(first, messages.Load)
+        try:
+            settings = msgspec.json.decode(first.settings, type=EngineSettings)
+            device = Device(settings)
+            pipe, modules = load(first, settings, device)
+            self.send(messages.Loaded(str(device.torch)))
+            join = self._next()
+            assert isinstance(join, messages.Join)
+            context_parallel.join(first.rank, first.ranks, device.torch, join.port)
+            kind = settings.context_parallel_kind
+            context_parallel.enable(modules, first.ranks, kind, device.torch)
+        except CarpoolError as error:
+            self.send(messages.Failed(str(error)))
+            return
+        except Exception as error:  # whatever files and libraries raise
+            self.send(messages.Failed(f"{type(error).__name__}: {reason(error)}"))
+            return
+        device.enter(sum(w.numel() for one in modules.values() for w in one.parameters()))
+        torch.set_grad_enabled(False)
+        self.send(messages.Joined())
+        forwards = Forwards(modules, device.torch, Adapters(pipe, device.torch))
+        while True:
+            message = self._next()
+            if isinstance(message, messages.Forward):
+                self.send(messages.Ran(message.number, forwards.run(message)))
+            elif isinstance(message, messages.Adapter):
+                forwards.add(message)
+            elif isinstance(message, messages.Forget):
+                forwards.forget()
+            elif isinstance(message, messages.End):
+                return
+
+    def send(self, message: messages.ToLeader) -> None:
+        try:
+            self._connection.send_bytes(messages.encode(message))
+        except OSError:
+            os._exit(0)
+
+    def _next(self) -> messages.ToFollower:
+        return messages.to_follower(self._inbox.get())
+
+    def _read(self) -> None:
+        while True:
+            try:
+                self._inbox.put(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(0)  # the leader is gone: what runs here is for nobody
+
+
+def load(
+    what: messages.Load, settings: EngineSettings, device: Device
+) -> tuple[Any, dict[str, nn.Module]]:
+    """Read the group's components and prepare them as the leader does.
+
+    Returns:
+        a pipeline of these modules only, and the modules by name.
+    """
+    pipe = read(what.source, settings, device, only=what.components)
+    modules: dict[str, nn.Module] = {name: getattr(pipe, name) for name in what.components}
+    for module in modules.values():
+        module.eval().requires_grad_(False).to(device.torch)
+    others = {name: nn.Module() for name in what.others}  # settings may name them
+    apply(pipe, {**others, **modules}, settings, device, ExitStack())
+    return pipe, modules
+
+
+class Forwards:
+    """Runs the forwards that the leader runs.
+
+    Args:
+        modules: by component.
+        device: of this rank.
+        adapters: of the modules.
+    """
+
+    def __init__(
+        self, modules: dict[str, nn.Module], device: torch.device, adapters: Adapters
+    ) -> None:
+        self._modules, self._device, self._adapters = modules, device, adapters
+        self._unpacker = packing.Unpacker(device, self._receive)
+
+    def _receive(self, size: int) -> Tensor:
+        buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
+        dist.broadcast(buffer, src=0)
+        return buffer
+
+    def run(self, message: messages.Forward) -> str | None:
+        """Run a forward; what it raised, as text."""
+        self._unpacker.take(message.tensors)
+        args, kwargs = self._unpacker.value(message.arguments)
+        mode: Any = nullcontext()
+        if message.exact is not None:
+            mode = Exact(message.exact)
+            for key, mark in message.marks.items():
+                mode.mark(self._unpacker.tensors[key], mark)
+        runs = tuple(Run(one.name, one.scale, one.begin, one.end) for one in message.runs)
+        plan = Plan(message.rows, runs, message.is_shared) if runs else None
+        self._adapters.settle()
+        before = self._adapters.swap((plan, message.is_even))
+        try:
+            with mode:
+                self._modules[message.component](*args, **kwargs)
+        except Exception as error:  # the leader's raises, too, or ends the group
+            return f"{type(error).__name__}: {reason(error)}"
+        finally:
+            self._adapters.swap(before)
+            self._unpacker.forget(message.forget)
+        return None
+
+    def add(self, message: messages.Adapter) -> None:
+        """Take what an adapter adds to a component."""
+        self._unpacker.take(message.tensors)
+        weights = [self._unpacker.tensors.pop(one.key) for one in message.tensors]
+        parts = adapter_layers.unpacked(message.layers, weights)
+        self._adapters.take(message.name, {(message.component, p): one for p, one in parts.items()})
+
+    def forget(self) -> None:
+        """Remove all adapters."""
+        self._adapters.remove()
+
+
+class _ToLeader(logging.Handler):
+    """Sends warnings to the leader, in whose log they belong."""
+
+    def __init__(self, follower: Follower) -> None:
+        super().__init__(logging.WARNING)
+        self._follower = follower
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._follower.send(messages.Said(record.levelno, record.getMessage()))
+
+
+def main() -> None:
+    if sys.platform == "linux":  # one that is stopped would outlive the leader's process
+        prctl = ctypes.CDLL(None).prctl
+        prctl.argtypes = [ctypes.c_int, ctypes.c_ulong]
+        prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's: the leader decides
+    log_as_others(bars=False)
+    follower = Follower(Connection(int(sys.argv[1])))
+    logging.getLogger().addHandler(_ToLeader(follower))
+    follower.serve()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

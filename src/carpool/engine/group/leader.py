@@ -1,0 +1,341 @@
+"""The leader of a group, rank 0: starts the followers, and has them run each forward along.
+
+The leader's denoisers are wrapped: a call sends its arguments to the followers first, then all
+ranks run the same forward. Whatever runs a denoiser (requests, warm-up, comparisons in exact
+numerics) so runs it in all ranks. All or none may fail in a forward: then the request at fault
+fails alone. A rank that dies, or fails alone, ends the group at once (`at_loss`): the others would
+wait for it in a collective operation for ever.
+"""
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+
+from carpool.config import EngineSettings
+from carpool.engine.adapters.hooks import Adapters
+from carpool.engine.group import adapter_layers, context_parallel, messages, packing
+from carpool.engine.numerics import Exact
+from carpool.errors import LoadFailed, PipelineFailed
+
+log = logging.getLogger("carpool")
+
+GRACE_S = 10.0  # in which all ranks fail in a forward, where one does
+END_S = 5.0  # for followers to end
+
+
+class Group:
+    """The followers of this process, and the forwards that they share.
+
+    Args:
+        source: of the model, as `carpool.models.source.find` gave it.
+        settings: of the followers, one each, with their devices.
+        device: of this rank.
+        components: that are computed together.
+        others: that the model has besides.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        settings: Sequence[EngineSettings],
+        device: torch.device,
+        components: Sequence[str],
+        others: Sequence[str],
+    ) -> None:
+        context_parallel.check_process()
+        self.ranks, self.device = 1 + len(settings), device
+        self.kind = settings[0].context_parallel_kind
+        self.at_loss: Callable[[], object] = lambda: os._exit(1)
+        self._packer = packing.Packer(device)
+        self._adapters: Adapters | None = None
+        self._sent: set[tuple[str, str]] = set()  # adapter and component
+        self._connections: list[Connection] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._devices = [str(device), *(one.device for one in settings)]
+        self._news = threading.Condition()
+        self._errors: dict[int, str | None] = {}  # of the newest forward, by rank; None: it ran
+        self._running: int | None = None  # number of the forward
+        self._failed: int | None = None  # number of the last forward that failed in this rank
+        self._number = self._bytes = self._tensors = self._known = 0
+        self._send_s = 0.0  # of the processor
+        self._is_closed = self._is_lost = False
+        self._watching = threading.Thread(target=self._watch, name="carpool-group", daemon=True)
+        for rank, one in enumerate(settings, start=1):
+            mine, theirs = Pipe()
+            with theirs:
+                command = [sys.executable, "-m", "carpool.engine.group.follower"]
+                self._processes.append(
+                    subprocess.Popen(
+                        [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                        stdin=subprocess.DEVNULL,
+                        env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+                             "TRANSFORMERS_VERBOSITY": "error"},
+                    )
+                )  # fmt: skip
+            self._connections.append(mine)
+            self._tell(
+                messages.Load(
+                    source, msgspec.json.encode(one), list(components), list(others), rank,
+                    self.ranks,
+                ),
+                only=rank,
+            )  # fmt: skip
+
+    def join(self, modules: Mapping[str, nn.Module]) -> None:
+        """Wait until the followers have loaded, and compute these modules together from now on.
+
+        Raises:
+            LoadFailed, SettingRejected: a rank cannot.
+        """
+        for rank in range(1, self.ranks):
+            loaded = self._hear(rank)
+            assert isinstance(loaded, messages.Loaded)
+            self._devices[rank] = loaded.device
+        with context_parallel.listen() as listener:
+            port = listener.getsockname()[1]
+            self._tell(messages.Join(port))
+            context_parallel.join(0, self.ranks, self.device, port, listener)
+        context_parallel.enable(modules, self.ranks, self.kind, self.device)
+        for rank in range(1, self.ranks):
+            assert isinstance(self._hear(rank), messages.Joined)
+        for name, module in modules.items():
+            vars(module)["forward"] = self._leading(name, module.forward)
+        self._watching.start()
+        log.info("%d ranks compute together (%s): %s", self.ranks, self.kind, self._devices)
+
+    def attach(self, adapters: Adapters) -> None:
+        """Forwards are with these adapters from now on."""
+        if self._sent:
+            self._tell(messages.Forget())
+            self._sent.clear()
+        self._adapters = adapters
+
+    def close(self) -> None:
+        """End the followers."""
+        self._is_closed = True
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.send_bytes(messages.encode(messages.End()))
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+            process.kill()
+            process.wait()
+        if self._watching.ident is not None and self._watching is not threading.current_thread():
+            self._watching.join()
+        for connection in self._connections:
+            connection.close()
+        context_parallel.leave()
+
+    def statistics(self) -> dict[str, Any]:
+        """The ranks with their processes and devices, and what was sent to the followers.
+
+        `send_s` are seconds of the processor; of `tensors`, those that the followers had already
+        are `known`.
+        """
+        pids = [os.getpid(), *(process.pid for process in self._processes)]
+        return {
+            "kind": self.kind,
+            "ranks": [
+                {"rank": rank, "pid": pid, "device": device}
+                for rank, (pid, device) in enumerate(zip(pids, self._devices, strict=True))
+            ],
+            "forwards": self._number,
+            "sent_bytes": self._bytes,
+            "tensors": self._tensors,
+            "known": self._known,
+            "kept_bytes": self._packer.kept_bytes,
+            "send_s": self._send_s,
+        }
+
+    # Forwards: on the thread that runs them
+
+    def _leading(self, component: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            number = self._send(component, args, kwargs)
+            try:
+                answer = original(*args, **kwargs)
+            except Exception as error:
+                self._compare(number, error)
+                raise
+            finally:
+                self._running = None
+            return answer
+
+        forward.leads = True  # type: ignore[attr-defined]
+        return forward
+
+    def _send(self, component: str, args: Any, kwargs: Any) -> int:
+        """Have the followers run a forward; its number."""
+        if self._is_lost:
+            raise PipelineFailed("context_parallel: the group has ended")
+        began_s = time.thread_time()
+        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        exact = next((mode for mode in modes if isinstance(mode, Exact)), None)
+        with torch._C.DisableTorchFunction():  # that mode is for the forward
+            packed, new = self._packer.pack((args, kwargs), f"{component}.forward")
+            tensors = list(packing.tensors_of((args, kwargs)))
+            self._tensors += len(tensors)
+            self._known += len(tensors) - len(new)
+            try:
+                self._send_adapters(component)
+                marks = {}
+                if exact is not None:
+                    found = {self._packer.key_of(one): exact.mark_of(one) for one in tensors}
+                    marks = {key: mark for key, mark in found.items() if mark}
+                with self._news:
+                    self._number += 1
+                    self._running = self._number
+                    self._errors.clear()
+                message = messages.Forward(
+                    self._number, component, packed,
+                    [packing.described(key, one, self.device) for key, one in new],
+                    self._packer.forgotten(),
+                    None if exact is None else list(exact.rows), marks,
+                )  # fmt: skip
+                self._say_adapters(message)
+                self._broadcast(message, [one for _, one in new])
+            except Exception as error:  # nobody knows what the followers have of it
+                self._lose(f"a forward could not be sent: {type(error).__name__}: {error}")
+                raise
+        self._send_s += time.thread_time() - began_s
+        return self._number
+
+    def _say_adapters(self, message: messages.Forward) -> None:
+        """Say in a message which rows of its forward have which adapters."""
+        plan, message.is_even = (None, True) if self._adapters is None else self._adapters.running
+        if plan is not None:
+            message.rows, message.is_shared = plan.rows, plan.is_shared
+            message.runs = [
+                messages.Run(one.name, one.scale, one.begin, one.end) for one in plan.runs
+            ]
+
+    def _send_adapters(self, component: str) -> None:
+        """Send what the adapters of the next forward add to a component, once."""
+        plan = None if self._adapters is None else self._adapters.running[0]
+        for run in plan.runs if plan is not None else ():
+            assert self._adapters is not None
+            if (run.name, component) in self._sent:
+                continue
+            layers, weights = adapter_layers.packed(self._adapters.parts_of(run.name), component)
+            sent = [packing.described(-i, one, self.device) for i, one in enumerate(weights, 1)]
+            self._broadcast(messages.Adapter(run.name, component, layers, sent), weights)
+            self._sent.add((run.name, component))
+
+    def _broadcast(
+        self, message: messages.Forward | messages.Adapter, tensors: list[torch.Tensor]
+    ) -> None:
+        self._bytes += self._tell(message)
+        buffer = packing.buffer_of(tensors, self.device)
+        if buffer is not None:
+            dist.broadcast(buffer, src=0)
+            self._bytes += buffer.numel()
+
+    def _compare(self, number: int, error: Exception) -> None:
+        """See that the followers failed in a forward, as this rank has; else end the group."""
+        with self._news:
+            self._failed = number
+            self._news.wait_for(
+                lambda: self._is_lost or len(self._errors) == self.ranks - 1, GRACE_S
+            )
+            have_failed = [one for one in self._errors.values() if one is not None]
+        if len(have_failed) < self.ranks - 1:
+            self._lose(f"rank 0 failed alone in a forward: {type(error).__name__}: {error}")
+
+    # Messages
+
+    def _tell(self, message: messages.ToFollower, only: int | None = None) -> int:
+        """Send a message to all followers, or to one; the bytes that were sent."""
+        body = messages.encode(message)
+        connections = self._connections if only is None else [self._connections[only - 1]]
+        for connection in connections:
+            try:
+                connection.send_bytes(body)
+            except OSError as error:
+                rank = 1 + self._connections.index(connection)
+                self._lose(f"rank {rank} has ended")
+                raise LoadFailed(f"context_parallel: {self._end_of(rank)}") from error
+        return len(body) * len(connections)
+
+    def _hear(self, rank: int) -> messages.ToLeader:
+        """The next message of a follower, before there are forwards.
+
+        Raises:
+            LoadFailed: it has ended, or cannot go on.
+        """
+        while True:
+            try:
+                message = messages.to_leader(self._connections[rank - 1].recv_bytes())
+            except (EOFError, OSError) as error:
+                raise LoadFailed(f"context_parallel: {self._end_of(rank)}") from error
+            if isinstance(message, messages.Failed):
+                raise LoadFailed(f"context_parallel: rank {rank}: {message.message}")
+            if not isinstance(message, messages.Said):
+                return message
+            log.log(message.level, "rank %d: %s", rank, message.line)
+
+    def _end_of(self, rank: int) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._processes[rank - 1].wait(1)
+        code = self._processes[rank - 1].returncode
+        return f"rank {rank} ended while the group was formed (exit code {code})"
+
+    def _lose(self, why: str) -> None:
+        """End the group: its ranks do not run the same forwards any more."""
+        with self._news:
+            if self._is_lost or self._is_closed:
+                return
+            self._is_lost = True
+            self._news.notify_all()
+        if self._watching.ident is not None:  # else nothing was computed together yet
+            log.critical("the group ends, and its requests go on in the next one: %s", why)
+            self.at_loss()
+
+    # On the thread that watches
+
+    def _watch(self) -> None:
+        """Hear the followers; end the group when one has ended, or has failed alone."""
+        failed: tuple[str, int, float] | None = None  # who and why, the forward, since when
+        while True:
+            for ready in wait(self._connections, None if failed is None else 0.1):
+                assert isinstance(ready, Connection)
+                rank = 1 + self._connections.index(ready)
+                try:
+                    message = messages.to_leader(ready.recv_bytes())
+                except (EOFError, OSError):
+                    self._lose(f"rank {rank} (process {self._processes[rank - 1].pid}) has ended")
+                    return
+                if isinstance(message, messages.Said):
+                    log.log(message.level, "rank %d: %s", rank, message.line)
+                elif isinstance(message, messages.Ran):
+                    with self._news:
+                        if message.number == self._number:
+                            self._errors[rank] = message.error
+                            self._news.notify_all()
+                    if message.error is not None:
+                        why = f"rank {rank} failed alone in a forward: {message.error}"
+                        failed = failed or (why, message.number, time.monotonic())
+            if failed is None:
+                continue
+            why, number, since_s = failed
+            if self._failed == number:
+                failed = None
+            elif self._running != number or time.monotonic() - since_s > GRACE_S:
+                self._lose(why)
+                return

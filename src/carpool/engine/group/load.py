@@ -1,0 +1,78 @@
+"""Load a model as the settings say: in this process alone, or in a group of processes."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from diffusers import DiffusionPipeline
+from torch import nn
+
+from carpool.config import EngineSettings
+from carpool.engine.group.context_parallel import BACK_ENDS, check_classes
+from carpool.engine.group.leader import Group
+from carpool.engine.model.device import Device
+from carpool.engine.model.load import Loaded
+from carpool.engine.model.load import load as load_alone
+from carpool.errors import SettingRejected
+
+
+def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loaded:
+    """As `carpool.engine.model.load.load`; with `context_parallel`, in that many processes.
+
+    Raises:
+        LoadFailed: as there, or a rank could not load or join.
+        SettingRejected: as there, or the model cannot be computed by a group.
+    """
+    ranks = settings.context_parallel
+    if ranks == 1:
+        return load_alone(model, settings)
+    if isinstance(model, DiffusionPipeline):
+        raise SettingRejected(
+            f"context_parallel={ranks}: every rank loads the model itself, which it cannot where "
+            "the pipeline is there already: save it by save_pretrained, and give that folder",
+            param="context_parallel",
+        )
+    own, *followers = by_rank(settings)
+    with ExitStack() as undo:
+        groups: list[Group] = []
+
+        def begin(source: str, classes: Mapping[str, type]) -> None:
+            components = check_classes(classes, ranks)
+            others = [name for name in classes if name not in components]
+            device = Device(own).torch
+            groups.append(Group(source, followers, device, components, others))
+            undo.callback(groups[0].close)
+
+        def join(modules: Mapping[str, nn.Module]) -> None:
+            components = check_classes({n: type(one) for n, one in modules.items()}, ranks)
+            groups[0].join({name: modules[name] for name in components})
+
+        loaded = load_alone(model, own, begin=begin, prepared=join)
+        undo.callback(loaded.undo)
+        return replace(loaded, group=groups[0], undo=undo.pop_all().close)
+
+
+def by_rank(settings: EngineSettings) -> list[EngineSettings]:
+    """The settings of each rank of a group, with a device of its own.
+
+    Raises:
+        SettingRejected: there are not as many devices as ranks.
+    """
+    ranks = settings.context_parallel
+    named = settings.device.split("+")
+    if len(named) == 1:
+        device = Device(settings)
+        if device.type not in BACK_ENDS:
+            raise SettingRejected(
+                f"context_parallel={ranks}: torch.distributed knows no {device.type}: it computes "
+                f"together on {', '.join(BACK_ENDS)}",
+                param="context_parallel",
+            )
+        named = ["cpu"] * ranks
+        if device.is_accelerator:
+            named = [f"{device.type}:{rank}" for rank in range(ranks)]
+    common: dict[str, Any] = {"place": None, "vae_tiling": False, "warmup": None, "lora": ()}
+    own = replace(settings, device=named[0])
+    return [own, *(replace(settings, device=name, **common) for name in named[1:])]
