@@ -1,8 +1,8 @@
 """The requests of one worker, on the front's side: sent, followed, answered, sent again.
 
 Requests in flight when a worker dies are run by the next one, by the rules of `in_flight`: from the
-step on that their journals reach (`journals.py`), or from their start. Nothing here knows the
-process: messages go out through a function, and come in one by one. On the event loop.
+step on that their journals reach (`journals.py`), or from their start. Messages go out through a
+function and come in one by one. On the event loop.
 """
 
 import asyncio
