@@ -275,6 +275,57 @@ class ServeSettings(EngineSettings):
     devices: str | None = _setting(
         None, "devices of the workers by commas, as cuda:0,cuda:1; default: all, as --device says"
     )
+    min_workers: int | None = _setting(
+        None, "fewest workers, where their number follows the load; default: 1", least=1, most=1024
+    )
+    max_workers: int | None = _setting(
+        None,
+        "most workers: their number follows the load, from --min-workers on; default: it is fixed",
+        least=1,
+        most=1024,
+    )
+    scale_up_wait: float = _setting(
+        10.0,
+        "start a worker when requests are predicted to wait longer than this",
+        unit="s",
+        least=0.1,
+        finite=True,
+    )
+    scale_down_after: float = _setting(
+        300.0,
+        "end a worker when for so long there was not work for all of them",
+        unit="s",
+        least=1,
+        finite=True,
+    )
+    ray: str | None = _setting(
+        None,
+        "place the workers on the nodes of the Ray cluster at this address, auto for this "
+        "machine's; needs carpool[ray]. See docs/scale-out.md",
+    )
+    fleet_name: str = _setting(
+        "carpool", "ray: a server takes over the workers that one of the same fleet name left"
+    )
+    workers_per_node: int | None = _setting(
+        None, "ray: most workers of a model on one node; default: as many as have room", least=1
+    )
+    gpus_per_worker: float | None = _setting(
+        None,
+        "ray: GPUs of a worker; default: 1 where the cluster has some and --device is not cpu",
+        least=0,
+        most=64,
+    )
+    worker_keep_alive: float = _setting(
+        600.0,
+        "ray: how long workers keep their models when their server has gone",
+        unit="s",
+        least=10,
+        finite=True,
+    )
+    fleet_cert: str | None = _setting(
+        None, "ray: file of the certificate (PEM) with which workers are reached by TLS"
+    )
+    fleet_key: str | None = _setting(None, "ray: file of its private key (PEM)")
     max_loaded: int | None = _setting(
         None,
         "of several models, how many may be loaded at the same time: those of load: on_demand make "

@@ -22,7 +22,7 @@ class FakeWorker:
         self.running: dict[str, asyncio.Future[protocol.Done]] = {}
         self.got: list[tuple[str, float, int]] = []  # request, waited_s, deaths
         self.held_s, self.lora = 0.0, dict[str, str]()
-        self.stopped = False
+        self.stopped = self.retired = False
         self.on_activity: OnActivity | None = None
         self.wait_s = 0.0  # that it estimates
         self._is_ready, self._failed = asyncio.Event(), asyncio.Event()
@@ -145,6 +145,10 @@ class FakeWorker:
 
     async def drain(self, timeout_s: float) -> None:
         self._end(Draining("the server ended"))
+
+    async def retire(self) -> None:
+        await self.stop()
+        self.retired = True
 
     async def stop(self) -> None:
         self.stopped, self._state = True, "stopped"

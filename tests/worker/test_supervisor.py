@@ -92,7 +92,7 @@ def test_a_request_leaves_a_later_one_of_its_id_in_flight() -> None:
 class Scripted:
     """Workers that are none: each says what it is told to and dies, the last one lives on."""
 
-    end = "it is none"
+    end, is_lost = "it is none", False
 
     def __init__(self, *told: protocol.ToFront) -> None:
         self._told, self.opened = list(told), 0
@@ -117,7 +117,7 @@ def supervised(
     monkeypatch: pytest.MonkeyPatch, *told: protocol.ToFront
 ) -> tuple[Supervisor, Scripted]:
     workers = Scripted(*told)
-    monkeypatch.setattr("carpool.worker.supervisor.WorkerConnection", workers)
+    monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
     monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
     return Supervisor("none", EngineSettings()), workers
 

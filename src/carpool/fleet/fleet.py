@@ -359,6 +359,11 @@ class Fleet:
                 found |= {one["id"]: one for one in await pool.timelines(request_ids)}
         return [found[name] for name in request_ids if name in found]
 
+    def roll(self) -> None:
+        """Replace the workers of all models that are loaded."""
+        for pool in self._pools():
+            pool.roll()
+
     def reload(self) -> None:
         """Have all workers read their adapter folders and batching configs again."""
         for pool in self._pools():

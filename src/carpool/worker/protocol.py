@@ -50,6 +50,10 @@ class Cancel(msgspec.Struct, tag="cancel"):
     request_id: str
 
 
+class Reset(msgspec.Struct, tag="reset"):
+    """The front is gone: cancel all requests. Answered by `WorkerReady` once they have ended."""
+
+
 class GetStatistics(msgspec.Struct, tag="get_statistics"):
     pass
 
@@ -271,6 +275,7 @@ ToWorker = (
     LoadModel
     | Submit
     | Cancel
+    | Reset
     | GetStatistics
     | GetTimelines
     | Estimate
@@ -328,6 +333,15 @@ def _unpacked(code: int, data: memoryview) -> Any:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_packed)
 _to_worker = msgspec.msgpack.Decoder(ToWorker, ext_hook=_unpacked)
 _to_front = msgspec.msgpack.Decoder(ToFront)
+
+
+Undecodable = msgspec.DecodeError
+"""Raised by `decode_to_worker` and `decode_to_front`: the other end breaks the protocol."""
+
+
+def encode_body(message: ToWorker | ToFront) -> bytes:
+    """Encode a message without its length, for a transport that says it in another way."""
+    return _encoder.encode(message)
 
 
 def encode(message: ToWorker | ToFront) -> bytes:

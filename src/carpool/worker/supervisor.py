@@ -24,7 +24,7 @@ from carpool.errors import (
 )
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.connection import WorkerConnection
+from carpool.worker.connection import Connection, Connector, LocalConnector
 from carpool.worker.journals import Journals
 from carpool.worker.queries import Queries, Query
 from carpool.worker.requests import OnPreview, OnProgress, WorkerRequests
@@ -55,6 +55,7 @@ class Supervisor:
 
     Args:
         spool: a folder for outputs that are too large for a message.
+        connector: connects to its process; None: starts one on this machine.
         timeout_s: how long a worker may make no progress; see `watchdog`.
         log: level and format of the worker's log, and whether it shows prompts.
         otel: whether the worker exports traces.
@@ -70,6 +71,7 @@ class Supervisor:
         settings: EngineSettings,
         *,
         spool: Path | None = None,
+        connector: Connector | None = None,
         timeout_s: float = 60.0,
         log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
         otel: bool = False,
@@ -77,9 +79,9 @@ class Supervisor:
         listener: WorkerListener | None = None,
         journals: Journals | None = None,
     ) -> None:
-        self._spool, self._timeout_s = spool, timeout_s
+        self._connector, self._timeout_s = connector or LocalConnector(spool), timeout_s
         self._listener = listener
-        folder = "" if spool is None else str(spool)
+        folder = "" if spool is None or connector is not None else str(spool)
         self._load = protocol.LoadModel(
             model, settings, folder, *log, otel, listener is None, factory
         )
@@ -90,7 +92,8 @@ class Supervisor:
             self._send, journals, self._tell_changed, is_one_of_several=several
         )
         self._queries = Queries(self._send)
-        self._connection: WorkerConnection | None = None
+        self._connection: Connection | None = None
+        self._is_lost = False  # only the connection to the newest worker, as far as is known
         self._slot_s: float | None = None  # predicted until the worker can start a request
         self.ready: protocol.WorkerReady | None = None  # of the newest worker that got so far
         self._first_ready = asyncio.Event()
@@ -266,11 +269,16 @@ class Supervisor:
                 await self._task
         self._state = "stopped"
 
+    async def retire(self) -> None:
+        """As `stop`, for good: nobody takes the worker over, wherever it runs."""
+        await self.stop()
+        await self._connector.end()
+
     async def _keep_running(self) -> None:
         deaths = itertools.count()
         while True:
             was_ready = await self._run_once()
-            if not self._first_ready.is_set():
+            if not self._first_ready.is_set() and not self._is_lost:
                 cause = self._end.partition(";")[0]
                 raise LoadFailed(f"the worker died while it loaded the model ({cause})")
             if was_ready:
@@ -283,9 +291,10 @@ class Supervisor:
         """Run one worker process to its end; returns whether it ever got ready."""
         self._started_s = asyncio.get_running_loop().time()
         try:
-            connection = self._connection = await WorkerConnection.open(self._spool)
+            connection = self._connection = await self._connector.open()
         except OSError as error:  # no memory or file descriptors left just now
             log.error("a worker cannot be started: %s", error)
+            self._end, self._is_lost = str(error), self._connector.is_remote
             return False
         watchdog = Watchdog(self._timeout_s, asyncio.get_running_loop().time)
         watching: asyncio.Task[None] | None = None
@@ -319,10 +328,11 @@ class Supervisor:
                 self._tell_changed()
             self._connection = None
             await connection.close()
+            self._is_lost = connection.is_lost
             self._end = f"{connection.end}; requests that it had: {_listed(had)}"
         return watching is not None
 
-    async def _watch(self, connection: WorkerConnection, watchdog: Watchdog) -> None:
+    async def _watch(self, connection: Connection, watchdog: Watchdog) -> None:
         """Kill the worker if it hangs; its end is then handled as any other."""
         while True:
             await asyncio.sleep(INTERVAL_S)
