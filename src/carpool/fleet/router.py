@@ -23,7 +23,7 @@ Timing Anomalies, SIAM Journal on Applied Mathematics 17(2), 1969.
 import heapq
 import random
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -123,13 +123,16 @@ class Router:
 
     def hold(self, work: RoutedRequest) -> None:
         """A request waits."""
-        share = (work.tenant, work.user) if self._shares is not None else None
-        # deadlines press as time passes: such a request has an order of its own
-        dated = work.request if work.deadline_s < inf else None
-        held = _Held(work, self._work_s(work), (work.kind, work.needs, share, dated))
+        held = self._as_held(work)
         self._held[work.request] = held
         insort(self._orders.setdefault(held.order, []), held.key)
         self.held_s += held.work_s
+
+    def _as_held(self, work: RoutedRequest) -> _Held:
+        share = (work.tenant, work.user) if self._shares is not None else None
+        # deadlines press as time passes: such a request has an order of its own
+        dated = work.request if work.deadline_s < inf else None
+        return _Held(work, self._work_s(work), (work.kind, work.needs, share, dated))
 
     def drop(self, request: int) -> bool:
         """A request has ended, or waits no more; returns whether it was known."""
@@ -186,6 +189,37 @@ class Router:
             self.bind(work, worker)
             bindings.append(Binding(work.request, worker.id))
         return bindings
+
+    @property
+    def first(self) -> RoutedRequest | None:
+        """Who is bound next, if any worker has room; deadlines and shares aside."""
+        ranks = [ranks[0] for ranks in self._orders.values()]
+        return self._held[min(ranks)[1]].work if ranks else None
+
+    def goes_before(self, one: RoutedRequest, other: RoutedRequest) -> bool:
+        """Whether the first of two requests is bound first if both wait."""
+        return self._as_held(one).key < self._as_held(other).key
+
+    def owner(self, request: int) -> WorkerLoad | None:
+        """The worker that a request is bound to."""
+        return self.workers.get(self._owners.get(request, -1))
+
+    def near(self, kind: Hashable) -> Iterable[WorkerLoad]:
+        """The workers that a choice looks at: with the least to do, in all and of a kind."""
+        return self._index.look(kind)
+
+    def has_room(self, work: RoutedRequest, worker: WorkerLoad) -> bool:
+        """Whether a worker would serve a request at once."""
+        backlog = (len(self._owners) + len(self._held)) // len(self.workers)
+        return self._has_room(work, worker, self.table(worker, work.kind), backlog)
+
+    def bind_to(self, request: int, worker_id: int) -> bool:
+        """Bind a request that is held to this worker, if that is still open."""
+        worker = self.workers.get(worker_id)
+        if worker is None or not worker.is_open or request not in self._held:
+            return False
+        self.bind(self._held[request].work, worker)
+        return True
 
     def table(self, worker: WorkerLoad, kind: Hashable) -> StepTable:
         """Seconds a step: the worker's own, or those of any other, or a guess."""

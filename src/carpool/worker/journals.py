@@ -36,6 +36,7 @@ class Journals:
         self.dropped = 0  # requests whose journals were, for want of room
         self._entries: dict[str, list[JournalEntry]] = {}
         self._files: dict[str, File] = {}
+        self._gaps: set[str] = set()  # requests of which something was dropped
         self._told: dict[str, dict[str, int]] = {}  # the last step, by what was told of it
 
     def __len__(self) -> int:
@@ -47,6 +48,10 @@ class Journals:
         if not goes_on:
             self._told.pop(request_id, None)
         return goes_on
+
+    def is_whole(self, request_id: str) -> bool:
+        """Whether all that was added of a request is there."""
+        return request_id in self._entries and request_id not in self._gaps
 
     def tell(self, kind: str, request_id: str, step: int) -> bool:
         """Whether so much is news of a request; step 0: it starts over."""
@@ -112,15 +117,17 @@ class Journals:
         """The request is answered, or given up."""
         self.bytes -= sum(map(_bytes, self._entries.pop(request_id, ())))
         self._told.pop(request_id, None)
+        self._gaps.discard(request_id)
         self._end(request_id)
 
     def _make_room(self) -> None:
-        for entries in self._entries.values():
+        for request_id, entries in self._entries.items():
             if self.bytes <= self._most_bytes:
                 return
             if entries:
                 self.bytes -= sum(map(_bytes, entries))
                 entries.clear()
+                self._gaps.add(request_id)
                 self.dropped += 1
 
 

@@ -54,6 +54,13 @@ class Reset(msgspec.Struct, tag="reset"):
     """The front is gone: cancel all requests. Answered by `WorkerReady` once they have ended."""
 
 
+class Release(msgspec.Struct, tag="release"):
+    """Give a request up before its next forward, if its journal is whole; answered by `Released`,
+    or not at all."""
+
+    request_id: str
+
+
 class GetStatistics(msgspec.Struct, tag="get_statistics"):
     pass
 
@@ -154,6 +161,12 @@ class Answers(msgspec.Struct, tag="answers"):
     """What calls of requests with a journal were answered, by the requests' ids."""
 
     entries: list[tuple[str, JournalEntry]]
+
+
+class Released(msgspec.Struct, tag="released"):
+    """The worker gave a request up; all of its journal was sent before."""
+
+    request_id: str
 
 
 class Started(msgspec.Struct, tag="started"):
@@ -275,6 +288,7 @@ ToWorker = (
     LoadModel
     | Submit
     | Cancel
+    | Release
     | Reset
     | GetStatistics
     | GetTimelines
@@ -284,7 +298,7 @@ ToWorker = (
     | Reload
     | Watch
 )
-AboutRequest = Started | Answers | Progress | Preview | Done | RequestFailed
+AboutRequest = Started | Answers | Released | Progress | Preview | Done | RequestFailed
 ToFront = (
     AboutRequest
     | WorkerReady
