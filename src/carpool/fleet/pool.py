@@ -354,8 +354,9 @@ class Pool:
 
     async def statistics(self) -> dict[str, Any]:
         """A lone worker's own; else sums, and those of every worker that is ready."""
+        again = {"steps_again": self._journals.steps_again if self._journals else 0}
         if self._is_alone:
-            return await self.handles[0].statistics()
+            return await self.handles[0].statistics() | again
         self.check_open()
         shown = {one["worker"]: one for one in self.workers()}
         several = [shown[number] | one async for number, one in self._members.statistics()]
@@ -366,7 +367,7 @@ class Pool:
         total["waiting"] += requests.held
         held = {"requests": requests.held, "work_s": requests.router.held_s}
         held |= {"stage": requests.stage}
-        return {**total, "held": held, "moves": self._mover.counts, "workers": several}
+        return {**total, **again, "held": held, "moves": self._mover.counts, "workers": several}
 
     async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
         """What a request would take if it came now, on the worker that would start it first."""

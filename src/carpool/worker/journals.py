@@ -33,6 +33,7 @@ class Journals:
     def __init__(self, most_bytes: int = MOST_BYTES, *, of_all: bool = True) -> None:
         self.of_all = of_all
         self._most_bytes, self.bytes = most_bytes, 0
+        self.steps_again = 0  # steps that were told before: a worker died after them
         self.dropped = 0  # requests whose journals were, for want of room
         self._entries: dict[str, list[JournalEntry]] = {}
         self._files: dict[str, File] = {}
@@ -60,6 +61,7 @@ class Journals:
             told.clear()
             return True
         is_news = step > told.get(kind, 0)
+        self.steps_again += kind == "step" and not is_news
         told[kind] = max(step, told.get(kind, 0))
         return is_news
 
