@@ -205,7 +205,7 @@ async def run(minutes: float, seed: int, most: int | None = None, workers: int =
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
     with tempfile.TemporaryDirectory(prefix="carpool-proof-") as name:
         folder = Path(name)
-        flags = (*FLAGS, *EXACT, "--state-dir", str(folder / "state"))
+        flags: tuple[str, ...] = (*FLAGS, *EXACT, "--state-dir", str(folder / "state"))
         house = House(folder, flags, fault=FAULT)
         if workers > 1:
             (folder / "fleet.yaml").write_text(_models(workers))
