@@ -296,7 +296,12 @@ def test_a_pool_of_one_worker_leaves_everything_to_it() -> None:
         await stage.settle()
         await stage.submit(*"abcdefgh")
         assert stage.has() == [list("abcdefgh")]
-        assert await stage.pool.statistics() == {"waiting": 0, "running": 8, "requests": 8}
+        assert await stage.pool.statistics() == {
+            "waiting": 0,
+            "running": 8,
+            "requests": 8,
+            "steps_again": 0,
+        }
         stage.workers[0].die()
         await stage.settle()
         assert all(isinstance(task.exception(), CarpoolError) for task in stage.tasks.values())

@@ -52,6 +52,7 @@ class Answered:
     answer: Any
     device: Device
     moment: Any  # when it is computed, on the device
+    size: int  # bytes of its tensors
 
     def entry(self) -> JournalEntry:
         """The answer as bytes, once the device has it. On any thread."""
@@ -172,7 +173,7 @@ class Journal:
         except torch.OutOfMemoryError:
             return
         number, moment = self._calls, self._device.mark()
-        self._sink(Answered(self._request_id, number, mark, copy, self._device, moment))
+        self._sink(Answered(self._request_id, number, mark, copy, self._device, moment, size))
         self._lacking -= 1
 
 

@@ -242,7 +242,7 @@ class HeldRequests:
             self._kind(one.width, one.height, one.frames): tuple(one.seconds)
             for one in report.costs
         }
-        self.router.learned(worker, tables)
+        self.router.learned(worker, tables, shares_sweeps=report.shares_sweeps)
         known = ((self._numbers_of.get(name), left) for name, left in report.steps_left.items())
         steps = {number: left for number, left in known if number is not None}
         self.router.progressed(worker, steps)

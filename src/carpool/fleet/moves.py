@@ -30,6 +30,7 @@ PER_S = 2.0  # moves of a fleet, on the average
 BURST = 4  # moves at once
 LOOKED_AT = 8  # workers, at one look
 WORTH = 3.0  # times what a move takes: what it has to gain
+PART = 0.5  # of what the request has left, alone: what it has to gain, too
 MOVE_S = 0.1  # giving a request up, sending it, starting it
 REPLAY_S = 0.004  # for each step that was made: the pipeline's own code, its answers unpacked
 
@@ -158,11 +159,11 @@ class Moves:
     def _for_gain(self) -> Move | None:
         best, best_s = None, 0.0
         for worker in self._look():
-            if len(worker.bound) < 2:
-                continue  # alone it is where it is best, or its worker is the slower one
+            if len(worker.bound) < 2 or worker.shares_sweeps:
+                continue  # alone, or with all others in every step: it gains next to nothing
             for one in self._movable(worker):
                 to, gain_s = self._gain_s(one, worker)
-                if to is not None and gain_s > max(best_s, WORTH * move_s(one)):
+                if to is not None and gain_s > max(best_s, WORTH * move_s(one), PART * one.left_s):
                     best, best_s = Move(one.work.request, worker.id, to.id, "gain"), gain_s
         return best
 

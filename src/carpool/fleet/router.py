@@ -14,7 +14,9 @@ and exchanged while that makes the last of them end earlier.
 requests, and `SLACK` more than that mean, gets no other one.
 
 A choice looks at the workers with the least to do, and at those with the least to do that run the
-same kind: `LOOKED_AT` of each. Ties are broken by the worker's id. No clock: callers say the time.
+same kind: `LOOKED_AT` of each. Of equals that worker is taken that got its last request before the
+others did: what that has is nearer to its end than was reported. Then ids decide. No clock: callers
+say the time.
 
 Sources: guard against imbalance as in sgl-router; longest first: Graham, Bounds on Multiprocessing
 Timing Anomalies, SIAM Journal on Applied Mathematics 17(2), 1969.
@@ -92,16 +94,24 @@ class Router:
         self._index = WorkerIndex()
         self._tables: dict[Hashable, StepTable] = {}  # of any worker, the newest that was said
         self.held_s = 0.0  # predicted work of what is held
+        self._bindings = 0  # so far
 
     # What happens
 
     def add_worker(self, worker: WorkerLoad) -> None:
         self.workers[worker.id] = worker
-        self.learned(worker.id, worker.tables)
+        self.learned(worker.id, worker.tables, shares_sweeps=worker.shares_sweeps)
 
-    def learned(self, worker_id: int, tables: Mapping[Hashable, StepTable]) -> None:
+    def learned(
+        self,
+        worker_id: int,
+        tables: Mapping[Hashable, StepTable],
+        *,
+        shares_sweeps: bool = False,
+    ) -> None:
         """A worker says what steps take."""
         worker = self.workers[worker_id]
+        worker.shares_sweeps = shares_sweeps
         worker.tables = tables
         self._tables.update(tables)
         for one in worker.bound.values():
@@ -246,7 +256,7 @@ class Router:
         backlog = (bound + len(self._held)) // workers
         behind = len(self._held) - 1
         crowded = max(IMBALANCE * bound / workers, bound / workers + SLACK)
-        best, best_key, is_free = None, (inf, inf, 0), False
+        best, best_key, is_free = None, (inf, inf, 0, 0), False
         for worker in self._index.look(work.kind):
             table = self.table(worker, work.kind)
             seconds = extra_s(work, worker, table)
@@ -255,7 +265,7 @@ class Router:
                 seconds += behind * work.steps * table[0] / workers
             elif len(worker.bound) > crowded:
                 continue
-            key = seconds, self._index.key(worker), worker.id
+            key = seconds, self._index.key(worker), worker.bound_at, worker.id
             if key < best_key:
                 best, best_key, is_free = worker, key, has_room
         return best if is_free else None
@@ -266,6 +276,8 @@ class Router:
         """Whether a worker would serve a request at once."""
         if len(worker.bound) >= worker.most:
             return False
+        if worker.shares_sweeps:
+            return True  # whoever joins the sweep makes it little longer
         slots = self._slots(table, backlog)
         if len(worker.bound) < slots:
             return True
@@ -368,6 +380,8 @@ class Router:
         if work.needs is not None:
             worker.has.add(work.needs)
         self._owners[work.request] = worker.id
+        self._bindings += 1
+        worker.bound_at = self._bindings
         self._index.put(worker)
         if self._shares is not None:
             self._shares.charge(_queued(work), self._work_s(work))

@@ -186,7 +186,7 @@ class WorkerProcess:
                 protocol.StepCost(size[0], size[1], size[2], seconds)
                 for size, seconds in engine.step_costs.items()
             ]
-            report = protocol.Report(costs, engine.steps_left())
+            report = protocol.Report(costs, engine.steps_left(), engine.loaded.streamer is not None)
             self.send(protocol.Heartbeat(stalled_s, expected_s, engine.place_s, report))
             time.sleep(INTERVAL_S)
 

@@ -189,6 +189,7 @@ class Report(msgspec.Struct, array_like=True):
 
     costs: list[StepCost]
     steps_left: dict[str, float]  # of running requests, by their ids
+    shares_sweeps: bool = False  # weights are streamed: requests of all sizes share every step
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
