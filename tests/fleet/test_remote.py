@@ -18,39 +18,11 @@ from carpool.fleet.wire import HEADER, PACKET_BYTES, Malformed, Wire
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from support.app import CARD
+from support.fake_hosts import FakeChild, until
 
 SECRET = bytes(range(32))
 LOAD = protocol.LoadModel("shapes", EngineSettings())
 READY = protocol.WorkerReady(CARD, {}, 0.5)
-
-
-class FakeChild:
-    """A worker's process: says what it is told to, and notes what it gets."""
-
-    end, is_lost = "it ended with exit code 7", False
-
-    def __init__(self) -> None:
-        self.got: list[protocol.ToWorker] = []
-        self.told: asyncio.Queue[protocol.ToFront | None] = asyncio.Queue()
-        self.is_killed = self.is_closed = False
-
-    def send(self, message: protocol.ToWorker) -> None:
-        self.got.append(message)
-
-    async def messages(self) -> AsyncIterator[protocol.ToFront]:
-        while (message := await self.told.get()) is not None:
-            yield message
-
-    def kill(self) -> None:
-        self.is_killed = True
-        self.told.put_nowait(None)
-
-    async def close(self) -> None:
-        self.is_closed = True
-        self.told.put_nowait(None)
-
-    def of(self, kind: type) -> int:
-        return sum(isinstance(one, kind) for one in self.got)
 
 
 class Stage:
@@ -98,11 +70,6 @@ def told(story: Callable[[Stage], Awaitable[None]], **options: float) -> None:
                 await asyncio.sleep(0)
 
     asyncio.run(bounded())
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
@@ -345,13 +312,13 @@ def test_what_is_silent_is_lost_at_the_second_look_and_not_after_a_stall_of_ours
         now_s[0] = 1.7
         for _ in range(50):
             await asyncio.sleep(0)
-        assert not mine.is_silent
+        assert [mine.is_silent] == [False]
         heard.set()
         await until(lambda: mine._heard_s == 1.7)
         now_s[0] = 3.4
         for _ in range(50):
             await asyncio.sleep(0)
-        assert not mine.is_silent
+        assert [mine.is_silent] == [False]
         now_s[0] = 3.5
         assert await reading == b"the end"
         assert mine.is_silent

@@ -8,9 +8,9 @@ from carpool.config import LogFormat, LogLevel
 from carpool.fleet.fleet import Deployment, Fleet
 from carpool.fleet.models import ModelSpec, settings_on
 from carpool.fleet.pool import Pool
-from carpool.fleet.serving import Serving
 from carpool.worker.connection import Connector
 from carpool.worker.journals import Journals
+from carpool.worker.start import Start, spawn
 from carpool.worker.supervisor import Supervisor, WorkerListener
 
 
@@ -31,7 +31,8 @@ def local_fleet(
     max_loaded: int | None = None,
     journals: Journals | None = None,
     remote: Remote | None = None,
-) -> Serving:
+    start: Start = spawn,
+) -> Fleet | Pool:
     """What serves these models.
 
     Args:
@@ -48,6 +49,7 @@ def local_fleet(
             otel=otel,
             journals=journals,
             remote=remote,
+            start=start,
         )
 
     if len(specs) == 1 and not specs[0].is_on_demand:
@@ -68,6 +70,7 @@ def local_pool(
     otel: bool = False,
     journals: Journals | None = None,
     remote: Remote | None = None,
+    start: Start = spawn,
 ) -> Pool:
     """The workers of one model; the arguments are as for `Supervisor`."""
 
@@ -83,6 +86,7 @@ def local_pool(
             factory=spec.factory,
             listener=listener,
             journals=journals,
+            start=start,
         )
 
     workers = spec.workers

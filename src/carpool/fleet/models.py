@@ -116,9 +116,7 @@ def _workers(settings: ServeSettings, workers: int | None) -> tuple[int | None, 
         return workers, None
     least = least or 1
     if most is None:
-        raise SettingRejected(
-            f"min_workers={least}: needs --max-workers, the most that there may be"
-        )
+        raise SettingRejected(f"min_workers={least}: needs max_workers, the most that there may be")
     if not least <= (workers or least) <= most:
         told = "" if workers is None else f"workers={workers}, "
         raise SettingRejected(

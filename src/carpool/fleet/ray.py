@@ -9,11 +9,13 @@ Source: the placement of vLLM's `RayExecutorV2`: Ray starts, own messages carry 
 """
 
 import asyncio
+import hashlib
 import logging
-import os
 import re
 import secrets
+import socket
 import ssl
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -31,6 +33,7 @@ from carpool.fleet.remote import Address, RemoteConnection
 
 log = logging.getLogger("carpool")
 
+REACH_S = 5.0
 JOIN_S = 30.0  # for an actor that runs to say where it listens
 SLOW_S = 20.0  # until a worker that Ray does not place is worth a line
 AGAIN_S = 0.5
@@ -75,7 +78,7 @@ class WorkerActor:
         ray = _ray()
         self._me = ray.get_runtime_context().current_actor
         self._secret, self._keep_s = secret, keep_s
-        self._tls = _server_tls(certificate, key) if certificate else None
+        self._tls = server_tls(certificate, key) if certificate else None
         self._address: str = ray.util.get_node_ip_address()
         self._port: Future[int] = Future()
         threading.Thread(target=self._run, name="carpool-host", daemon=True).start()
@@ -85,7 +88,8 @@ class WorkerActor:
         return self._address, self._port.result(JOIN_S), self._secret, carpool.__version__
 
     def _run(self) -> None:
-        # the process dies with this thread (`process.py`), and Ray may have another kind of loop
+        if sys.version_info < (3, 14):  # uvloop's, which Ray sets, starts no processes on a thread
+            asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
             try:
                 runner.run(self._serve())
@@ -104,7 +108,15 @@ class WorkerActor:
         _ray().kill(self._me, no_restart=True)
 
 
-def _server_tls(certificate: str, key: str) -> ssl.SSLContext:
+def _check_reachable(address: str) -> None:
+    """Raise OSError unless something listens at HOST:PORT: Ray would try for a minute."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), REACH_S).close()
+
+
+def server_tls(certificate: str, key: str) -> ssl.SSLContext:
+    """TLS of a worker's end; both arguments are PEM."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.TemporaryDirectory() as folder:  # OpenSSL reads files only
         files = [Path(folder, name) for name in ("certificate", "key")]
@@ -130,15 +142,18 @@ class RayCluster:
         Raises:
             SettingRejected: Ray is not installed, or there is no such cluster.
         """
+        # it misses its signal handlers: they cannot be set on this thread, and are ours
+        logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
         ray, settings = _ray(), self._settings
         try:
+            _check_reachable(settings.address)
             ray.init(
                 settings.address,
                 namespace=f"carpool-{settings.fleet}",
                 log_to_driver=False,
                 configure_logging=False,
             )
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             here = "start one with `ray start --head`, or say its address as HOST:PORT"
             raise SettingRejected(
                 f"ray={settings.address!r}: there is no Ray cluster ({error}): {here}"
@@ -312,5 +327,6 @@ class RayConnector:
 
 
 def _named(model: str) -> str:
-    """A model in the names of actors and resources."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", os.path.normpath(model).strip("/"))[-80:]
+    """A model in the names of actors and resources, told from others by a digest."""
+    digest = hashlib.sha256(model.encode()).hexdigest()[:8]
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', model)[-60:]}-{digest}"

@@ -55,14 +55,14 @@ class Resizer:
     async def _follow(self, autoscaler: Autoscaler) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            self.look(autoscaler)
+            self.look(autoscaler, asyncio.get_running_loop().time())
 
-    def look(self, autoscaler: Autoscaler) -> None:
+    def look(self, autoscaler: Autoscaler, now_s: float) -> None:
         """Add or remove workers, if the autoscaler says so."""
         if self._rolling is not None and not self._rolling.done():
             return
         demand = self._pool.demand
-        wanted = autoscaler.workers(asyncio.get_running_loop().time(), demand)
+        wanted = autoscaler.workers(now_s, demand)
         if wanted == demand.workers:
             return
         log.info(

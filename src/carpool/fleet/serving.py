@@ -41,7 +41,6 @@ class Serving(Service, Protocol):
 
     @property
     def state(self) -> ServingState: ...
-    def roll(self) -> None: ...
     async def submit(
         self,
         job: CheckedRequest,

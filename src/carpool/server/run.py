@@ -41,6 +41,7 @@ from carpool.telemetry import logs, tracing
 from carpool.telemetry.tracing import Tracing
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
+from carpool.worker.start import ForkingStarter
 
 log = logging.getLogger("carpool")
 
@@ -157,6 +158,7 @@ async def _serve(
         from carpool.fleet.ray import connected
 
         cluster = await asyncio.to_thread(connected, settings)
+    starter = ForkingStarter()
     supervisor = local_fleet(
         models,
         spool=store.passing,
@@ -166,6 +168,7 @@ async def _serve(
         max_loaded=settings.max_loaded,
         journals=journals,
         remote=cluster,
+        start=starter.start,
     )
     at_once = sum(len(one.devices) * one.settings.max_running for one in models)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, supervisor, keys)
@@ -209,6 +212,7 @@ async def _serve(
         await supervisor.stop()
         if cluster is not None:
             await asyncio.to_thread(cluster.disconnect)
+        await starter.close()
 
 
 def _job_journals(

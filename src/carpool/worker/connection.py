@@ -9,20 +9,18 @@ import asyncio
 import contextlib
 import logging
 import mmap
-import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Protocol
 
 from carpool.errors import StoreFailed, reason
 from carpool.worker import protocol
+from carpool.worker.start import Process, Start, spawn
 
 log = logging.getLogger("carpool")
 _EXIT_TIMEOUT_S = 2.0  # of a process whose socket is closed
-_SECRETS = ("CARPOOL_API_KEY", "CARPOOL_API_KEY_FILE")  # the worker runs the code of models
 
 
 class Connection(Protocol):
@@ -53,15 +51,15 @@ class Connector(Protocol):
 
 
 class LocalConnector:
-    """Starts processes on this machine; the argument is as for `WorkerConnection.open`."""
+    """Starts processes on this machine; the arguments are as for `WorkerConnection.open`."""
 
     is_remote = False
 
-    def __init__(self, spool: Path | None) -> None:
-        self._spool = spool
+    def __init__(self, spool: Path | None, start: Start) -> None:
+        self._spool, self._start = spool, start
 
     async def open(self) -> Connection:
-        return await WorkerConnection.open(self._spool)
+        return await WorkerConnection.open(self._spool, self._start)
 
     async def end(self) -> None:
         """Its process has ended with its connection."""
@@ -72,7 +70,7 @@ class WorkerConnection:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         spool: Path | None = None,
@@ -81,10 +79,11 @@ class WorkerConnection:
         self._spool, self._is_killed = spool, False
 
     @classmethod
-    async def open(cls, spool: Path | None = None) -> "WorkerConnection":
+    async def open(cls, spool: Path | None = None, start: Start = spawn) -> "WorkerConnection":
         """Start a process.
 
         Args:
+            start: starts a worker that serves the other end of a socket.
             spool: the folder where the worker puts large outputs.
 
         Raises:
@@ -92,12 +91,10 @@ class WorkerConnection:
         """
         ours, theirs = socket.socketpair()
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "carpool.worker.process", str(theirs.fileno()),
-                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the front's to handle
-                env={name: text for name, text in os.environ.items() if name not in _SECRETS},
-            )  # fmt: skip
+            process = await start(theirs)
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
         return cls(process, *await asyncio.open_unix_connection(sock=ours), spool)

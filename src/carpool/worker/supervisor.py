@@ -28,6 +28,7 @@ from carpool.worker.connection import Connection, Connector, LocalConnector
 from carpool.worker.journals import Journals
 from carpool.worker.queries import Queries, Query
 from carpool.worker.requests import OnPreview, OnProgress, WorkerRequests
+from carpool.worker.start import Start, spawn
 from carpool.worker.watchdog import INTERVAL_S, Watchdog
 
 log = logging.getLogger("carpool")
@@ -63,6 +64,7 @@ class Supervisor:
         listener: where the worker is one of several: what it had when it died is `Moved` to others.
         journals: of requests, so that they go on where they were when a worker died; None: they
             start over. Workers of one pool share it, and the pool closes what it opened.
+        start: starts a process; see `start.py`.
     """
 
     def __init__(
@@ -78,9 +80,10 @@ class Supervisor:
         factory: str | None = None,
         listener: WorkerListener | None = None,
         journals: Journals | None = None,
+        start: Start = spawn,
     ) -> None:
-        self._connector, self._timeout_s = connector or LocalConnector(spool), timeout_s
-        self._listener = listener
+        self._connector = connector or LocalConnector(spool, start)
+        self._listener, self._timeout_s = listener, timeout_s
         folder = "" if spool is None or connector is not None else str(spool)
         self._load = protocol.LoadModel(
             model, settings, folder, *log, otel, listener is None, factory
@@ -291,7 +294,8 @@ class Supervisor:
             if was_ready:
                 deaths = itertools.count()
             delay_s = _BACKOFF_S[min(next(deaths), len(_BACKOFF_S) - 1)]
-            log.error("the worker died (%s); a new one starts in %g s", self._end, delay_s)
+            what = "the worker is out of reach" if self._is_lost else "the worker died"
+            log.error("%s (%s); a new start in %g s", what, self._end, delay_s)
             await asyncio.sleep(delay_s)
 
     async def _run_once(self) -> bool:
