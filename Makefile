@@ -27,7 +27,7 @@ test: .venv/ready  ## all tests: no network, no GPU
 	$(BIN)/pip install --quiet --requirement requirements-ray.lock
 	touch $@
 
-test-ray: .venv/ray  ## workers on a Ray cluster of two nodes on this machine (three minutes)
+test-ray: .venv/ray  ## workers on a Ray cluster of two nodes on this machine (some minutes)
 	$(ONE_THREAD) $(BIN)/python -m pytest -m ray tests/fleet/test_ray.py
 
 test-noise: .venv/ready build/torchvision  ## all tests, slow ones too, with other last bits in every shared forward
