@@ -158,7 +158,7 @@ class Fleet:
         pool = one.pool = one.make()
         one.began_s = self._now_s()
         one.running = pool.start()
-        pool.watch_activity(self._on_activity)
+        pool.watch_activity(_of_model(self._on_activity, one.name))
         if not one.is_on_demand:
             one.running.add_done_callback(self._ended)
         return pool
@@ -349,8 +349,9 @@ class Fleet:
     def watch_activity(self, listener: OnActivity | None) -> None:
         """Tell a listener what all engines do, those of models that are loaded later too."""
         self._on_activity = listener
-        for pool in self._pools():
-            pool.watch_activity(listener)
+        for one in self._deployments.values():
+            if one.pool is not None:
+                one.pool.watch_activity(_of_model(listener, one.name))
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests."""
@@ -373,3 +374,15 @@ class Fleet:
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _of_model(listener: OnActivity | None, name: str) -> OnActivity | None:
+    """The same listener, that is told the model's name."""
+    if listener is None:
+        return None
+
+    def told(activity: protocol.Activity) -> None:
+        activity.model = name
+        listener(activity)
+
+    return told

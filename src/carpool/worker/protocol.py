@@ -283,6 +283,7 @@ class Activity(msgspec.Struct, tag="activity"):
     waiting: list[WaitingRequest]
     waiting_count: int
     worker: int = 0  # of several; the front says which
+    model: str = ""  # of several; the front says which
 
 
 ToWorker = (
