@@ -108,6 +108,9 @@ fuzz: .venv/ready build/fuzz/ready  ## what the OpenAPI document allows and forb
 chaos: .venv/ready  ## kill, stop, fill the disk, vanish, for ten minutes; nothing may be lost
 	$(PROOF) proof.chaos --write
 
+chaos-fleet: .venv/ready  ## the same with three workers of two models
+	$(PROOF) proof.chaos --workers 3 --write
+
 soak: .venv/ready  ## half an hour of use; nothing may grow
 	$(PROOF) proof.soak --write
 

@@ -38,7 +38,7 @@ class House:
 
     folder: Path  # of its log
     flags: tuple[str, ...] = ()
-    model: str = "shapes"
+    model: str = "shapes"  # nothing: the flags say
     fault: str = ""  # beside those that this process has; see `carpool.engine.faults`
     port: int = field(default_factory=lambda: _free_port())
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -58,7 +58,8 @@ class House:
         environ |= {MARK: self.mark, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         environ |= {FAULT_VARIABLE: f"{os.environ.get(FAULT_VARIABLE, '')},{self.fault}"}
         environ |= {"CARPOOL_COST_TABLE": str(self.folder / "costs.json")}
-        command = [sys.executable, "-m", "carpool.cli.main", "serve", self.model, "--port"]
+        command = [sys.executable, "-m", "carpool.cli.main", "serve"]
+        command += [*([self.model] if self.model else []), "--port"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, str(self.port), *self.flags],
@@ -87,11 +88,14 @@ class House:
         names = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
         return [int(name) for name in names if wanted in _read(int(name), "environ")]
 
-    def signal_worker(self, number: signal.Signals) -> None:
-        """Send the newest worker a signal, if there is one."""
-        for pid in self.workers()[-1:]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def signal_worker(self, number: signal.Signals, place: int = -1) -> int | None:
+        """Send a worker a signal, by default the newest; gives its process, if there is one."""
+        workers = self.workers()
+        if not workers:
+            return None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid := workers[place % len(workers)], number)
+        return pid
 
     def kill_front(self) -> None:
         """End the front at once, and wait until the kernel has taken it away."""

@@ -19,6 +19,7 @@ from training.shapes.judge import shows
 
 ENDPOINT = "/v1/images/generations"
 STEPS = (6, 8, 12, 16)
+DEADLINE_S = 600.0  # it orders work; none is so late that it would be refused
 EXACT = ("--numerics", "exact")  # flags of the server: company changes no bit of a picture
 
 Verdict = Literal["right", "foreign", "spoiled"]
@@ -50,8 +51,13 @@ class Ticket:
         return "foreign" if any(shows(picture, one.prompt) for one in strangers) else "spoiled"
 
 
-async def tickets(http: httpx2.AsyncClient, count: int, seed: int) -> list[Ticket]:
+async def tickets(
+    http: httpx2.AsyncClient, count: int, seed: int, models: Sequence[str] = ()
+) -> list[Ticket]:
     """Have a server draw one request after another; keeps those that the judge finds right.
+
+    Args:
+        models: of a fleet; requests then have priorities, and some a deadline, too.
 
     Raises:
         RuntimeError: it draws too few right ones.
@@ -59,6 +65,9 @@ async def tickets(http: httpx2.AsyncClient, count: int, seed: int) -> list[Ticke
     rng, found = random.Random(seed), list[Ticket]()
     for number, prompt in enumerate(prompts(count)):
         body = {"prompt": prompt, "seed": number, "num_inference_steps": rng.choice(STEPS)}
+        if models:
+            body |= {"model": rng.choice(models), "priority": rng.randint(-5, 5)}
+            body |= {"deadline_s": DEADLINE_S} if rng.random() < 1 / 3 else {}
         answer = await http.post(ENDPOINT, json=body)
         answer.raise_for_status()
         picture = decoded(base64.b64decode(answer.json()["data"][0]["b64_json"]))

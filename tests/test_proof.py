@@ -97,6 +97,17 @@ def test_a_broken_server_loses_nothing_and_comes_back() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_broken_fleet_loses_nothing_and_comes_back() -> None:
+    done = asyncio.run(chaos.run(minutes=12, seed=5, most=8, workers=3))
+
+    assert chaos.problems(done) == []
+    assert len({one.what for one in done.struck}) == 8
+    assert "connection held for 2 s" in {one.what for one in done.struck}
+    assert "--workers 3" in chaos.page(done)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ten_times_too_much_is_refused_quickly_and_the_rest_is_done() -> None:
     done = asyncio.run(overload.measure(seconds=10))
@@ -322,7 +333,7 @@ def test_every_promise_names_tests_that_exist() -> None:
         assert re.search(rf"^(async )?def {test}\(", text, re.MULTILINE), f"{name}::{test}"
 
 
-@pytest.mark.parametrize("name", ["fuzz", "chaos", "soak", "overload"])
+@pytest.mark.parametrize("name", ["fuzz", "chaos", "chaos-fleet", "soak", "overload"])
 def test_every_run_has_its_target_and_its_section(name: str) -> None:
     assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert with_section(PAGE.read_text(), name, "x")

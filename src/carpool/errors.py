@@ -87,6 +87,10 @@ class CarpoolError(Exception):
         return {"message": message, "type": self.type, "param": self.param, "code": self.code}
 
 
+class Released(Exception):
+    """No failure: a worker gave a request up, so that another one goes on with it."""
+
+
 class Rejected(CarpoolError):
     """The request is at fault."""
 

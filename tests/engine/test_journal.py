@@ -15,6 +15,7 @@ from carpool.engine import journal as journals
 from carpool.engine.answers import copied, pack, size, unpack
 from carpool.engine.journal import Answered, Journal
 from carpool.engine.probation.snapshot import difference
+from carpool.errors import Released
 from carpool.request.parameters import check
 from carpool.types import JournalEntry, Request
 from support.engine_driver import Drive, Recorder, driving, fresh
@@ -96,6 +97,45 @@ def test_another_engine_runs_only_what_was_not_written_down_and_gives_the_same_b
         assert steps[0] >= 3 or "step_cache" in parameters  # steps skipped since are skipped again
         assert steps == sorted(set(steps))
         assert replayed(other, request) == len(entries)
+
+
+@pytest.mark.parametrize("family", ["flux", "sd15"])
+def test_a_request_that_is_given_up_goes_on_elsewhere_and_no_step_is_made_again(
+    family: str,
+) -> None:
+    request, kept = asked(family), list[Answered]()
+    with driving(family, numerics="exact") as drive:
+        alone = put(drive, request, [])
+        drive.finish()
+        whole, made = tensor_of(alone), len(drive.forwards)
+    with driving(fresh(family), numerics="exact") as drive:
+        ran = put(drive, request, [], kept)
+        drive.turn_until(lambda: any(event.step >= 3 for event in ran.events))
+        drive.engine.release(request.request_id)
+        drive.finish()
+        assert isinstance(ran.error, Released)
+        before = len(drive.forwards)
+    with driving(fresh(family), numerics="exact") as other:
+        again = put(other, request, [one.entry() for one in kept])
+        other.finish()
+        assert torch.equal(tensor_of(again), whole)
+        assert before + len(other.forwards) == made
+
+
+def test_a_request_stays_whose_journal_lacks_a_call_and_one_that_waits_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(journals, "MOST_BYTES", 100)
+    request, other = asked("flux"), asked("flux", seed=8)
+    with driving("flux", max_running=1) as drive:
+        ran = put(drive, request, [], [])
+        drive.turn_until(lambda: any(event.step >= 2 for event in ran.events))
+        waits = put(drive, other, [], [])
+        for name in (request.request_id, other.request_id, "unknown"):
+            drive.engine.release(name)
+        drive.finish()
+        assert isinstance(waits.error, Released)
+        assert tensor_of(ran) is not None
 
 
 def test_noise_that_each_step_draws_is_the_same_again() -> None:

@@ -21,6 +21,7 @@ from carpool.errors import (
 from carpool.fleet.pool import Pool
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
+from carpool.worker.journals import Journals
 from support.fake_workers import FakeWorker
 
 
@@ -29,7 +30,8 @@ class Stage:
 
     def __init__(self, workers: int, **settings: Any) -> None:
         self.workers: list[FakeWorker] = []
-        self.pool = Pool(self._make, ["cpu"] * workers, EngineSettings(**settings))
+        self.journals = Journals()
+        self.pool = Pool(self._make, ["cpu"] * workers, EngineSettings(**settings), self.journals)
         self.tasks: dict[str, asyncio.Task[protocol.Done]] = {}
         self.running = self.pool.start()
 
@@ -42,12 +44,16 @@ class Stage:
             job = CheckedRequest(
                 name, 1, {"prompt": "a cat", "num_inference_steps": steps}, **options
             )
+            self.journals.open(name)
             self.tasks[name] = asyncio.create_task(self.pool.submit(job))
         await self.settle()
 
     async def settle(self) -> None:
         for _ in range(20):
             await asyncio.sleep(0)
+
+    def all(self) -> list[str]:
+        return [name for names in self.has() for name in names]
 
     def has(self) -> list[list[str]]:
         return [sorted(worker.running) for worker in self.workers]
@@ -290,7 +296,12 @@ def test_a_pool_of_one_worker_leaves_everything_to_it() -> None:
         await stage.settle()
         await stage.submit(*"abcdefgh")
         assert stage.has() == [list("abcdefgh")]
-        assert await stage.pool.statistics() == {"waiting": 0, "running": 8, "requests": 8}
+        assert await stage.pool.statistics() == {
+            "waiting": 0,
+            "running": 8,
+            "requests": 8,
+            "steps_again": 0,
+        }
         stage.workers[0].die()
         await stage.settle()
         assert all(isinstance(task.exception(), CarpoolError) for task in stage.tasks.values())
@@ -317,5 +328,71 @@ def test_an_estimate_is_of_the_worker_that_would_begin_first() -> None:
         stage.workers[0].wait_s, stage.workers[1].wait_s = 7.0, 2.0
         told_ = await stage.pool.estimate(CheckedRequest("a", 1, {"prompt": "a cat"}))
         assert told_.wait_s == 2.0
+
+    told(story)
+
+
+def test_what_a_worker_has_that_is_to_end_moves_to_others_and_says_so() -> None:
+    async def story() -> None:
+        stage = await ready()
+        await stage.submit("a", "b", steps=100)
+        [moving] = stage.has()[0]
+        stage.workers[0].report(SOLO, **{moving: 60.0})
+        ending = asyncio.create_task(stage.pool.remove_worker(stage.pool.members()[0]))
+        await stage.settle()
+        assert stage.has()[1] == ["a", "b"]
+        assert stage.workers[1].got[-1][2] == 0  # no death is counted
+        async with asyncio.timeout(5):
+            await ending
+        assert stage.workers[0].retired
+        [told] = await stage.pool.timelines([moving])
+        [move] = told["moves"]
+        assert (move["from"], move["to"], move["why"]) == (0, 1, "drain")
+        assert (await stage.pool.statistics())["moves"] == {"drain": 1}
+        stage.workers[1].finish(moving)
+        await stage.settle()
+        assert stage.tasks[moving].result().request_id == moving
+
+    told(story)
+
+
+def test_what_cannot_move_ends_where_it_is_and_the_worker_after_it() -> None:
+    async def story() -> None:
+        stage = await ready()
+        await stage.submit("a", "b", steps=100)
+        [staying] = stage.has()[0]
+        stage.workers[0].keeps.add(staying)
+        ending = asyncio.create_task(stage.pool.remove_worker(stage.pool.members()[0]))
+        await stage.settle()
+        assert stage.has()[0] == [staying]
+        assert not stage.workers[0].retired
+        stage.workers[0].finish(staying)
+        async with asyncio.timeout(5):
+            await ending
+
+    told(story)
+
+
+def test_an_urgent_request_pauses_one_of_lower_priority_which_goes_on_later() -> None:
+    async def story() -> None:
+        stage = await ready(1 + 1)
+        names = [f"low{n}" for n in range(6)]
+        for name in names:
+            await stage.submit(name, steps=100, priority=-5)
+        assert sum(map(len, stage.has())) == 4  # of six
+        await stage.submit("urgent", steps=100, priority=5)
+        assert "urgent" not in stage.all()
+        stage.workers[0].report(SOLO)
+        await stage.settle()
+        running = stage.all()
+        assert "urgent" in running
+        assert len(running) == 4
+        [paused] = [name for one in stage.workers for name in one.asked_to_release]
+        assert paused not in running
+        for worker in stage.workers:
+            for name in list(worker.running):
+                worker.finish(name)
+        await stage.settle()
+        assert paused in stage.all()  # it goes on
 
     told(story)

@@ -14,7 +14,7 @@ from carpool_lab.simulate.routing import (
     small_scenes,
 )
 from carpool_lab.simulate.scenario import Model, mix, play
-from carpool_lab.simulate.tables import TABLES
+from carpool_lab.simulate.tables import TABLES, siblings
 from carpool_lab.workload import bursts, generators, plan
 
 
@@ -50,6 +50,41 @@ def test_workers_that_die_lose_no_request() -> None:
 
     assert all(one.ended_s < float("inf") for one in found.values())
     assert found[OWN].mean_s <= MOST_MEAN * found["least-work"].mean_s
+
+
+@pytest.mark.parametrize("kind", ["uniform", "sizes"])
+def test_streamed_weights_are_filled_whatever_the_sizes(kind: str) -> None:
+    found = compare_routers(
+        Scene("streamed-mixed-sizes", kind, 0.9), (OWN, "least-work"), seeds=(0,), count=150
+    )
+
+    mean, p99 = ratios(found)
+    assert mean <= MOST_MEAN
+    assert p99 <= MOST_P99
+
+
+@pytest.mark.parametrize("load", [0.3, 0.9])
+def test_of_workers_that_seem_equal_the_one_takes_it_that_waited_longest(load: float) -> None:
+    mean, p99 = ratios(compare_routers(Scene("sana-1024", "uniform", load), seeds=(0,), count=300))
+
+    assert mean <= MOST_MEAN
+    assert p99 <= MOST_P99
+
+
+@pytest.mark.parametrize("load", [0.5, 0.9])
+def test_moves_lose_no_request_and_cost_next_to_nothing(load: float) -> None:
+    model = Model(siblings(TABLES["sana-512"]))
+    wanted = mix("sizes", model.tables)
+    when, what = generators(0)
+    rate = 4 * load * model.capacity_qps(wanted)
+    arrivals = plan(bursts(rate, when, size=1), wanted, what, count=300)
+    played = [
+        play(model, arrivals, "continuous", workers=4, lifetime_s=30.0, moves=moves)
+        for moves in (False, True)
+    ]
+    assert all(ride.ended_s < float("inf") for result in played for ride in result.rides)
+    without, with_moves = (sum(r.latency_s for r in result.rides) for result in played)
+    assert with_moves <= MOST_MEAN * without
 
 
 @pytest.mark.parametrize("table", ["flux-512", "qwen-512-streamed"])

@@ -23,6 +23,8 @@ class FakeWorker:
         self.got: list[tuple[str, float, int]] = []  # request, waited_s, deaths
         self.held_s, self.lora = 0.0, dict[str, str]()
         self.stopped = self.retired = False
+        self.asked_to_release: list[str] = []
+        self.keeps = set[str]()  # requests whose journals are not whole
         self.on_activity: OnActivity | None = None
         self.wait_s = 0.0  # that it estimates
         self._is_ready, self._failed = asyncio.Event(), asyncio.Event()
@@ -133,6 +135,12 @@ class FakeWorker:
 
     def reload(self) -> None:
         self.lora["reloaded"] = ""
+
+    def release(self, request_id: str) -> None:
+        self.asked_to_release.append(request_id)
+        answer = self.running.get(request_id)
+        if answer is not None and request_id not in self.keeps:
+            answer.set_exception(Moved(0, was_released=True))
 
     def hold(self, work_s: float) -> None:
         self.held_s = work_s

@@ -52,6 +52,7 @@ class Answered:
     answer: Any
     device: Device
     moment: Any  # when it is computed, on the device
+    size: int  # bytes of its tensors
 
     def entry(self) -> JournalEntry:
         """The answer as bytes, once the device has it. On any thread."""
@@ -81,16 +82,22 @@ class Journal:
         self._identity, self._request_id = b"", ""
         self._device: Device
         self.replayed = 0  # calls
+        self._lacking = 0  # calls that ran, and will have to run again
 
     def begin(self, model: "Identity", request: CheckedRequest) -> None:
         """The request starts, or starts again."""
         self._request_id, self._device = request.request_id, model.device
-        self._calls = self._next = self.replayed = 0
+        self._calls = self._next = self.replayed = self._lacking = 0
         try:
             self._identity = model.of(request)
         except Exception:  # of a model that nobody foresaw: it is served without a journal
             log.exception("no journal is kept of request %s", request.request_id)
             self._past, self._sink = [], None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether another engine would come to the same place without a forward."""
+        return self._sink is not None and not self._lacking
 
     def drop(self) -> None:
         """Forget the past."""
@@ -148,6 +155,7 @@ class Journal:
     def ran(self, call: Call, answer: Any) -> None:
         """Note the answer of the call that was asked for last, which did run."""
         mark, self._mark = self._mark, None
+        self._lacking += 1
         if mark is None or self._sink is None or self.is_replaying:
             return
         before, self._versions = self._versions, []
@@ -165,7 +173,8 @@ class Journal:
         except torch.OutOfMemoryError:
             return
         number, moment = self._calls, self._device.mark()
-        self._sink(Answered(self._request_id, number, mark, copy, self._device, moment))
+        self._sink(Answered(self._request_id, number, mark, copy, self._device, moment, size))
+        self._lacking -= 1
 
 
 _said: set[tuple[str, str]] = set()

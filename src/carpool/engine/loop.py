@@ -1,8 +1,8 @@
 """The main loop: admit requests, choose calls, run them as one forward, resume their fibers.
 
 An `EngineCore` is driven by one thread, which calls `step` again and again (`run` does). `submit`,
-`cancel`, `add_lora`, `reload`, `close`, `statistics`, `timeline` and `requests` may be called from
-any thread.
+`cancel`, `release`, `add_lora`, `reload`, `close`, `statistics`, `timeline` and `requests` may be
+called from any thread.
 """
 
 import logging
@@ -172,6 +172,14 @@ class EngineCore:
         """End a request, queued or running, before its next forward."""
         self._queue.cancel(request_id, error)
 
+    def release(self, request_id: str) -> None:
+        """Give a request up before its next forward, for another engine that goes on with it.
+
+        It ends with `Released`, after all that is to be known of it went to its journal. Where that
+        lacks more than a step, it stays.
+        """
+        self._queue.release(request_id)
+
     def add_lora(self, name: str, path: str | Path) -> None:
         """Register an adapter while requests run; see `Adapters.add` for what it raises."""
         self._registry.add(name, path)
@@ -326,6 +334,7 @@ class EngineCore:
         forward_s = 0.0
         self.heartbeat.beat()
         self._running.end_cancelled()
+        self._running.end_released()
         results = self._queue.take_host_results()
         self._running.resume(results)
         while states := self._scheduler.admit(len(self._running)):

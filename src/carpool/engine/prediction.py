@@ -109,8 +109,8 @@ class Predictor:
             curve = self._costs.curve(kind)
             if not curve.is_empty:
                 several = range(1, max(1, most_rows // rows) + 1)
-                scale = self._calls_a_step * self._costs.factor
-                found[size] = [curve.seconds(n * rows) * scale for n in several]
+                seconds = [self._costs.seconds(kind, n * rows) for n in several]  # copies, too
+                found[size] = [one * self._calls_a_step for one in seconds]
         return found
 
     @property

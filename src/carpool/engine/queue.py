@@ -26,6 +26,7 @@ class RequestQueue:
         self._changed = threading.Condition()
         self._waiting: deque[RequestState] = deque()
         self._cancelled: dict[str, CarpoolError] = {}
+        self._released: set[str] = set()
         self._host_results: list[tuple[RequestState, Any]] = []
         self._next_timeout_s = inf  # no timeout, of queued or running requests, is earlier
         self._completions = _CompletionRate()
@@ -118,6 +119,27 @@ class RequestQueue:
             self._cancelled[request_id] = error or Cancelled("the request was cancelled")
             self._changed.notify()
 
+    def release(self, request_id: str) -> None:
+        """Have a request given up between two forwards, if another engine can go on with it."""
+        with self._changed:
+            self._released.add(request_id)
+            self._changed.notify()
+
+    def take_released(self, running: Iterable[RequestState]) -> list[RequestState]:
+        """Requests to be given up, as far as that costs no more than a step; leaves the others."""
+        if not self._released:
+            return []  # the usual case
+        with self._changed:
+            names, self._released = self._released, set()
+            waiting = [one for one in self._waiting if one.request_id in names]
+            self._waiting = deque(one for one in self._waiting if one.request_id not in names)
+            self._version += 1
+        return waiting + [
+            one
+            for one in running
+            if one.request_id in names and one.journal is not None and one.journal.is_whole
+        ]
+
     def take_ended(
         self, running: Iterable[RequestState]
     ) -> list[tuple[RequestState, CarpoolError]]:
@@ -176,6 +198,7 @@ class RequestQueue:
                 lambda: (
                     self._version != since
                     or self._cancelled
+                    or self._released
                     or self._host_results
                     or self.is_closed
                 ),

@@ -26,7 +26,7 @@ from carpool.engine.queue import RequestQueue
 from carpool.engine.request import FiberState, RequestState
 from carpool.engine.step_cache import StepCache
 from carpool.engine.tokenizers import HostCall
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, Released
 from carpool.request.parameters import rounded_size
 from carpool.types import Clock, Event
 
@@ -109,6 +109,12 @@ class RunningRequests:
         """End the requests, running or queued, that were cancelled or have timed out."""
         for state, error in self._queue.take_ended(self._states.values()):
             self._end(state, None, error)
+
+    def end_released(self) -> None:
+        """Give up the requests that another engine is to go on with."""
+        for state in self._queue.take_released(self.states):
+            state.timeline.is_moved = True
+            self._end(state, None, Released("another engine goes on with it"))
 
     def end_all(self, error: CarpoolError) -> None:
         """End all requests, running or queued."""

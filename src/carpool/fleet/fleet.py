@@ -338,7 +338,8 @@ class Fleet:
             key: sum(one.get(key, 0) for one in models.values())
             for key in ("waiting", "running", "requests")
         }
-        return {**total, "models": models}
+        again = max(one.get("steps_again", 0) for one in models.values())  # of all, each says
+        return {**total, "steps_again": again, "models": models}
 
     async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
         """What a request would take if it came now, by the model that it names."""

@@ -186,8 +186,11 @@ class HeldRequests:
         default = (card.default_size_px if card else None) or (None, None)
         return width or default[0], height or default[1], frames
 
-    async def bound(self, job: CheckedRequest, work: RoutedRequest) -> int:
+    async def bound(self, job: CheckedRequest, work: RoutedRequest, to: int | None = None) -> int:
         """Hold a request until the router has bound it; returns the worker.
+
+        Args:
+            to: the worker that gets it at once, if it takes requests.
 
         Raises:
             DeadlineExceeded: its `timeout_s` ran out.
@@ -195,9 +198,11 @@ class HeldRequests:
         left_s = None
         if job.timeout_s is not None:
             left_s = max(0.0, work.arrived_s + job.timeout_s - self._now_s())
+        self.router.hold(work)
+        if to is not None and self.router.bind_to(work.request, to):
+            return to
         waiting = _Waiting(job, asyncio.get_running_loop().create_future())
         self._held[work.request] = waiting
-        self.router.hold(work)
         self.assign_soon()
         try:
             async with asyncio.timeout(left_s):
@@ -237,7 +242,7 @@ class HeldRequests:
             self._kind(one.width, one.height, one.frames): tuple(one.seconds)
             for one in report.costs
         }
-        self.router.learned(worker, tables)
+        self.router.learned(worker, tables, shares_sweeps=report.shares_sweeps)
         known = ((self._numbers_of.get(name), left) for name, left in report.steps_left.items())
         steps = {number: left for number, left in known if number is not None}
         self.router.progressed(worker, steps)

@@ -86,6 +86,8 @@ class WorkerLoad:
     has: set[Hashable] = field(default_factory=set)  # what it need not load, of what requests need
     load_s: float = 0.0  # what loading such a thing takes
     is_open: bool = True  # takes requests
+    shares_sweeps: bool = False  # its weights are streamed: requests of all kinds share every step
+    bound_at: int = 0  # when a request was bound to it last, in bindings
     bound: dict[int, Bound] = field(default_factory=dict)  # by `RoutedRequest.request`
 
     @property
@@ -98,7 +100,8 @@ class WorkerLoad:
         kinds: dict[Hashable, list[Bound]] = {}
         for one in (*self.bound.values(), *more):
             if one.work.request != without:
-                kinds.setdefault(one.work.kind, []).append(one)
+                kind = None if self.shares_sweeps else one.work.kind
+                kinds.setdefault(kind, []).append(one)
         return sum(map(_fused_s, kinds.values()))
 
 
@@ -136,7 +139,7 @@ def extra_s(work: RoutedRequest, worker: WorkerLoad, table: StepTable) -> float:
     apart_s, same = 0.0, []
     for one in bound:
         left_s = one.steps_left * one.table[0]
-        if one.work.kind == work.kind:
+        if one.work.kind == work.kind or worker.shares_sweeps:
             same.append(one.steps_left)
         else:
             apart_s += left_s if left_s < alone_s else alone_s

@@ -173,7 +173,9 @@ class Members:
         for handle in self.handles:
             with contextlib.suppress(CarpoolError):
                 for one in await handle.timelines(request_ids):
-                    found[one["id"]] = one
+                    before = found.setdefault(one["id"], one)
+                    if one.get("submitted_at", 0.0) > before.get("submitted_at", 0.0):
+                        found[one["id"]] = one  # it had the request later
         return [found[name] for name in request_ids if name in found]
 
 

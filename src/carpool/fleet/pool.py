@@ -17,6 +17,7 @@ from carpool.errors import Draining, LoadFailed, Starting, WorkerLost
 from carpool.fleet.autoscaler import Demand, Scale
 from carpool.fleet.held import HeldRequests
 from carpool.fleet.members import Make, Member, Members
+from carpool.fleet.mover import Mover
 from carpool.fleet.resizing import Resizer
 from carpool.fleet.serving import ServingState, WorkerHandle
 from carpool.types import CheckedRequest
@@ -27,6 +28,7 @@ from carpool.worker.supervisor import OnActivity
 
 log = logging.getLogger("carpool")
 
+ASKED_AGAIN_S = 1.0  # to give up what a worker that is to end has
 AGAIN_S = 30.0  # until a worker that could not load is tried again, once another one is ready
 
 
@@ -59,6 +61,7 @@ class Pool:
         self._is_alone = len(self.devices) == 1 and is_fixed and scale is None
         self._members = Members()
         self._requests = HeldRequests(settings, lambda: self.ready.card if self.ready else None)
+        self._mover = Mover(self._requests.router, journals, self._release)
         self._number = 0  # of the next worker
         for device in self.devices[:workers]:
             self._add(device)
@@ -233,7 +236,7 @@ class Pool:
         """Give a worker no more requests, wait until those that it has have ended, and end it."""
         member.is_leaving = True
         self.worker_changed(member)
-        await self._requests.wait_idle(member.number)
+        await self._empty(member)
         await member.handle.retire()
         task = self._tasks.pop(member.number, None)
         if task is not None:
@@ -243,6 +246,19 @@ class Pool:
         self._requests.remove_worker(member.number)
         self._open()
         log.info("worker %d (%s) has ended", member.number + 1, member.device)
+
+    async def _empty(self, member: Member) -> None:
+        """Wait until a worker has no requests; those that can go on elsewhere move."""
+        idle = asyncio.create_task(self._requests.wait_idle(member.number))
+        try:
+            while not idle.done():
+                self._mover.drain(member.number)
+                await asyncio.wait([idle], timeout=ASKED_AGAIN_S)
+        finally:
+            idle.cancel()
+
+    def _release(self, worker: int, request_id: str) -> None:
+        self._members[worker].handle.release(request_id)
 
     # Requests
 
@@ -277,17 +293,21 @@ class Pool:
         self.check_open()
         self.check_room()
         job, work = self._requests.admit(job)
-        deaths = 0
+        deaths, to = 0, None
+        self._mover.began(work.request, job.request_id)
         try:
             while True:
-                member = self._members[await self._requests.bound(job, work)]
+                member = self._members[await self._requests.bound(job, work, to)]
+                self._mover.bound(job.request_id, member.number)
                 waited_s = asyncio.get_running_loop().time() - work.arrived_s
                 try:
                     return await member.handle.run(
                         job, on_progress, on_preview, waited_s=waited_s, deaths=deaths
                     )
                 except Moved as moved:
-                    deaths = moved.deaths
+                    deaths, to = moved.deaths, None
+                    if moved.was_released:
+                        work, to = self._mover.released(work)
                 except (Starting, WorkerLost):  # it died as the request was on its way
                     if self._is_draining:
                         raise
@@ -295,6 +315,7 @@ class Pool:
         finally:
             if self._journals is not None:
                 self._journals.close(job.request_id)
+            self._mover.ended(work.request)
             self._requests.end(job, work)
 
     # What workers say
@@ -317,6 +338,7 @@ class Pool:
             member.told_s = share_s
             member.handle.hold(share_s)
         self._requests.assign_soon()
+        self._mover.look(asyncio.get_running_loop().time())
 
     # For all workers
 
@@ -334,8 +356,9 @@ class Pool:
 
     async def statistics(self) -> dict[str, Any]:
         """A lone worker's own; else sums, and those of every worker that is ready."""
+        again = {"steps_again": self._journals.steps_again if self._journals else 0}
         if self._is_alone:
-            return await self.handles[0].statistics()
+            return await self.handles[0].statistics() | again
         self.check_open()
         shown = {one["worker"]: one for one in self.workers()}
         several = [shown[number] | one async for number, one in self._members.statistics()]
@@ -345,7 +368,8 @@ class Pool:
         requests = self._requests
         total["waiting"] += requests.held
         held = {"requests": requests.held, "work_s": requests.router.held_s}
-        return {**total, "held": held | {"stage": requests.stage}, "workers": several}
+        held |= {"stage": requests.stage}
+        return {**total, **again, "held": held, "moves": self._mover.counts, "workers": several}
 
     async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
         """What a request would take if it came now, on the worker that would start it first."""
@@ -361,4 +385,5 @@ class Pool:
         if self._is_alone:
             return await self.handles[0].timelines(request_ids)
         self.check_open()
-        return await self._members.timelines(request_ids)
+        told = await self._members.timelines(request_ids)
+        return [one | {"moves": self._mover.moves_of(one["id"])} for one in told]

@@ -14,7 +14,9 @@ and exchanged while that makes the last of them end earlier.
 requests, and `SLACK` more than that mean, gets no other one.
 
 A choice looks at the workers with the least to do, and at those with the least to do that run the
-same kind: `LOOKED_AT` of each. Ties are broken by the worker's id. No clock: callers say the time.
+same kind: `LOOKED_AT` of each. Of equals that worker is taken that got its last request before the
+others did: what that has is nearer to its end than was reported. Then ids decide. No clock: callers
+say the time.
 
 Sources: guard against imbalance as in sgl-router; longest first: Graham, Bounds on Multiprocessing
 Timing Anomalies, SIAM Journal on Applied Mathematics 17(2), 1969.
@@ -23,7 +25,7 @@ Timing Anomalies, SIAM Journal on Applied Mathematics 17(2), 1969.
 import heapq
 import random
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -92,16 +94,24 @@ class Router:
         self._index = WorkerIndex()
         self._tables: dict[Hashable, StepTable] = {}  # of any worker, the newest that was said
         self.held_s = 0.0  # predicted work of what is held
+        self._bindings = 0  # so far
 
     # What happens
 
     def add_worker(self, worker: WorkerLoad) -> None:
         self.workers[worker.id] = worker
-        self.learned(worker.id, worker.tables)
+        self.learned(worker.id, worker.tables, shares_sweeps=worker.shares_sweeps)
 
-    def learned(self, worker_id: int, tables: Mapping[Hashable, StepTable]) -> None:
+    def learned(
+        self,
+        worker_id: int,
+        tables: Mapping[Hashable, StepTable],
+        *,
+        shares_sweeps: bool = False,
+    ) -> None:
         """A worker says what steps take."""
         worker = self.workers[worker_id]
+        worker.shares_sweeps = shares_sweeps
         worker.tables = tables
         self._tables.update(tables)
         for one in worker.bound.values():
@@ -123,13 +133,16 @@ class Router:
 
     def hold(self, work: RoutedRequest) -> None:
         """A request waits."""
-        share = (work.tenant, work.user) if self._shares is not None else None
-        # deadlines press as time passes: such a request has an order of its own
-        dated = work.request if work.deadline_s < inf else None
-        held = _Held(work, self._work_s(work), (work.kind, work.needs, share, dated))
+        held = self._as_held(work)
         self._held[work.request] = held
         insort(self._orders.setdefault(held.order, []), held.key)
         self.held_s += held.work_s
+
+    def _as_held(self, work: RoutedRequest) -> _Held:
+        share = (work.tenant, work.user) if self._shares is not None else None
+        # deadlines press as time passes: such a request has an order of its own
+        dated = work.request if work.deadline_s < inf else None
+        return _Held(work, self._work_s(work), (work.kind, work.needs, share, dated))
 
     def drop(self, request: int) -> bool:
         """A request has ended, or waits no more; returns whether it was known."""
@@ -187,6 +200,37 @@ class Router:
             bindings.append(Binding(work.request, worker.id))
         return bindings
 
+    @property
+    def first(self) -> RoutedRequest | None:
+        """Who is bound next, if any worker has room; deadlines and shares aside."""
+        ranks = [ranks[0] for ranks in self._orders.values()]
+        return self._held[min(ranks)[1]].work if ranks else None
+
+    def goes_before(self, one: RoutedRequest, other: RoutedRequest) -> bool:
+        """Whether the first of two requests is bound first if both wait."""
+        return self._as_held(one).key < self._as_held(other).key
+
+    def owner(self, request: int) -> WorkerLoad | None:
+        """The worker that a request is bound to."""
+        return self.workers.get(self._owners.get(request, -1))
+
+    def near(self, kind: Hashable) -> Iterable[WorkerLoad]:
+        """The workers that a choice looks at: with the least to do, in all and of a kind."""
+        return self._index.look(kind)
+
+    def has_room(self, work: RoutedRequest, worker: WorkerLoad) -> bool:
+        """Whether a worker would serve a request at once."""
+        backlog = (len(self._owners) + len(self._held)) // len(self.workers)
+        return self._has_room(work, worker, self.table(worker, work.kind), backlog)
+
+    def bind_to(self, request: int, worker_id: int) -> bool:
+        """Bind a request that is held to this worker, if that is still open."""
+        worker = self.workers.get(worker_id)
+        if worker is None or not worker.is_open or request not in self._held:
+            return False
+        self.bind(self._held[request].work, worker)
+        return True
+
     def table(self, worker: WorkerLoad, kind: Hashable) -> StepTable:
         """Seconds a step: the worker's own, or those of any other, or a guess."""
         return worker.tables.get(kind) or self._tables.get(kind) or UNKNOWN
@@ -212,7 +256,7 @@ class Router:
         backlog = (bound + len(self._held)) // workers
         behind = len(self._held) - 1
         crowded = max(IMBALANCE * bound / workers, bound / workers + SLACK)
-        best, best_key, is_free = None, (inf, inf, 0), False
+        best, best_key, is_free = None, (inf, inf, 0, 0), False
         for worker in self._index.look(work.kind):
             table = self.table(worker, work.kind)
             seconds = extra_s(work, worker, table)
@@ -221,7 +265,7 @@ class Router:
                 seconds += behind * work.steps * table[0] / workers
             elif len(worker.bound) > crowded:
                 continue
-            key = seconds, self._index.key(worker), worker.id
+            key = seconds, self._index.key(worker), worker.bound_at, worker.id
             if key < best_key:
                 best, best_key, is_free = worker, key, has_room
         return best if is_free else None
@@ -232,6 +276,8 @@ class Router:
         """Whether a worker would serve a request at once."""
         if len(worker.bound) >= worker.most:
             return False
+        if worker.shares_sweeps:
+            return True  # whoever joins the sweep makes it little longer
         slots = self._slots(table, backlog)
         if len(worker.bound) < slots:
             return True
@@ -334,6 +380,8 @@ class Router:
         if work.needs is not None:
             worker.has.add(work.needs)
         self._owners[work.request] = worker.id
+        self._bindings += 1
+        worker.bound_at = self._bindings
         self._index.put(worker)
         if self._shares is not None:
             self._shares.charge(_queued(work), self._work_s(work))

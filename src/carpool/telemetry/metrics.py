@@ -105,6 +105,11 @@ ALL: dict[str, MetricInfo] = {
     "carpool_worker_requests": MetricInfo(
         "gauge", ("model", "worker"), "requests that were given to one of several workers"
     ),
+    "carpool_moves_total": MetricInfo(
+        "counter",
+        ("model", "why"),
+        "running requests that others of several workers were to go on with: drain, gain, priority",
+    ),
     "carpool_requests_held": MetricInfo(
         "gauge", ("model",), "requests that wait until one of several workers has room"
     ),
@@ -245,6 +250,7 @@ class Metrics:
         self._scraped.snapshot = model, build, instances(model, statistics), jobs
         self._scraped.workers = workers
         self._scraped.held = held(model, statistics)
+        self._scraped.moves = moves(model, statistics)
         return generate_latest(self._registry)
 
 
@@ -255,6 +261,7 @@ class _Scraped(Collector):
         self.snapshot: Snapshot = "", {}, [], {}
         self.workers: Sequence[Mapping[str, Any]] = ()
         self.held: Mapping[tuple[str], int] = {}
+        self.moves: Mapping[tuple[str, str], int] = {}
 
     def describe(self) -> Iterable[Metric]:
         return []  # without it the registry calls `collect` to learn the names
@@ -270,6 +277,7 @@ class _Scraped(Collector):
             bound = {labels[:2]: one["requests"] for labels, one in several.items()}
             yield _family("carpool_worker_requests", bound)
             yield _family("carpool_requests_held", self.held)
+            yield _family("carpool_moves_total", self.moves)
         merged: dict[str, dict[Any, Any]] = {}
         for one in found:
             more = () if one.worker is None else (one.worker,)
@@ -287,6 +295,16 @@ def held(model: str, statistics: Mapping[str, Any] | None) -> dict[tuple[str], i
         return {}
     models = statistics.get("models", {model: statistics})
     return {(name,): one["held"]["requests"] for name, one in models.items() if "held" in one}
+
+
+def moves(model: str, statistics: Mapping[str, Any] | None) -> dict[tuple[str, str], int]:
+    """Requests that moved between workers, by model and reason."""
+    models = (statistics or {}).get("models", {model: statistics or {}})
+    return {
+        (name, why): count
+        for name, one in models.items()
+        for why, count in one.get("moves", {}).items()
+    }
 
 
 def _of_engine(model: str, statistics: Mapping[str, Any]) -> Iterator[Values]:

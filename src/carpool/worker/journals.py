@@ -33,9 +33,11 @@ class Journals:
     def __init__(self, most_bytes: int = MOST_BYTES, *, of_all: bool = True) -> None:
         self.of_all = of_all
         self._most_bytes, self.bytes = most_bytes, 0
+        self.steps_again = 0  # steps that were told before: a worker died after them
         self.dropped = 0  # requests whose journals were, for want of room
         self._entries: dict[str, list[JournalEntry]] = {}
         self._files: dict[str, File] = {}
+        self._gaps: set[str] = set()  # requests of which something was dropped
         self._told: dict[str, dict[str, int]] = {}  # the last step, by what was told of it
 
     def __len__(self) -> int:
@@ -48,6 +50,10 @@ class Journals:
             self._told.pop(request_id, None)
         return goes_on
 
+    def is_whole(self, request_id: str) -> bool:
+        """Whether all that was added of a request is there."""
+        return request_id in self._entries and request_id not in self._gaps
+
     def tell(self, kind: str, request_id: str, step: int) -> bool:
         """Whether so much is news of a request; step 0: it starts over."""
         told = self._told.setdefault(request_id, {}) if request_id in self._entries else {}
@@ -55,6 +61,7 @@ class Journals:
             told.clear()
             return True
         is_news = step > told.get(kind, 0)
+        self.steps_again += kind == "step" and not is_news
         told[kind] = max(step, told.get(kind, 0))
         return is_news
 
@@ -112,15 +119,17 @@ class Journals:
         """The request is answered, or given up."""
         self.bytes -= sum(map(_bytes, self._entries.pop(request_id, ())))
         self._told.pop(request_id, None)
+        self._gaps.discard(request_id)
         self._end(request_id)
 
     def _make_room(self) -> None:
-        for entries in self._entries.values():
+        for request_id, entries in self._entries.items():
             if self.bytes <= self._most_bytes:
                 return
             if entries:
                 self.bytes -= sum(map(_bytes, entries))
                 entries.clear()
+                self._gaps.add(request_id)
                 self.dropped += 1
 
 

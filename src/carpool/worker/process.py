@@ -18,15 +18,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from carpool.errors import CarpoolError, PipelineFailed, in_full, reason
+from carpool.errors import CarpoolError, PipelineFailed, Released, in_full, reason
 from carpool.telemetry import logs, tracing
 from carpool.types import CheckedRequest, Event
 from carpool.worker import protocol, startup
 from carpool.worker.activity import ActivitySender
+from carpool.worker.answers import AnswerSender, Batch
 from carpool.worker.raw_output import RawOutput, raw_output
 from carpool.worker.watchdog import INTERVAL_S
 
@@ -42,8 +42,8 @@ class WorkerProcess:
         self._at_end: Callable[[], None] = lambda: None
         self._is_ending = threading.Lock()
         self._additions: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[protocol.ToFront | _Answers] = queue.SimpleQueue()
-        self._answered: list[Any] = []  # by the engine, in this turn of its loop
+        self._outbox: queue.SimpleQueue[protocol.ToFront | Batch] = queue.SimpleQueue()
+        self.answers = AnswerSender(self._outbox.put)
         self._in_flight: set[str] = set()  # requests
         self._after_reset: Callable[[], None] | None = None
         self._counting = threading.Lock()
@@ -81,7 +81,7 @@ class WorkerProcess:
             table = Table(loaded, first.settings)
             engine = EngineCore(loaded, first.settings, table=table, observers=observers)
             self._at_end = engine.log_last_batches
-            engine.after_turn = self._send_answers
+            engine.after_turn = self.answers.after_turn
         except CarpoolError as error:
             self.send(protocol.LoadFailure(str(error)))
             self._next()  # the front closes the socket once it has read this
@@ -119,7 +119,7 @@ class WorkerProcess:
                         if self._tracing.is_on:
                             listener.at_start = partial(co_riders.start, job.request_id, trace)
                             listener.at_end = partial(self._trace, engine, co_riders, trace, job)
-                        sink = self._answered.append if is_journalled else None
+                        sink = self.answers.add if is_journalled else None
                         journal = Journal(past, sink) if past or is_journalled else None
                         engine.submit_held(job, listener, waited_s, journal)
                     except Exception as error:  # such as a tokenizer's: the other requests go on
@@ -131,6 +131,8 @@ class WorkerProcess:
                     self._reset(engine.cancel, say_ready)
                 case protocol.Cancel(request_id):
                     engine.cancel(request_id)
+                case protocol.Release(request_id):
+                    engine.release(request_id)
                 case protocol.Held(work_s):
                     engine.held_s = work_s
                 case protocol.AddLora(name, path):
@@ -168,12 +170,6 @@ class WorkerProcess:
         if is_last and after is not None:
             after()
 
-    def _send_answers(self) -> None:
-        """Send what calls were answered in a turn of the engine's loop. On its thread."""
-        if self._answered:
-            self._outbox.put(_Answers(self._answered.copy()))
-            self._answered.clear()
-
     def _add_in_turn(self) -> None:
         """Answer the additions of adapters in their order."""
         while True:
@@ -186,7 +182,7 @@ class WorkerProcess:
                 protocol.StepCost(size[0], size[1], size[2], seconds)
                 for size, seconds in engine.step_costs.items()
             ]
-            report = protocol.Report(costs, engine.steps_left())
+            report = protocol.Report(costs, engine.steps_left(), engine.loaded.streamer is not None)
             self.send(protocol.Heartbeat(stalled_s, expected_s, engine.place_s, report))
             time.sleep(INTERVAL_S)
 
@@ -226,27 +222,11 @@ class WorkerProcess:
         while True:
             try:
                 message = self._outbox.get()
-                if isinstance(message, _Answers):
+                if isinstance(message, Batch):
                     message = message.packed()
                 self._connection.sendall(protocol.encode(message))
             except OSError:
                 return  # the front is gone; the reading thread sees the end of file
-
-
-@dataclass(frozen=True, slots=True)
-class _Answers:
-    """Answers, the engine's `Answered`, that are packed as they are sent: off its thread."""
-
-    answered: list[Any]
-
-    def packed(self) -> protocol.Answers:
-        entries = []
-        for one in self.answered:
-            try:
-                entries.append((one.request_id, one.entry()))
-            except Exception as error:  # of the device: without it that call runs again
-                log.warning("an answer is missing in a journal: %s", reason(error))
-        return protocol.Answers(entries)
 
 
 class _RequestListener:
@@ -278,6 +258,11 @@ class _RequestListener:
 
     def done(self, outcome: Any) -> None:
         self.at_end()
+        if isinstance(outcome.error, Released):
+            self._worker.answers.flush()
+            self._worker.send(protocol.Released(self._job.request_id))
+            self._worker.ended(self._job.request_id)
+            return
         if outcome.error is not None:
             self._worker.send(_failed(self._job.request_id, outcome.error))
             self._worker.ended(self._job.request_id)

@@ -54,6 +54,13 @@ class Reset(msgspec.Struct, tag="reset"):
     """The front is gone: cancel all requests. Answered by `WorkerReady` once they have ended."""
 
 
+class Release(msgspec.Struct, tag="release"):
+    """Give a request up before its next forward, if its journal is whole; answered by `Released`,
+    or not at all."""
+
+    request_id: str
+
+
 class GetStatistics(msgspec.Struct, tag="get_statistics"):
     pass
 
@@ -156,6 +163,12 @@ class Answers(msgspec.Struct, tag="answers"):
     entries: list[tuple[str, JournalEntry]]
 
 
+class Released(msgspec.Struct, tag="released"):
+    """The worker gave a request up; all of its journal was sent before."""
+
+    request_id: str
+
+
 class Started(msgspec.Struct, tag="started"):
     """A request has left the queue: if the worker dies now, it may be the cause."""
 
@@ -176,6 +189,7 @@ class Report(msgspec.Struct, array_like=True):
 
     costs: list[StepCost]
     steps_left: dict[str, float]  # of running requests, by their ids
+    shares_sweeps: bool = False  # weights are streamed: requests of all sizes share every step
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
@@ -276,6 +290,7 @@ ToWorker = (
     LoadModel
     | Submit
     | Cancel
+    | Release
     | Reset
     | GetStatistics
     | GetTimelines
@@ -285,7 +300,7 @@ ToWorker = (
     | Reload
     | Watch
 )
-AboutRequest = Started | Answers | Progress | Preview | Done | RequestFailed
+AboutRequest = Started | Answers | Released | Progress | Preview | Done | RequestFailed
 ToFront = (
     AboutRequest
     | WorkerReady

@@ -42,11 +42,12 @@ class Moved(Exception):
 
     Args:
         deaths: of workers that ran it.
+        was_released: the worker lives, and was asked to give it up.
     """
 
-    def __init__(self, deaths: int) -> None:
+    def __init__(self, deaths: int, *, was_released: bool = False) -> None:
         super().__init__(f"it is to run elsewhere; it ran in {deaths} workers that died")
-        self.deaths = deaths
+        self.deaths, self.was_released = deaths, was_released
 
 
 class WorkerRequests:
@@ -121,6 +122,12 @@ class WorkerRequests:
             if request.deaths:  # others were kept from the worker while it ran
                 self._changed()
 
+    def release(self, request_id: str) -> None:
+        """Have the worker give a request up, so that it is `Moved`; harmless if it has ended."""
+        request = self._in_flight.get(request_id)
+        if request is not None and request.is_sent:
+            self._send(protocol.Release(request_id))
+
     def worker_is_ready(self) -> None:
         """A worker takes requests: send it those that are there."""
         self._is_ready = True
@@ -154,6 +161,10 @@ class WorkerRequests:
                     if (request := self._in_flight.get(request_id)) and self._journals is not None:
                         request.has_advanced = True
                         self._journals.add(request_id, entry)
+            case protocol.Released(request_id):
+                if (request := self._in_flight.get(request_id)) is not None:
+                    self._in_flight.remove(request)
+                    request.resolve(Moved(request.deaths, was_released=True))
             case protocol.Progress(request_id, step, steps):
                 request = self._in_flight.get(request_id)
                 is_news = self._is_news("step", request_id, step)

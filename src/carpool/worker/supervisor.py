@@ -173,6 +173,13 @@ class Supervisor:
         """Whether it would run a request at once: it is ready, and none has to run alone."""
         return self._state == "ready" and not self._is_draining and not self._requests.has_suspects
 
+    def release(self, request_id: str) -> None:
+        """Have the worker give a request up for others, who go on at its next step: `Moved`.
+
+        It stays where it is if its journal lacks more than a step.
+        """
+        self._requests.release(request_id)
+
     def hold(self, work_s: float) -> None:
         """Tell the worker of its part of the work that is held for all."""
         self._send(protocol.Held(work_s))

@@ -118,6 +118,11 @@ def _file(**rules: Any) -> click.Path:
     help="part of the workers that are four times as slow",
 )
 @click.option(
+    "--moves/--no-moves",
+    "moves",
+    help="running requests move to other workers where that is worth it, as in a server",
+)
+@click.option(
     "--worker-lifetime",
     type=click.FloatRange(0, min_open=True),
     default=inf,
@@ -198,6 +203,7 @@ def _run(said: Flags, model: Model, mix: Mix, router: str) -> tuple[dict[str, An
         clients=said.clients,
         slow=said.slow_workers,
         lifetime_s=said.worker_lifetime,
+        moves=said.moves,
         learned=said.seed if said.learned else None,
     )
     took_s = time.process_time() - began_s

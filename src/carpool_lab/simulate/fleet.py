@@ -2,7 +2,8 @@
 
 The router sees what it sees in a server: arrivals, ends, what steps take, and once a second how
 many steps the requests of a worker have left. A worker that goes loses what it has; that runs
-again.
+again. Requests move between workers as they do there, if that is asked for: between two forwards,
+and for what a move takes they are nowhere.
 """
 
 import heapq
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
+from carpool.fleet.moves import Move, Moves, left, move_s
 from carpool.fleet.router import Router
 from carpool.schedule.cost import Costs
 from carpool_lab.simulate.routers import AtOnce, least_work
@@ -46,6 +48,7 @@ def simulate(
     *,
     clients: int | None = None,
     changes: Sequence[Change] = (),
+    moves: bool = False,
 ) -> Result:
     """Let requests arrive and give the whole story.
 
@@ -56,21 +59,26 @@ def simulate(
         clients: who ask again as soon as they are answered, one request at a time; the arrivals
             of the rides are then those moments. None: requests come when they say.
         changes: of workers, in the order of their times.
+        moves: running requests move where that is worth it; see `carpool.fleet.moves`.
     """
-    return _Fleet(workers, router or AtOnce(least_work)).run(rides, clients, list(changes))
+    fleet = _Fleet(workers, router or AtOnce(least_work), moves=moves)
+    return fleet.run(rides, clients, list(changes))
 
 
 class _Fleet:
-    def __init__(self, workers: Sequence[Worker], router: Router) -> None:
+    def __init__(self, workers: Sequence[Worker], router: Router, *, moves: bool) -> None:
         self._devices = [_Device(worker) for worker in workers]
         self._router = router
+        self._moves = Moves(router, self._can_move) if moves else None
+        self._leaving: dict[int, Move] = {}  # by request: its worker is to give it up
+        self._coming: list[tuple[float, int, int]] = []  # a heap: when, request, worker
         self._rides: list[Ride] = []  # by their number, from 1
         self._turns: list[tuple[float, int]] = []  # a heap; some entries are old
         self._asking: list[float] = []  # when a client asks next; a heap
         self._tables: dict[int, dict[Hashable, StepTable]] = {}  # of costs that are known
         self._forwards = self._rows = 0  # of workers that have gone
         for number, worker in enumerate(workers):
-            router.add_worker(WorkerLoad(number, self._learned(worker)))
+            router.add_worker(self._load(number, worker))
 
     def run(self, rides: Iterable[Ride], clients: int | None, changes: list[Change]) -> Result:
         coming = iter(rides)
@@ -89,7 +97,8 @@ class _Fleet:
             while self._turns and self._devices[self._turns[0][1]].next_s != self._turns[0][0]:
                 heapq.heappop(self._turns)
             turn_s = self._turns[0][0] if self._turns else inf
-            now_s = min(turn_s, due_s())
+            coming_s = self._coming[0][0] if self._coming else inf
+            now_s = min(turn_s, due_s(), coming_s)
             if now_s == inf and not self._router.waiting:
                 break
             if changes and changes[-1].at_s <= now_s:
@@ -108,6 +117,7 @@ class _Fleet:
                 if self._devices[number].next_s == at_s:
                     due.add(number)
                     self._report(number, now_s)
+            due |= self._arrive(now_s)
             for one in self._router.assign(now_s):
                 device = self._devices[one.worker]
                 device.requests[one.request] = self._rides[one.request - 1]
@@ -145,13 +155,55 @@ class _Fleet:
             if ride.ended_s <= now_s:
                 del device.requests[request]
                 self._router.drop(request)
+                self._leaving.pop(request, None)
+            elif request in self._leaving:
+                self._give_up(request, device, now_s)
         if now_s >= device.reported_s + REPORT_S:
             device.reported_s = now_s
             if device.worker.beliefs is not None:
-                self._router.learned(number, self._learned(device.worker))
+                streams = bool(device.worker.beliefs.streams)
+                tables = self._learned(device.worker)
+                self._router.learned(number, tables, shares_sweeps=streams)
             self._router.progressed(
                 number, {request: _left(ride) for request, ride in device.requests.items()}
             )
+            if self._moves is not None and (move := self._moves.choose(now_s)) is not None:
+                self._leaving[move.request] = move
+                if move.worker == number:
+                    self._give_up(move.request, device, now_s)
+
+    def _can_move(self, request: int) -> bool:
+        owner = self._router.owner(request)
+        is_there = owner is not None and request in self._devices[owner.id].requests
+        return is_there and request not in self._leaving
+
+    def _give_up(self, request: int, device: _Device, now_s: float) -> None:
+        """A worker gives a request up; it is on its way to another one, or waits."""
+        move, ride = self._leaving.pop(request), device.requests.pop(request)
+        device.worker.take(ride)
+        bound = self._router.workers[move.worker].bound[request]
+        self._router.drop(request)
+        self._router.hold(left(bound))
+        if move.to is not None and self._router.bind_to(request, move.to):
+            heapq.heappush(self._coming, (now_s + move_s(bound), request, move.to))
+
+    def _arrive(self, now_s: float) -> set[int]:
+        """Requests that moved are there; gives the workers that have nothing else to do."""
+        idle = set[int]()
+        while self._coming and self._coming[0][0] <= now_s:
+            _, request, number = heapq.heappop(self._coming)
+            owner, device = self._router.owner(request), self._devices[number]
+            if owner is None or owner.id != number or request in device.requests:
+                continue  # the worker has gone meanwhile
+            device.requests[request] = self._rides[request - 1]
+            device.worker.put(device.requests[request])
+            if not device.is_running:
+                idle.add(number)
+        return idle
+
+    def _load(self, number: int, worker: Worker) -> WorkerLoad:
+        streams = bool(worker.costs.streams)
+        return WorkerLoad(number, self._learned(worker), shares_sweeps=streams)
 
     def _learned(self, worker: Worker) -> dict[Hashable, StepTable]:
         """Seconds of denoising steps, by requests that share them."""
@@ -165,11 +217,12 @@ class _Fleet:
         device = self._devices[change.worker]
         if change.make is not None:
             self._devices[change.worker] = device = _Device(change.make())
-            self._router.add_worker(WorkerLoad(change.worker, self._learned(device.worker)))
+            self._router.add_worker(self._load(change.worker, device.worker))
             return
         self._forwards += device.worker.result.forwards
         self._rows += device.worker.result.rows
         for work in self._router.remove_worker(change.worker):
+            self._leaving.pop(work.request, None)
             ride = self._rides[work.request - 1]
             ride.at = ride.done = 0
             ride.ended_s = inf
@@ -207,7 +260,7 @@ def _left(ride: Ride) -> float:
 
 def _tables(costs: Costs, widest: int) -> dict[Hashable, StepTable]:
     return {
-        kind: tuple(curve.seconds(rows) for rows in range(1, widest + 1))
+        kind: tuple(max(costs.stream_s(kind), curve.seconds(rows)) for rows in range(1, widest + 1))
         for kind, curve in costs
         if kind.name == "denoise" and not curve.is_empty
     }

@@ -179,6 +179,7 @@ def play(
     learned: int | None = None,
     slow: float = 0.0,
     lifetime_s: float = inf,
+    moves: bool = False,
 ) -> Result:
     """Simulate one mode. The arguments are as for `simulate`.
 
@@ -187,6 +188,7 @@ def play(
         learned: a seed. Forwards are disturbed, and costs learned from them: from nothing where the
             seed is even, else from a table that is wrong at single widths. None: costs are known.
         slow: part of the workers whose forwards take `SLOWER` times as long.
+        moves: running requests move between workers where that is worth it.
         lifetime_s: mean time after which a worker dies; a new one takes its place `AWAY_S` later.
     """
     costs = [model.costs] * workers
@@ -208,7 +210,7 @@ def play(
         changes.sort(key=lambda change: (change.at_s, change.worker))
     rides = model.rides(arrivals, Labels.among(arrivals))
     chosen = ROUTERS[router]() if workers > 1 else None
-    return simulate(rides, devices, chosen, clients=clients, changes=changes)
+    return simulate(rides, devices, chosen, clients=clients, changes=changes, moves=moves)
 
 
 def slower(costs: Costs) -> Costs:

@@ -54,6 +54,14 @@ class Ride:
         return self.ended_s - self.waiting.arrived_s
 
     @property
+    def made_s(self) -> float:
+        """The part of it that is done, alone on the device; nothing before its first start."""
+        if not (self.at or self.done):
+            return 0.0
+        made_s = sum(stage.call_s * stage.count for stage in self.stages[: self.at])
+        return made_s + self.done * self.stages[self.at].call_s
+
+    @property
     def solo_s(self) -> float:
         return self.waiting.whole_s
 
@@ -106,6 +114,16 @@ class Worker:
     last: int = 0  # request
     _believed: dict[int, "Believed"] = field(default_factory=dict)  # by the stages' identity
     result: Result = field(default_factory=lambda: Result([]))
+
+    def take(self, ride: Ride) -> None:
+        """Give up a request between two forwards; what it has made stays made."""
+        request = ride.waiting.request
+        if request in self.aboard:
+            del self.aboard[request], self.parked[request]
+            return
+        place = self.line.index(ride)
+        del self.line[place]
+        self.waiting_s -= self.waiting.pop(place).whole_s
 
     @property
     def work_s(self) -> float:
@@ -168,7 +186,7 @@ class Worker:
             place = bisect_left(self.waiting, request, key=lambda waiting: waiting.request)
         ride = self.line.pop(place)
         self.waiting_s -= self.waiting.pop(place).whole_s
-        ride.left_s = ride.solo_s
+        ride.left_s = ride.solo_s - ride.made_s
         self.aboard[request] = ride
         self._park(ride)
 

@@ -98,6 +98,7 @@ class Timeline:
     error: str | None = None  # code of the error that it ended with
     is_cancelled: bool = False
     replayed_calls: int = 0  # that were answered from its journal
+    is_moved: bool = False  # another engine goes on with it
     phase: Phase = "encode"
     mark: Mark | None = None  # of the last call that it parked on
     exclusive: list[str] = field(default_factory=list)  # components that it changed for itself
@@ -157,6 +158,8 @@ class Timeline:
         """`queued`, `running`, `ok`, `failed` or `cancelled`."""
         if self.ended_s == inf:
             return "queued" if self.started_s == inf else "running"
+        if self.is_moved:
+            return "queued"
         return "cancelled" if self.is_cancelled else "failed" if self.error else "ok"
 
     def _at(self, moment_s: float) -> float | None:

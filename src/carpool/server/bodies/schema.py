@@ -277,6 +277,20 @@ class PhaseReport(BaseModel):
     )
 
 
+class MoveReport(BaseModel):
+    """A running request went on at its next step in another worker."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    at: float = Field(description="Unix time")
+    from_: int = Field(alias="from", description="the worker that gave it up")
+    to: int | None = Field(description="the worker that went on with it; null: it waits for one")
+    why: Literal["drain", "gain", "priority"] = Field(
+        description="its worker was to end; requests end sooner in sum; somebody of higher "
+        "priority took its place"
+    )
+
+
 class OutputReport(BaseModel):
     """The timeline of one output. Seconds."""
 
@@ -292,6 +306,9 @@ class OutputReport(BaseModel):
     queued_s: float = Field(description="waited until it was admitted")
     total_s: float = Field(description="from submission to its end, or until now")
     phases: list[PhaseReport] = Field(description="those that it has begun, in order")
+    moves: list[MoveReport] = Field(
+        default=[], description="between workers, while it ran; times are of the last worker's run"
+    )
 
 
 class RequestReport(BaseModel):

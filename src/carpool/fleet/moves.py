@@ -1,0 +1,184 @@
+"""Which running requests another worker is to go on with: a policy, without processes or clocks.
+
+A request that moves is given up between two steps, and replayed from its journal elsewhere. That is
+asked for
+
+    drain     when its worker is to end: all that it has
+    gain      when nothing waits, and the ends of all requests come earlier in sum by more than
+              `WORTH` times what the move takes: together with others of its kind, or from a busy
+              worker to an idle one
+    priority  when somebody of higher priority waits for whom no worker has room, and who goes first
+              by the order of the router: the one of lowest priority is paused, and waits in turn
+
+Bounds: a request moves `MOST` times for gain or priority, a fleet `PER_S` times a second, and each
+look sees `LOOKED_AT` workers, in turn. Drains are not bounded.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal
+
+from carpool.fleet.load import Bound, RoutedRequest, WorkerLoad, step_s
+from carpool.fleet.router import Router
+
+Why = Literal["drain", "gain", "priority"]
+
+MOST = 3  # moves of one request
+PER_S = 2.0  # moves of a fleet, on the average
+BURST = 4  # moves at once
+LOOKED_AT = 8  # workers, at one look
+WORTH = 3.0  # times what a move takes: what it has to gain
+PART = 0.5  # of what the request has left, alone: what it has to gain, too
+MOVE_S = 0.1  # giving a request up, sending it, starting it
+REPLAY_S = 0.004  # for each step that was made: the pipeline's own code, its answers unpacked
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A request is to be given up by its worker."""
+
+    request: int
+    worker: int
+    to: int | None  # None: where the router says
+    why: Why
+
+
+def move_s(bound: Bound) -> float:
+    """What moving a request takes, seconds."""
+    return MOVE_S + REPLAY_S * max(0.0, bound.work.steps - bound.steps_left)
+
+
+def left(bound: Bound) -> RoutedRequest:
+    """What is left of a request, as one that comes now."""
+    return replace(bound.work, steps=max(1, ceil(bound.steps_left)))
+
+
+def sum_of_ends_s(requests: Iterable[Bound]) -> float:
+    """Predicted seconds until each of a worker's requests has ended, summed.
+
+    Requests of one kind share steps, or run one after the other where that is better; kinds take
+    turns, those first that end the most requests a second.
+
+    Source: Smith, Various Optimizers for Single-Stage Production, Naval Research Logistics
+    Quarterly 3, 1956.
+    """
+    kinds: dict[Hashable, list[Bound]] = {}
+    for one in requests:
+        kinds.setdefault(one.work.kind, []).append(one)
+    groups = sorted((_group(several) for several in kinds.values()), key=lambda one: one[0])
+    began_s = total_s = 0.0
+    for _, count, lasts_s, ends_s in groups:
+        total_s += count * began_s + ends_s
+        began_s += lasts_s
+    return total_s
+
+
+def _group(several: list[Bound]) -> tuple[float, int, float, float]:
+    """Seconds for each of some requests of one kind, their number, until the last, and summed."""
+    table, count = several[0].table, len(several)
+    fused_s = fused = apart_s = apart = before = 0.0
+    for place, steps in enumerate(sorted(one.steps_left for one in several)):
+        fused_s += (steps - before) * step_s(table, count - place)
+        apart_s += steps * table[0]
+        fused, apart, before = fused + fused_s, apart + apart_s, steps
+    lasts_s, ends_s = (fused_s, fused) if fused <= apart else (apart_s, apart)
+    return lasts_s / count, count, lasts_s, ends_s
+
+
+class Moves:
+    """Chooses moves for one router, within bounds.
+
+    Args:
+        can_move: whether a request's journal is whole, so that it can go on elsewhere.
+    """
+
+    def __init__(self, router: Router, can_move: Callable[[int], bool]) -> None:
+        self._router, self._can_move = router, can_move
+        self._moved: Counter[int] = Counter()  # by request
+        self._allowed, self._at_s = float(BURST), 0.0
+        self._turn = 0  # of workers
+
+    def ended(self, request: int) -> None:
+        del self._moved[request]
+
+    def drain(self, worker_id: int) -> list[Move]:
+        """All that can leave a worker that is to end, if another one is there."""
+        workers = self._router.workers
+        if not any(one.is_open for one in workers.values() if one.id != worker_id):
+            return []
+        names = [name for name in workers[worker_id].bound if self._can_move(name)]
+        return [Move(name, worker_id, None, "drain") for name in names]
+
+    def choose(self, now_s: float) -> Move | None:
+        """The next move for priority or gain, if there is one that is worth it.
+
+        Args:
+            now_s: on any clock; moves per second are counted on it.
+        """
+        self._allowed = min(BURST, self._allowed + (now_s - self._at_s) * PER_S)
+        self._at_s = now_s
+        if self._allowed < 1:
+            return None
+        move = self._for_priority() if self._router.waiting else self._for_gain()
+        if move is not None:
+            self._allowed -= 1
+            self._moved[move.request] += 1
+        return move
+
+    def _movable(self, worker: WorkerLoad) -> Iterator[Bound]:
+        for name, one in worker.bound.items():
+            if self._moved[name] < MOST and self._can_move(name):
+                yield one
+
+    def _look(self) -> list[WorkerLoad]:
+        """Some workers, others each time."""
+        workers = [one for one in self._router.workers.values() if one.is_open]
+        first = self._turn % len(workers) if workers else 0
+        self._turn = first + LOOKED_AT
+        return [*workers[first:], *workers[:first]][:LOOKED_AT]
+
+    def _for_priority(self) -> Move | None:
+        urgent = self._router.first
+        if urgent is None:
+            return None
+        victims = [
+            (one.work.priority, -one.left_s, one.work.request, worker.id)
+            for worker in self._look()
+            for one in self._movable(worker)
+            if one.work.priority < urgent.priority
+            and one.left_s > WORTH * move_s(one)
+            and self._router.goes_before(urgent, left(one))
+        ]
+        if not victims:
+            return None
+        *_, request, worker_id = min(victims)
+        return Move(request, worker_id, None, "priority")
+
+    def _for_gain(self) -> Move | None:
+        best, best_s = None, 0.0
+        for worker in self._look():
+            if len(worker.bound) < 2 or worker.shares_sweeps:
+                continue  # alone, or with all others in every step: it gains next to nothing
+            for one in self._movable(worker):
+                to, gain_s = self._gain_s(one, worker)
+                if to is not None and gain_s > max(best_s, WORTH * move_s(one), PART * one.left_s):
+                    best, best_s = Move(one.work.request, worker.id, to.id, "gain"), gain_s
+        return best
+
+    def _gain_s(self, one: Bound, worker: WorkerLoad) -> tuple[WorkerLoad | None, float]:
+        """The best other worker for a request, and by how much the sum of all ends is less."""
+        work = left(one)
+        mine = list(worker.bound.values())
+        saved_s = sum_of_ends_s(mine) - sum_of_ends_s([other for other in mine if other is not one])
+        best, best_s = None, saved_s
+        for other in self._router.near(work.kind):
+            if other.id == worker.id or not self._router.has_room(work, other):
+                continue
+            theirs = list(other.bound.values())
+            there = Bound(work, one.steps_left, self._router.table(other, work.kind))
+            added_s = sum_of_ends_s([*theirs, there]) - sum_of_ends_s(theirs)
+            if (added_s, other.id) < (best_s, best.id if best else -1):
+                best, best_s = other, added_s
+        return best, saved_s - best_s

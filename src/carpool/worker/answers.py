@@ -1,0 +1,73 @@
+"""Sends what calls were answered to the front, for journals: several short ones in one message.
+
+The engine's thread adds answers and looks after each turn whether to send; packing is done where
+messages are written. A message costs both processes more than a short forward, so there is none
+for each of those; a large one costs more than several small ones, so none grows beyond `MOST_BYTES`
+by waiting.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from carpool.errors import reason
+from carpool.types import Clock
+from carpool.worker import protocol
+
+log = logging.getLogger("carpool")
+
+MOST_BYTES = 128 << 10  # that wait
+EVERY_S = 0.02  # at most so often: a crash costs no more than this and the step under way
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Answers, the engine's `Answered`, that are packed as they are sent: off its thread."""
+
+    answered: list[Any]
+
+    def packed(self) -> protocol.Answers:
+        entries = []
+        for one in self.answered:
+            try:
+                entries.append((one.request_id, one.entry()))
+            except Exception as error:  # of the device: without it that call runs again
+                log.warning("an answer is missing in a journal: %s", reason(error))
+        return protocol.Answers(entries)
+
+
+class AnswerSender:
+    """Collects answers and sends them.
+
+    Args:
+        put: queues a batch to the front; must not block.
+        clock: seconds.
+    """
+
+    def __init__(self, put: Callable[[Batch], None], clock: Clock = time.monotonic) -> None:
+        self._put, self._clock = put, clock
+        self._answered: list[Any] = []
+        self._sent_s, self._bytes = -EVERY_S, 0
+        self._lock = threading.Lock()
+
+    def add(self, answered: Any) -> None:
+        """An answer is to be sent. On the engine's thread."""
+        self._answered.append(answered)
+        self._bytes += answered.size
+
+    def after_turn(self) -> None:
+        """Send what is there, unless something was sent just now. On the engine's thread."""
+        is_much = self._bytes >= MOST_BYTES
+        if self._answered and (is_much or self._clock() >= self._sent_s + EVERY_S):
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is there. On any thread."""
+        with self._lock:
+            answered, self._answered, self._bytes = self._answered, [], 0
+            if answered:
+                self._sent_s = self._clock()
+                self._put(Batch(answered))

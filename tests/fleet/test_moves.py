@@ -1,0 +1,175 @@
+"""Which running requests move: for gain, for priority, from a worker that ends; and the bounds."""
+
+from collections.abc import Iterable, Sequence
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.fleet.load import Bound, RoutedRequest, StepTable, WorkerLoad
+from carpool.fleet.moves import BURST, MOST, PER_S, WORTH, Moves, left, move_s
+from carpool.fleet.router import Router
+
+SHARED: StepTable = (1.0, 1.05, 1.1, 1.15)  # rows are nearly free
+SOLO: StepTable = (1.0, 2.0, 3.0, 4.0)
+
+
+def fleet(workers: int, table: StepTable = SHARED, kinds: Sequence[str] = "ab") -> Router:
+    router = Router()
+    for number in range(workers):
+        router.add_worker(WorkerLoad(number, dict.fromkeys(kinds, table)))
+    return router
+
+
+def put(
+    router: Router, worker: int, request: int, kind: str, steps: int = 50, priority: int = 0
+) -> None:
+    router.hold(RoutedRequest(request, kind, steps, priority=priority))
+    assert router.bind_to(request, worker)
+
+
+def always(_: int) -> bool:
+    return True
+
+
+def test_requests_of_one_kind_are_brought_together_where_rows_are_nearly_free() -> None:
+    router = fleet(2)
+    for request, (worker, kind) in enumerate([(0, "a"), (0, "b"), (1, "a"), (1, "b")], 1):
+        put(router, worker, request, kind)
+    moves, seen = Moves(router, always), []
+    for second in range(10):
+        if (move := moves.choose(float(second))) is not None:
+            seen.append(move)
+            work = left(router.workers[move.worker].bound[move.request])
+            router.drop(move.request)
+            router.hold(work)
+            assert move.to is not None
+            assert router.bind_to(move.request, move.to)
+    assert {move.why for move in seen} == {"gain"}
+    for load in router.workers.values():
+        assert len({one.work.kind for one in load.bound.values()}) <= 1
+
+
+def test_one_of_two_that_gain_nothing_together_goes_to_an_idle_worker() -> None:
+    router = fleet(2, SOLO)
+    put(router, 0, 1, "a")
+    put(router, 0, 2, "a")
+    move = Moves(router, always).choose(0.0)
+    assert move is not None
+    assert (move.worker, move.to, move.why) == (0, 1, "gain")
+
+
+@pytest.mark.parametrize("left_steps", [0.1, 0.3])
+def test_what_is_nearly_done_stays(left_steps: float) -> None:
+    router = fleet(2, (0.3, 0.6), "a")
+    put(router, 0, 1, "a")
+    put(router, 0, 2, "a")
+    router.progressed(0, {1: left_steps, 2: left_steps})
+    assert Moves(router, always).choose(0.0) is None
+
+
+def test_nothing_moves_for_gain_while_requests_wait_nor_without_a_whole_journal() -> None:
+    router = fleet(2, SOLO)
+    put(router, 0, 1, "a")
+    put(router, 0, 2, "a")
+    assert Moves(router, lambda _: False).choose(0.0) is None
+    router.hold(RoutedRequest(3, "a", 50))
+    assert Moves(router, always).choose(0.0) is None
+
+
+def test_the_lowest_priority_makes_room_for_a_higher_one_only() -> None:
+    router = fleet(1, SOLO)
+    for request, priority in ((1, 0), (2, -5), (3, 0)):
+        put(router, 0, request, "a", priority=priority)
+    moves = Moves(router, always)
+    router.hold(RoutedRequest(4, "a", 50, priority=-5))
+    assert moves.choose(0.0) is None
+    router.hold(RoutedRequest(5, "a", 50, priority=5))
+    move = moves.choose(0.0)
+    assert move is not None
+    assert (move.request, move.to, move.why) == (2, None, "priority")
+
+
+def test_who_would_be_bound_again_before_the_urgent_one_is_not_paused() -> None:
+    router = fleet(1, SOLO)
+    put(router, 0, 1, "a", steps=5)
+    router.hold(RoutedRequest(2, "a", 50, arrived_s=1e6, priority=1))  # much later
+    assert Moves(router, always).choose(0.0) is None
+
+
+def test_a_worker_that_ends_gives_up_what_others_can_go_on_with() -> None:
+    router = fleet(2)
+    put(router, 0, 1, "a")
+    put(router, 0, 2, "a")
+    moves = Moves(router, lambda request: request != 2)
+    assert [(one.request, one.to, one.why) for one in moves.drain(0)] == [(1, None, "drain")]
+    router.open(1, False)
+    assert moves.drain(0) == []  # there is no other one
+
+
+works = st.tuples(st.integers(0, 3), st.sampled_from("ab"), st.integers(1, 100), st.integers(-5, 5))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(works, min_size=1, max_size=16),
+    st.lists(works, max_size=3),
+    st.sampled_from([SHARED, SOLO, (0.01, 0.011), (2.0, 2.5, 5.0)]),
+)
+def test_whatever_runs_moves_are_bounded_and_each_is_worth_it(
+    running: list[tuple[int, str, int, int]],
+    waiting: list[tuple[int, str, int, int]],
+    table: StepTable,
+) -> None:
+    router = fleet(4, table)
+    for number, (worker, kind, steps, priority) in enumerate(running, 1):
+        put(router, worker, number, kind, steps, priority=priority)
+    for number, (_, kind, steps, priority) in enumerate(waiting, 100):
+        router.hold(RoutedRequest(number, kind, steps, priority=priority))
+    moves, count, by_request = Moves(router, always), 0, dict[int, int]()
+    seconds = 40
+    for tick in range(4 * seconds):
+        move = moves.choose(tick / 4)
+        if move is None:
+            continue
+        count += 1
+        by_request[move.request] = by_request.get(move.request, 0) + 1
+        bound = router.workers[move.worker].bound[move.request]
+        if move.why == "priority":
+            assert bound.left_s > WORTH * move_s(bound)
+            assert move.to is None
+        else:
+            assert not router.waiting
+            assert move.to not in (None, move.worker)
+        router.drop(move.request)
+        router.hold(left(bound))
+        assert move.to is None or router.bind_to(move.request, move.to)
+    assert count <= BURST + seconds * PER_S
+    assert max(by_request.values(), default=0) <= MOST
+
+
+def test_a_look_sees_a_few_workers_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    from carpool.fleet import moves as module
+
+    router = fleet(1000, SOLO)
+    for request in range(1, 2001):
+        put(router, request % 1000, request, "ab"[request % 2])
+    asked, sum_of_ends_s = [], module.sum_of_ends_s
+
+    def counted(requests: Iterable[Bound]) -> float:
+        asked.append(1)
+        return sum_of_ends_s(requests)
+
+    monkeypatch.setattr(module, "sum_of_ends_s", counted)
+    Moves(router, always).choose(0.0)
+    assert 0 < len(asked) <= 8 * 2 * 2 * (1 + 16)
+
+
+def test_the_bucket_of_moves_never_overflows() -> None:
+    router = fleet(2, SOLO)
+    moves = Moves(router, always)
+    moves.choose(inf)
+    for request in range(1, 31):
+        put(router, 0, request, "a", steps=1000)
+    assert sum(moves.choose(1e9) is not None for _ in range(30)) <= BURST

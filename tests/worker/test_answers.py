@@ -1,0 +1,43 @@
+"""What calls were answered goes to the front: some milliseconds late at most, in small messages."""
+
+from dataclasses import dataclass
+
+from carpool.worker.answers import EVERY_S, MOST_BYTES, AnswerSender, Batch
+
+
+@dataclass
+class Answered:
+    size: int = 100
+
+
+def test_answers_of_short_steps_share_a_message_and_those_of_long_ones_do_not_wait() -> None:
+    now_s, sent = 100.0, list[Batch]()
+    sender = AnswerSender(sent.append, lambda: now_s)
+    for _ in range(20):  # steps of 2 ms
+        sender.add(Answered())
+        sender.after_turn()
+        now_s += 0.002
+    assert len(sent) == 2
+    assert len(sent[0].answered) == 1  # nothing was sent just before
+    for _ in range(3):  # steps of half a second
+        now_s += 0.5
+        sender.add(Answered())
+        sender.after_turn()
+    assert len(sent) == 5
+    assert sum(len(batch.answered) for batch in sent) == 23
+
+
+def test_what_waits_never_becomes_a_large_message_and_a_flush_leaves_nothing() -> None:
+    sent = list[Batch]()
+    sender = AnswerSender(sent.append, lambda: 0.0)
+    for _ in range(10):
+        sender.add(Answered(MOST_BYTES // 2))
+        sender.after_turn()
+    assert all(len(batch.answered) <= 2 for batch in sent)
+    sender.add(Answered())
+    sender.after_turn()
+    before = len(sent)
+    sender.flush()
+    sender.flush()
+    assert len(sent) == before + 1
+    assert EVERY_S <= 0.02  # what is promised
