@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from carpool.engine import provenance, random_state
+from carpool.engine import pinned_copies, provenance, random_state
 from carpool.engine.intercept import Target
 from carpool.engine.model.pins import Pins
 from carpool.engine.overlay.overlay import Overlay
@@ -28,6 +28,7 @@ from carpool.engine.weights.placement import is_offloaded
 log = logging.getLogger("carpool")
 
 _PATCHES = (*random_state.PATCHES, provenance.PATCHES)
+_ON_ACCELERATORS = pinned_copies.PATCHES
 
 
 class Isolation:
@@ -37,13 +38,14 @@ class Isolation:
         self._shared, self._device = SharedModules(components), device
         # of one that is offloaded, first weights are now here, now there
         self._pins = Pins(one for one in components.values() if not is_offloaded(one))
+        self._patches = (*_PATCHES, *(() if device.type == "cpu" else _ON_ACCELERATORS))
         self._is_installed = False
         self._logged: set[str] = set()
 
     def install(self) -> None:
         self._shared.install()
         self._pins.install()
-        for patches in _PATCHES:
+        for patches in self._patches:
             patches.add()
         self._is_installed = True
 
@@ -52,7 +54,7 @@ class Isolation:
         if self._is_installed:
             self._pins.remove()
             self._shared.remove()
-            for patches in _PATCHES:
+            for patches in self._patches:
                 patches.drop()
         self._is_installed = False
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from carpool.config import EngineSettings
-from carpool.engine.model.device import Device, Stopwatch
+from carpool.engine.model.device import Device
+from carpool.engine.model.stopwatch import Stopwatch
 from carpool.errors import SettingRejected
 
 

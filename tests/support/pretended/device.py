@@ -337,7 +337,7 @@ GENERATORS = [torch.Generator() for _ in range(COUNT)]
 _current_index = [0]
 _plain: dict[str, Callable[..., Any]] = {
     name: getattr(torch, name)
-    for name in ("tensor", "as_tensor", "arange", "eye", "empty", "zeros")
+    for name in ("tensor", "as_tensor", "arange", "eye", "empty", "empty_like", "zeros")
 }
 
 
@@ -393,6 +393,20 @@ def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
     return pinned
 
 
+_plain_data: Any = torch._C.TensorBase.data
+
+
+def _set_data(self: Tensor, value: Tensor) -> None:
+    """`tensor.data = value` for tensors of one device and of two: it becomes the other one."""
+    if not isinstance(self, Pretended) and not isinstance(value, Pretended):
+        _plain_data.__set__(self, value)
+        return
+    made: Any = value.detach()
+    if isinstance(self, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, requires_grad=False)
+    torch.utils.swap_tensors(self, made)
+
+
 def _is_ours(device: Any) -> bool:
     return device is not None and not isinstance(device, int) and torch.device(device).type == NAME
 
@@ -441,8 +455,9 @@ def install() -> None:
     _device_constructors()  # remembers the plain functions that `with torch.device(...)` means
     patched: dict[str, Any] = {
         "tensor": _tensor, "as_tensor": _as_tensor, "Stream": Stream,
-        "Event": Event, "empty": _pinning("empty"), "zeros": _pinning("zeros"),
+        "Event": Event,
     }  # fmt: skip
+    patched |= {name: _pinning(name) for name in ("empty", "empty_like", "zeros")}
     patched |= {name: _resized(name) for name in ("arange", "eye")}
     for name, value in patched.items():
         setattr(torch, name, value)
@@ -462,6 +477,7 @@ def install() -> None:
     }
     for name, value in accelerator.items():
         setattr(torch.accelerator, name, value)
+    Tensor.data = property(_plain_data.__get__, _set_data)  # type: ignore[assignment]
     Tensor.pin_memory = _pin_memory  # type: ignore[assignment,method-assign]
 
 

@@ -17,7 +17,8 @@ from carpool.engine.weights.residency import (
     plan,
 )
 from carpool.engine.weights.store import HOST_SHARE, DiskStore, PinnedStore, Store, free_host_bytes
-from carpool.engine.weights.streaming import Bus, Streamer
+from carpool.engine.weights.bus import Bus
+from carpool.engine.weights.streaming import Streamer
 from carpool.errors import LoadFailed
 from carpool.preparation import by_component, check_streamed
 from carpool.types import phase_of
@@ -76,9 +77,7 @@ def place(
         for name, streamed in found.streamed.items()
     }
     for name, module in modules.items():
-        if name in chosen:
-            _move_rest(module, "", frozenset(chosen[name]), device)
-        else:
+        if name not in chosen:
             module.to(device)
     store = _store(device, settings, found.streamed_bytes)
     log.info(
@@ -91,10 +90,17 @@ def place(
     )
     bus = Bus(store, device)
     try:
-        return Streamer({name: modules[name] for name in chosen}, chosen, device, bus)
+        streamer = Streamer({name: modules[name] for name in chosen}, chosen, device, bus)
     except BaseException:
         bus.close()
         raise
+    try:  # only now: diffusers' hooks have moved all that they were put around to the host
+        for name, paths in chosen.items():
+            _move_rest(modules[name], "", frozenset(paths), device)
+    except BaseException:
+        streamer.remove()
+        raise
+    return streamer
 
 
 def is_offloaded(module: nn.Module) -> bool:

@@ -4,18 +4,12 @@ Groups are loaded into slots, buffers of equal size, and the weights of the grou
 views of its slot. As soon as a slot is free the group that came next the last time is loaded into
 it; after the last comes the first, so a sweep begins with its first group already there.
 
-On an accelerator copies run in a stream of their own, ordered with the computation by events:
-nothing on the host waits. Files are read by a thread. Weights that are not on the device are NaN.
+Weights that are not on the device are NaN.
 """
 
 import logging
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,105 +17,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from carpool.engine.fiber import in_fiber, park
+from carpool.engine.weights.bus import Bus, Slot
 from carpool.engine.weights.groups import Group, form, unhook
 from carpool.engine.weights.residency import SLOTS
-from carpool.engine.weights.store import Store
-from carpool.types import Clock
 
 log = logging.getLogger("carpool")
 
 WATCHED = 3  # first forwards of a component, in which uses of weights outside of blocks are found
-
-
-class Bus:
-    """Moves groups into slots, one after the other.
-
-    Args:
-        store: where groups come from.
-        device: where slots are.
-        clock: for the seconds of loads.
-    """
-
-    def __init__(self, store: Store, device: torch.device, clock: Clock = time.monotonic) -> None:
-        self.store, self.clock, self._device = store, clock, device
-        self._stream = torch.Stream(device) if device.type != "cpu" else None
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="carpool-weights")
-        self._staging: Tensor | None = None  # host memory between a file and an accelerator
-        self._lock = threading.Lock()
-        self._copies: deque[tuple[torch.Event, torch.Event, int]] = deque()  # not yet timed
-        self._timed_bytes, self._timed_s = 0, 0.0
-        self.moved_bytes = self.loads = 0
-
-    def load(self, group: Group, slot: "Slot") -> Callable[[], object]:
-        """Begin to load a group; what is returned waits until it is there."""
-        self.moved_bytes += group.n_bytes
-        self.loads += 1
-        if self.store.is_pinned:
-            began, ended = self._copy(slot, lambda: self.store.read(group, slot.buffer))
-            self._copies.append((began, ended, group.n_bytes))
-            return lambda: torch.accelerator.current_stream(self._device).wait_event(ended)
-        read = self._reader.submit(self._read, group, slot)
-
-        def arrive() -> None:
-            event = read.result()
-            if event is not None:
-                torch.accelerator.current_stream(self._device).wait_event(event)
-
-        return arrive
-
-    def _read(self, group: Group, slot: "Slot") -> torch.Event | None:
-        """Load from a file; on the reader's thread."""
-        began_s, event = self.clock(), None
-        if self._stream is None:
-            self.store.read(group, slot.buffer)
-        else:
-            if self._staging is None:
-                self._staging = torch.empty(len(slot.buffer), dtype=torch.uint8, pin_memory=True)
-            part, into = self._staging[: group.n_bytes], slot.buffer[: group.n_bytes]
-            self.store.read(group, part)
-            _, event = self._copy(slot, lambda: into.copy_(part, non_blocking=True))
-            event.synchronize()  # this thread waits: the host memory is used again
-        self._took(group.n_bytes, self.clock() - began_s)
-        return event
-
-    def _copy(self, slot: "Slot", copy: Callable[[], object]) -> tuple[torch.Event, torch.Event]:
-        """Queue a copy behind the computation that used the slot last."""
-        assert self._stream is not None
-        began, ended = (torch.Event(self._device, enable_timing=True) for _ in range(2))
-        with self._stream:
-            if slot.left is not None:
-                self._stream.wait_event(slot.left)
-            began.record()
-            copy()
-            ended.record()
-        return began, ended
-
-    def _took(self, n_bytes: int, seconds: float) -> None:
-        with self._lock:
-            self._timed_bytes += n_bytes
-            self._timed_s += seconds
-
-    def seconds_a_byte(self) -> float:
-        """What a byte took so far, in the mean; 0 before the first load is over."""
-        while self._copies and self._copies[0][1].query():
-            began, ended, n_bytes = self._copies.popleft()
-            self._took(n_bytes, began.elapsed_time(ended) / 1000)
-        return self._timed_s / self._timed_bytes if self._timed_bytes else 0.0
-
-    def close(self) -> None:
-        self._reader.shutdown()
-        self.store.close()
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """Memory on the device for one group at a time."""
-
-    buffer: Tensor  # (bytes,), uint8
-    group: Group | None = None
-    arrive: Callable[[], object] | None = None  # waits for the group; None: it is there
-    left: torch.Event | None = None  # when the computation was over that used it last
-    users: int = 0  # forwards that compute with it
 
 
 class Streamer:
@@ -248,9 +150,7 @@ class Streamer:
         slot.users -= 1
         if not slot.users:
             self._unbind(group)
-            if self._device.type != "cpu":
-                slot.left = torch.Event(self._device)
-                slot.left.record()
+            slot.left = self.bus.left()
 
     def prefetch(self, group: Group) -> None:
         """Begin to load a group, if a slot is free and it is not there."""
@@ -336,8 +236,8 @@ class Streamer:
                 place.put(place.in_(whole))
         for module in self._modules.values():
             unhook(module)
-        self._slots.clear()
         self.bus.close()
+        self._slots.clear()  # nothing is copied into them any more
 
 
 class _Watch(TorchFunctionMode):
