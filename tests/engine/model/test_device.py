@@ -104,7 +104,7 @@ def test_forwards_that_take_turns_are_timed_without_each_others_seconds(
     device = Device(EngineSettings(device="cpu"))
     monkeypatch.setattr(TimedEvent, "now_s", 0.0)
     monkeypatch.setattr(device, "has_events", True)
-    monkeypatch.setattr(device, "_event", lambda timed: TimedEvent())
+    monkeypatch.setattr(device, "timed_event", TimedEvent)
     watch = Stopwatch(device)
 
     def work(seconds: float) -> None:

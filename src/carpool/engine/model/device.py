@@ -157,6 +157,10 @@ class Device:
         event.record()
         return event
 
+    def timed_event(self) -> torch.Event:
+        """An event that says when it was reached; only where there are events."""
+        return torch.Event(self.torch, enable_timing=True)
+
     def to_host(
         self,
         value: torch.Tensor,

@@ -57,7 +57,7 @@ class Stopwatch:
             self._over.append((note, sum(a.elapsed_time(b) for a, b in turns) / 1000))
 
     def _now(self) -> torch.Event:
-        event = torch.Event(self._device.torch, enable_timing=True)
+        event = self._device.timed_event()
         event.record()
         return event
 

@@ -28,13 +28,14 @@ TIMED_IN_ORDER = 16  # loads for which a device without events is waited for, to
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """Memory on the device for one group at a time."""
+    """Memory on the device for one group."""
 
     buffer: Tensor  # (bytes,), uint8
-    group: Group | None = None
+    group: Group
+    left: torch.Event | None  # when the computation is over that used the memory before
     arrive: Callable[[], object] | None = None  # waits for the group; None: it is there
-    left: torch.Event | None = None  # when the computation was over that used it last
     users: int = 0  # forwards that compute with it
+    is_used: bool = False  # since it was loaded
 
 
 class Bus:
@@ -108,8 +109,8 @@ class Bus:
         if not self._is_accelerator:
             self.store.read(group, slot.buffer)
         else:
-            if self._staging is None:
-                self._staging = host_buffer(len(slot.buffer))
+            if self._staging is None or len(self._staging) < group.n_bytes:
+                self._staging = host_buffer(group.n_bytes)
             part, into = self._staging[: group.n_bytes], slot.buffer[: group.n_bytes]
             self.store.read(group, part)
             # this thread waits: the host memory is used again

@@ -1,8 +1,9 @@
 """Streams the weights of blocks to the device: a group computes while the next one is on its way.
 
-Groups are loaded into slots, buffers of equal size, and the weights of the group that computes are
-views of its slot. As soon as a slot is free the group that came next the last time is loaded into
-it; after the last comes the first, so a sweep begins with its first group already there.
+There are two buffers of equal size, each large enough for the largest group; smaller ones share one.
+The weights of the group that computes are views of its place there. As soon as all groups of a
+buffer have computed, those that came next the last time are loaded into it; after the last comes
+the first, so a sweep begins with its first group already there.
 
 Weights that are not on the device are NaN.
 """
@@ -10,6 +11,7 @@ Weights that are not on the device are NaN.
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,12 +20,49 @@ from torch.overrides import TorchFunctionMode
 
 from carpool.engine.fiber import in_fiber, park
 from carpool.engine.weights.bus import Bus, Slot
-from carpool.engine.weights.groups import Group, form, unhook
+from carpool.engine.weights.groups import Group, aligned, form, unhook
 from carpool.engine.weights.residency import SLOTS
 
 log = logging.getLogger("carpool")
 
 WATCHED = 3  # first forwards of a component, in which uses of weights outside of blocks are found
+
+
+@dataclass(slots=True, eq=False)
+class Buffer:
+    """Memory on the device for groups that follow each other."""
+
+    memory: Tensor  # (bytes,), uint8
+    slots: list[Slot] = field(default_factory=list)  # of the groups in it, in their order
+    left: torch.Event | None = None  # when the computation was over that used it last
+
+    def is_over(self, component: str) -> bool:
+        """Whether nothing in it is going to compute soon: for a component, which comes next."""
+        return not any(
+            slot.users or (slot.group.component == component and not slot.is_used)
+            for slot in self.slots
+        )
+
+    @property
+    def room(self) -> int:
+        """Bytes that are free behind the last group."""
+        return len(self.memory) - self._end
+
+    @property
+    def _end(self) -> int:
+        return sum(aligned(len(slot.buffer)) for slot in self.slots)
+
+    def cleared(self) -> "Buffer":
+        """Itself, with nothing in it."""
+        self.slots.clear()
+        return self
+
+    def add(self, group: Group) -> Slot:
+        """The place of a further group."""
+        begin = self._end
+        slot = Slot(self.memory[begin : begin + group.n_bytes], group, left=self.left)
+        self.slots.append(slot)
+        return slot
 
 
 class Streamer:
@@ -57,8 +96,9 @@ class Streamer:
             bus.store.write(group)
             self._unbind(group)
         size = max(group.n_bytes for group in self.groups)
-        self._slots = [self._slot(size) for _ in range(SLOTS)]
+        self._buffers = [self._buffer(size) for _ in range(SLOTS)]
         self._after = self._in_order()
+        self._filling = self._buffers[0]  # the one into which was loaded last
         self._last: Group | None = None
         self._watched: dict[str, int] = {}
         self.waited_s = 0.0
@@ -71,8 +111,8 @@ class Streamer:
             after |= dict(zip(own, [*own[1:], own[0]], strict=True))
         return after
 
-    def _slot(self, n_bytes: int) -> Slot:
-        return Slot(torch.empty(n_bytes, dtype=torch.uint8, device=self._device))
+    def _buffer(self, n_bytes: int) -> "Buffer":
+        return Buffer(torch.empty(n_bytes, dtype=torch.uint8, device=self._device))
 
     # What is streamed
 
@@ -101,7 +141,7 @@ class Streamer:
         """Bytes and seconds since the beginning, and what is streamed."""
         return {
             "streamed_bytes": {name: self.bytes_of(name) for name in self._modules},
-            "slot_bytes": sum(len(slot.buffer) for slot in self._slots),
+            "slot_bytes": sum(len(buffer.memory) for buffer in self._buffers),
             "moved_bytes": self.bus.moved_bytes,
             "loads": self.bus.loads,
             "waited_s": self.waited_s,
@@ -135,6 +175,7 @@ class Streamer:
             slot.arrive = None
             self.waited_s += self.bus.clock() - began_s
         slot.users += 1
+        slot.is_used = True
         for place in group.places:
             place.put(place.in_(slot.buffer))
         if self._last is not None and self._last.component == group.component:
@@ -150,34 +191,39 @@ class Streamer:
         slot.users -= 1
         if not slot.users:
             self._unbind(group)
-            slot.left = self.bus.left()
+            buffer = next(one for one in self._buffers if slot in one.slots)
+            buffer.left = self.bus.left()
 
     def prefetch(self, group: Group) -> None:
-        """Begin to load a group, if a slot is free and it is not there."""
-        if group in self._pinned or self._of(group) is not None:
-            return
-        if (slot := self._free()) is not None:
-            self._begin(group, slot)
+        """Begin to load a group, and those that follow it, as far as there is room."""
+        for _ in self.groups:
+            if group not in self._pinned and self._of(group) is None:
+                at = self._filling
+                if at.room < group.n_bytes:
+                    free = (one for one in self._buffers if one.is_over(group.component))
+                    if (other := next(free, None)) is None:
+                        return
+                    at = self._filling = other.cleared()
+                self._begin(group, at)
+            group = self._after[group]
 
     def _of(self, group: Group) -> Slot | None:
-        return next((slot for slot in self._slots if slot.group is group), None)
-
-    def _free(self) -> Slot | None:
-        """A slot that nobody computes with: rather an empty one, or one that was used."""
-        free = [slot for slot in self._slots if not slot.users]
-        return min(free, key=lambda s: (s.group is not None, s.arrive is not None), default=None)
+        return next((s for one in self._buffers for s in one.slots if s.group is group), None)
 
     def _load(self, group: Group) -> Slot:
-        slot = self._free()
-        if slot is None:  # blocks inside of blocks
-            slot = self._slot(len(self._slots[0].buffer))
-            self._slots.append(slot)
-            log.warning("%s needs another slot of streamed weights: %d", group, len(self._slots))
-        self._begin(group, slot)
-        return slot
+        """Load a group that was not expected, over what was."""
+        free = [one for one in self._buffers if not any(slot.users for slot in one.slots)]
+        if not free:  # blocks inside of blocks
+            free = [self._buffer(len(self._buffers[0].memory))]
+            self._buffers += free
+            log.warning("%s needs another slot of streamed weights: %d", group, len(self._buffers))
+        self._filling = min(free, key=lambda one: not one.is_over(group.component)).cleared()
+        return self._begin(group, self._filling)
 
-    def _begin(self, group: Group, slot: Slot) -> None:
-        slot.group, slot.arrive = group, self.bus.load(group, slot)
+    def _begin(self, group: Group, buffer: "Buffer") -> Slot:
+        slot = buffer.add(group)
+        slot.arrive = self.bus.load(group, slot)
+        return slot
 
     def _unbind(self, group: Group) -> None:
         for place in group.places:
@@ -213,7 +259,7 @@ class Streamer:
             "%s: its weights are used outside of the block: it stays on the device, which takes "
             "%d bytes more", group, group.n_bytes,
         )  # fmt: skip
-        slot = self._slot(group.n_bytes)
+        slot = self._buffer(group.n_bytes).add(group)
         self.bus.load(group, slot)()
         for place in group.places:
             place.put(place.in_(slot.buffer))
@@ -237,7 +283,7 @@ class Streamer:
         for module in self._modules.values():
             unhook(module)
         self.bus.close()
-        self._slots.clear()  # nothing is copied into them any more
+        self._buffers.clear()  # nothing is copied into them any more
 
 
 class _Watch(TorchFunctionMode):
