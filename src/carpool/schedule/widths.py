@@ -65,7 +65,7 @@ class Widths:
             if n > 1 and not curve.may_try(rows, call.rows):
                 why = "untried"
                 break
-            seconds, near = curve.seconds(rows) + self.costs.beside_s(kind, n), 1.0
+            seconds, near = self.costs.turn_s(kind, n, curve.seconds(rows)), 1.0
             rounds = ((backlog if backlog > n else n) + n) / n
             mean_s = (seconds + between_s) * rounds
             means.append((n, rows, mean_s, rounds))

@@ -59,21 +59,14 @@ def place(
         return None
     elsewhere = by_component("place", settings.place)
     modules = {name: module for name, module in modules.items() if name not in elsewhere}
-    blocks = {name: blocks_of(module) for name, module in modules.items()}
-    components = []
-    for name, module in modules.items():
-        sizes = tuple(bytes_of(block) for block in blocks[name].values())
-        fixed = bytes_of(module) - sum(sizes)
-        is_denoiser = phase_of(name, "forward") == "denoise" and not hasattr(module, "decode")
-        components.append(Component(name, fixed, sizes, is_denoiser))
-    found = plan(components, settings.stream, budget)
+    found = plan(components_of(modules), settings.stream, budget)
     if not found.streamed:
         return None
     for name in found.streamed:
         _refuse_if_offloaded(name, modules[name])
     check_streamed(settings, found.streamed)
     chosen = {
-        name: [path for i, path in enumerate(blocks[name]) if i in streamed]
+        name: [path for i, path in enumerate(blocks_of(modules[name])) if i in streamed]
         for name, streamed in found.streamed.items()
     }
     for name, module in modules.items():
@@ -101,6 +94,16 @@ def place(
         streamer.remove()
         raise
     return streamer
+
+
+def components_of(modules: Mapping[str, nn.Module]) -> list[Component]:
+    """The weights of modules, as `residency.plan` takes them."""
+    found = []
+    for name, module in modules.items():
+        sizes = tuple(bytes_of(block) for block in blocks_of(module).values())
+        is_denoiser = phase_of(name, "forward") == "denoise" and not hasattr(module, "decode")
+        found.append(Component(name, bytes_of(module) - sum(sizes), sizes, is_denoiser))
+    return found
 
 
 def is_offloaded(module: nn.Module) -> bool:
