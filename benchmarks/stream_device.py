@@ -12,8 +12,9 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from carpool.config import EngineSettings
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.sweep import Sweeps
 from carpool.engine.weights.placement import place
+from carpool.engine.weights.streaming import Streamer
 
 HAS_STREAMS = ("cuda", "xpu")  # as diffusers' group offload asks for
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # of the largest value
@@ -83,9 +85,7 @@ def measure(rig: Rig, rounds: int) -> Iterator[str]:
     fused = [rig.call(side, rows) for side, rows in rig.sides.items()]
     single = [rig.call(side, 1) for side, rows in rig.sides.items() for _ in range(rows)]
     steps, found = len(single), dict[str, list[tuple[float, float]]]()
-    resident = rig.model().to(rig.device)
-    expected, compute_s = _timed(rig, lambda: [resident(**one)[0] for one in fused], rounds)
-    del resident
+    expected, compute_s = _resident(rig, fused, rounds)
     stream_s, n_bytes = 0.0, 0
     for way, stop, seconds_a_sweep in _ways(rig, fused, single):
         answers, _ = _timed(rig, way.run, 1)  # warm; and right
@@ -123,19 +123,14 @@ def _ways(
         streamer = place({"transformer": model}, rig.device, settings, None)
         assert streamer is not None, "all blocks were asked for"
         sweeps = Sweeps(streamer, Adapters(object(), rig.device), time.monotonic)
-        bodies = [lambda one=one, model=model: model(**one)[0] for one in calls]
+        bodies = [partial(_first, model, one) for one in calls]
         sets = [bodies] if is_shared else [[body] for body in bodies]
         yield (
             Way(
-                name,
-                lambda sets=sets, sweeps=sweeps: [a for one in sets for a in sweeps.run(one)],
-                lambda streamer=streamer: streamer.bus.moved_bytes,
+                name, partial(_sweeps, sweeps, sets), partial(getattr, streamer.bus, "moved_bytes")
             ),
             streamer.remove,
-            lambda streamer=streamer: (
-                streamer.seconds_of("transformer"),
-                streamer.bytes_of("transformer"),
-            ),
+            partial(_copies, streamer),
         )
     model = rig.model()
     apply_group_offloading(
@@ -157,6 +152,25 @@ def _ways(
         lambda: None,
         lambda: (0.0, n_bytes),
     )
+
+
+def _resident(rig: Rig, fused: list[dict[str, Any]], rounds: int) -> tuple[list[Tensor], float]:
+    """Answers and seconds with all weights on the device, which are gone afterwards."""
+    model = rig.model().to(rig.device)
+    return _timed(rig, lambda: [model(**one)[0] for one in fused], rounds)
+
+
+def _first(model: Any, given: dict[str, Any]) -> Tensor:
+    answer: Tensor = model(**given)[0]
+    return answer
+
+
+def _sweeps(sweeps: Sweeps, sets: Sequence[Sequence[Callable[[], Tensor]]]) -> list[Tensor]:
+    return [answer for one in sets for answer in sweeps.run(one)]
+
+
+def _copies(streamer: Streamer) -> tuple[float, int]:
+    return streamer.seconds_of("transformer"), streamer.bytes_of("transformer")
 
 
 def _timed(rig: Rig, run: Callable[[], list[Tensor]], rounds: int) -> tuple[list[Tensor], float]:

@@ -82,9 +82,9 @@ def _made_on_the_host(plain: Any) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def function(data: Any, *args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device")
-        is_plain = args or device is None or kwargs.get("requires_grad") or current_context() is None
-        if is_plain or isinstance(data, Tensor) or torch.device(device).type in ("cpu", "meta"):
+        device: Any = kwargs.get("device")
+        is_plain = device is None or args or kwargs.get("requires_grad") or isinstance(data, Tensor)
+        if is_plain or current_context() is None or torch.device(device).type in ("cpu", "meta"):
             return plain(data, *args, **kwargs)
         return plain(data, **{**kwargs, "device": "cpu"}).to(device)
 

@@ -16,8 +16,8 @@ from carpool.engine.admission import AdmissionControl
 from carpool.engine.cost_store import Table
 from carpool.engine.execute import Widths
 from carpool.engine.fuse import decode_bytes
-from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.model.load import Loaded
+from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.observe.forward import Forward
 from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram
 from carpool.engine.observe.width_reason import width_reason

@@ -78,7 +78,8 @@ def _streamed(
     for component, kind in kinds.items():
         if KINDS[kind].backend not in STREAMED:
             instead = f"{component}=int8" if component != ALL else "int8"
-            yield f"weights do not fit, and those of {kind} cannot be streamed: --quantize {instead}"
+            rule = f"those of {kind} cannot be streamed: --quantize {instead}"
+            yield f"weights do not fit, and {rule}"
             return
     memory = _below(_room(plan))
     try:
@@ -89,8 +90,8 @@ def _streamed(
         return
     quantized = f" --quantize {quantize}" if quantize else ""
     compiled = " --compile" if is_compiled and not any(map(is_denoiser, found.streamed)) else ""
-    names = ", ".join(found.streamed)
-    yield f"{said}{compiled} --memory {memory}{quantized}  # streams {gib(found.streamed_bytes)}: {names}"
+    what = f"streams {gib(found.streamed_bytes)}: {', '.join(found.streamed)}"
+    yield f"{said}{compiled} --memory {memory}{quantized}  # {what}"
 
 
 def _scaled(model: "Model", bits: dict[str, int]) -> list[Component]:

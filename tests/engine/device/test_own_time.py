@@ -1,8 +1,11 @@
 """What a pipeline's own code takes is learned where forwards run ahead, without its waits."""
 
+import pytest
+
 from support.pretended.process import on_pretended_device
 
 
+@pytest.mark.timeout(180)  # the first one waits for the process to start
 @on_pretended_device
 def test_the_time_of_pipelines_is_learned_without_that_of_waiting_for_the_forward() -> None:
     from typing import Any
@@ -19,7 +22,7 @@ def test_the_time_of_pipelines_is_learned_without_that_of_waiting_for_the_forwar
         resumed[0] += 1
         return {}
 
-    arguments = {**ARGUMENTS["flux"], "num_inference_steps": 5, "callback_on_step_end": works}
+    arguments = {**ARGUMENTS["flux"], "num_inference_steps": 4, "callback_on_step_end": works}
     with driving(fresh("flux").to("pretended"), clock=clock, device="pretended") as drive:
         for _ in range(3):
             drive.submit(**arguments)

@@ -91,7 +91,8 @@ def test_a_copied_tensor_is_compared_by_what_it_was_copied_from_until_it_changes
     from support.pretended.report import REPORT
 
     context: Any = SimpleNamespace(enter=lambda: None, leave=lambda: None)
-    host, made = torch.arange(6.0), []
+    host = torch.arange(6.0)
+    made: list[torch.Tensor] = []
     for patches in pinned_copies.PATCHES:
         patches.add()
     try:
@@ -133,7 +134,7 @@ def test_a_device_without_pinned_memory_copies_as_torch_does(lacks: str) -> None
         return plain(*args, **kwargs, pin_memory=pin_memory)
 
     pipe = fresh("flux").to("pretended")
-    torch.empty_like = refuse
+    torch.empty_like = refuse  # type: ignore[assignment]
     try:
         with driving(pipe, device="pretended", dtype="float32") as drive:
             REPORT.clear()

@@ -93,8 +93,7 @@ def test_the_pretended_device_sees_when_streams_do_not_wait_for_each_other(forgo
             part.to(device)
         if cls is Forgets:
             with pytest.raises(Race):
-                for _ in range(3):
-                    model(torch.zeros(1, 64, device=device))
+                model(torch.zeros(1, 64, device=device))
         else:
             answer = model(torch.ones(1, 64, device=device))
             assert torch.equal(answer.cpu(), Tower()(torch.ones(1, 64)))

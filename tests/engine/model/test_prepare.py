@@ -210,7 +210,9 @@ def test_an_attention_backend_is_set_for_this_model_only_and_taken_back() -> Non
 def test_an_attention_backend_that_cannot_run_here_is_refused_at_the_start(backend: str) -> None:
     pipe = DiffusionPipeline.from_pretrained(checkpoint("flux"))
 
-    with pytest.raises(SettingRejected, match="does not run on cpu in torch.float32.*take native"):
+    with pytest.raises(
+        SettingRejected, match=r"does not run on cpu in torch\.float32.*take native"
+    ):
         load(pipe, EngineSettings(device="cpu", attention_backend=backend))
 
     processor = pipe.transformer.transformer_blocks[0].attn.processor
@@ -224,7 +226,7 @@ def test_a_model_that_needs_a_picture_is_warmed_up_with_one() -> None:
         def __call__(self, image: Any, prompt: Any, width: int = 0, height: int = 0) -> None:
             given.append({"image": image, "prompt": prompt, "width": width})
 
-    for call in _calls(Animates(), [(64, 32), (0, 0)]):  # type: ignore[arg-type]
+    for call in _calls(Animates(), [(64, 32), (0, 0)]):
         call()
 
     assert [one["image"].size for one in given] == [(64, 32)] * 2 + [(512, 512)] * 2

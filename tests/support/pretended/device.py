@@ -100,12 +100,12 @@ class Pretended(Tensor):
     def extent(self) -> Extent:
         """The bytes of its memory between its first and its last element."""
         elem = self.elem
-        begin = elem.storage_offset() * elem.itemsize
+        begin = int(elem.storage_offset()) * elem.itemsize
         if not elem.numel():
             return self.memory, (begin, begin)
         steps = zip(elem.shape, elem.stride(), strict=True)
         last = sum((size - 1) * stride for size, stride in steps)
-        return self.memory, (begin, begin + (last + 1) * elem.itemsize)
+        return self.memory, (begin, begin + int(last + 1) * elem.itemsize)
 
     @property
     def is_on_host(self) -> bool:
@@ -416,7 +416,8 @@ def _set_data(self: Tensor, value: Tensor) -> None:
     made: Any = value.detach()
     if isinstance(self, torch.nn.Parameter):
         made = torch.nn.Parameter(made, requires_grad=False)
-    torch.utils.swap_tensors(self, made)
+    swap: Any = torch.utils.swap_tensors
+    swap(self, made)
 
 
 def _is_ours(device: Any) -> bool:

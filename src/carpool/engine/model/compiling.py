@@ -1,4 +1,4 @@
-"""Compile the repeated blocks of denoisers, and run every kernel and graph before the first request.
+"""Compile the repeated blocks of denoisers, and warm up: run every graph before the first request.
 
 Graphs are made for one row and for many, one length of text and many, with masks and without.
 """

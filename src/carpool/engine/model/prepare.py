@@ -32,7 +32,6 @@ from carpool.models.source import is_single_file
 from carpool.preparation import by_component, check_components, check_packages, replacements
 
 
-
 def read(source: str, settings: EngineSettings, device: Device) -> DiffusionPipeline:
     """Read a pipeline from its files, to the host: `engine.weights` moves it to its device.
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from carpool.config import EngineSettings, parse_bytes, streamed_names
+from carpool.engine.weights.bus import Bus
 from carpool.engine.weights.groups import HOOK, blocks_of, bytes_of
 from carpool.engine.weights.residency import (
     ACTIVATIONS,
@@ -17,7 +18,6 @@ from carpool.engine.weights.residency import (
     plan,
 )
 from carpool.engine.weights.store import HOST_SHARE, DiskStore, PinnedStore, Store, free_host_bytes
-from carpool.engine.weights.bus import Bus
 from carpool.engine.weights.streaming import Streamer
 from carpool.errors import LoadFailed
 from carpool.preparation import by_component, check_streamed

@@ -1,7 +1,7 @@
 """Streams the weights of blocks to the device: a group computes while the next one is on its way.
 
-There are two buffers of equal size, each large enough for the largest group; smaller ones share one.
-The weights of the group that computes are views of its place there. As soon as all groups of a
+There are two buffers of equal size, each large enough for the largest group; smaller ones share
+one. The weights of the group that computes are views of its place there. As soon as all groups of a
 buffer have computed, those that came next the last time are loaded into it; after the last comes
 the first, so a sweep begins with its first group already there.
 
