@@ -10,10 +10,10 @@ import torch
 from click.testing import CliRunner
 from torch.utils.flop_counter import FlopCounterMode
 
-from carpool.config import parse_bytes
 from carpool.engine.weights.placement import components_of
 from carpool.engine.weights.residency import plan as residency
 from carpool.errors import InvalidValue, LoadFailed
+from carpool.setting_rules import parse_bytes
 from carpool_lab.plan.advice import bits_of, commands
 from carpool_lab.plan.command import plan as command
 from carpool_lab.plan.predict import RESERVED_BYTES, WIDTHS, device, forward_s, plan

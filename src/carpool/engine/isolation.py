@@ -27,9 +27,6 @@ from carpool.engine.weights.placement import is_offloaded
 
 log = logging.getLogger("carpool")
 
-_PATCHES = (*random_state.PATCHES, provenance.PATCHES)
-_ON_ACCELERATORS = pinned_copies.PATCHES
-
 
 class Isolation:
     """Keeps the requests of one engine apart."""
@@ -38,7 +35,8 @@ class Isolation:
         self._shared, self._device = SharedModules(components), device
         # of one that is offloaded, first weights are now here, now there
         self._pins = Pins(one for one in components.values() if not is_offloaded(one))
-        self._patches = (*_PATCHES, *(() if device.type == "cpu" else _ON_ACCELERATORS))
+        is_accelerator = device.type != "cpu"
+        self._patches = [*random_state.PATCHES, *([pinned_copies.TO] if is_accelerator else [])]
         self._is_installed = False
         self._logged: set[str] = set()
 
@@ -60,7 +58,10 @@ class Isolation:
 
     def context(self, seed: int) -> "RequestContext":
         """The state of a request that is about to start."""
-        return RequestContext(Overlay(self._shared), RandomState(seed, self._device), self._pins)
+        random = RandomState(seed, self._device)
+        # a tensor of the CPU can be read without waiting: nothing has to be known of it beforehand
+        is_copied = self._device.type != "cpu"
+        return RequestContext(Overlay(self._shared), random, self._pins, copies=is_copied)
 
     def exclusive(self, context: "RequestContext") -> list[str]:
         """The components that a request has changed for itself; each kind is logged once."""
@@ -90,12 +91,13 @@ class Isolation:
 class RequestContext:
     """The private state of one request; see `fiber.Context`."""
 
-    def __init__(self, overlay: Overlay, random: RandomState, pins: Pins) -> None:
+    def __init__(self, overlay: Overlay, random: RandomState, pins: Pins, *, copies: bool) -> None:
         self.overlay, self.random, self.pins = overlay, random, pins
         self.request_id, self.warnings = "", list[str]()  # whose it is; what its answer is to say
         self._modes = self._outside = _PLAIN
         self._no_inference: torch.inference_mode | None = None
         self._is_free = False
+        self._copies = copies  # from the host to an accelerator
 
     def enter(self) -> None:
         self._outside = Modes.now()
@@ -106,9 +108,15 @@ class RequestContext:
         if not is_known or self._modes is not self._outside:
             self._modes.set()
         self.random.swap()
+        if self._copies:
+            provenance.watch()
+            pinned_copies.watch()
         self.overlay.apply()
 
     def leave(self) -> None:
+        if self._copies:
+            provenance.ignore()
+            pinned_copies.ignore()
         self.overlay.withdraw()
         self.random.swap()
         self._modes = Modes.now()

@@ -2,9 +2,9 @@
 
 A copy from ordinary memory waits until all that was queued before it is done; one from pinned
 memory is only queued. Pipelines and schedulers make their positions, noise and constants on the
-host, some at every step (UniPC). So in a fiber `Tensor.to`, `torch.tensor` and `torch.as_tensor`
-copy through pinned memory. What a small tensor was copied from is remembered, so that its content
-can be compared without a look at the device: see `Fuser`.
+host, some at every step (UniPC). So while a request's own code runs, `Tensor.to`, `torch.tensor`
+and `torch.as_tensor` copy through pinned memory. What a small tensor was copied from is remembered,
+so that its content can be compared without a look at the device: see `Fuser`.
 
 Source: PyTorch, "A guide on good usage of non_blocking and pin_memory()".
 """
@@ -21,7 +21,7 @@ from carpool.engine.fiber import current_context
 from carpool.engine.patches import Patches
 
 MOST_BYTES = 64 * 2**20  # of a copy: what is pinned once stays with the process
-_PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+_DENSE = (Tensor, torch.nn.Parameter)
 
 
 def _to(plain: Any) -> Callable[..., Any]:
@@ -46,7 +46,7 @@ def _to(plain: Any) -> Callable[..., Any]:
 def _can_pin(value: Tensor) -> bool:
     return (
         value.device.type == "cpu"
-        and type(value) in _PLAIN_TENSORS
+        and type(value) in _DENSE
         and value.layout is torch.strided
         and not (value.requires_grad and torch.is_grad_enabled())
     )
@@ -77,8 +77,9 @@ def _destination(
     return None if where is None else torch.device(where), dtype
 
 
-def _made_on_the_host(plain: Any) -> Callable[..., Any]:
+def _made_on_the_host(name: str) -> Callable[..., Any]:
     """A function that makes a tensor of Python's or numpy's numbers."""
+    plain = _PLAIN[name]
 
     @functools.wraps(plain)
     def function(data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -91,7 +92,20 @@ def _made_on_the_host(plain: Any) -> Callable[..., Any]:
     return function
 
 
-PATCHES = (
-    Patches(Tensor, {"to": _to}),
-    Patches(torch, dict.fromkeys(("tensor", "as_tensor"), _made_on_the_host)),
-)
+_PLAIN: dict[str, Any] = {name: getattr(torch, name) for name in ("tensor", "as_tensor")}
+_OURS = {name: _made_on_the_host(name) for name in _PLAIN}
+
+
+def watch() -> None:
+    """Have tensors that are made from now on copied through pinned memory."""
+    for name, function in _OURS.items():
+        setattr(torch, name, function)
+
+
+def ignore() -> None:
+    """Leave torch's functions as they are: compiled graphs are valid for these."""
+    for name, function in _PLAIN.items():
+        setattr(torch, name, function)
+
+
+TO = Patches(Tensor, {"to": _to})  # compiled graphs do not depend on it

@@ -19,7 +19,7 @@ def test_copies_in_a_fiber_are_those_of_torch_and_wait_for_nothing() -> None:
     from support.pretended.device import NAME
     from support.pretended.report import REPORT
 
-    context: Any = SimpleNamespace(enter=lambda: None, leave=lambda: None)
+    context: Any = SimpleNamespace(enter=pinned_copies.watch, leave=pinned_copies.ignore)
     x = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4) / 7
     there = torch.zeros(1, dtype=torch.bfloat16, device=NAME)
     image = torch.rand(2, 3, 4, 5)
@@ -41,6 +41,7 @@ def test_copies_in_a_fiber_are_those_of_torch_and_wait_for_nothing() -> None:
         "again": lambda: x.to(NAME).to(NAME),
         "within the host": lambda: x.to(torch.float64),
     }
+    plain = torch.tensor
     expected = {name: copy() for name, copy in copies.items()}
     found: dict[str, Any] = {}
 
@@ -52,21 +53,20 @@ def test_copies_in_a_fiber_are_those_of_torch_and_wait_for_nothing() -> None:
             assert not REPORT.syncs, (name, REPORT.syncs)
             assert torch.equal(x, x_before)
 
-    for patches in pinned_copies.PATCHES:
-        patches.add()
+    pinned_copies.TO.add()
     try:
         came = Fiber(body, context).start()
         if isinstance(came, Raised):
             raise came.error
         assert "to" in vars(torch.Tensor)
+        assert torch.tensor is plain  # forwards see torch's own
         outside = threading.Thread(target=lambda: found.update(outside=x.to(NAME)))
         REPORT.clear()
         outside.start()
         outside.join()
         assert [site.kind for site in REPORT.syncs] == ["copy to device"]  # as torch does it
     finally:
-        for patches in pinned_copies.PATCHES:
-            patches.drop()
+        pinned_copies.TO.drop()
 
     assert "to" not in vars(torch.Tensor)
     for name, one in expected.items():
@@ -90,16 +90,14 @@ def test_a_copied_tensor_is_compared_by_what_it_was_copied_from_until_it_changes
     from support.pretended.device import NAME
     from support.pretended.report import REPORT
 
-    context: Any = SimpleNamespace(enter=lambda: None, leave=lambda: None)
+    context: Any = SimpleNamespace(enter=pinned_copies.watch, leave=pinned_copies.ignore)
     host = torch.arange(6.0)
     made: list[torch.Tensor] = []
-    for patches in pinned_copies.PATCHES:
-        patches.add()
+    pinned_copies.TO.add()
     try:
         Fiber(lambda: made.extend(host.to(NAME, torch.bfloat16) for _ in range(3)), context).start()
     finally:
-        for patches in pinned_copies.PATCHES:
-            patches.drop()
+        pinned_copies.TO.drop()
     first, second, third = made
     host.add_(1)  # the copies are what they were
     fuser = Fuser()
