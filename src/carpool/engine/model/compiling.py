@@ -10,9 +10,10 @@ from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers import DiffusionPipeline
-from PIL import Image
+from diffusers.image_processor import VaeImageProcessor
 from torch import nn
 from tqdm.auto import tqdm
 
@@ -118,6 +119,6 @@ def _calls(pipe: DiffusionPipeline, wanted: list[tuple[int, int]]) -> Iterator[p
                 **size,
             }
             if needs_picture:
-                side_px = width_px or PICTURE_PX, height_px or PICTURE_PX
-                given["image"] = Image.new("RGB", side_px, "grey")
+                shape = 1, height_px or PICTURE_PX, width_px or PICTURE_PX, 3
+                given["image"] = VaeImageProcessor.numpy_to_pil(np.full(shape, 0.5))[0]
             yield partial(pipe, **{name: one for name, one in given.items() if name in takes})

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from carpool.config import DEVICES, EngineSettings
-from carpool.engine.model.streams import stream_of, why_no_events
+from carpool.engine.streams import stream_of, why_no_events
 from carpool.errors import SettingRejected
 from carpool.preparation import ALL, types
 

@@ -15,7 +15,6 @@ import torch
 from diffusers import DiffusionPipeline
 from diffusers.configuration_utils import FrozenDict
 from diffusers.image_processor import VaeImageProcessor
-from PIL import Image
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.feature_extraction_utils import FeatureExtractionMixin
@@ -206,5 +205,4 @@ def _pictures(value: torch.Tensor, kind: str) -> Any:
     """Pictures (N, C, H, W) on the host: `np`, values 0-1, or `pil`, of bytes."""
     if kind == "np":
         return VaeImageProcessor.pt_to_numpy(value)
-    arrays = value.permute(0, 2, 3, 1).contiguous().numpy()
-    return [Image.fromarray(one[..., 0] if one.shape[-1] == 1 else one) for one in arrays]
+    return VaeImageProcessor.numpy_to_pil(VaeImageProcessor.pt_to_numpy(value) / 255)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from carpool.engine.model.streams import stream_of, why_no_events
+from carpool.engine.streams import stream_of, why_no_events
 from carpool.engine.weights.groups import Group
 from carpool.engine.weights.store import Store, host_buffer
 from carpool.types import Clock
