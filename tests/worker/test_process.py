@@ -216,3 +216,21 @@ def test_a_video_crosses_with_its_sound_as_a_file_where_it_is_large(
     assert small.rate > 0
     assert small.sound == large.sound
     assert len(small.sound) % (4 * small.channels) == 0
+
+
+def test_after_a_reset_the_worker_is_ready_once_the_last_cancelled_request_has_ended() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker, said, cancelled = WorkerProcess(theirs), list[str](), list[str]()
+        worker._in_flight |= {"one", "two"}
+
+        worker._reset(cancelled.append, lambda: said.append("ready"))
+        assert sorted(cancelled) == ["one", "two"]
+        worker.ended("one")
+        assert not said
+        worker.ended("two")
+        assert said == ["ready"]
+
+        worker.ended("one")  # is told once only
+        worker._reset(cancelled.append, lambda: said.append("ready again"))
+        assert said == ["ready", "ready again"]

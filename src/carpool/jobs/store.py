@@ -274,13 +274,14 @@ class JobStore:
 
     def complete(
         self, job_id: str, write: Callable[[Path], object], *, keep: Sequence[str] = (),
-        warnings: Sequence[str] = (),
+        warnings: Sequence[str] = (), timings: Mapping[str, float] | None = None,
     ) -> bool:  # fmt: skip
         """End a job in progress with the files that `write` puts into an empty folder.
 
         Args:
             keep: inputs that become such files.
             warnings: for the client.
+            timings: where its time went, seconds.
 
         Returns:
             Whether it was this call that ended it; if not, the files are gone.
@@ -298,7 +299,7 @@ class JobStore:
         try:
             files = self._put(self._files, job_id, write_all)
             self._files.publish(job_id)
-            is_ours = self._end(job_id, "completed", 100, files, None, OPEN[1:], warnings)
+            is_ours = self._end(job_id, "completed", 100, files, None, OPEN[1:], warnings, timings)
         finally:
             (self._inputs if is_ours else self._files).drop(job_id)
             if is_ours:
@@ -315,14 +316,16 @@ class JobStore:
     def _end(
         self, job_id: str, state: State, progress: int, files: Mapping[str, int],
         error: CarpoolError | None, only_from: Sequence[State], warnings: Sequence[str] = (),
+        timings: Mapping[str, float] | None = None,
     ) -> bool:  # fmt: skip
         query = """UPDATE jobs SET state = ?, progress = max(progress, ?), files = ?, bytes = ?,
-            error = ?, warnings = ?, ended_s = ?, ended_up_s = ?
+            error = ?, warnings = ?, timings = ?, ended_s = ?, ended_up_s = ?
             WHERE id = ? AND state IN (?, ?) RETURNING id"""
         told = None if error is None else json.dumps(error.body)
         times = self.clock(), self.clock.uptime_s()
         size, said = sum(files.values()), json.dumps(warnings) if warnings else None
-        values = [state, progress, json.dumps(files), size, told, said, *times, job_id]
+        spent = None if timings is None else json.dumps(timings)
+        values = [state, progress, json.dumps(files), size, told, said, spent, *times, job_id]
         return bool(self._db.write(query, [*values, only_from[0], only_from[-1]]))
 
     def tidy(self) -> list[Record]:
