@@ -73,8 +73,8 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "fastapi": ("carpool/server/",),
     "msgspec": (
         "carpool/worker/protocol.py",
-        "carpool/worker/forkserver.py",
-        "carpool/worker/start.py",
+        "carpool/worker/fork_protocol.py",
+        "carpool/worker/supervisor.py",
         "carpool/engine/answers.py",
         "carpool/jobs/journals.py",
         "carpool/validation.py",
@@ -173,6 +173,8 @@ def statements(tree: ast.AST, *, eager: bool = False) -> Iterator[ast.Import | a
         eager: only those that run when the module is imported.
     """
     for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.expr):  # most of all nodes; none holds a statement
+            continue
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.learned_curve import LearnedCurve
 from carpool.schedule.trials import FLOOR
 from carpool.schedule.widths import LONG_LINE, NEAR, Widths
-from carpool.types import CallKind, ParkedCall
+from carpool.types import CallKind, ParkedCall, QueuedRequest
 
 KIND = CallKind("transformer.forward", 1024)
 
@@ -137,3 +138,21 @@ def test_a_turn_is_its_forward_and_what_is_beside_it_or_the_longer_of_them(
     assert costs.turn_s(KIND, 2, 1.0) == pytest.approx(1.0 if runs_ahead else 1.8)
     assert costs.turn_s(KIND, 4, 1.0) == pytest.approx(1.4 if runs_ahead else 2.4)
     assert costs.turn_s(KIND, 4, 1.0, factor=2.0) == pytest.approx(2.8 if runs_ahead else 3.8)
+
+
+def test_a_device_that_is_fuller_than_predicted_runs_wider() -> None:
+    """Outliers and busy phases fill it, and are in no median."""
+
+    class Stretched(Costs):
+        stretch = 1.5
+
+    kind, curve = CallKind("denoise", 1), Curve({1: 43.3, 2: 77.3, 4: 145.5, 8: 279.4})
+    calls = [ParkedCall(n, n, "key", 1, 8, "denoise", kind, 0.0, 1200.0, 1200.0) for n in (1, 2, 3)]
+    widths = []
+    for costs in (Costs({kind: curve}), Stretched({kind: curve})):
+        policy = Continuous(costs)
+        for n in range(1, 101):  # six tenths of what it can do alone, as far as was predicted
+            policy.admit([QueuedRequest(n, 2000.0 * n, 1200.0, 1200.0)], 32, 2000.0 * n)
+        widths.append(len(policy.choose(calls, 0.0, 200_000.0).calls))
+
+    assert widths == [2, 3]

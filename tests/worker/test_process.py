@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
 
 from carpool.config import EngineSettings
 from carpool.engine.loop import EngineCore
@@ -59,6 +60,22 @@ def working(model: str = MODEL, spool: str = "", **settings: Any) -> Iterator[Fr
         front.close()
         thread.join(10)
         assert not thread.is_alive()
+
+
+def test_downloads_of_one_of_several_workers_show_no_bars() -> None:
+    enable_progress_bars()
+    ours, theirs = socket.socketpair()
+    with closing(ours), closing(theirs):
+        front = Front(ours)
+        front.send(protocol.LoadModel("/nothing", EngineSettings(device="cpu"), bars=False))
+        thread = threading.Thread(target=WorkerProcess(theirs).serve)
+        thread.start()
+        answer = front.receive()
+        front.close()
+        thread.join(10)
+
+    assert isinstance(answer, protocol.LoadFailure)
+    assert are_progress_bars_disabled()
 
 
 def submit(front: Front, request_id: str) -> protocol.ToFront | None:

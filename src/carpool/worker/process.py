@@ -56,8 +56,6 @@ class WorkerProcess:
             return
         is_noisy = first.log_level == "debug" and first.log_format == "text" and first.bars
         # these import torch and diffusers, which takes seconds
-        from huggingface_hub.utils.tqdm import disable_progress_bars
-
         from carpool.engine.cost_store import Table
         from carpool.engine.journal import Journal
         from carpool.engine.loop import EngineCore
@@ -70,8 +68,6 @@ class WorkerProcess:
         began_s = time.monotonic()
         logs.set_up(first.log_level, first.log_format, prompts=first.log_prompts)
         log_as_others(bars=is_noisy)
-        if first.log_format == "json" or not first.bars:
-            disable_progress_bars()
         co_riders = CoRiders()
         activity = ActivityLog()
         observers = [activity.forward, *([co_riders.forward] if first.otel else [])]
