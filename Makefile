@@ -73,6 +73,9 @@ bench: .venv/ready  ## against plain diffusers, LitServe, a lock, the simulator:
 bench-gpu: .venv/ready  ## real-size models on a CUDA device: docs/benchmarks-gpu.md
 	$(BIN)/python -m benchmarks.gpu --output docs/benchmarks-gpu.md
 
+gpu-page: .venv/ready  ## on a machine with a GPU: `carpool check`, bench-gpu, streamed weights: docs/gpu-page.md
+	$(BIN)/python -m benchmarks.gpu_everything --output docs/gpu-page.md
+
 bench-lora: .venv/ready  ## adapters by row, against PEFT's mixed batch
 	$(ONE_THREAD) $(BIN)/python benchmarks/lora.py
 

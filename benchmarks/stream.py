@@ -26,9 +26,10 @@ from torch import Tensor
 
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.sweep import Sweeps
+from carpool.engine.weights.bus import Bus, Slot
 from carpool.engine.weights.groups import Group, blocks_of
 from carpool.engine.weights.store import DiskStore
-from carpool.engine.weights.streaming import Bus, Slot, Streamer
+from carpool.engine.weights.streaming import Streamer
 
 CPU = torch.device("cpu")
 SIDES = {8: 3, 12: 3, 16: 2}  # latent places of a side: requests

@@ -23,11 +23,12 @@ has one stream only, results are copied behind the forwards that are queued.
 
 A pipeline that reads a number from the device, or copies one to it from ordinary memory, waits
 until all that was queued is done. Such waits cost nothing but time; the engine makes none at a
-step. They were counted on a pretended device (real values under another device's label,
+step, and what pipelines and schedulers make on the host it copies through pinned memory. They
+were counted on a pretended device (real values under another device's label,
 `tests/support/pretended`): two requests of six steps share their forwards, and give the same
-pictures as on a CPU. A row counts the waits of one of them, at each step and in all, by whose code
-it is: the engine, the scheduler or the pipeline (diffusers {diffusers.__version__}), or a model
-(diffusers, transformers). The last column names those of a step. Rows are those of
+pictures as on a CPU. A row counts the waits of one of them, at each step and in all, by whose
+code it is: the engine, the scheduler or the pipeline (diffusers {diffusers.__version__}), or a
+model (diffusers, transformers). The last column names those of a step. Rows are those of
 [models.md](models.md), one task of each family; Helios Mid and Distilled, whose steps come in
 stages, were not counted.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.fiber import in_fiber
@@ -98,6 +98,29 @@ def test_a_sweep_takes_little_more_than_the_longer_of_copying_and_computing(
 
     least_s = 10 * blocks * max(1.0, 3 * compute_s)
     assert least_s / clock() >= 0.9
+
+
+UNEQUAL = {"as FLUX, few": [36, 36, 15, 15, 15, 15], "as a UNet": [10, 20, 40, 40, 20, 10] * 2}
+
+
+@pytest.mark.parametrize("sizes", UNEQUAL.values(), ids=UNEQUAL)
+def test_blocks_of_unequal_sizes_are_copied_as_well_while_others_compute(
+    sweeps_over: Make, sizes: list[int]
+) -> None:
+    clock, model = VirtualClock(), Tower(len(sizes))
+    for block, size in zip(model.blocks, sizes, strict=True):
+        block.ballast = nn.Parameter(torch.zeros(size * 4096), requires_grad=False)
+        block.on_forward = lambda x, size=size: clock.pass_by(size)  # as long as it is copied
+    sweeps = sweeps_over(model, clock, 4096 * 4)
+    sweeps.run([lambda: model(torch.zeros(1, 64))])
+    began_s = clock()
+
+    for _ in range(10):
+        sweeps.run([lambda: model(torch.zeros(1, 64))])
+
+    assert 10 * sum(sizes) / (clock() - began_s) >= 0.9
+    slot_bytes = sweeps.statistics()["slot_bytes"]
+    assert slot_bytes <= 2.1 * 4 * 4096 * max(sizes)  # two buffers, as ever
 
 
 def test_a_forward_that_fails_in_the_middle_does_not_stop_the_others(sweeps_over: Make) -> None:

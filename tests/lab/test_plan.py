@@ -1,6 +1,7 @@
 """`carpool plan`: what is counted without weights is what the real thing does."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,13 @@ import torch
 from click.testing import CliRunner
 from torch.utils.flop_counter import FlopCounterMode
 
+from carpool.engine.weights.placement import components_of
+from carpool.engine.weights.residency import plan as residency
 from carpool.errors import InvalidValue, LoadFailed
+from carpool.setting_rules import parse_bytes
+from carpool_lab.plan.advice import bits_of, commands
 from carpool_lab.plan.command import plan as command
-from carpool_lab.plan.predict import WIDTHS, device, forward_s, plan
+from carpool_lab.plan.predict import RESERVED_BYTES, WIDTHS, device, forward_s, plan
 from carpool_lab.plan.shapes import Stage, Work, build, known, stages
 from carpool_lab.simulate.command import simulate
 from support.engine_driver import fresh
@@ -120,6 +125,45 @@ def test_quantized_weights_take_their_bits() -> None:
 
     assert halved.weights["transformer"] == 1e10
     assert halved.fits
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "fp8"])
+def test_what_is_proposed_for_a_model_that_does_not_fit_is_accepted_by_the_engine(
+    quantize: str | None,
+) -> None:
+    """By the engine's own rules: the settings, and the residency plan of its blocks."""
+    model = build(str(checkpoint("flux")))
+    work = [one for one in stages(model, "64x64") if one.phase == "denoise"]
+    for one in work:
+        one.work.peak_bytes = 0
+    given = "a", 1, model.parameters(), work
+    bits = bits_of(quantize, model)
+    taken = sum(plan(*given, device("h200"), bits=bits).weights.values())
+    room = RESERVED_BYTES + 0.9 * taken
+    planned = plan(*given, replace(device("rtx4090"), memory_bytes=room), bits=bits)
+    found = list(commands(model, planned, quantize, is_compiled=True))
+
+    assert not planned.fits
+    if quantize == "fp8":  # whose denoiser fits no better streamed
+        assert "cannot be streamed: --quantize int8" in found[0]
+        return
+    said = found[0].partition("#")[0].split()
+    assert "--compile" not in said  # of a streamed denoiser it would be refused
+    memory = said[said.index("--memory") + 1]
+    budget = parse_bytes("memory", memory)
+    assert 0 < budget <= 0.9 * taken
+    assert said[-2:] == (["--quantize", quantize] if quantize else ["--memory", memory])
+    if quantize is None:
+        assert residency(components_of(model.modules), "auto", budget).streamed
+
+
+def test_what_does_not_fit_even_streamed_is_said_with_the_least() -> None:
+    model = build(str(checkpoint("flux")))
+    work = [stage(square(64))]
+    tiny = replace(device("rtx4090"), memory_bytes=RESERVED_BYTES + 1000)
+    planned = plan("a", 1, model.parameters(), work, tiny)
+
+    assert "not even streamed" in next(commands(model, planned, None, is_compiled=False))
 
 
 def test_an_unknown_device_or_model_is_told_with_those_that_are_known() -> None:

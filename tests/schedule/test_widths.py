@@ -114,6 +114,32 @@ def test_a_width_of_which_a_wrong_history_says_the_worst_is_tried_and_then_kept(
     assert ran[4] == 200  # chosen, not tried
 
 
+def test_a_forward_that_runs_ahead_is_no_wider_than_the_pipelines_own_code_can_feed() -> None:
+    def width(own_s: float, *, runs_ahead: bool) -> int:
+        costs = Costs({KIND: Curve({1: 0.010, 8: 0.011})})
+        costs.learn_turn(KIND, 8, loop_s=0.0, own_s=8 * own_s)
+        costs.runs_ahead = runs_ahead
+        return chosen(costs, 8, backlog=8.0)
+
+    assert width(0.0, runs_ahead=True) == 8
+    assert width(0.001, runs_ahead=True) == 8  # 8 ms are hidden behind the forward
+    assert width(0.005, runs_ahead=True) == 2  # two of them take as long as it does
+    assert width(0.005, runs_ahead=False) > 2  # beside it, each turn costs all of it
+
+
+@pytest.mark.parametrize("runs_ahead", [True, False])
+def test_a_turn_is_its_forward_and_what_is_beside_it_or_the_longer_of_them(
+    runs_ahead: bool,
+) -> None:
+    costs = Costs({KIND: Curve({1: 1.0})})
+    costs.learn_turn(KIND, 2, loop_s=0.2, own_s=0.6)
+    costs.runs_ahead = runs_ahead
+
+    assert costs.turn_s(KIND, 2, 1.0) == pytest.approx(1.0 if runs_ahead else 1.8)
+    assert costs.turn_s(KIND, 4, 1.0) == pytest.approx(1.4 if runs_ahead else 2.4)
+    assert costs.turn_s(KIND, 4, 1.0, factor=2.0) == pytest.approx(2.8 if runs_ahead else 3.8)
+
+
 def test_a_device_that_is_fuller_than_predicted_runs_wider() -> None:
     """Outliers and busy phases fill it, and are in no median."""
 

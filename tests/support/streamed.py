@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from carpool.engine.weights.bus import Bus, Slot
 from carpool.engine.weights.groups import Group, blocks_of
 from carpool.engine.weights.store import DiskStore
-from carpool.engine.weights.streaming import Bus, Slot, Streamer
+from carpool.engine.weights.streaming import Streamer
 from carpool.types import Choice, ParkedCall
 from support.engine_driver import Drive, InLine, VirtualClock
 

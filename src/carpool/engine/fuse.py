@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from carpool.engine.intercept import Call, Target
 from carpool.engine.numerics import DATA, ROW, ROWS, Exact
-from carpool.engine.provenance import parts_of
+from carpool.engine.provenance import parts_of, source_of
 from carpool.engine.specs import (
     CONCAT,
     LIST,
@@ -217,7 +217,8 @@ class Fuser:
                 axis, parts = made_of
                 raw = repr((axis, [self._digest(part) for part in parts])).encode()
             else:
-                flat = value.detach().reshape(-1).cpu()
+                source = source_of(value)
+                flat = (value if source is None else source).detach().reshape(-1).cpu()
                 flat = flat.clone(memory_format=torch.contiguous_format)  # expanded: strides of 0
                 raw = flat.view(torch.uint8).numpy().tobytes()
             known = (version, hashlib.blake2b(raw, digest_size=16).digest())

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from carpool.engine import provenance, random_state
+from carpool.engine import pinned_copies, provenance, random_state
 from carpool.engine.intercept import Target, computes_together
 from carpool.engine.model.pins import Pins
 from carpool.engine.overlay.overlay import Overlay
@@ -36,13 +36,15 @@ class Isolation:
         self._shared, self._device = SharedModules(components), device
         # of one that is offloaded, first weights are now here, now there
         self._pins = Pins(one for one in components.values() if not is_offloaded(one))
+        is_accelerator = device.type != "cpu"
+        self._patches = [*random_state.PATCHES, *([pinned_copies.TO] if is_accelerator else [])]
         self._is_installed = False
         self._logged: set[str] = set()
 
     def install(self) -> None:
         self._shared.install()
         self._pins.install()
-        for patches in random_state.PATCHES:
+        for patches in self._patches:
             patches.add()
         self._is_installed = True
 
@@ -51,7 +53,7 @@ class Isolation:
         if self._is_installed:
             self._pins.remove()
             self._shared.remove()
-            for patches in random_state.PATCHES:
+            for patches in self._patches:
                 patches.drop()
         self._is_installed = False
 
@@ -59,8 +61,8 @@ class Isolation:
         """The state of a request that is about to start."""
         random = RandomState(seed, self._device)
         # a tensor of the CPU can be read without waiting: nothing has to be known of it beforehand
-        watches_cat = self._device.type != "cpu"
-        return RequestContext(Overlay(self._shared), random, self._pins, watches_cat=watches_cat)
+        is_copied = self._device.type != "cpu"
+        return RequestContext(Overlay(self._shared), random, self._pins, copies=is_copied)
 
     def exclusive(self, context: "RequestContext") -> list[str]:
         """The components that a request has changed for itself; each kind is logged once."""
@@ -90,15 +92,13 @@ class Isolation:
 class RequestContext:
     """The private state of one request; see `fiber.Context`."""
 
-    def __init__(
-        self, overlay: Overlay, random: RandomState, pins: Pins, *, watches_cat: bool
-    ) -> None:
+    def __init__(self, overlay: Overlay, random: RandomState, pins: Pins, *, copies: bool) -> None:
         self.overlay, self.random, self.pins = overlay, random, pins
         self.request_id, self.warnings = "", list[str]()  # whose it is; what its answer is to say
         self._modes = self._outside = _PLAIN
         self._no_inference: torch.inference_mode | None = None
         self._is_free = False
-        self._watches_cat = watches_cat
+        self._copies = copies  # from the host to an accelerator
 
     def enter(self) -> None:
         self._outside = Modes.now()
@@ -109,13 +109,15 @@ class RequestContext:
         if not is_known or self._modes is not self._outside:
             self._modes.set()
         self.random.swap()
-        if self._watches_cat:
+        if self._copies:
             provenance.watch()
+            pinned_copies.watch()
         self.overlay.apply()
 
     def leave(self) -> None:
-        if self._watches_cat:
+        if self._copies:
             provenance.ignore()
+            pinned_copies.ignore()
         self.overlay.withdraw()
         self.random.swap()
         self._modes = Modes.now()

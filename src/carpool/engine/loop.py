@@ -331,7 +331,7 @@ class EngineCore:
     def step(self) -> bool:
         """Make one turn: admit, choose, run, resume. False if there was nothing to run."""
         began_s, fiber_s = self._clock(), self._running.fiber_s
-        forward_s = 0.0
+        forward_s = self._running.longest_s = 0.0
         self.heartbeat.beat()
         self._running.end_cancelled()
         self._running.end_released()
@@ -356,7 +356,8 @@ class EngineCore:
         self._turn_s, self._forward_s = self._turn_s + turn_s, self._forward_s + forward_s
         self.after_turn()
         if selected:
-            self._scheduler.turned(len(selected), turn_s - forward_s - fiber_s, fiber_s)
+            loop_s = turn_s - forward_s - fiber_s
+            self._scheduler.turned(len(selected), loop_s, fiber_s, self._running.longest_s)
         return bool(selected or results or self._queue.has_host_results)
 
     def _execute(self, selections: Sequence[Sequence[RequestState]]) -> list[Any]:

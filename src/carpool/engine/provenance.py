@@ -1,7 +1,8 @@
-"""Remember which tensors a pipeline has concatenated: then their content is known without reading.
+"""Remember what tensors of the device were made of: their content is known without reading them.
 
-Some pipelines put constants together again at every step (FLUX.2 the positions of a picture and of
-its references). To compare them by content would mean to wait for the device each time.
+To compare constants by content would mean to wait for the device. Most were copied from the host
+(`pinned_copies.py`), and some pipelines put them together again at every step (FLUX.2 the positions
+of a picture and of its references).
 
 `torch.cat` is replaced while a request's own code runs, and only then: compiled graphs are valid
 for the function that they were made with, so a forward must see the plain one.
@@ -20,6 +21,23 @@ MOST_BYTES = 4 * 2**20  # of a tensor that is remembered: its parts live as long
 Parts = tuple[int, tuple[Tensor, ...]]  # axis, and what was put together along it
 
 _made = WeakTensorKeyDictionary()
+_copied = WeakTensorKeyDictionary()
+
+
+def note_copy(value: Tensor, source: Tensor) -> None:
+    """Remember what a tensor of the device was copied from.
+
+    Args:
+        source: on the host, with the same values, type and shape; nobody changes it.
+    """
+    if source.nbytes <= MOST_BYTES and not value.is_inference():
+        _copied[value] = source, value._version
+
+
+def source_of(value: Tensor) -> Tensor | None:
+    """What a tensor was copied from; None: not known, or it has changed since."""
+    known = _copied.get(value)  # type: ignore[no-untyped-call]
+    return known[0] if known is not None and known[1] == value._version else None
 
 
 def parts_of(value: Tensor) -> Parts | None:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from carpool.engine.fiber import current_context
-from carpool.engine.model.device import default_generators
 from carpool.engine.patches import Patches
 
 _FUNCTIONS = [
@@ -23,6 +22,20 @@ _FUNCTIONS = [
     if isinstance(getattr(getattr(random, name), "__self__", None), random.Random)
 ]
 _spare: list[Any] = []  # numpy's generators are slow to make, fast to seed
+
+
+def default_generators(device: torch.device | None = None) -> list[torch.Generator]:
+    """The global random generators of accelerators: that of `device`, or of all."""
+    kind = device or torch.accelerator.current_accelerator()
+    if kind is None or kind.type == "cpu" or not torch.accelerator.is_available():
+        return []
+    if kind.type == "mps":
+        return [torch.mps._get_default_mps_generator()]
+    found = list(getattr(torch.get_device_module(kind), "default_generators", ()))
+    if device is None or not found:
+        return found
+    index = torch.accelerator.current_device_index() if device.index is None else device.index
+    return [found[index]]
 
 
 class RandomState:

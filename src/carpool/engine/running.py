@@ -61,6 +61,7 @@ class RunningRequests:
         self._states: dict[int, RequestState] = {}  # by number
         self._calls = 0  # that ever parked
         self.fiber_s = 0.0  # spent in the pipelines' own code
+        self.longest_s = 0.0  # of those, in one go, in this turn
 
     def __len__(self) -> int:
         return len(self._states)
@@ -145,6 +146,7 @@ class RunningRequests:
             came = state.resume(answer)
         now_s = self._clock()
         self.fiber_s += now_s - began_s
+        self.longest_s = max(self.longest_s, now_s - began_s)
         if state.context is not None and state.context.overlay.changed:
             state.timeline.exclusive = self._isolation.exclusive(state.context)
         if isinstance(came, Call):

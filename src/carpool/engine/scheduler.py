@@ -16,8 +16,8 @@ from carpool.engine.admission import AdmissionControl
 from carpool.engine.cost_store import Table
 from carpool.engine.execute import Widths
 from carpool.engine.fuse import decode_bytes
-from carpool.engine.model.device import Stopwatch
 from carpool.engine.model.load import Loaded
+from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.observe.forward import Forward
 from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram
 from carpool.engine.observe.width_reason import width_reason
@@ -71,6 +71,7 @@ class Scheduler:
         self._say: Callable[[str], None] = say
         self._ending = threading.Lock()
         self._server, self._runs_ahead = loaded.server, loaded.device.runs_ahead
+        self.costs.runs_ahead = self._runs_ahead
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
         self.watch, self._kind = Stopwatch(loaded.device), NO_KIND
         self._sweep_s: float | None = None  # predicted seconds of a sweep; 0: not known
@@ -234,14 +235,20 @@ class Scheduler:
             self._times_run[source] = times = self._times_run[source] + 1
             self._is_news |= times <= KNOWN_WELL
 
-    def turned(self, calls: int, loop_s: float, fiber_s: float) -> None:
-        """Note what a turn took beside its forward; where forwards run ahead that is free.
+    def turned(self, calls: int, loop_s: float, fiber_s: float, longest_s: float) -> None:
+        """Note what a turn took beside its forward.
+
+        Where forwards run ahead, the first pipeline that reads from the device waits for the
+        forward, so the one that took longest is left out.
 
         Args:
             loop_s: what the loop took.
             fiber_s: what the pipelines' own code took, for all calls.
+            longest_s: what it took for one of them, at most.
         """
-        if not self._runs_ahead:
+        if self._runs_ahead and calls > 1:
+            fiber_s = (fiber_s - longest_s) * calls / (calls - 1)
+        if not self._runs_ahead or calls > 1:
             self._turns.append((self._kind, calls, max(0.0, loop_s), fiber_s))
         if self._is_news or len(self._ran) >= LEARN_EVERY:
             self.learn()

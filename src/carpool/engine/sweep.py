@@ -24,7 +24,7 @@ from carpool.engine.execute import Ready, Widths, execute
 from carpool.engine.fiber import Fiber, Raised, Returned, in_fiber, park
 from carpool.engine.intercept import Call, Target
 from carpool.engine.isolation import Modes
-from carpool.engine.model.device import Laps, Stopwatch
+from carpool.engine.model.stopwatch import Laps, Stopwatch
 from carpool.engine.probation.snapshot import Snapshot
 from carpool.engine.weights.groups import Group
 from carpool.engine.weights.streaming import Streamer

@@ -160,6 +160,7 @@ class Costs:
         self._turns: dict[CallKind, Turns] = {}
         self._speed = MachineSpeed()
         self.trials = Trials()
+        self.runs_ahead = False  # a turn's forward runs while the next turn is prepared
         self.streams: dict[str, float] = {}  # seconds of copying a method's weights once
         self._forwards = 0
         self._took_s = self._predicted_s = 0.0  # of forwards lately
@@ -224,6 +225,15 @@ class Costs:
         """What a turn of so many calls takes beside its forward, at the usual speed."""
         turns = self._turns.get(kind)
         return turns.seconds(calls) if turns is not None else 0.0
+
+    def turn_s(self, kind: CallKind, calls: int, forward_s: float, factor: float = 1.0) -> float:
+        """Seconds of a turn of so many calls, of which its forward takes `forward_s`.
+
+        Args:
+            factor: of what the turn takes beside it; see `factor`.
+        """
+        beside_s = self.beside_s(kind, calls) * factor
+        return max(forward_s, beside_s) if self.runs_ahead else forward_s + beside_s
 
     def curve(self, kind: CallKind) -> AnyCurve:
         """The kind's own curve, or that of the nearest kind, scaled by size.

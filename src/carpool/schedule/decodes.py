@@ -56,5 +56,5 @@ class Decodes:
 
     def _turn_s(self, call: ParkedCall, rows: int, calls: int) -> float:
         """Seconds of a forward and of what the loop and the pipelines' own code take beside it."""
-        beside_s = self.costs.beside_s(call.kind, calls)
-        return self.costs.seconds(call.kind, rows) + beside_s * self.costs.factor
+        forward_s = self.costs.seconds(call.kind, rows)
+        return self.costs.turn_s(call.kind, calls, forward_s, self.costs.factor)

@@ -70,7 +70,7 @@ class Widths:
         best, best_s, rate, paying_rows, rows = 1, inf, 0.0, 0, 0
         why = "nobody"
         loop_s = self.costs.beside_s(kind, 0)
-        own_s = self.costs.beside_s(kind, 1) - loop_s
+        own_s, runs_ahead = self.costs.beside_s(kind, 1) - loop_s, self.costs.runs_ahead
         means: list[tuple[int, int, float, float]] = []  # calls, rows, mean of rounds, rounds
         for n, call in enumerate(line, 1):
             rows += call.rows
@@ -80,7 +80,9 @@ class Widths:
             if n > 1 and not curve.may_try(rows, call.rows):
                 why = "untried"
                 break
-            seconds, near = seconds_of(rows) + loop_s + n * own_s, 1.0
+            forward_s, beside_s = seconds_of(rows), loop_s + n * own_s
+            longer_s = forward_s if forward_s > beside_s else beside_s
+            seconds, near = longer_s if runs_ahead else forward_s + beside_s, 1.0
             rounds = ((backlog if backlog > n else n) + n) / n
             mean_s = (seconds + between_s) * rounds
             means.append((n, rows, mean_s, rounds))

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from carpool.errors import SettingRejected
-from carpool.preparation import KINDS, by_component
 from carpool_lab.plan import predict
 from carpool_lab.simulate.tables import Table
 
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
 
 GB = 1e9
 HEAD = "device   size          resident  streamed  step, 1       4       knee  requests/s  fused"
-LESS = ("fp8", "int8", "int4")  # kinds that are proposed where weights do not fit, in this order
 
 
 @click.command()
@@ -45,6 +42,7 @@ def plan(
     """
     import diffusers
 
+    from carpool_lab.plan.advice import bits_of
     from carpool_lab.plan.shapes import build, stages
 
     diffusers.utils.logging.set_verbosity_error()  # of types that are kept where weights are read
@@ -92,24 +90,6 @@ def scaled(work: "list[Stage]", steps: int, counted: int) -> "list[Stage]":
     ]
 
 
-def bits_of(quantize: str | None, model: "Model") -> dict[str, int]:
-    """Bits of a weight by component, as `--quantize` has them.
-
-    Raises:
-        SettingRejected: a kind or a component is unknown.
-    """
-    from carpool.preparation import is_denoiser
-
-    found: dict[str, int] = {}
-    for component, kind in by_component("quantize", quantize).items():
-        if kind not in KINDS or (component and component not in model.modules):
-            known = f"kinds are {', '.join(KINDS)}; components {', '.join(model.modules)}"
-            raise SettingRejected(f"quantize={quantize!r}: {known}")
-        names = [component] if component else [n for n in model.modules if is_denoiser(n)]
-        found |= dict.fromkeys(names, KINDS[kind].bits)
-    return found
-
-
 def as_data(model: "Model", plans: Mapping[tuple[str, str], predict.Plan]) -> dict[str, Any]:
     """Everything; `tables` is what `carpool simulate --table FILE` reads."""
     return {
@@ -146,6 +126,8 @@ def lines(
     is_compiled: bool,
 ) -> Iterator[str]:
     """The report."""
+    from carpool_lab.plan.advice import commands
+
     some = next(iter(plans.values()))
     yield f"{model.name} ({model.source})"
     for name, count in model.parameters().items():
@@ -171,22 +153,5 @@ def lines(
         )
     yield ""
     for (key, size), planned in plans.items():
-        yield f"{key} {size}: {command(model, planned, quantize, is_compiled)}"
-
-
-def command(model: "Model", plan: predict.Plan, quantize: str | None, is_compiled: bool) -> str:
-    """The command line to use; where weights do not fit, what makes them fit, if anything does."""
-    said = f"carpool serve {model.name} --max-batch-size {plan.knee}"
-    said += " --compile" if is_compiled else ""
-    if plan.fits:
-        return said + (f" --quantize {quantize}" if quantize else "")
-    room = sum(plan.weights.values()) - sum(plan.streamed.values())
-    for kind in LESS:
-        bits = {**dict.fromkeys(model.modules, 16), **bits_of(kind, model)}
-        if kind != "fp8":  # which is for denoisers only
-            encoders = {n for n in model.modules if "encoder" in n}
-            bits |= dict.fromkeys(encoders, KINDS[kind].bits)
-        if sum(n * bits[name] / 8 for name, n in model.parameters().items()) <= room:
-            names = [name for name, n in bits.items() if n < 16]
-            return f"{said} --quantize {','.join(f'{name}={kind}' for name in names)}"
-    return f"{said}: weights must be streamed, quantized ones too"
+        for number, line in enumerate(commands(model, planned, quantize, is_compiled)):
+            yield f"{key} {size}: {line}" if not number else f"  or: {line}"

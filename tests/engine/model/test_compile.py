@@ -10,9 +10,9 @@ import torch
 from torch._dynamo.utils import counters
 
 from carpool.config import EngineSettings
-from carpool.engine.model import prepare
+from carpool.engine.model import compiling
+from carpool.engine.model.compiling import repeated_blocks
 from carpool.engine.model.load import load
-from carpool.engine.model.prepare import repeated_blocks
 from carpool.errors import LoadFailed
 from support.engine_driver import Drive, Recorder, driving, fresh, gap
 from support.tiny import checkpoint
@@ -29,7 +29,7 @@ CLOSE = 1e-4
 
 @pytest.fixture(params=["eager", "inductor"])
 def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(prepare, "COMPILER", request.param)
+    monkeypatch.setattr(compiling, "COMPILER", request.param)
     torch._dynamo.reset()
     counters.clear()
     name: str = request.param

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from carpool.config import EngineSettings
-from carpool.engine.model.device import Device, Stopwatch
+from carpool.engine.model.device import Device
+from carpool.engine.model.stopwatch import Stopwatch
 from carpool.errors import SettingRejected
 
 
@@ -103,7 +104,7 @@ def test_forwards_that_take_turns_are_timed_without_each_others_seconds(
     device = Device(EngineSettings(device="cpu"))
     monkeypatch.setattr(TimedEvent, "now_s", 0.0)
     monkeypatch.setattr(device, "has_events", True)
-    monkeypatch.setattr(device, "_event", lambda timed: TimedEvent())
+    monkeypatch.setattr(device, "timed_event", TimedEvent)
     watch = Stopwatch(device)
 
     def work(seconds: float) -> None:

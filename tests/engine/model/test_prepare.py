@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from carpool.config import EngineSettings
 from carpool.engine.intercept import Interception
 from carpool.engine.model.border import at_border
+from carpool.engine.model.compiling import _calls
 from carpool.engine.model.load import load
 from carpool.engine.model.quantize import quantization_of, quantize_read
 from carpool.engine.row_mixing import mixes_rows
@@ -203,6 +204,33 @@ def test_an_attention_backend_is_set_for_this_model_only_and_taken_back() -> Non
 
         assert attention_dispatch._AttentionBackendRegistry._active_backend == "native"
     assert dispatch_attention_fn(query, query, query).shape == query.shape
+
+
+@pytest.mark.parametrize("backend", ["_native_cudnn", "_native_efficient"])
+def test_an_attention_backend_that_cannot_run_here_is_refused_at_the_start(backend: str) -> None:
+    pipe = DiffusionPipeline.from_pretrained(checkpoint("flux"))
+
+    with pytest.raises(
+        SettingRejected, match=r"does not run on cpu in torch\.float32.*take native"
+    ):
+        load(pipe, EngineSettings(device="cpu", attention_backend=backend))
+
+    processor = pipe.transformer.transformer_blocks[0].attn.processor
+    assert processor._attention_backend is None  # taken back
+
+
+def test_a_model_that_needs_a_picture_is_warmed_up_with_one() -> None:
+    given: list[dict[str, Any]] = []
+
+    class Animates:
+        def __call__(self, image: Any, prompt: Any, width: int = 0, height: int = 0) -> None:
+            given.append({"image": image, "prompt": prompt, "width": width})
+
+    for call in _calls(Animates(), [(64, 32), (0, 0)]):
+        call()
+
+    assert [one["image"].size for one in given] == [(64, 32)] * 2 + [(512, 512)] * 2
+    assert all(len(one["prompt"]) == 1 for one in given)
 
 
 def test_large_pictures_are_decoded_by_tiles() -> None:

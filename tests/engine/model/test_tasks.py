@@ -110,7 +110,9 @@ def test_videos_come_in_the_type_asked_for_and_sound_beside_them_as_it_is(
     frames, sound = torch.rand(1, 3, 3, 8, 10), torch.rand(1, 2, 99)
     output = LTX2PipelineOutput(frames=frames, audio=sound)
 
-    fields = finish(Answer(output, None if kind == "pt" else kind), lambda tensor: tensor)
+    fields = finish(
+        Answer(output, None if kind == "pt" else kind), lambda tensor, convert: convert(tensor)
+    )
 
     assert fields["audio"] is sound
     if shape is None:
@@ -123,7 +125,9 @@ def test_videos_come_in_the_type_asked_for_and_sound_beside_them_as_it_is(
 def test_layers_come_as_a_list_of_pictures_for_each_request() -> None:
     layers = [torch.rand(3, 4, 8, 10)]
 
-    [pictures] = finish(Answer({"images": layers}, "pil"), lambda tensor: tensor)["images"]
+    [pictures] = finish(Answer({"images": layers}, "pil"), lambda tensor, convert: convert(tensor))[
+        "images"
+    ]
 
     assert [(one.size, one.mode) for one in pictures] == [((10, 8), "RGBA")] * 3
 

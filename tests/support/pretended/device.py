@@ -24,6 +24,7 @@ from support.pretended.order import (
     MEMORY,
     ORDER,
     Event,
+    Extent,
     Memory,
     Stream,
     check_life,
@@ -96,6 +97,17 @@ class Pretended(Tensor):
         return copied  # type: ignore[no-any-return]
 
     @property
+    def extent(self) -> Extent:
+        """The bytes of its memory between its first and its last element."""
+        elem = self.elem
+        begin = int(elem.storage_offset()) * elem.itemsize
+        if not elem.numel():
+            return self.memory, (begin, begin)
+        steps = zip(elem.shape, elem.stride(), strict=True)
+        last = sum((size - 1) * stride for size, stride in steps)
+        return self.memory, (begin, begin + int(last + 1) * elem.itemsize)
+
+    @property
     def is_on_host(self) -> bool:
         return self.device.type == "cpu"
 
@@ -131,7 +143,7 @@ class Pretended(Tensor):
         if not self.is_on_host:
             REPORT.sync(kind)
             ORDER.current.synchronize()
-        host_uses([self.memory], is_write=False, what=f"{kind} at {here()}")
+        host_uses([self.extent], is_write=False, what=f"{kind} at {here()}")
         return self.elem
 
 
@@ -166,13 +178,13 @@ def _wrap(
     own = [one for one in tensors if isinstance(one, Pretended)]
     storages = {one.elem.untyped_storage()._cdata: one.memory for one in own}
     written = [
-        one.memory
+        one.extent
         for argument, value in _with_schema(func, args, kwargs)
         if argument.alias_info is not None and argument.alias_info.is_write
         for one in tree_leaves(value)
         if isinstance(one, Pretended)
     ]
-    made: list[Memory] = []
+    made: list[Extent] = []
 
     def wrapped(value: Any) -> Any:
         if not isinstance(value, Tensor) or isinstance(value, Pretended):
@@ -180,10 +192,10 @@ def _wrap(
         if (memory := storages.get(value.untyped_storage()._cdata)) is not None:
             return Pretended(value, CPU if memory.is_host else device, memory)
         if device.type == "cpu":
-            made.append(Memory(0, is_host=True))
+            made.append((Memory(0, is_host=True), (0, 0)))
             return value
         result = Pretended(value, device)
-        made.append(result.memory)
+        made.append(result.extent)
         return result
 
     is_in_place = name.endswith("_") and not name.endswith("__")
@@ -192,10 +204,10 @@ def _wrap(
     if "empty" in name and not written:
         is_launched = False
     if is_launched and device.type == "cpu":
-        host_uses([one.memory for one in own], is_write=False, what=f"{name} at {here()}")
+        host_uses([one.extent for one in own], is_write=False, what=f"{name} at {here()}")
         host_uses(written, is_write=True, what=f"{name} at {here()}")
     elif is_launched:
-        launch([one.memory for one in own], [*made, *written], name)
+        launch([one.extent for one in own], [*made, *written], name)
     for one in own:
         assert one.elem.shape == one.shape or torch.Tag.inplace_view in func.tags, f"{name} resized"
     if is_in_place:
@@ -252,7 +264,7 @@ def _copy(into: Any, source: Any, non_blocking: Any) -> Any:
 
 def _note_copy(into: Any, source: Any, non_blocking: bool) -> None:
     is_to, is_from = _is_remote(into), _is_remote(source)
-    own = {id(one): [one.memory] for one in (into, source) if isinstance(one, Pretended)}
+    own = {id(one): [one.extent] for one in (into, source) if isinstance(one, Pretended)}
     reads, writes = own.get(id(source), []), own.get(id(into), [])
     what = f"copy at {here()}"
     if not (is_to or is_from):
@@ -337,7 +349,7 @@ GENERATORS = [torch.Generator() for _ in range(COUNT)]
 _current_index = [0]
 _plain: dict[str, Callable[..., Any]] = {
     name: getattr(torch, name)
-    for name in ("tensor", "as_tensor", "arange", "eye", "empty", "zeros")
+    for name in ("tensor", "as_tensor", "arange", "eye", "empty", "empty_like", "zeros")
 }
 
 
@@ -374,7 +386,7 @@ def _resized(name: str) -> Callable[..., Any]:
         if not _is_ours(device):
             return _plain[name](*given, **({} if device is None else {"device": device}), **more)
         made = Pretended(_plain[name](*given, **more), torch.device(device))
-        launch([], [made.memory], name)
+        launch([], [made.extent], name)
         return made
 
     return function
@@ -391,6 +403,21 @@ def _pinning(name: str) -> Callable[..., Any]:
 def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
     pinned: Tensor = Pretended(self.clone(), CPU)
     return pinned
+
+
+_plain_data: Any = torch._C.TensorBase.data
+
+
+def _set_data(self: Tensor, value: Tensor) -> None:
+    """`tensor.data = value` for tensors of one device and of two: it becomes the other one."""
+    if not isinstance(self, Pretended) and not isinstance(value, Pretended):
+        _plain_data.__set__(self, value)
+        return
+    made: Any = value.detach()
+    if isinstance(self, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, requires_grad=False)
+    swap: Any = torch.utils.swap_tensors
+    swap(self, made)
 
 
 def _is_ours(device: Any) -> bool:
@@ -441,8 +468,9 @@ def install() -> None:
     _device_constructors()  # remembers the plain functions that `with torch.device(...)` means
     patched: dict[str, Any] = {
         "tensor": _tensor, "as_tensor": _as_tensor, "Stream": Stream,
-        "Event": Event, "empty": _pinning("empty"), "zeros": _pinning("zeros"),
+        "Event": Event,
     }  # fmt: skip
+    patched |= {name: _pinning(name) for name in ("empty", "empty_like", "zeros")}
     patched |= {name: _resized(name) for name in ("arange", "eye")}
     for name, value in patched.items():
         setattr(torch, name, value)
@@ -462,6 +490,7 @@ def install() -> None:
     }
     for name, value in accelerator.items():
         setattr(torch.accelerator, name, value)
+    Tensor.data = property(_plain_data.__get__, _set_data)  # type: ignore[assignment]
     Tensor.pin_memory = _pin_memory  # type: ignore[assignment,method-assign]
 
 

@@ -11,6 +11,7 @@ Source: vector clocks, C. Fidge, 1988, and F. Mattern, 1989; as in ThreadSanitiz
 import threading
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -165,15 +166,14 @@ MEMORY = Budget()
 
 
 class Memory:
-    """The memory of one storage: which operations touched it last."""
+    """The memory of one storage: which operations touched which of its bytes last."""
 
-    __slots__ = ("home", "is_host", "reads", "size", "used_by", "written")
+    __slots__ = ("home", "is_host", "marks", "size", "used_by")
 
     def __init__(self, size: int, *, is_host: bool) -> None:
         self.home = ORDER.current  # its allocator gives it to others of this stream once it is free
         self.is_host = is_host
-        self.written: tuple[int, int] | None = None
-        self.reads = Clock()
+        self.marks: dict[Span, Mark] = {}  # by the bytes of the tensors
         self.used_by: set[int] = set()  # `record_stream`
         self.size = 0  # bytes that are counted
         if not is_host:
@@ -185,7 +185,7 @@ class Memory:
         if self.is_host:
             return  # the allocator of pinned memory waits for copies itself
         MEMORY.taken -= self.size
-        for stream, n in self.reads.items():
+        for stream, n in [read for mark in self.marks.values() for read in mark.reads.items()]:
             is_known = stream in self.used_by or stream == self.home.stream_id
             if not is_known and max(self.home.knows.get(stream, 0), ORDER.host.get(stream, 0)) < n:
                 Order.races.append(
@@ -193,38 +193,59 @@ class Memory:
                     "still use it: record_stream, or wait"
                 )
 
-    def check(self, knows: Clock, *, is_write: bool, what: str) -> None:
-        """Raise unless `knows` has waited for what was done before."""
-        if self.written is not None and knows.get(self.written[0], 0) < self.written[1]:
-            ORDER.race(f"{what}: read or written before the write of stream {self.written[0]}")
-        if is_write:
-            for stream, n in self.reads.items():
+    def check(self, span: "Span", knows: Clock, *, is_write: bool, what: str) -> None:
+        """Raise unless `knows` has waited for what was done before to these bytes."""
+        for (begin, end), mark in self.marks.items():
+            if end <= span[0] or span[1] <= begin:
+                continue
+            if mark.written is not None and knows.get(mark.written[0], 0) < mark.written[1]:
+                ORDER.race(f"{what}: read or written before the write of stream {mark.written[0]}")
+            for stream, n in mark.reads.items() if is_write else ():
                 if knows.get(stream, 0) < n:
                     ORDER.race(f"{what}: written while stream {stream} may still read it")
 
+    def note_write(self, span: "Span", stream: int, count: int) -> None:
+        for begin, end in list(self.marks):
+            if span[0] <= begin and end <= span[1]:
+                del self.marks[begin, end]
+        self.marks[span] = Mark((stream, count), {stream: count})
 
-def launch(reads: Iterable[Memory], writes: Iterable[Memory], what: str) -> None:
+
+Span = tuple[int, int]
+"""The first byte, and the one after the last."""
+
+
+@dataclass(slots=True)
+class Mark:
+    """Who touched some bytes: the operation that wrote them, by its stream, and those that read."""
+
+    written: tuple[int, int] | None = None
+    reads: Clock = field(default_factory=dict)
+
+
+Extent = tuple[Memory, Span]
+
+
+def launch(reads: Iterable[Extent], writes: Iterable[Extent], what: str) -> None:
     """An operation is put into the current stream."""
     stream = ORDER.current
     merge(stream.knows, ORDER.host)
     stream.knows[stream.stream_id] = stream.count
-    for memory in reads:
-        memory.check(stream.knows, is_write=False, what=what)
-    for memory in writes:
-        memory.check(stream.knows, is_write=True, what=what)
+    for memory, span in reads:
+        memory.check(span, stream.knows, is_write=False, what=what)
+    for memory, span in writes:
+        memory.check(span, stream.knows, is_write=True, what=what)
     stream.count += 1
-    for memory in reads:
-        memory.reads[stream.stream_id] = stream.count
-    for memory in writes:
-        memory.written = stream.stream_id, stream.count
-        memory.reads.clear()
-        memory.reads[stream.stream_id] = stream.count
+    for memory, span in reads:
+        memory.marks.setdefault(span, Mark()).reads[stream.stream_id] = stream.count
+    for memory, span in writes:
+        memory.note_write(span, stream.stream_id, stream.count)
 
 
-def host_uses(memories: Iterable[Memory], *, is_write: bool, what: str) -> None:
+def host_uses(extents: Iterable[Extent], *, is_write: bool, what: str) -> None:
     """The host reads or writes memory itself."""
-    for memory in memories:
-        memory.check(ORDER.host, is_write=is_write, what=what)
+    for memory, span in extents:
+        memory.check(span, ORDER.host, is_write=is_write, what=what)
 
 
 ORDER = Order()

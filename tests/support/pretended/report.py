@@ -10,6 +10,8 @@ from types import FrameType
 
 _PACKAGES = ("carpool", "carpool_lab", "diffusers", "transformers", "accelerate", "peft")
 _HERE = str(Path(__file__).parent)
+_WRAPPERS = ("carpool/engine/pinned_copies.py", "carpool/engine/random_state.py")
+"""Functions of torch as fibers see them: what they do is their callers' doing."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -70,7 +72,9 @@ def _site(kind: str) -> Site:
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_HERE):
-            if (name := _in_package(file)) is not None:
+            if (name := _in_package(file)) in _WRAPPERS:
+                pass
+            elif name is not None:
                 line = "" if name.startswith("carpool") else f":{frame.f_lineno}"
                 inner = inner or f"{name}{line} {frame.f_code.co_name}"
                 owner = owner or _owner(name)

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from carpool.engine.model.device import beside
+from carpool.engine.streams import beside
 from carpool.errors import LoraRejected
 from carpool.request.lora import SUFFIX, adapter_file
 

@@ -10,13 +10,13 @@ import logging
 import os
 import resource
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from carpool.config import DEVICES, EngineSettings
+from carpool.engine.streams import stream_of, why_no_events
 from carpool.errors import SettingRejected
 from carpool.preparation import ALL, types
 
@@ -66,21 +66,13 @@ class Device:
     @functools.cached_property
     def has_events(self) -> bool:
         """Whether moments in its queue of work can be marked, waited for and timed."""
-        if not self.is_accelerator:
-            return False
-        try:
-            began, ended = self._event(timed=True), self._event(timed=True)
-            began.record()
-            ended.record()
-            ended.synchronize()
-            began.elapsed_time(ended)
-        except (RuntimeError, AttributeError) as error:
+        why = why_no_events(self.torch)
+        if why and self.is_accelerator:
             log.warning(
                 "%s has no events here (%s): every forward is waited for before the next one is "
-                "prepared", self.torch, error,
+                "prepared", self.torch, why,
             )  # fmt: skip
-            return False
-        return True
+        return not why
 
     @property
     def name(self) -> str:
@@ -157,34 +149,39 @@ class Device:
             self.at_loss()
         raise DeviceLost(f"{self.torch} has failed: {error}")
 
-    def stream(self) -> torch.Stream | None:
-        """A new queue of work beside the present one; None where there can be only one."""
-        return stream_of(self.torch)
-
     def mark(self) -> torch.Event | None:
         """This moment in the device's queue of work; None where it cannot be marked."""
         if self.is_lost or not self.has_events:
             return None
-        event = self._event()
+        event = torch.Event(self.torch)
         event.record()
         return event
 
-    def _event(self, *, timed: bool = False) -> torch.Event:
-        return torch.Event(self.torch, enable_timing=timed)
+    def timed_event(self) -> torch.Event:
+        """An event that says when it was reached; only where there are events."""
+        return torch.Event(self.torch, enable_timing=True)
 
-    def to_host(self, value: torch.Tensor, *, mark: torch.Event | None) -> torch.Tensor:
-        """Copy to host memory, waiting for the work before `mark` but for none after it."""
-        if not self.is_accelerator or value.device.type == "cpu":
-            return value
-        if mark is None:
-            return value.cpu()
+    def to_host(
+        self,
+        value: torch.Tensor,
+        convert: Callable[[torch.Tensor], torch.Tensor] = lambda value: value,
+        *,
+        mark: torch.Event | None,
+    ) -> torch.Tensor:
+        """Copy to host memory, waiting for the work before `mark` but for none after it.
+
+        Args:
+            convert: done on the device, before the copy: bytes are a quarter of what floats are.
+        """
+        if not self.is_accelerator or value.device.type == "cpu" or mark is None:
+            return convert(value).cpu()
         if self._copies is None:
-            self._copies = self.stream()
+            self._copies = stream_of(self.torch)
         if self._copies is None:
-            return value.cpu()
+            return convert(value).cpu()
         self._copies.wait_event(mark)
         with self._copies:
-            return value.cpu()
+            return convert(value).cpu()
 
     # Memory: of this process, in bytes
 
@@ -277,99 +274,3 @@ def _find(name: str, at: torch.device | None) -> torch.device:
             f"{here.type}:{count - 1}"
         )
     return device
-
-
-def stream_of(device: torch.device) -> torch.Stream | None:
-    """A new queue of work of a device; None on a CPU, and where a device has only one."""
-    if device.type == "cpu":
-        return None
-    try:
-        return torch.Stream(device)
-    except (RuntimeError, NotImplementedError):
-        return None
-
-
-@contextmanager
-def beside(device: torch.device) -> Iterator[None]:
-    """Run work of a side thread in a stream of its own, and wait for it, not for the engine's."""
-    stream = stream_of(device)
-    if stream is None:
-        yield
-        return
-    with stream:
-        yield
-    stream.synchronize()
-
-
-def default_generators(device: torch.device | None = None) -> list[torch.Generator]:
-    """The global random generators of accelerators: that of `device`, or of all."""
-    kind = device or torch.accelerator.current_accelerator()
-    if kind is None or kind.type == "cpu" or not torch.accelerator.is_available():
-        return []
-    if kind.type == "mps":
-        return [torch.mps._get_default_mps_generator()]
-    found = list(getattr(torch.get_device_module(kind), "default_generators", ()))
-    if device is None or not found:
-        return found
-    index = torch.accelerator.current_device_index() if device.index is None else device.index
-    return [found[index]]
-
-
-Laps = list[torch.Event]
-"""When a forward began, paused, went on, ... and ended, in its device's queue of work."""
-
-
-class Stopwatch:
-    """What forwards take on the device: on accelerators by events, read once they are over."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._laps: Laps | None = None  # of the forward that is being launched
-        self._running: deque[tuple[Any, Laps]] = deque()
-        self._over: list[tuple[Any, float]] = []
-
-    def start(self) -> None:
-        if self._device.has_events:
-            self._laps = [self._now()]
-
-    def swap(self, laps: Laps | None) -> Laps | None:
-        """Pause the present forward, and go on with another one; None: with none.
-
-        Forwards that share a sweep over streamed weights take turns: see `sweep.py`.
-
-        Returns:
-            what goes on with the present one.
-        """
-        before, self._laps = self._laps, laps
-        for one in (before, laps):
-            if one is not None:
-                one.append(self._now())
-        return before
-
-    def stop(self, note: Any, host_s: float) -> None:
-        """Note that a forward was launched.
-
-        Args:
-            note: comes back with its seconds, pauses left out.
-            host_s: what it took on the host, which is all of it where there are no events.
-        """
-        if self._laps is None:
-            self._over.append((note, host_s))
-            return
-        self._laps.append(self._now())
-        self._running.append((note, self._laps))
-        self._laps = None
-        while self._running and self._running[0][1][-1].query():
-            note, laps = self._running.popleft()
-            turns = zip(laps[::2], laps[1::2], strict=True)
-            self._over.append((note, sum(a.elapsed_time(b) for a, b in turns) / 1000))
-
-    def _now(self) -> torch.Event:
-        event = self._device._event(timed=True)
-        event.record()
-        return event
-
-    def read(self) -> list[tuple[Any, float]]:
-        """Notes and seconds of the forwards that are over, each once."""
-        over, self._over = self._over, []
-        return over

@@ -157,14 +157,18 @@ def _placed(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
-def finish(answer: Answer, to_host: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+ToHost = Callable[[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]], torch.Tensor]
+"""Copies a tensor from the device, once it has been converted there; may wait for it."""
+
+
+def finish(answer: Answer, to_host: ToHost) -> dict[str, Any]:
     """The fields of a pipeline's output, on the host, in the type that was asked for.
 
     Args:
         answer: of `call`; tensors to be converted are `images` (1, C, H, W) or a list of
             (layers, C, H, W), or `frames` (1, F, C, H, W), values 0-1. Everything else, such as
             sound, stays what it is.
-        to_host: copies a tensor from the device; may wait for it.
+        to_host: of the device that it is on.
     """
     output = answer.output
     fields = dict(output.items()) if isinstance(output, Mapping) else {"images": output}
@@ -174,16 +178,31 @@ def finish(answer: Answer, to_host: Callable[[torch.Tensor], torch.Tensor]) -> d
     }
 
 
-def _convert(value: Any, kind: str | None, to_host: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _convert(value: Any, kind: str | None, to_host: ToHost) -> Any:
     if isinstance(value, (list, tuple)):
         return [_convert(entry, kind, to_host) for entry in value]
     if not isinstance(value, torch.Tensor):
         return value
-    value = to_host(value)
+    value = to_host(value, _bytes if kind == "pil" else _as_it_is)
     if kind is None:
         return value
     if value.ndim == 5:  # videos: one entry for each
-        videos = [_convert(frames, kind, to_host) for frames in value]
+        videos = [_pictures(frames, kind) for frames in value]
         return np.stack(videos) if kind == "np" else videos
-    array = VaeImageProcessor.pt_to_numpy(value)
-    return VaeImageProcessor.numpy_to_pil(array) if kind == "pil" else array
+    return _pictures(value, kind)
+
+
+def _as_it_is(value: torch.Tensor) -> torch.Tensor:
+    return value
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    """Values 0-1 as those of a picture's file, as diffusers rounds them."""
+    return (value.float() * 255).round().to(torch.uint8)
+
+
+def _pictures(value: torch.Tensor, kind: str) -> Any:
+    """Pictures (N, C, H, W) on the host: `np`, values 0-1, or `pil`, of bytes."""
+    if kind == "np":
+        return VaeImageProcessor.pt_to_numpy(value)
+    return VaeImageProcessor.numpy_to_pil(VaeImageProcessor.pt_to_numpy(value) / 255)

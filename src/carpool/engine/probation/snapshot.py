@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from carpool.engine.model.device import default_generators
+from carpool.engine.random_state import default_generators
 
 _DEPTH = 3  # of lists and dicts in a module's attributes that are looked into
 _SKIPPED = {"_modules", "_parameters", "_buffers"}

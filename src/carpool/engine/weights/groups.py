@@ -240,9 +240,13 @@ def _lay_out(block: nn.Module, device: torch.device) -> tuple[tuple[Place, ...],
         places.append(
             Place(owner, attribute, value.dtype, value.shape, stride, begin, value.nbytes)
         )
-        end = begin + value.nbytes
-        at = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        at = aligned(begin + value.nbytes)
     return tuple(places), at
+
+
+def aligned(n_bytes: int) -> int:
+    """The next address at which a weight may begin."""
+    return -(-n_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def _is_dense(value: Tensor) -> bool:

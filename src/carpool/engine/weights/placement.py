@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from carpool.config import EngineSettings
+from carpool.engine.weights.bus import Bus
 from carpool.engine.weights.groups import HOOK, blocks_of, bytes_of
 from carpool.engine.weights.residency import (
     ACTIVATIONS,
@@ -17,7 +18,7 @@ from carpool.engine.weights.residency import (
     plan,
 )
 from carpool.engine.weights.store import HOST_SHARE, DiskStore, PinnedStore, Store, free_host_bytes
-from carpool.engine.weights.streaming import Bus, Streamer
+from carpool.engine.weights.streaming import Streamer
 from carpool.errors import LoadFailed
 from carpool.preparation import by_component, check_streamed
 from carpool.setting_rules import parse_bytes, streamed_names
@@ -59,27 +60,18 @@ def place(
         return None
     elsewhere = by_component("place", settings.place)
     modules = {name: module for name, module in modules.items() if name not in elsewhere}
-    blocks = {name: blocks_of(module) for name, module in modules.items()}
-    components = []
-    for name, module in modules.items():
-        sizes = tuple(bytes_of(block) for block in blocks[name].values())
-        fixed = bytes_of(module) - sum(sizes)
-        is_denoiser = phase_of(name, "forward") == "denoise" and not hasattr(module, "decode")
-        components.append(Component(name, fixed, sizes, is_denoiser))
-    found = plan(components, settings.stream, budget)
+    found = plan(components_of(modules), settings.stream, budget)
     if not found.streamed:
         return None
     for name in found.streamed:
         _refuse_if_offloaded(name, modules[name])
     check_streamed(settings, found.streamed)
     chosen = {
-        name: [path for i, path in enumerate(blocks[name]) if i in streamed]
+        name: [path for i, path in enumerate(blocks_of(modules[name])) if i in streamed]
         for name, streamed in found.streamed.items()
     }
     for name, module in modules.items():
-        if name in chosen:
-            _move_rest(module, "", frozenset(chosen[name]), device)
-        else:
+        if name not in chosen:
             module.to(device)
     store = _store(device, settings, found.streamed_bytes)
     log.info(
@@ -92,10 +84,27 @@ def place(
     )
     bus = Bus(store, device)
     try:
-        return Streamer({name: modules[name] for name in chosen}, chosen, device, bus)
+        streamer = Streamer({name: modules[name] for name in chosen}, chosen, device, bus)
     except BaseException:
         bus.close()
         raise
+    try:  # only now: diffusers' hooks have moved all that they were put around to the host
+        for name, paths in chosen.items():
+            _move_rest(modules[name], "", frozenset(paths), device)
+    except BaseException:
+        streamer.remove()
+        raise
+    return streamer
+
+
+def components_of(modules: Mapping[str, nn.Module]) -> list[Component]:
+    """The weights of modules, as `residency.plan` takes them."""
+    found = []
+    for name, module in modules.items():
+        sizes = tuple(bytes_of(block) for block in blocks_of(module).values())
+        is_denoiser = phase_of(name, "forward") == "denoise" and not hasattr(module, "decode")
+        found.append(Component(name, bytes_of(module) - sum(sizes), sizes, is_denoiser))
+    return found
 
 
 def is_offloaded(module: nn.Module) -> bool:

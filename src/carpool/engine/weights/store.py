@@ -109,7 +109,7 @@ class PinnedStore:
             whole[place.at : place.at + place.n_bytes].copy_(place.flat(value))
             _forget_pages(value)
         self._pieces[group] = [
-            torch.empty(end - begin, dtype=torch.uint8, pin_memory=True).copy_(whole[begin:end])
+            host_buffer(end - begin).copy_(whole[begin:end])
             for begin, end in _pieces(group.n_bytes)
         ]
 
@@ -119,6 +119,14 @@ class PinnedStore:
 
     def close(self) -> None:
         self._pieces.clear()
+
+
+def host_buffer(n_bytes: int) -> Tensor:
+    """Bytes of the host's memory to copy from: pinned, where this machine has such."""
+    try:
+        return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError:  # none of it for this kind of device: copies from it are waited for
+        return torch.empty(n_bytes, dtype=torch.uint8)
 
 
 def _pieces(n_bytes: int) -> Iterator[tuple[int, int]]:

@@ -1,21 +1,17 @@
 """Streams the weights of blocks to the device: a group computes while the next one is on its way.
 
-Groups are loaded into slots, buffers of equal size, and the weights of the group that computes are
-views of its slot. As soon as a slot is free the group that came next the last time is loaded into
-it; after the last comes the first, so a sweep begins with its first group already there.
+There are two buffers of equal size, each large enough for the largest group; smaller ones share
+one. The weights of the group that computes are views of its place there. As soon as all groups of a
+buffer have computed, those that came next the last time are loaded into it; after the last comes
+the first, so a sweep begins with its first group already there.
 
-On an accelerator copies run in a stream of their own, ordered with the computation by events:
-nothing on the host waits. Files are read by a thread. Weights that are not on the device are NaN.
+Weights that are not on the device are NaN.
 """
 
 import logging
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,105 +19,50 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from carpool.engine.fiber import in_fiber, park
-from carpool.engine.weights.groups import Group, form, unhook
+from carpool.engine.weights.bus import Bus, Slot
+from carpool.engine.weights.groups import Group, aligned, form, unhook
 from carpool.engine.weights.residency import SLOTS
-from carpool.engine.weights.store import Store
-from carpool.types import Clock
 
 log = logging.getLogger("carpool")
 
 WATCHED = 3  # first forwards of a component, in which uses of weights outside of blocks are found
 
 
-class Bus:
-    """Moves groups into slots, one after the other.
-
-    Args:
-        store: where groups come from.
-        device: where slots are.
-        clock: for the seconds of loads.
-    """
-
-    def __init__(self, store: Store, device: torch.device, clock: Clock = time.monotonic) -> None:
-        self.store, self.clock, self._device = store, clock, device
-        self._stream = torch.Stream(device) if device.type != "cpu" else None
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="carpool-weights")
-        self._staging: Tensor | None = None  # host memory between a file and an accelerator
-        self._lock = threading.Lock()
-        self._copies: deque[tuple[torch.Event, torch.Event, int]] = deque()  # not yet timed
-        self._timed_bytes, self._timed_s = 0, 0.0
-        self.moved_bytes = self.loads = 0
-
-    def load(self, group: Group, slot: "Slot") -> Callable[[], object]:
-        """Begin to load a group; what is returned waits until it is there."""
-        self.moved_bytes += group.n_bytes
-        self.loads += 1
-        if self.store.is_pinned:
-            began, ended = self._copy(slot, lambda: self.store.read(group, slot.buffer))
-            self._copies.append((began, ended, group.n_bytes))
-            return lambda: torch.accelerator.current_stream(self._device).wait_event(ended)
-        read = self._reader.submit(self._read, group, slot)
-
-        def arrive() -> None:
-            event = read.result()
-            if event is not None:
-                torch.accelerator.current_stream(self._device).wait_event(event)
-
-        return arrive
-
-    def _read(self, group: Group, slot: "Slot") -> torch.Event | None:
-        """Load from a file; on the reader's thread."""
-        began_s, event = self.clock(), None
-        if self._stream is None:
-            self.store.read(group, slot.buffer)
-        else:
-            if self._staging is None:
-                self._staging = torch.empty(len(slot.buffer), dtype=torch.uint8, pin_memory=True)
-            part, into = self._staging[: group.n_bytes], slot.buffer[: group.n_bytes]
-            self.store.read(group, part)
-            _, event = self._copy(slot, lambda: into.copy_(part, non_blocking=True))
-            event.synchronize()  # this thread waits: the host memory is used again
-        self._took(group.n_bytes, self.clock() - began_s)
-        return event
-
-    def _copy(self, slot: "Slot", copy: Callable[[], object]) -> tuple[torch.Event, torch.Event]:
-        """Queue a copy behind the computation that used the slot last."""
-        assert self._stream is not None
-        began, ended = (torch.Event(self._device, enable_timing=True) for _ in range(2))
-        with self._stream:
-            if slot.left is not None:
-                self._stream.wait_event(slot.left)
-            began.record()
-            copy()
-            ended.record()
-        return began, ended
-
-    def _took(self, n_bytes: int, seconds: float) -> None:
-        with self._lock:
-            self._timed_bytes += n_bytes
-            self._timed_s += seconds
-
-    def seconds_a_byte(self) -> float:
-        """What a byte took so far, in the mean; 0 before the first load is over."""
-        while self._copies and self._copies[0][1].query():
-            began, ended, n_bytes = self._copies.popleft()
-            self._took(n_bytes, began.elapsed_time(ended) / 1000)
-        return self._timed_s / self._timed_bytes if self._timed_bytes else 0.0
-
-    def close(self) -> None:
-        self._reader.shutdown()
-        self.store.close()
-
-
 @dataclass(slots=True, eq=False)
-class Slot:
-    """Memory on the device for one group at a time."""
+class Buffer:
+    """Memory on the device for groups that follow each other."""
 
-    buffer: Tensor  # (bytes,), uint8
-    group: Group | None = None
-    arrive: Callable[[], object] | None = None  # waits for the group; None: it is there
+    memory: Tensor  # (bytes,), uint8
+    slots: list[Slot] = field(default_factory=list)  # of the groups in it, in their order
     left: torch.Event | None = None  # when the computation was over that used it last
-    users: int = 0  # forwards that compute with it
+
+    def is_over(self, component: str) -> bool:
+        """Whether nothing in it is going to compute soon: for a component, which comes next."""
+        return not any(
+            slot.users or (slot.group.component == component and not slot.is_used)
+            for slot in self.slots
+        )
+
+    @property
+    def room(self) -> int:
+        """Bytes that are free behind the last group."""
+        return len(self.memory) - self._end
+
+    @property
+    def _end(self) -> int:
+        return sum(aligned(len(slot.buffer)) for slot in self.slots)
+
+    def cleared(self) -> "Buffer":
+        """Itself, with nothing in it."""
+        self.slots.clear()
+        return self
+
+    def add(self, group: Group) -> Slot:
+        """The place of a further group."""
+        begin = self._end
+        slot = Slot(self.memory[begin : begin + group.n_bytes], group, left=self.left)
+        self.slots.append(slot)
+        return slot
 
 
 class Streamer:
@@ -155,8 +96,9 @@ class Streamer:
             bus.store.write(group)
             self._unbind(group)
         size = max(group.n_bytes for group in self.groups)
-        self._slots = [self._slot(size) for _ in range(SLOTS)]
+        self._buffers = [self._buffer(size) for _ in range(SLOTS)]
         self._after = self._in_order()
+        self._filling = self._buffers[0]  # the one into which was loaded last
         self._last: Group | None = None
         self._watched: dict[str, int] = {}
         self.waited_s = 0.0
@@ -169,8 +111,8 @@ class Streamer:
             after |= dict(zip(own, [*own[1:], own[0]], strict=True))
         return after
 
-    def _slot(self, n_bytes: int) -> Slot:
-        return Slot(torch.empty(n_bytes, dtype=torch.uint8, device=self._device))
+    def _buffer(self, n_bytes: int) -> "Buffer":
+        return Buffer(torch.empty(n_bytes, dtype=torch.uint8, device=self._device))
 
     # What is streamed
 
@@ -199,7 +141,7 @@ class Streamer:
         """Bytes and seconds since the beginning, and what is streamed."""
         return {
             "streamed_bytes": {name: self.bytes_of(name) for name in self._modules},
-            "slot_bytes": sum(len(slot.buffer) for slot in self._slots),
+            "slot_bytes": sum(len(buffer.memory) for buffer in self._buffers),
             "moved_bytes": self.bus.moved_bytes,
             "loads": self.bus.loads,
             "waited_s": self.waited_s,
@@ -233,6 +175,7 @@ class Streamer:
             slot.arrive = None
             self.waited_s += self.bus.clock() - began_s
         slot.users += 1
+        slot.is_used = True
         for place in group.places:
             place.put(place.in_(slot.buffer))
         if self._last is not None and self._last.component == group.component:
@@ -248,36 +191,39 @@ class Streamer:
         slot.users -= 1
         if not slot.users:
             self._unbind(group)
-            if self._device.type != "cpu":
-                slot.left = torch.Event(self._device)
-                slot.left.record()
+            buffer = next(one for one in self._buffers if slot in one.slots)
+            buffer.left = self.bus.left()
 
     def prefetch(self, group: Group) -> None:
-        """Begin to load a group, if a slot is free and it is not there."""
-        if group in self._pinned or self._of(group) is not None:
-            return
-        if (slot := self._free()) is not None:
-            self._begin(group, slot)
+        """Begin to load a group, and those that follow it, as far as there is room."""
+        for _ in self.groups:
+            if group not in self._pinned and self._of(group) is None:
+                at = self._filling
+                if at.room < group.n_bytes:
+                    free = (one for one in self._buffers if one.is_over(group.component))
+                    if (other := next(free, None)) is None:
+                        return
+                    at = self._filling = other.cleared()
+                self._begin(group, at)
+            group = self._after[group]
 
     def _of(self, group: Group) -> Slot | None:
-        return next((slot for slot in self._slots if slot.group is group), None)
-
-    def _free(self) -> Slot | None:
-        """A slot that nobody computes with: rather an empty one, or one that was used."""
-        free = [slot for slot in self._slots if not slot.users]
-        return min(free, key=lambda s: (s.group is not None, s.arrive is not None), default=None)
+        return next((s for one in self._buffers for s in one.slots if s.group is group), None)
 
     def _load(self, group: Group) -> Slot:
-        slot = self._free()
-        if slot is None:  # blocks inside of blocks
-            slot = self._slot(len(self._slots[0].buffer))
-            self._slots.append(slot)
-            log.warning("%s needs another slot of streamed weights: %d", group, len(self._slots))
-        self._begin(group, slot)
-        return slot
+        """Load a group that was not expected, over what was."""
+        free = [one for one in self._buffers if not any(slot.users for slot in one.slots)]
+        if not free:  # blocks inside of blocks
+            free = [self._buffer(len(self._buffers[0].memory))]
+            self._buffers += free
+            log.warning("%s needs another slot of streamed weights: %d", group, len(self._buffers))
+        self._filling = min(free, key=lambda one: not one.is_over(group.component)).cleared()
+        return self._begin(group, self._filling)
 
-    def _begin(self, group: Group, slot: Slot) -> None:
-        slot.group, slot.arrive = group, self.bus.load(group, slot)
+    def _begin(self, group: Group, buffer: "Buffer") -> Slot:
+        slot = buffer.add(group)
+        slot.arrive = self.bus.load(group, slot)
+        return slot
 
     def _unbind(self, group: Group) -> None:
         for place in group.places:
@@ -313,7 +259,7 @@ class Streamer:
             "%s: its weights are used outside of the block: it stays on the device, which takes "
             "%d bytes more", group, group.n_bytes,
         )  # fmt: skip
-        slot = self._slot(group.n_bytes)
+        slot = self._buffer(group.n_bytes).add(group)
         self.bus.load(group, slot)()
         for place in group.places:
             place.put(place.in_(slot.buffer))
@@ -336,8 +282,8 @@ class Streamer:
                 place.put(place.in_(whole))
         for module in self._modules.values():
             unhook(module)
-        self._slots.clear()
         self.bus.close()
+        self._buffers.clear()  # nothing is copied into them any more
 
 
 class _Watch(TorchFunctionMode):

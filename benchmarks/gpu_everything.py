@@ -1,0 +1,110 @@
+"""Everything that a machine with an accelerator can tell, on one page: good or bad.
+
+usage: make gpu-page      (or: python -m benchmarks.gpu_everything --output PAGE.md)
+
+Runs the commands below, one after the other. A page is written after each, so that what hangs or
+fails leaves what was found before; a command that fails stands there with what it said.
+"""
+
+import argparse
+import datetime
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LAST_LINES = 40  # of a command that fails
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command, and what it is to show."""
+
+    title: str
+    command: Sequence[str]  # after `python`
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of it."""
+
+    part: Part
+    status: int | None  # None: it took too long
+    output: str
+    seconds: float
+
+
+def parts(device: str, model: str) -> list[Part]:
+    """All that is run on a device."""
+    check = ("-c", "from carpool.cli.main import main; main()", "check", model, "--device", device)
+    return [
+        Part("Answers: fused against alone, and against diffusers", check, 1800),
+        Part("Models of real size", ("-m", "benchmarks.gpu"), 1200),
+        Part(
+            "Streamed weights", ("-m", "benchmarks.stream_device", "--device", device), 1200
+        ),
+    ]  # fmt: skip
+
+
+def run(part: Part) -> Ran:
+    began_s = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, *part.command],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            timeout=part.limit_s, check=False,
+        )  # fmt: skip
+        status, output = done.returncode, done.stdout
+    except subprocess.TimeoutExpired as late:
+        said = late.stdout or b""
+        status, output = None, said.decode(errors="replace") if isinstance(said, bytes) else said
+    return Ran(part, status, output, time.monotonic() - began_s)
+
+
+def machine() -> Iterator[str]:
+    """What it was measured on."""
+    import torch
+
+    known = torch.accelerator.current_accelerator()
+    name = getattr(torch.get_device_module(known), "get_device_name", None) if known else None
+    yield f"- {name() if name else known or 'a CPU'}; torch {torch.__version__}"
+    yield f"- {platform.platform()}, Python {platform.python_version()}"
+
+
+def page(about: Sequence[str], ran: Sequence[Ran]) -> str:
+    """The page, in Markdown."""
+    lines = ["# Measured on one machine", "", "Made by `make gpu-page`; do not edit.", "", *about]
+    for one in ran:
+        said = "python " + " ".join(one.part.command)
+        ended = {0: "", None: f"; it was ended after {one.part.limit_s:.0f} s"}
+        how = ended.get(one.status, f"; it failed, with status {one.status}")
+        lines += ["", f"## {one.part.title}", "", f"`{said}`: {one.seconds:.0f} s{how}.", ""]
+        text = one.output.strip().splitlines()
+        if one.status == 0 and any(line.startswith("| ---") for line in text):
+            lines += text  # tables
+        else:
+            lines += ["```", *text[-LAST_LINES:], "```"]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", default="shapes", help="that is checked: a hub id or a folder")
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args()
+    about = [f"- {datetime.date.today().isoformat()}", *machine()]
+    ran: list[Ran] = []
+    for part in parts(options.device, options.model):
+        print(f"{part.title} ...", flush=True)
+        ran.append(run(part))
+        options.output.write_text(page(about, ran), encoding="utf-8")
+    sys.exit(any(one.status != 0 for one in ran))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Compile the repeated blocks of denoisers, and warm up: run every graph before the first request.
+
+Graphs are made for one row and for many, one length of text and many, with masks and without.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.image_processor import VaeImageProcessor
+from torch import nn
+from tqdm.auto import tqdm
+
+from carpool.config import EngineSettings
+from carpool.engine.model.device import Device
+from carpool.errors import LoadFailed, SettingRejected
+from carpool.preparation import DEFAULT_SIZE, is_denoiser, sizes
+
+GRAPHS = 64  # of one block, at most
+COMPILER = "inductor"  # of torch.compile
+STEPS = 2  # the first step of a scheduler may differ from the others
+SHORT, LONG = "a cat", "an astronaut who rides a horse over the moon in the rain"
+PROMPTS = ((SHORT,), (LONG,), (LONG, LONG), (SHORT, LONG), (SHORT, LONG, LONG))
+PICTURE_PX = 512  # a side of what is given to pipelines that need a picture, if no size is said
+
+
+def repeated_blocks(module: nn.Module) -> list[nn.Module]:
+    """The blocks of a denoiser that are worth compiling: what there is several times of one class.
+
+    diffusers names them for most classes (`_repeated_blocks`); else they are the entries of lists.
+    """
+    if names := getattr(module, "_repeated_blocks", None):
+        return [part for part in module.modules() if type(part).__name__ in names]
+    lists = (part for part in module.children() if isinstance(part, nn.ModuleList))
+    return [block for blocks in lists for block in blocks]
+
+
+def compile_blocks(modules: Mapping[str, nn.Module], undo: ExitStack) -> None:
+    blocks = [
+        block
+        for name, module in modules.items()
+        if is_denoiser(name)
+        for block in repeated_blocks(module)
+    ]
+    if not blocks:
+        raise SettingRejected("compile: the model has no repeated blocks: leave it out")
+    limits = torch._dynamo.config  # graphs of one block: sizes, lengths, masks; then eager for good
+    undo.callback(setattr, limits, "recompile_limit", limits.recompile_limit)
+    limits.recompile_limit = max(GRAPHS, limits.recompile_limit)
+    # hooks of adapters come later: without guards, compiled blocks would never see them
+    undo.callback(setattr, limits, "skip_nnmodule_hook_guards", limits.skip_nnmodule_hook_guards)
+    limits.skip_nnmodule_hook_guards = False
+    for block in blocks:
+        undo.callback(setattr, block, "_compiled_call_impl", block._compiled_call_impl)
+        block.compile(backend=COMPILER)
+
+
+def warm_up(pipe: DiffusionPipeline, settings: EngineSettings, device: Device) -> None:
+    """Run the pipeline once for every size and width, as the engine's thread will.
+
+    Compiled graphs are made for threads of the same settings (number of threads, gradients off),
+    so it is a thread of its own that runs them.
+
+    Raises:
+        LoadFailed: a run failed.
+    """
+    wanted = sizes(settings.warmup) or ([DEFAULT_SIZE] if settings.compile else [])
+    if not wanted:
+        return
+    failed: list[BaseException] = []
+    parameters = sum(
+        weight.numel()
+        for module in pipe.components.values()
+        if isinstance(module, nn.Module)
+        for weight in module.parameters()
+    )
+
+    bars = getattr(pipe, "_progress_bar_config", {})
+
+    def run() -> None:
+        device.enter(parameters)
+        torch.set_grad_enabled(False)
+        try:
+            pipe.set_progress_bar_config(disable=True)
+            for call in tqdm(list(_calls(pipe, wanted)), desc="Warming up", unit="run"):
+                call()
+        except Exception as error:  # whatever a pipeline raises
+            failed.append(error)
+        finally:
+            pipe.set_progress_bar_config(**bars)
+
+    thread = threading.Thread(target=run, name="carpool-warm-up", daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        [error] = failed
+        raise LoadFailed(f"the warm-up failed: {type(error).__name__}: {error}") from error
+
+
+def _calls(pipe: DiffusionPipeline, wanted: list[tuple[int, int]]) -> Iterator[partial[Any]]:
+    takes = signature(pipe.__call__).parameters
+    needs_picture = "image" in takes and takes["image"].default is Parameter.empty
+    for width_px, height_px in wanted:
+        size = {"width": width_px, "height": height_px} if width_px else {}
+        for prompts in PROMPTS:
+            if needs_picture and len(prompts) > 1:
+                continue  # not every such pipeline takes several
+            given = {
+                "prompt": list(prompts),
+                "num_inference_steps": STEPS,
+                "output_type": "pt",
+                "generator": torch.Generator().manual_seed(0),
+                **size,
+            }
+            if needs_picture:
+                shape = 1, height_px or PICTURE_PX, width_px or PICTURE_PX, 3
+                given["image"] = VaeImageProcessor.numpy_to_pil(np.full(shape, 0.5))[0]
+            yield partial(pipe, **{name: one for name, one in given.items() if name in takes})

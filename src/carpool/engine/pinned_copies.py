@@ -1,0 +1,111 @@
+"""Copy from the host to an accelerator, inside of fibers, without waiting for the device.
+
+A copy from ordinary memory waits until all that was queued before it is done; one from pinned
+memory is only queued. Pipelines and schedulers make their positions, noise and constants on the
+host, some at every step (UniPC). So while a request's own code runs, `Tensor.to`, `torch.tensor`
+and `torch.as_tensor` copy through pinned memory. What a small tensor was copied from is remembered,
+so that its content can be compared without a look at the device: see `Fuser`.
+
+Source: PyTorch, "A guide on good usage of non_blocking and pin_memory()".
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carpool.engine import provenance
+from carpool.engine.fiber import current_context
+from carpool.engine.patches import Patches
+
+MOST_BYTES = 64 * 2**20  # of a copy: what is pinned once stays with the process
+_DENSE = (Tensor, torch.nn.Parameter)
+
+
+def _to(plain: Any) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if current_context() is None or not _can_pin(self):
+            return plain(self, *args, **kwargs)
+        device, dtype = _destination(args, kwargs)
+        if device is None or device.type in ("cpu", "meta"):
+            return plain(self, *args, **kwargs)
+        staged = _pinned(self if dtype is None else plain(self, dtype))
+        if staged is None:
+            return plain(self, *args, **kwargs)
+        layout = {name: kwargs[name] for name in ("memory_format",) if name in kwargs}
+        copied = plain(staged, device, non_blocking=True, **layout)
+        provenance.note_copy(copied, staged)
+        return copied
+
+    return to
+
+
+def _can_pin(value: Tensor) -> bool:
+    return (
+        value.device.type == "cpu"
+        and type(value) in _DENSE
+        and value.layout is torch.strided
+        and not (value.requires_grad and torch.is_grad_enabled())
+    )
+
+
+def _pinned(value: Tensor) -> Tensor | None:
+    """A copy in pinned memory; None where there is none to be had."""
+    if value.nbytes > MOST_BYTES:
+        return None
+    try:
+        return torch.empty_like(value, pin_memory=True).copy_(value)
+    except RuntimeError:  # this kind of device has none, or the host is short of it
+        return None
+
+
+def _destination(
+    args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[torch.device | None, torch.dtype | None]:
+    """The device and the number type that `Tensor.to` was asked for."""
+    where, dtype = kwargs.get("device"), kwargs.get("dtype")
+    for one in (*args[:2], kwargs.get("other")):
+        if isinstance(one, Tensor):
+            return one.device, one.dtype
+        if isinstance(one, torch.dtype):
+            dtype = one
+        elif isinstance(one, (str, torch.device)) or type(one) is int:
+            where = one
+    return None if where is None else torch.device(where), dtype
+
+
+def _made_on_the_host(name: str) -> Callable[..., Any]:
+    """A function that makes a tensor of Python's or numpy's numbers."""
+    plain = _PLAIN[name]
+
+    @functools.wraps(plain)
+    def function(data: Any, *args: Any, **kwargs: Any) -> Any:
+        device: Any = kwargs.get("device")
+        is_plain = device is None or args or kwargs.get("requires_grad") or isinstance(data, Tensor)
+        if is_plain or current_context() is None or torch.device(device).type in ("cpu", "meta"):
+            return plain(data, *args, **kwargs)
+        return plain(data, **{**kwargs, "device": "cpu"}).to(device)
+
+    return function
+
+
+_PLAIN: dict[str, Any] = {name: getattr(torch, name) for name in ("tensor", "as_tensor")}
+_OURS = {name: _made_on_the_host(name) for name in _PLAIN}
+
+
+def watch() -> None:
+    """Have tensors that are made from now on copied through pinned memory."""
+    for name, function in _OURS.items():
+        setattr(torch, name, function)
+
+
+def ignore() -> None:
+    """Leave torch's functions as they are: compiled graphs are valid for these."""
+    for name, function in _PLAIN.items():
+        setattr(torch, name, function)
+
+
+TO = Patches(Tensor, {"to": _to})  # compiled graphs do not depend on it

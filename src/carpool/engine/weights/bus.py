@@ -1,0 +1,159 @@
+"""Moves weights into slots on the device: the bus between the host, or a file, and a device.
+
+On an accelerator copies run in a stream of their own, ordered with the computation by events:
+nothing on the host waits. One that has no events, or one stream only, copies between its
+computations. Files are read by a thread.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from carpool.engine.streams import stream_of, why_no_events
+from carpool.engine.weights.groups import Group
+from carpool.engine.weights.store import Store, host_buffer
+from carpool.types import Clock
+
+log = logging.getLogger("carpool")
+
+TIMED_IN_ORDER = 16  # loads for which a device without events is waited for, to time them
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """Memory on the device for one group."""
+
+    buffer: Tensor  # (bytes,), uint8
+    group: Group
+    left: torch.Event | None  # when the computation is over that used the memory before
+    arrive: Callable[[], object] | None = None  # waits for the group; None: it is there
+    users: int = 0  # forwards that compute with it
+    is_used: bool = False  # since it was loaded
+
+
+class Bus:
+    """Moves groups into slots, one after the other.
+
+    Args:
+        store: where groups come from.
+        device: where slots are.
+        clock: for the seconds of loads.
+    """
+
+    def __init__(self, store: Store, device: torch.device, clock: Clock = time.monotonic) -> None:
+        self.store, self.clock, self._device = store, clock, device
+        self._is_accelerator = device.type != "cpu"
+        why = why_no_events(device)
+        self._stream = None if why else stream_of(device)
+        if self._is_accelerator and self._stream is None:
+            log.warning(
+                "%s has %s: weights are copied between its computations, not meanwhile",
+                device, f"no events ({why})" if why else "one stream only",
+            )  # fmt: skip
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="carpool-weights")
+        self._staging: Tensor | None = None  # host memory between a file and an accelerator
+        self._lock = threading.Lock()
+        self._copies: deque[tuple[torch.Event, torch.Event, int]] = deque()  # not yet timed
+        self._timed_bytes, self._timed_s = 0, 0.0
+        self.moved_bytes = self.loads = 0
+
+    def load(self, group: Group, slot: Slot) -> Callable[[], object]:
+        """Begin to load a group; what is returned waits until it is there."""
+        self.moved_bytes += group.n_bytes
+        self.loads += 1
+        if self.store.is_pinned:
+            if self._stream is None:
+                return self._in_order(group, slot)
+            began, ended = self._copy(slot, lambda: self.store.read(group, slot.buffer))
+            self._copies.append((began, ended, group.n_bytes))
+            return lambda: torch.accelerator.current_stream(self._device).wait_event(ended)
+        read = self._reader.submit(self._read, group, slot)
+
+        def arrive() -> None:
+            event = read.result()
+            if event is not None:
+                torch.accelerator.current_stream(self._device).wait_event(event)
+
+        return arrive
+
+    def left(self) -> torch.Event | None:
+        """The moment at which a slot is left; None where work runs in order anyway."""
+        if self._stream is None:
+            return None
+        event = torch.Event(self._device)
+        event.record()
+        return event
+
+    def _in_order(self, group: Group, slot: Slot) -> Callable[[], object]:
+        """Copy in the stream that computes: it is there before what is queued next."""
+        is_timed = self.loads <= TIMED_IN_ORDER
+        if is_timed:
+            torch.accelerator.synchronize(self._device)
+        began_s = self.clock()
+        self.store.read(group, slot.buffer)
+        if is_timed:
+            torch.accelerator.synchronize(self._device)
+            self._took(group.n_bytes, self.clock() - began_s)
+        return _nothing
+
+    def _read(self, group: Group, slot: Slot) -> torch.Event | None:
+        """Load from a file; on the reader's thread."""
+        began_s, event = self.clock(), None
+        if not self._is_accelerator:
+            self.store.read(group, slot.buffer)
+        else:
+            if self._staging is None or len(self._staging) < group.n_bytes:
+                self._staging = host_buffer(group.n_bytes)
+            part, into = self._staging[: group.n_bytes], slot.buffer[: group.n_bytes]
+            self.store.read(group, part)
+            # this thread waits: the host memory is used again
+            if self._stream is None:
+                into.copy_(part)
+                torch.accelerator.synchronize(self._device)
+            else:
+                _, event = self._copy(slot, lambda: into.copy_(part, non_blocking=True))
+                event.synchronize()
+        self._took(group.n_bytes, self.clock() - began_s)
+        return event
+
+    def _copy(self, slot: Slot, copy: Callable[[], object]) -> tuple[torch.Event, torch.Event]:
+        """Queue a copy behind the computation that used the slot last."""
+        assert self._stream is not None
+        began, ended = (torch.Event(self._device, enable_timing=True) for _ in range(2))
+        with self._stream:
+            if slot.left is not None:
+                self._stream.wait_event(slot.left)
+            began.record()
+            copy()
+            ended.record()
+        return began, ended
+
+    def _took(self, n_bytes: int, seconds: float) -> None:
+        with self._lock:
+            self._timed_bytes += n_bytes
+            self._timed_s += seconds
+
+    def seconds_a_byte(self) -> float:
+        """What a byte took so far, in the mean; 0 before the first load is over."""
+        while self._copies and self._copies[0][1].query():
+            began, ended, n_bytes = self._copies.popleft()
+            self._took(n_bytes, began.elapsed_time(ended) / 1000)
+        return self._timed_s / self._timed_bytes if self._timed_bytes else 0.0
+
+    def close(self) -> None:
+        """Wait for the copies that are under way, and let go of what was copied from."""
+        self._reader.shutdown()
+        if self._stream is not None:
+            self._stream.synchronize()
+        self.store.close()
+
+
+def _nothing() -> None:
+    """Nothing to wait for."""

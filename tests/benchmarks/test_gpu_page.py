@@ -1,0 +1,63 @@
+"""What `make gpu-page` runs where there is a GPU: the parts of it that need none."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_everything import Part, page, parts, run
+from support.pretended.process import on_pretended_device
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_has_what_was_found_and_what_failed_and_what_took_too_long() -> None:
+    table = "print('| a |'); print('| --- |'); print('| 1 |')"
+    wanted = [
+        Part("good", ("-c", table), 60),
+        Part("bad", ("-c", "import sys; print('no driver'); sys.exit(3)"), 60),
+        Part("late", ("-c", "import time; print('began', flush=True); time.sleep(60)"), 1.5),
+    ]
+
+    ran = [run(part) for part in wanted]
+
+    assert [one.status for one in ran] == [0, 3, None]
+    text = page(["- a machine"], ran)
+    assert "\n| --- |\n| 1 |\n" in text
+    assert "it failed, with status 3.\n\n```\nno driver\n```" in text
+    assert "it was ended after 2 s.\n\n```\nbegan\n```" in text
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("part", parts("cuda", "shapes"), ids=lambda part: part.title[:8])
+def test_each_command_of_the_page_exists_and_takes_its_flags(part: Part) -> None:
+    told = subprocess.run(
+        [sys.executable, *part.command, "--help"],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+
+    assert told.returncode == 0, told.stderr[-500:]
+    for flag in (one for one in part.command if one.startswith("--")):
+        assert flag in told.stdout
+
+
+@pytest.mark.timeout(180)  # the first one waits for the process to start
+@on_pretended_device
+def test_the_benchmark_of_streaming_is_right_on_an_accelerator() -> None:
+    import torch
+
+    from benchmarks.stream_device import Rig, measure
+
+    rig = Rig(
+        torch.device("pretended"), torch.float32, blocks=(1, 2), heads=2, head_width=16,
+        axes=(4, 6, 6), text=(8, 32), sides={4: 2, 6: 1},
+    )  # fmt: skip
+    torch.set_grad_enabled(False)
+
+    lines = list(measure(rig, rounds=2))
+
+    rows = [line.split("|") for line in lines if line.startswith("| ") and "---" not in line][1:]
+    assert [row[1].strip() for row in rows] == [
+        "one sweep for all", "one sweep for each size", "one by one", "diffusers, one by one",
+    ]  # fmt: skip
