@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from carpool.engine.fuse import Fuser
-from carpool.engine.probation.probation import NEEDED, Probation
+from carpool.engine.probation.evidence import NEEDED
+from carpool.engine.probation.probation import Probation
 from carpool.engine.probation.verdicts import Verdicts
 from support.fake_models import call_on, randn
 
