@@ -39,6 +39,16 @@ class Digests:
             self._known[value] = known
         return value.dtype, value.device, tuple(value.shape), known[1]
 
+    def nested(self, value: Any) -> Hashable:
+        """Of tensors in lists, tuples and dicts, with the plain values beside them."""
+        if isinstance(value, Tensor):
+            return self.of(value)
+        if isinstance(value, (list, tuple)):
+            return type(value), tuple(self.nested(entry) for entry in value)
+        if isinstance(value, Mapping):
+            return tuple(sorted(((str(n), self.nested(v)) for n, v in value.items()), key=name_of))
+        return flag(value)
+
     def content(self, value: Any) -> Hashable:
         """What tells arguments of different content apart: a digest of each tensor."""
         if isinstance(value, Tensor):
@@ -53,3 +63,14 @@ class Digests:
 def name_of(entry: tuple[str, Hashable]) -> str:
     """What pairs of names and parts are sorted by; the parts need not compare."""
     return entry[0]
+
+
+def flag(value: Any) -> Hashable:
+    """A plain Python value as part of a key."""
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
+        return type(value), value  # True, 1 and 1.0 are equal in Python, not to a model
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(flag(entry) for entry in value)
+    if isinstance(value, Mapping):
+        return tuple(sorted(((str(n), flag(v)) for n, v in value.items()), key=name_of))
+    raise Unfusable

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carpool.engine.digests import Digests, Unfusable, name_of
+from carpool.engine.digests import Digests, Unfusable, flag, name_of
 from carpool.engine.intercept import Call, Target
 from carpool.engine.numerics import DATA, ROW, ROWS, Exact
 from carpool.engine.padding import make_masks, padded
@@ -135,7 +135,7 @@ class Fuser:
         if value is None:
             return None
         if rule is None:
-            return _flag(value)
+            return flag(value)
         if isinstance(rule, Mapping) and isinstance(value, Mapping):
             entries = [(n, self._part(rule.get(n), value[n], rows, arguments)) for n in value]
             return tuple(sorted(entries, key=name_of))
@@ -155,7 +155,9 @@ class Fuser:
         if rule is SCALAR and not isinstance(value, Tensor):
             return str(type(value))
         if rule is SHARE and isinstance(value, (list, tuple)) and value:
-            return type(value), tuple(self._digests.of(entry) for entry in value)
+            return self._digests.nested(value)
+        if rule is CONCAT and isinstance(value, (list, tuple)):
+            return type(value), tuple(self._part(CONCAT, one, rows, arguments) for one in value)
         if not isinstance(value, Tensor):
             raise Unfusable
         if rule is SHARE:
@@ -197,7 +199,7 @@ class Fuser:
             return first
         if isinstance(rule, State):
             return first
-        if rule is STACKS:
+        if rule is STACKS or (rule is CONCAT and isinstance(first, (list, tuple))):
             return type(first)(torch.cat(column) for column in zip(*values, strict=True))
         if isinstance(rule, Mapping):
             return {n: self._join(rule.get(n), [v[n] for v in values], rows, device) for n in first}
@@ -222,17 +224,6 @@ class _Alone:
 
     def __repr__(self) -> str:
         return f"<alone: {self._name}>"
-
-
-def _flag(value: Any) -> Hashable:
-    """A plain Python value as part of a key."""
-    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
-        return type(value), value  # True, 1 and 1.0 are equal in Python, not to a model
-    if isinstance(value, (list, tuple)):
-        return type(value), tuple(_flag(entry) for entry in value)
-    if isinstance(value, Mapping):
-        return tuple(sorted(((str(n), _flag(v)) for n, v in value.items()), key=name_of))
-    raise Unfusable
 
 
 def _mark(exact: Exact, rule: Rule | None, name: str, value: Any, alone: Any) -> None:

@@ -114,7 +114,7 @@ def check(trial: Trial, rounds: Sequence[Sequence[dict[str, Any]]]) -> float:
     """Run rounds of calls; the most that any answer is off what it is alone."""
     worst = 0.0
     for calls in rounds:
-        alone = Toy(trial.module.quirk)  # of its own state
+        alone = type(trial.module)(trial.module.quirk)  # of its own state
         alone.load_state_dict(trial.module.state_dict())
         alone.train(trial.module.training)
         expected = [alone(**one)[0].clone() for one in calls]
@@ -315,6 +315,51 @@ def test_a_buffer_that_is_given_again_and_again_answers_each_call_with_its_own()
 
     assert all(torch.equal(a[0], b) for a, b in zip(got, expected, strict=True))
     assert "overwrites" in why_alone(trial)
+
+
+class Rotated(Toy):
+    """Takes tensors in tuples of tuples, one for all rows: as Allegro does."""
+
+    def forward(self, hidden_states: Tensor, timestep: Tensor, rotary: Any) -> tuple[Tensor]:  # type: ignore[override]
+        (cos, sin), grid = rotary
+        x = super().forward(hidden_states, timestep)[0]
+        return (x * cos + sin * grid[0],)
+
+
+def test_tensors_deep_in_tuples_are_shared_by_calls_whose_tensors_are_equal() -> None:
+    def calls(i: int, others: float) -> list[dict[str, Any]]:
+        made = [request(10 * i + j) for j in range(3)]
+        for j, one in enumerate(made):
+            del one["encoder_hidden_states"]
+            cos = torch.full((TOKENS, 1), 1.0 if j < 2 else others)
+            one["rotary"] = (cos, torch.ones(TOKENS, 1)), [torch.tensor([0.5])]
+        return made
+
+    trial = Trial(Rotated())
+
+    assert check(trial, [calls(i, 1.0) for i in range(NEEDED + 2)]) < 1e-5
+    assert trial.fused == 2
+    assert check(trial, [calls(i, 2.0) for i in range(3)]) < 1e-5
+    assert trial.fused == 2 + 2  # the two that are equal: proven first, as is any new width
+
+
+class Framed(Toy):
+    """Takes a list of tensors with frames folded into the rows: as AnimateDiff's UNet does."""
+
+    def forward(self, hidden_states: Tensor, timestep: Tensor, residuals: Any) -> tuple[Tensor]:  # type: ignore[override]
+        x = super().forward(hidden_states, timestep)[0]
+        return (x + sum(one.reshape(x.shape[0], TOKENS, -1) for one in residuals),)
+
+
+def test_a_list_of_tensors_with_frames_in_their_rows_is_joined() -> None:
+    batches = many(NEEDED + 2)
+    for i, one in enumerate(one for batch in batches for one in batch):
+        del one["encoder_hidden_states"]
+        one["residuals"] = [randn(TOKENS, WIDTH, 1, seed=900 + i + j) for j in range(2)]
+    trial = Trial(Framed())
+
+    assert check(trial, batches) < 1e-5
+    assert trial.fused == 2
 
 
 class Placed(Toy):

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from carpool.engine.intercept import Call
+from carpool.engine.specs.infer import holds_tensors
 from carpool.engine.specs.rules import CONCAT, SCALAR, SHARE, STACK, STACKS, Pad, Rule
 
 
@@ -63,7 +64,7 @@ def _described(rule: Rule | None, value: Any) -> tuple[str, str]:
         all_ = {str(n): _described(rules.get(n), v) for n, v in sorted(value.items())}
         texts = ", ".join(f"{n}={text}" for n, (text, _) in all_.items())
         return f"{{{texts}}}", " ".join(f"{n}:{size}" for n, (_, size) in all_.items() if size)
-    if isinstance(value, (list, tuple)) and any(isinstance(one, Tensor) for one in value):
+    if isinstance(value, (list, tuple)) and holds_tensors(value):
         described = [_described(rule, one) for one in value]
         return f"{len(value)} of {described[0][0]}", " ".join(size for _, size in described)
     return repr(value)[:200], ""

@@ -37,7 +37,7 @@ from carpool.engine.probation.snapshot import (
     versions,
 )
 from carpool.engine.probation.verdicts import Verdicts
-from carpool.engine.specs.infer import TIMES, infer
+from carpool.engine.specs.infer import TIMES, covers, infer
 from carpool.engine.specs.rules import SCALAR, Spec
 
 log = logging.getLogger("carpool")
@@ -71,9 +71,12 @@ class Probation:
         self.forwards = {"agreed": 0, "differed": 0, "unsettled": 0}
 
     def with_table(self, call: Call) -> Call:
-        """The call with a guessed table, where its class has none and one can be guessed."""
+        """The call with a guessed table, where one can be guessed.
+
+        Its class has none, or one that does not say what a tensor of this call means.
+        """
         target = call.target
-        if target.spec is not None:
+        if target.spec is not None and covers(target.spec.rules, call.arguments()):
             self._seen.setdefault((target.component, target.method), "table")
             return call
         is_named = len(call.args) <= len(target.positional)
