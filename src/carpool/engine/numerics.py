@@ -146,11 +146,13 @@ class Exact(TorchFunctionMode):
             if before is not None or (1 in self._rows and not args[0].is_contiguous()):
                 layouts = follow(func, args, kwargs, made, self._rows, before)
         elif self._has_layouts:
-            operands = [(one, self._layouts(one)) for one in tensors(args, kwargs)]
-            layouts = keep(made, operands)
+            layouts = keep(func, args, kwargs, made, self._rows, self._layouts, self._has_rows)
         if layouts is not None or self._has_layouts:
             self._has_layouts |= layouts is not None
             setattr(made, self._laid, layouts)
+
+    def _has_rows(self, value: Tensor) -> bool:
+        return bool(self._of(value) & ROWS)
 
     def _layouts(self, value: Tensor) -> Layouts | None:
         return getattr(value, self._laid, None)
