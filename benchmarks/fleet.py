@@ -8,6 +8,7 @@ usage: make bench     (or: python -m benchmarks.fleet [--requests N --rounds N -
 """
 
 import argparse
+import contextlib
 import os
 import random
 import statistics
@@ -18,6 +19,7 @@ from pathlib import Path
 import carpool
 from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
 from carpool.fleet.router import Router
+from carpool.worker.startup import PROCESS_NAME
 
 LEAST = 1.8  # times as many requests a second with two workers
 MOST_US = 100.0  # a choice among a thousand workers
@@ -48,11 +50,16 @@ def cpu_s(pids: list[int]) -> float:
 
 
 def children() -> set[int]:
-    """The worker processes of this one."""
+    """The worker processes of this one: children, and those of its fork servers."""
+    parents, names = dict[int, int](), dict[int, str]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            names[int(path.parent.name)] = (path.parent / "comm").read_text().strip()
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
     return {
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/stat")
-        if path.read_text().rpartition(")")[2].split()[1] == str(os.getpid())
+        pid
+        for pid, parent in parents.items()
+        if names[pid] == PROCESS_NAME and os.getpid() in (parent, parents.get(parent))
     }
 
 

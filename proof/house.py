@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx2
 
 from carpool.config import FAULT_VARIABLE
+from carpool.worker.startup import PROCESS_NAME
 
 MARK = "RELIABILITY_PROOF"  # an environment variable by which processes are found again
 START_LIMIT_S = 180.0  # imports of torch and diffusers on a busy machine
@@ -76,9 +77,8 @@ class House:
 
     def workers(self) -> list[int]:
         """Processes that hold a model, or load one; the newest last."""
-        found = [
-            pid for pid in self.processes() if b"carpool.worker.process" in _read(pid, "cmdline")
-        ]
+        name = PROCESS_NAME.encode()
+        found = [pid for pid in self.processes() if _read(pid, "comm").strip() == name]
         return sorted(found, key=start_of)
 
     def processes(self) -> list[int]:

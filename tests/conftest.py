@@ -1,5 +1,6 @@
 """What all tests share: one thread, no network, the same examples at every run."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from hypothesis import settings
 
 from support import torchvision_cpu
 
+gc.disable()  # until all is collected: nothing of what is imported is garbage
 torchvision_cpu.install()
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=60)
@@ -24,6 +26,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that start servers come first: of two processes, none is left alone with them."""
     starts = {"serving", "starting"}
     items.sort(key=lambda item: starts.isdisjoint(vars(getattr(item, "module", item))))
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage do not look at what was imported: that is most of all there is."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

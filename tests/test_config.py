@@ -17,11 +17,11 @@ from carpool.config import (
     WORKERS,
     EngineSettings,
     ServeSettings,
-    base_type,
     load_settings,
 )
 from carpool.errors import SettingRejected
 from carpool.python.settings import LoadSettings
+from carpool.setting_rules import base_type
 
 
 def test_the_defaults_keep_their_own_rules() -> None:

@@ -24,9 +24,12 @@ ROOMS: list[set[str]] = [  # each may import from those before it, and within it
     {
         "carpool",
         "carpool.types",
+        "carpool.error_text",
         "carpool.errors",
         "carpool.validation",
         "carpool.config",
+        "carpool.batching_mode",
+        "carpool.setting_rules",
         "carpool.jsonfile",
         "carpool.preparation",
     },

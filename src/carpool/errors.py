@@ -48,11 +48,14 @@ never told where files of the server lie, the log is: `reason` is for messages, 
 of the log.
 """
 
-import difflib
-import json
-import re
 from collections.abc import Iterable
 from typing import Any, ClassVar
+
+from carpool.error_text import in_full as in_full
+from carpool.error_text import nearest as nearest
+from carpool.error_text import reason as reason
+from carpool.error_text import show as show
+from carpool.error_text import without_paths as without_paths
 
 
 class CarpoolError(Exception):
@@ -377,51 +380,3 @@ def by_code(code: str) -> type[CarpoolError]:
     """The error class of a job's failure; `PipelineFailed` for a code that is not known here."""
     known = {cls.code: cls for cls in _subclasses(CarpoolError)}
     return known.get(code, PipelineFailed)
-
-
-_PATH = re.compile(
-    r"""(['"`])(?:[a-z]+:/*)?~?/[\w.~@+-][^'"`\n]*\1"""  # in quotes, spaces and all
-    r"""|(?:\b[a-z]+:)?/{3,}[^\s'"`<>|,;()\[\]{}]+"""  # file:///etc
-    r"""|(?<![\w./])(?:~\w*)?/(?=[\w.~@+-])[^\s'"`<>|,;()\[\]{}]+"""
-)
-
-
-def without_paths(text: str) -> str:
-    """A text of somebody else's without the absolute paths in it; URLs and fractions stay."""
-    return _PATH.sub(lambda found: f"{found[1] or ''}<path>{found[1] or ''}", text)
-
-
-def reason(error: BaseException) -> str:
-    """What an exception of somebody else says, as clients may read it: without paths."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror  # the names of files are apart from it
-    return without_paths(str(error))
-
-
-def in_full(error: BaseException) -> str:
-    """What an exception and its causes say, for the log."""
-    said, cause = [str(error)], error.__cause__
-    while cause is not None:
-        said.append(f"{type(cause).__name__}: {cause}")
-        cause = cause.__cause__
-    return "; caused by ".join(said)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the closest known name, or nothing."""
-    close = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def show(value: Any) -> str:
-    """A value as JSON has it, in Python's words where it has none; cut to what a log can bear."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-        text.encode()
-    except UnicodeEncodeError:  # half a character
-        text = json.dumps(value)
-    except TypeError:
-        text = repr(value)
-    except (ValueError, RecursionError):  # Python prints no integer of thousands of digits
-        text = f"a {type(value).__name__} too long to show"
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -17,7 +17,7 @@ from carpool.errors import (
     SettingRejected,
     UnsupportedParameter,
 )
-from support.server_process import MODEL
+from support.server_process import MODEL, is_worker
 
 SMALL: dict[str, Any] = {
     "width": 64,
@@ -34,17 +34,21 @@ def engine() -> Iterator[carpool.Engine]:
 
 
 def children() -> list[int]:
-    """The worker processes of this test."""
+    """The worker processes of this test: their parent is a fork server, whose parent it is."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "stat").read_text().rpartition(")")[2].split()
-            is_worker = b"carpool.worker.process" in (entry / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if is_worker and int(words[1]) == os.getpid():
-            found.append(int(entry.name))
+        pid = int(entry.name)
+        if is_worker(pid) and parent(parent(pid)) == os.getpid():
+            found.append(pid)
     return sorted(found)
+
+
+def parent(pid: int) -> int:
+    """The parent of a process; 0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def test_requests_give_what_an_engine_in_this_process_gives(engine: carpool.Engine) -> None:

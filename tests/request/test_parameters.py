@@ -20,6 +20,7 @@ from carpool.errors import (
     UnknownParameter,
     UnsupportedParameter,
 )
+from carpool.request.own_values import check_n, seeds
 from carpool.request.parameters import (
     MOST_TEXT,
     MOST_TEXTS,
@@ -27,8 +28,6 @@ from carpool.request.parameters import (
     Parameter,
     Task,
     check,
-    check_n,
-    seeds,
 )
 from carpool.request.values import ParameterKind
 from carpool.types import MAX_SEED, Request

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,13 +31,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield one
 
 
-def workers(server: Server) -> list[int]:
-    def command(pid: int) -> bytes:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-    return sorted(p for p in server.processes() if b"carpool.worker.process" in command(p))
-
-
 def test_the_models_are_listed_with_their_states_and_one_on_demand_is_not_loaded(
     server: Server,
 ) -> None:
@@ -57,7 +49,7 @@ def test_the_models_are_listed_with_their_states_and_one_on_demand_is_not_loaded
 
 def test_what_a_killed_worker_ran_is_drawn_by_the_other_one(server: Server) -> None:
     """The same pictures as plain diffusers'; nobody gets an error, and nothing is drawn twice."""
-    before = workers(server)
+    before = server.workers()
     seeds = range(8)
     with ThreadPoolExecutor(len(seeds)) as threads:
         drawing = [
@@ -74,7 +66,7 @@ def test_what_a_killed_worker_ran_is_drawn_by_the_other_one(server: Server) -> N
         plain = drawn_by_diffusers("a red circle", seed, num_inference_steps=60)
         assert gap(mine, plain) <= 1
     eventually(lambda: server.get("/health").json()["status"] == "ready", 60, "both are again")
-    assert before[1] in workers(server)
+    assert before[1] in server.workers()
     assert "carpool_worker_up" in server.get("/metrics").text
 
 

@@ -1,12 +1,17 @@
 """A real `carpool serve` in a process of its own, for tests that speak HTTP to it.
 
 `serving()` starts one, waits until it is ready, and at the end has it drain; leaving a process
-behind fails the test. Processes are found by a mark in their environment, so none can hide by
-losing its parent. What all tests serve and draw stands here once: `MODEL` and `DRAW`.
+behind fails the test. Processes are found by a mark in their environment, or by the server's log
+that they have open, so none can hide by losing its parent. Workers are forked from one process that
+has torch imported already, by the mechanism that servers have for themselves
+(`carpool.worker.forkserver`), unless a test asks for the real start. What all tests serve and draw
+stands here once: `MODEL` and `DRAW`.
 """
 
+import atexit
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,13 +21,15 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx2
 from PIL import Image
 
-from carpool.config import FAULT_VARIABLE
+from carpool.config import FAULT_VARIABLE, FORKSERVER_VARIABLE
+from carpool.worker.startup import PROCESS_NAME
 from support.endpoints import ENDPOINT
 from support.tiny import checkpoint
 
@@ -33,6 +40,7 @@ SIZE = (64, 64)
 DRAW: dict[str, Any] = {"num_inference_steps": 3, "max_sequence_length": 48}
 PATIENCE_S = 100  # for a start, which takes 5 s where the processor has nothing else to do
 MARK = "SERVING_TEST"  # an environment variable
+OWN_VARIABLES = (MARK, "XDG_STATE_HOME", "PYTEST_CURRENT_TEST")  # of a server, or of a test
 
 
 def body(prompt: str = "a red circle", **others: Any) -> dict[str, Any]:
@@ -108,15 +116,28 @@ class Server:
     def processes(self) -> list[int]:
         """Every living process that this server started, itself included."""
         wanted = f"{MARK}={self.mark}".encode()
-        return [int(entry.name) for entry in Path("/proc").iterdir() if wanted in _environ(entry)]
+        return [
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdecimal() and int(entry.name) != os.getpid()
+            if wanted in _environ(entry) or self._has_log(entry)
+        ]
+
+    def _has_log(self, entry: Path) -> bool:
+        """Whether a process has the server's output open."""
+        logs = {str(self.folder / "stdout"), str(self.folder / "stderr")}
+        try:
+            return any(os.readlink(one) in logs for one in (entry / "fd").iterdir())
+        except OSError:  # it ended just now, or is another user's
+            return False
+
+    def workers(self) -> list[int]:
+        """The processes that hold a model, or load one."""
+        return sorted(pid for pid in self.processes() if is_worker(pid))
 
     def worker(self) -> int:
         """The process that holds the model."""
-        [pid] = [
-            pid
-            for pid in self.processes()
-            if b"carpool.worker.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
+        [pid] = self.workers()
         return pid
 
     def wait_listening(self) -> None:
@@ -148,9 +169,38 @@ class Server:
         return status
 
 
+def is_worker(pid: int) -> bool:
+    """Whether a process is a worker; not, if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == PROCESS_NAME
+    except OSError:
+        return False
+
+
+@cache
+def _forkserver() -> str:
+    """The socket of the fork server of all tests in this process; it ends with the process."""
+    folder = tempfile.mkdtemp(prefix="forkserver-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = f"{folder}/socket"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "carpool.worker.forkserver", path, *OWN_VARIABLES],
+        stdin=subprocess.DEVNULL,
+        env=_environ_of_servers(),
+    )
+    atexit.register(process.wait)
+    atexit.register(process.kill)  # before the wait
+    eventually(lambda: Path(path).exists(), PATIENCE_S, "the fork server listens")
+    return path
+
+
+def _environ_of_servers() -> dict[str, str]:
+    """This process's, without settings of Carpool's."""
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("CARPOOL_")}
+    return environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
 def _environ(entry: Path) -> bytes:
-    if not entry.name.isdecimal():
-        return b""
     try:
         return (entry / "environ").read_bytes()
     except OSError:  # it ended just now, or is another user's
@@ -158,16 +208,21 @@ def _environ(entry: Path) -> bytes:
 
 
 @contextmanager
-def starting(*flags: str, model: str = MODEL, fault: str = "") -> Iterator[Server]:
+def starting(
+    *flags: str, model: str = MODEL, fault: str = "", forkserver: str | None = None
+) -> Iterator[Server]:
     """Start a server, which may be loading still; in the end every process is gone.
 
     Args:
         fault: as `carpool.engine.faults` has it, beside those that this process has.
+        forkserver: as `carpool.worker.start` has it: empty for the server's own one; None: one for
+            all tests.
     """
     mark = uuid.uuid4().hex
-    environ = {name: text for name, text in os.environ.items() if not name.startswith("CARPOOL_")}
+    environ = _environ_of_servers()
     environ |= {FAULT_VARIABLE: f"{os.environ.get(FAULT_VARIABLE, '')},{fault}"}
-    environ |= {MARK: mark, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environ |= {FORKSERVER_VARIABLE: _forkserver() if forkserver is None else forkserver}
+    environ |= {MARK: mark}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environ |= {"CARPOOL_COST_TABLE": str(folder / "costs.json")}
@@ -202,8 +257,10 @@ def starting(*flags: str, model: str = MODEL, fault: str = "") -> Iterator[Serve
 
 
 @contextmanager
-def serving(*flags: str, model: str = MODEL, fault: str = "") -> Iterator[Server]:
+def serving(
+    *flags: str, model: str = MODEL, fault: str = "", forkserver: str | None = None
+) -> Iterator[Server]:
     """Start a server and wait until it is ready."""
-    with starting(*flags, model=model, fault=fault) as server:
+    with starting(*flags, model=model, fault=fault, forkserver=forkserver) as server:
         server.wait_ready()
         yield server

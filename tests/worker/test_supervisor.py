@@ -97,7 +97,7 @@ class Scripted:
     def __init__(self, *told: protocol.ToFront) -> None:
         self._told, self.opened = list(told), 0
 
-    async def open(self, spool: object = None) -> "Scripted":
+    async def open(self, spool: object = None, start: object = None) -> "Scripted":
         self.opened += 1
         return self
 
@@ -151,7 +151,7 @@ def test_clients_of_a_lost_worker_are_told_the_time_that_a_start_takes_with_its_
         supervisor, workers = supervised(monkeypatch, READY, READY)  # `READY` says 0 s: its load
         begin, is_restarting = workers.open, asyncio.Event()
 
-        async def open_slowly(spool: object = None) -> Scripted:
+        async def open_slowly(spool: object = None, start: object = None) -> Scripted:
             nonlocal passed_s
             if workers.opened:
                 passed_s += 5.0

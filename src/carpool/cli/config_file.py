@@ -13,8 +13,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import click
 
 from carpool.cli.options import settings_options
-from carpool.config import ENV_PREFIX, ServeSettings, base_type
+from carpool.config import ENV_PREFIX, ServeSettings
 from carpool.errors import SettingRejected, nearest
+from carpool.setting_rules import base_type
 
 SECRETS = ("api_key",)
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from carpool.batching_mode import MODES_OF
 from carpool.cli.config_file import read_config
 from carpool.cli.options import GroupedHelp, settings_from, settings_options
 from carpool.cli.peer_flags import peer_options, translated
-from carpool.config import ENV_PREFIX, MODES_OF, ServeSettings, with_mode
+from carpool.config import ENV_PREFIX, ServeSettings, with_mode
 from carpool.errors import CarpoolError
 
 

@@ -27,8 +27,6 @@ from carpool.engine.weights.placement import is_offloaded
 
 log = logging.getLogger("carpool")
 
-_PATCHES = (*random_state.PATCHES, provenance.PATCHES)
-
 
 class Isolation:
     """Keeps the requests of one engine apart."""
@@ -43,7 +41,7 @@ class Isolation:
     def install(self) -> None:
         self._shared.install()
         self._pins.install()
-        for patches in _PATCHES:
+        for patches in random_state.PATCHES:
             patches.add()
         self._is_installed = True
 
@@ -52,13 +50,16 @@ class Isolation:
         if self._is_installed:
             self._pins.remove()
             self._shared.remove()
-            for patches in _PATCHES:
+            for patches in random_state.PATCHES:
                 patches.drop()
         self._is_installed = False
 
     def context(self, seed: int) -> "RequestContext":
         """The state of a request that is about to start."""
-        return RequestContext(Overlay(self._shared), RandomState(seed, self._device), self._pins)
+        random = RandomState(seed, self._device)
+        # a tensor of the CPU can be read without waiting: nothing has to be known of it beforehand
+        watches_cat = self._device.type != "cpu"
+        return RequestContext(Overlay(self._shared), random, self._pins, watches_cat=watches_cat)
 
     def exclusive(self, context: "RequestContext") -> list[str]:
         """The components that a request has changed for itself; each kind is logged once."""
@@ -88,12 +89,15 @@ class Isolation:
 class RequestContext:
     """The private state of one request; see `fiber.Context`."""
 
-    def __init__(self, overlay: Overlay, random: RandomState, pins: Pins) -> None:
+    def __init__(
+        self, overlay: Overlay, random: RandomState, pins: Pins, *, watches_cat: bool
+    ) -> None:
         self.overlay, self.random, self.pins = overlay, random, pins
         self.request_id, self.warnings = "", list[str]()  # whose it is; what its answer is to say
         self._modes = self._outside = _PLAIN
         self._no_inference: torch.inference_mode | None = None
         self._is_free = False
+        self._watches_cat = watches_cat
 
     def enter(self) -> None:
         self._outside = Modes.now()
@@ -104,9 +108,13 @@ class RequestContext:
         if not is_known or self._modes is not self._outside:
             self._modes.set()
         self.random.swap()
+        if self._watches_cat:
+            provenance.watch()
         self.overlay.apply()
 
     def leave(self) -> None:
+        if self._watches_cat:
+            provenance.ignore()
         self.overlay.withdraw()
         self.random.swap()
         self._modes = Modes.now()

@@ -9,6 +9,7 @@ from carpool.fleet.models import ModelSpec, settings_on
 from carpool.fleet.pool import Pool
 from carpool.fleet.serving import Serving
 from carpool.worker.journals import Journals
+from carpool.worker.start import Start, spawn
 from carpool.worker.supervisor import Supervisor, WorkerListener
 
 
@@ -21,12 +22,19 @@ def local_fleet(
     otel: bool = False,
     max_loaded: int | None = None,
     journals: Journals | None = None,
+    start: Start = spawn,
 ) -> Serving:
     """What serves these models; the arguments are as for `local_pool` and `Fleet`."""
 
     def pool_of(spec: ModelSpec) -> Pool:
         return local_pool(
-            spec, spool=spool, timeout_s=timeout_s, log=log, otel=otel, journals=journals
+            spec,
+            spool=spool,
+            timeout_s=timeout_s,
+            log=log,
+            otel=otel,
+            journals=journals,
+            start=start,
         )
 
     if len(specs) == 1 and not specs[0].is_on_demand:
@@ -46,6 +54,7 @@ def local_pool(
     log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
     otel: bool = False,
     journals: Journals | None = None,
+    start: Start = spawn,
 ) -> Pool:
     """The workers of one model; the arguments are as for `Supervisor`."""
 
@@ -60,6 +69,7 @@ def local_pool(
             factory=spec.factory,
             listener=listener,
             journals=journals,
+            start=start,
         )
 
     return Pool(make, spec.devices, spec.settings, journals)

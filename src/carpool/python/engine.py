@@ -26,7 +26,8 @@ from carpool.python.handle import Handle, Output, Owner
 from carpool.python.settings import LoadSettings
 from carpool.request.expand import MAX_N, check_previews, grouped, merged, outputs_each, repeated
 from carpool.request.lora import check_name
-from carpool.request.parameters import Card, check, check_n
+from carpool.request.own_values import check_n
+from carpool.request.parameters import Card, check
 from carpool.types import CheckedRequest, Event, Request
 
 if TYPE_CHECKING:

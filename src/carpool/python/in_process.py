@@ -22,7 +22,8 @@ from carpool.python.handle import Handle, Output
 from carpool.request.expand import MAX_N, grouped, merged, outputs_each, repeated
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import is_pil
-from carpool.request.parameters import Card, check, check_n
+from carpool.request.own_values import check_n
+from carpool.request.parameters import Card, check
 from carpool.types import CheckedRequest, Event, Request
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ from carpool.request.lora import adapter_file, check_header, check_name
 from carpool.request.parameters import Card
 from carpool.types import CheckedRequest, Event, Timings
 from carpool.worker import protocol
+from carpool.worker.start import ForkingStarter
 
 T = TypeVar("T")
 _LORA_S = 120.0  # for all workers to read an adapter
@@ -68,13 +69,15 @@ class WorkerEngine:
         self._pool = self._ask(self._started())
 
     async def _started(self) -> Pool:
-        pool = local_pool(self._spec, timeout_s=self._timeout_s)
+        self._starter = ForkingStarter()
+        pool = local_pool(self._spec, timeout_s=self._timeout_s, start=self._starter.start)
         self._running = pool.start()
         ready = asyncio.create_task(pool.wait_ready())
         await asyncio.wait({ready, self._running}, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             ready.cancel()
             await pool.stop()
+            await self._starter.close()
             self._running.result()  # raises
         return pool
 
@@ -215,6 +218,7 @@ class WorkerEngine:
             task.cancel()
         await asyncio.gather(*self._requests.values(), return_exceptions=True)
         await self._pool.stop()
+        await self._starter.close()
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -18,7 +18,8 @@ from carpool.errors import (
 from carpool.media.outputs import FPS, MOST_FPS
 from carpool.request.expand import fanned_out, grouped, prompts_in
 from carpool.request.images import NAMES as PICTURES
-from carpool.request.parameters import Card, check, check_n, check_size, seeds
+from carpool.request.own_values import check_n, seeds
+from carpool.request.parameters import Card, check, check_size
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import number
 from carpool.server.state import ServedModel

@@ -41,6 +41,7 @@ from carpool.telemetry import logs, tracing
 from carpool.telemetry.tracing import Tracing
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
+from carpool.worker.start import ForkingStarter
 
 log = logging.getLogger("carpool")
 
@@ -152,6 +153,7 @@ async def _serve(
     journals = None
     if settings.journal != "off":
         journals = Journals(of_all=settings.journal != "jobs")
+    starter = ForkingStarter()
     supervisor = local_fleet(
         models,
         spool=store.passing,
@@ -160,6 +162,7 @@ async def _serve(
         otel=traces.is_on,
         max_loaded=settings.max_loaded,
         journals=journals,
+        start=starter.start,
     )
     at_once = sum(len(one.devices) * one.settings.max_running for one in models)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, supervisor, keys)
@@ -200,6 +203,7 @@ async def _serve(
             await asyncio.to_thread(server.unix.remove)
         await runner.stop()
         await supervisor.stop()
+        await starter.close()
 
 
 def _job_journals(

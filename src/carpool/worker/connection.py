@@ -9,19 +9,17 @@ import asyncio
 import contextlib
 import logging
 import mmap
-import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from carpool.errors import StoreFailed, reason
 from carpool.worker import protocol
+from carpool.worker.start import Process, Start, spawn
 
 log = logging.getLogger("carpool")
 _EXIT_TIMEOUT_S = 2.0  # of a process whose socket is closed
-_SECRETS = ("CARPOOL_API_KEY", "CARPOOL_API_KEY_FILE")  # the worker runs the code of models
 
 
 class WorkerConnection:
@@ -29,7 +27,7 @@ class WorkerConnection:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         spool: Path | None = None,
@@ -38,10 +36,11 @@ class WorkerConnection:
         self._spool, self._is_killed = spool, False
 
     @classmethod
-    async def open(cls, spool: Path | None = None) -> "WorkerConnection":
+    async def open(cls, spool: Path | None = None, start: Start = spawn) -> "WorkerConnection":
         """Start a process.
 
         Args:
+            start: starts a worker that serves the other end of a socket.
             spool: the folder where the worker puts large outputs.
 
         Raises:
@@ -49,12 +48,10 @@ class WorkerConnection:
         """
         ours, theirs = socket.socketpair()
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "carpool.worker.process", str(theirs.fileno()),
-                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the front's to handle
-                env={name: text for name, text in os.environ.items() if name not in _SECRETS},
-            )  # fmt: skip
+            process = await start(theirs)
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
         return cls(process, *await asyncio.open_unix_connection(sock=ours), spool)

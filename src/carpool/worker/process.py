@@ -1,18 +1,17 @@
 """The worker process: an engine behind a socket.
 
-The front starts it as `python -m carpool.worker.process FD` with one end of a socket pair. The main
+The front gives it one end of a socket pair: it is forked (`forkserver.py`), or started as
+`python -m carpool.worker.process FD`. The main
 thread reads messages, the engine has its own thread, and a third one writes, so that the engine's
 loop never waits for the front. The process ends when the front closes the socket. If it is stopped
 or too stuck to notice that, the kernel kills it at the end of the front's process.
 """
 
 import contextlib
-import ctypes
 import logging
 import os
 import queue
 import select
-import signal
 import socket
 import sys
 import tempfile
@@ -28,14 +27,13 @@ from typing import Any
 from carpool.errors import CarpoolError, PipelineFailed, in_full, reason
 from carpool.telemetry import logs, tracing
 from carpool.types import CheckedRequest, Event
-from carpool.worker import protocol
+from carpool.worker import protocol, startup
 from carpool.worker.activity import ActivitySender
 from carpool.worker.watchdog import INTERVAL_S
 
 log = logging.getLogger("carpool")
 
 RawOutput = tuple[list[protocol.Picture], protocol.RawVideo | None]
-_SET_PDEATHSIG = 1  # Linux: prctl(2)
 
 
 class WorkerProcess:
@@ -57,9 +55,9 @@ class WorkerProcess:
         if not isinstance(first, protocol.LoadModel):
             return
         is_noisy = first.log_level == "debug" and first.log_format == "text" and first.bars
-        if first.log_format == "json" or not first.bars:
-            os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read as it is imported
         # these import torch and diffusers, which takes seconds
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
         from carpool.engine.cost_store import Table
         from carpool.engine.journal import Journal
         from carpool.engine.loop import EngineCore
@@ -72,6 +70,8 @@ class WorkerProcess:
         began_s = time.monotonic()
         logs.set_up(first.log_level, first.log_format, prompts=first.log_prompts)
         log_as_others(bars=is_noisy)
+        if first.log_format == "json" or not first.bars:
+            disable_progress_bars()
         co_riders = CoRiders()
         activity = ActivityLog()
         observers = [activity.forward, *([co_riders.forward] if first.otel else [])]
@@ -354,29 +354,20 @@ def _end_with_front(connection: socket.socket, worker: WorkerProcess) -> None:
     worker.end()
 
 
-def _die_with_parent() -> None:
-    """Have Linux kill this process at the end of the thread that started it.
-
-    A parent that ended before this call is noticed by its closed socket.
-
-    Source: prctl(2), PR_SET_PDEATHSIG.
-    """
-    if sys.platform == "linux":
-        prctl = ctypes.CDLL(None).prctl
-        prctl.argtypes = [ctypes.c_int, ctypes.c_ulong]
-        prctl(_SET_PDEATHSIG, signal.SIGKILL)
+def run(connection: int) -> None:
+    """Be a worker: serve the front at the other end of a socket. Never returns."""
+    startup.die_with_parent()
+    startup.name_process(startup.PROCESS_NAME)
+    worker = WorkerProcess(front := socket.socket(fileno=connection))
+    threading.Thread(target=_end_with_front, args=[front, worker], daemon=True).start()
+    startup.import_engine()
+    worker.serve()
+    worker.end()
 
 
 def main() -> None:
-    _die_with_parent()
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # sizes vary: no holes
-    with socket.socket(fileno=int(sys.argv[1])) as connection:
-        worker = WorkerProcess(connection)
-        threading.Thread(target=_end_with_front, args=[connection, worker], daemon=True).start()
-        worker.serve()
-    worker.end()
+    startup.set_environment()
+    run(int(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from carpool.worker import protocol
 from carpool.worker.connection import WorkerConnection
 from carpool.worker.in_flight import SUSPECT, InFlight, InFlightRequest
 from carpool.worker.journals import Journals
+from carpool.worker.start import Start, spawn
 from carpool.worker.watchdog import INTERVAL_S, Watchdog
 
 log = logging.getLogger("carpool")
@@ -100,6 +101,7 @@ class Supervisor:
         listener: where the worker is one of several: what it had when it died is `Moved` to others.
         journals: of requests, so that they go on where they were when a worker died; None: they
             start over. Workers of one pool share it, and the pool closes what it opened.
+        start: starts a process; see `start.py`.
     """
 
     def __init__(
@@ -114,7 +116,9 @@ class Supervisor:
         factory: str | None = None,
         listener: WorkerListener | None = None,
         journals: Journals | None = None,
+        start: Start = spawn,
     ) -> None:
+        self._start_process = start
         self._spool, self._timeout_s = spool, timeout_s
         self._listener, self._journals = listener, journals
         folder = "" if spool is None else str(spool)
@@ -356,7 +360,9 @@ class Supervisor:
         """Run one worker process to its end; returns whether it ever got ready."""
         self._started_s = asyncio.get_running_loop().time()
         try:
-            connection = self._connection = await WorkerConnection.open(self._spool)
+            connection = self._connection = await WorkerConnection.open(
+                self._spool, self._start_process
+            )
         except OSError as error:  # no memory or file descriptors left just now
             log.error("a worker cannot be started: %s", error)
             return False

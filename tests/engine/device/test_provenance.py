@@ -15,7 +15,7 @@ def test_tensors_put_together_alike_have_one_digest_without_a_look_at_the_device
     from carpool.engine.fuse import Fuser
     from support.pretended.report import REPORT
 
-    context: Any = SimpleNamespace(enter=lambda: None, leave=lambda: None)
+    context: Any = SimpleNamespace(enter=provenance.watch, leave=provenance.ignore)
     fuser = Fuser()
 
     def in_fiber(body: Any) -> Any:
@@ -23,21 +23,48 @@ def test_tensors_put_together_alike_have_one_digest_without_a_look_at_the_device
         assert isinstance(came, Returned)
         return came.value
 
-    provenance.PATCHES.add()
-    try:
-        first, second = (torch.arange(n, device="pretended").reshape(1, n) for n in (4, 6))
-        digests = {fuser._digests.of(one) for one in (first, second)}
-        REPORT.clear()
-        steps = [in_fiber(lambda: torch.cat([first, second], dim=-1)) for _ in range(3)]
-        known = {fuser._digests.of(one) for one in steps}
-        assert not REPORT.syncs
-        turned = in_fiber(lambda: torch.cat([second, first], dim=1))
-        assert len(known) == 1
-        assert len(digests | known | {fuser._digests.of(turned)}) == 4
+    first, second = (torch.arange(n, device="pretended").reshape(1, n) for n in (4, 6))
+    digests = {fuser._digests.of(one) for one in (first, second)}
+    REPORT.clear()
+    steps = [in_fiber(lambda: torch.cat([first, second], dim=-1)) for _ in range(3)]
+    known = {fuser._digests.of(one) for one in steps}
+    assert not REPORT.syncs
+    turned = in_fiber(lambda: torch.cat([second, first], dim=1))
+    assert len(known) == 1
+    assert len(digests | known | {fuser._digests.of(turned)}) == 4
 
-        first.add_(1)  # what the others were made of is gone
-        assert provenance.parts_of(steps[0]) is None
-        fresh = in_fiber(lambda: torch.cat([first, second], dim=1))
-        assert fuser._digests.of(fresh) not in known
+    first.add_(1)  # what the others were made of is gone
+    assert provenance.parts_of(steps[0]) is None
+    fresh = in_fiber(lambda: torch.cat([first, second], dim=1))
+    assert fuser._digests.of(fresh) not in known
+
+
+@on_pretended_device
+def test_only_the_code_of_a_request_sees_a_torch_cat_that_remembers() -> None:
+    # a forward must not: compiled graphs are valid for the function that they were made with
+    import torch
+
+    from carpool.engine.fiber import Fiber, park
+    from carpool.engine.isolation import Isolation
+
+    plain, seen = torch.cat, []
+
+    def body() -> None:
+        seen.append(torch.cat)
+        park(None)
+        seen.append(torch.cat)
+
+    isolation = Isolation({}, torch.device("pretended"))
+    isolation.install()
+    try:
+        assert torch.cat is plain
+        fiber = Fiber(body, isolation.context(seed=0))
+        fiber.start()
+        assert torch.cat is plain
+        fiber.resume(None)
     finally:
-        provenance.PATCHES.drop()
+        isolation.remove()
+
+    assert torch.cat is plain
+    assert len(seen) == 2
+    assert plain not in seen

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from carpool.config import EngineSettings, parse_bytes, streamed_names
+from carpool.config import EngineSettings
 from carpool.engine.weights.groups import HOOK, blocks_of, bytes_of
 from carpool.engine.weights.residency import (
     ACTIVATIONS,
@@ -20,6 +20,7 @@ from carpool.engine.weights.store import HOST_SHARE, DiskStore, PinnedStore, Sto
 from carpool.engine.weights.streaming import Bus, Streamer
 from carpool.errors import LoadFailed
 from carpool.preparation import by_component, check_streamed
+from carpool.setting_rules import parse_bytes, streamed_names
 from carpool.types import phase_of
 
 log = logging.getLogger("carpool")

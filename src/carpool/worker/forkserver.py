@@ -1,0 +1,230 @@
+"""The fork server: a process that has imported torch and diffusers, and forks workers.
+
+A forked worker is there in milliseconds instead of seconds, and shares the memory of what was
+imported with all others. The front (`start.py`) runs it as `python -m carpool.worker.forkserver FD`
+and sends it, over the socket FD, one socket for each worker that it wants. On that one it says what
+the worker inherits, and gets its process id and at last its exit status; if the front closes it
+before, the worker is killed. `python -m carpool.worker.forkserver PATH NAME...` listens on a Unix
+socket instead and serves any number of fronts, whose environments may differ in these variables.
+
+Forking is safe while there is one thread and no device is open. Where an import has started threads
+or opened a device, nothing is forked: this process becomes the first worker itself, and the front
+starts others as new interpreters.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import stat
+import struct
+import sys
+import traceback
+from collections.abc import Collection, Mapping
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from carpool.worker import process, protocol, startup
+
+NUMBER = struct.Struct(">i")
+"""How a process id and an exit status are sent."""
+
+REFUSED = 0
+"""Sent instead of a process id: the front has to start that worker by itself."""
+
+_READ_LATE = (b"CARPOOL_", b"OTEL_")  # variables that nothing reads while it is imported
+_REQUEST_S = 10.0  # for a front to say what it wants
+_PASSED = 3  # the worker's socket, its stdout and its stderr
+_HARMLESS = {"full", "null", "random", "tty", "urandom", "zero"}  # in /dev
+
+
+class ForkRequest(msgspec.Struct):
+    """What a front wants a worker to inherit."""
+
+    environ: dict[bytes, bytes]
+    folder: bytes  # it runs in
+    umask: int
+
+
+class ForkServer:
+    """Forks workers until its source closes.
+
+    Args:
+        source: gives a socket for each worker; accepts connections if it listens.
+        environ: the variables that this process was started with.
+        may_differ: names of variables that may have other values in a worker.
+    """
+
+    def __init__(
+        self,
+        source: socket.socket,
+        environ: Mapping[bytes, bytes],
+        may_differ: Collection[bytes] = (),
+    ) -> None:
+        self._source, self._may_differ = source, frozenset(may_differ)
+        self._environ = self._read_early(environ)
+        self._fronts: dict[int, socket.socket] = {}  # by process id of their workers
+        self._wakers = socket.socketpair()  # the end of a worker is told through it
+        self._is_open = True
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        """Serve. Returns once the source has closed; its workers are killed."""
+        for end in self._wakers:
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._wakers[1].fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector.register(self._wakers[0], selectors.EVENT_READ, self._reap)
+        self._selector.register(self._source, selectors.EVENT_READ, self._take)
+        while self._is_open:
+            for key, _ in self._selector.select():
+                key.data()
+        for pid in self._fronts:
+            self._kill(pid)
+
+    def _take(self) -> None:
+        """Start a worker, or refuse to."""
+        if (front := _next_front(self._source)) is None:
+            self._is_open = False
+            return
+        front.settimeout(_REQUEST_S)
+        passed: list[int] = []
+        try:
+            _, passed, _, _ = socket.recv_fds(front, 1, _PASSED)
+            body = protocol.read(front.recv)
+            if body is None or len(passed) < _PASSED:
+                raise ConnectionError
+            request = msgspec.msgpack.decode(body, type=ForkRequest)
+            if self._read_early(request.environ) != self._environ:
+                front.sendall(NUMBER.pack(REFUSED))
+                front.close()
+            elif is_safe():
+                self._fork(front, passed, request)
+            else:
+                front.sendall(NUMBER.pack(os.getpid()))
+                self._source.close()  # others that are asked for are refused by that
+                _become_worker(passed, request)
+        except (OSError, msgspec.DecodeError):  # that front has gone, or is none
+            front.close()
+        finally:
+            for handle in passed:
+                os.close(handle)
+
+    def _fork(self, front: socket.socket, passed: list[int], request: ForkRequest) -> None:
+        if (pid := os.fork()) == 0:
+            try:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for each in (front, self._source, *self._wakers, *self._fronts.values()):
+                    each.close()  # others have to see it when these end
+                self._selector.close()
+                os.setsid()  # Ctrl-C is the front's to handle
+                _become_worker(passed, request)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        self._fronts[pid] = front
+        self._selector.register(front, selectors.EVENT_READ, partial(self._kill, pid))
+        with contextlib.suppress(OSError):  # it has gone, which is read next
+            front.sendall(NUMBER.pack(pid))
+
+    def _kill(self, pid: int) -> None:
+        """End a worker whose front is gone, or wants it no more."""
+        if pid in self._fronts:
+            os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        """Tell fronts of the workers that have ended."""
+        with contextlib.suppress(BlockingIOError):
+            self._wakers[0].recv(4096)
+        while self._fronts:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            front = self._fronts.pop(pid)
+            self._selector.unregister(front)
+            with front, contextlib.suppress(OSError):  # it may have gone
+                front.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
+
+    def _read_early(self, environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+        """The variables that libraries may have read as they were imported."""
+        return {
+            name: text
+            for name, text in environ.items()
+            if not name.startswith(_READ_LATE) and name not in self._may_differ
+        }
+
+
+def _next_front(source: socket.socket) -> socket.socket | None:
+    """The next front's socket; None at the end of the source."""
+    if source.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return source.accept()[0]
+    _, handles, _, _ = socket.recv_fds(source, 1, 1)
+    return socket.socket(fileno=handles[0]) if handles else None
+
+
+def _become_worker(passed: list[int], request: ForkRequest) -> None:
+    """Be the worker that a front asked for. Never returns."""
+    connection, stdout, stderr = passed
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.close(stdout)
+    os.close(stderr)
+    if sys.path[0] == os.getcwd():  # as `python -m` has it
+        sys.path[0] = os.fsdecode(request.folder)
+    os.chdir(request.folder)
+    os.umask(request.umask)
+    os.environb.clear()
+    os.environb.update(request.environ)
+    startup.set_environment()
+    process.run(connection)
+
+
+def is_safe() -> bool:
+    """Whether this process may be forked: it has one thread, and no device is open.
+
+    A driver's state does not survive a fork: CUDA, for one, cannot be used in the child of a
+    process that has used it. Each driver keeps its device files open.
+    """
+    if len(os.listdir("/proc/self/task")) != 1:
+        return False
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            is_device = stat.S_ISCHR(entry.stat().st_mode)
+            target = entry.readlink()
+        except OSError:  # the folder's own, which is closed by now
+            continue
+        is_terminal = target.parent.name == "pts"
+        if is_device and not is_terminal and target.name not in _HARMLESS:
+            return False
+    return True
+
+
+def main() -> None:
+    startup.die_with_parent()
+    startup.name_process("carpool-fork")
+    environ = dict(os.environb)
+    startup.set_environment()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's, which starts threads at once
+    startup.import_engine()
+    where, *may_differ = sys.argv[1:]
+    with socket.socket(fileno=int(where)) if where.isdecimal() else _listening(where) as source:
+        ForkServer(source, environ, [os.fsencode(name) for name in may_differ]).run()
+
+
+def _listening(path: str) -> socket.socket:
+    """A socket that listens at a path, for processes of this user only."""
+    source = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    source.bind(path)
+    os.umask(before)
+    source.listen(64)
+    return source
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Start worker processes: forked from a fork server where that is safe, or as new interpreters.
+
+A new interpreter imports torch and diffusers, which takes seconds. A fork server (`forkserver.py`)
+has done so: a worker that died is replaced at once, and several workers share the memory of what
+was imported. There is one where the system is Linux. Wherever it cannot be had, or does not fork,
+workers are new interpreters.
+
+The variable `CARPOOL_FORKSERVER` turns it off (`off`), or names the Unix socket of one that runs.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from carpool.config import FORKSERVER_VARIABLE
+from carpool.errors import reason
+from carpool.worker.forkserver import NUMBER, REFUSED, ForkRequest
+from carpool.worker.protocol import LENGTH
+
+log = logging.getLogger("carpool")
+_SECRETS = (b"CARPOOL_API_KEY", b"CARPOOL_API_KEY_FILE")  # the worker runs the code of models
+
+
+class Process(Protocol):
+    """As much of `asyncio.subprocess.Process` as a connection needs."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    async def wait(self) -> int: ...
+
+
+Start = Callable[[socket.socket], Awaitable[Process]]
+"""Starts a worker that serves the other end of a socket."""
+
+
+async def spawn(connection: socket.socket) -> Process:
+    """Start a worker as a new interpreter.
+
+    Raises:
+        OSError: there is no memory or no file descriptor left.
+    """
+    return await _run_python("carpool.worker.process", connection)
+
+
+class ForkingStarter:
+    """Starts the workers of one event loop, and the fork server that they come from."""
+
+    def __init__(self) -> None:
+        said = os.environ.get(FORKSERVER_VARIABLE, "")
+        self._path = "" if said == "off" else said  # of one that others have started
+        self._may_fork = sys.platform == "linux" and said != "off"
+        self._server: asyncio.subprocess.Process | None = None
+        self._channel: socket.socket | None = None  # to the server
+        self._has_forked = False
+        self._is_starting = asyncio.Lock()
+
+    async def start(self, connection: socket.socket) -> Process:
+        """Start a worker that serves the other end of a socket.
+
+        Raises:
+            OSError: there is no memory or no file descriptor left.
+        """
+        if self._may_fork:
+            try:
+                return await self._fork(connection)
+            except (OSError, EOFError) as error:
+                log.debug("the fork server gives no worker: %s", reason(error))
+                self._may_fork = self._has_forked or bool(self._path)
+        return await spawn(connection)
+
+    async def close(self) -> None:
+        """End the fork server. Its workers have to be closed before."""
+        self._may_fork = False
+        if self._channel is not None:
+            self._channel.close()
+        if self._server is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._server.kill()
+            await self._server.wait()
+
+    async def _fork(self, connection: socket.socket) -> Process:
+        with contextlib.ExitStack() as until_told:
+            request = until_told.enter_context(await self._request_socket())
+            socket.send_fds(request, [b"\0"], [connection.fileno(), 1, 2])
+            reader, writer = await asyncio.open_unix_connection(sock=request)
+            until_told.callback(writer.close)
+            body = msgspec.msgpack.encode(ForkRequest(_environ(), os.getcwdb(), _umask()))
+            writer.write(LENGTH.pack(len(body)) + body)
+            [pid] = NUMBER.unpack(await reader.readexactly(NUMBER.size))
+            if pid == REFUSED:
+                raise EOFError(
+                    "other variables of the environment are set than it was started with"
+                )
+            self._has_forked = True
+            if self._server is not None and pid == self._server.pid:
+                worker, self._server, self._may_fork = self._server, None, False
+                return worker
+            until_told.pop_all()
+            return _ForkedProcess(pid, reader, writer)
+
+    async def _request_socket(self) -> socket.socket:
+        """A socket to the fork server on which one worker can be asked for."""
+        if self._path:
+            ours = socket.socket(socket.AF_UNIX)
+            try:
+                ours.connect(self._path)
+            except BaseException:
+                ours.close()
+                raise
+            return ours
+        async with self._is_starting:
+            if self._server is None or self._server.returncode is not None:
+                await self._start_server()
+        assert self._channel is not None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._channel, [b"\0"], [theirs.fileno()])
+            except BaseException:
+                ours.close()
+                raise
+        return ours
+
+    async def _start_server(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            self._server = await _run_python("carpool.worker.forkserver", theirs)
+
+
+class _ForkedProcess:
+    """A worker of a fork server, which is its parent and tells how it ended."""
+
+    def __init__(
+        self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._reader, self._writer = reader, writer
+        self.pid = pid
+        self.returncode: int | None = None
+        self._end = asyncio.create_task(self._read_end())
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._end)
+
+    async def _read_end(self) -> int:
+        try:
+            [self.returncode] = NUMBER.unpack(await self._reader.readexactly(NUMBER.size))
+        except (OSError, EOFError):  # the fork server has died, and took the worker with it
+            self.returncode = -signal.SIGKILL
+        finally:
+            self._writer.close()
+        return self.returncode
+
+
+async def _run_python(module: str, inherited: socket.socket) -> asyncio.subprocess.Process:
+    """Run a module as a process, with the number of a socket's descriptor as its argument."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, str(inherited.fileno()),
+        pass_fds=[inherited.fileno()], stdin=asyncio.subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is the front's to handle
+        env=_environ(),
+    )  # fmt: skip
+
+
+def _environ() -> dict[bytes, bytes]:
+    return {name: text for name, text in os.environb.items() if name not in _SECRETS}
+
+
+def _umask() -> int:
+    """This process's umask. Asking the system for it would set it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))

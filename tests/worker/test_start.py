@@ -1,0 +1,263 @@
+"""How worker processes start: forked where that is safe, else as new interpreters."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.config import FORKSERVER_VARIABLE
+from carpool.worker import start
+from carpool.worker.start import ForkingStarter, Process
+from support.server_process import eventually, serving
+
+# A fork server whose workers say how they were started, and end when they are told to.
+SERVER = """
+import json, os, socket, sys, threading
+from carpool.worker import forkserver, process, startup
+
+def run(connection):
+    startup.die_with_parent()
+    with socket.socket(fileno=connection) as front:
+        environ = {name: text for name, text in os.environ.items() if name.startswith("CARPOOL_")}
+        said = dict(pid=os.getpid(), parent=os.getppid(), folder=os.getcwd(), environ=environ)
+        front.send(json.dumps(said | {"session": os.getsid(0)}).encode())
+        os._exit(7 if front.recv(9) == b"end" else 0)
+
+process.run, startup.import_engine = run, lambda: EXTRA
+forkserver.main()
+"""
+A_THREAD = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
+A_DEVICE = "os.open('/dev/ptmx', os.O_RDWR)"
+
+
+class Front:
+    """A front that starts such workers."""
+
+    def __init__(self) -> None:
+        self.starter = ForkingStarter()
+        self.processes: list[Process] = []
+
+    async def start(self) -> tuple[Process, socket.socket, dict[str, Any]]:
+        """A worker, the socket to it, and what it said."""
+        ours, theirs = socket.socketpair()
+        try:
+            process = await self.starter.start(theirs)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.processes.append(process)
+        ours.setblocking(False)
+        said = await asyncio.get_running_loop().sock_recv(ours, 1 << 16)
+        return process, ours, json.loads(said) if said else {}
+
+
+@pytest.fixture
+def front(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Front:
+    extra = getattr(request, "param", "None")
+    program = SERVER.replace("EXTRA", extra)
+
+    async def run(module: str, inherited: socket.socket) -> asyncio.subprocess.Process:
+        if module == "carpool.worker.process":
+            source = "import os, sys; os.write(int(sys.argv[1]), b'{\"is_new\": true}')"
+        else:
+            source = program
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-c", source, str(inherited.fileno()),
+            pass_fds=[inherited.fileno()], stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True, env=start._environ(),
+        )  # fmt: skip
+
+    monkeypatch.delenv(FORKSERVER_VARIABLE, raising=False)
+    monkeypatch.setattr(start, "_run_python", run)
+    return Front()
+
+
+def within(story: Coroutine[Any, Any, None], front: Front) -> None:
+    """Run it, and end the fork server."""
+
+    async def whole() -> None:
+        try:
+            async with asyncio.timeout(30):
+                await story
+                for process in front.processes:
+                    await process.wait()
+        finally:
+            await front.starter.close()
+
+    asyncio.run(whole())
+
+
+def test_forked_workers_inherit_what_the_front_has_now_but_no_secrets(
+    front: Front, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CARPOOL_API_KEY", "a-secret")
+
+    async def story() -> None:
+        _, one, first = await front.start()
+        monkeypatch.setenv("CARPOOL_MAX_QUEUE", "7")
+        monkeypatch.chdir(tmp_path)
+        _, two, second = await front.start()
+        one.close()
+        two.close()
+
+        assert (first["environ"], second["environ"]) == ({}, {"CARPOOL_MAX_QUEUE": "7"})
+        assert second["folder"] == str(tmp_path)
+        assert first["parent"] == second["parent"] != os.getpid()
+        assert first["session"] == first["pid"]  # Ctrl-C does not reach it
+
+    within(story(), front)
+
+
+def test_the_front_is_told_how_a_forked_worker_ended(front: Front) -> None:
+    async def story() -> None:
+        one, first, said = await front.start()
+        two, second, _ = await front.start()
+        assert one.pid == said["pid"]
+
+        two.kill()
+        assert (await two.wait(), two.returncode) == (-signal.SIGKILL, -signal.SIGKILL)
+        first.send(b"end")
+        assert (await one.wait(), one.returncode) == (7, 7)
+        first.close()
+        second.close()
+
+    within(story(), front)
+
+
+def test_workers_end_with_their_fork_server_and_the_next_one_comes_from_a_new_one(
+    front: Front,
+) -> None:
+    async def story() -> None:
+        one, first, said = await front.start()
+
+        os.kill(said["parent"], signal.SIGKILL)
+        assert await one.wait() == -signal.SIGKILL
+        assert await asyncio.get_running_loop().sock_recv(first, 1) == b""
+        server = front.starter._server
+        assert server is not None
+        await server.wait()
+        _, second, then = await front.start()
+        first.close()
+        second.close()
+
+        assert then["parent"] not in (said["parent"], os.getpid())
+
+    within(story(), front)
+
+
+def test_a_worker_whose_front_closes_its_request_is_killed_even_if_it_is_stopped(
+    front: Front,
+) -> None:
+    async def story() -> None:
+        one, first, _ = await front.start()
+        os.kill(one.pid, signal.SIGSTOP)
+
+        one._writer.close()  # type: ignore[attr-defined]  # as the end of the front does
+        assert await asyncio.get_running_loop().sock_recv(first, 1) == b""
+        first.close()
+        await one.wait()
+
+    within(story(), front)
+
+
+def test_a_worker_with_other_variables_for_libraries_is_a_new_interpreter(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        _, first, _ = await front.start()
+        monkeypatch.setenv("HF_HOME", "/elsewhere")
+        process, second, other = await front.start()
+        await process.wait()
+        monkeypatch.delenv("HF_HOME")
+        _, third, again = await front.start()
+        for one in (first, second, third):
+            one.close()
+
+        assert other == {"is_new": True}
+        assert "parent" in again
+
+    within(story(), front)
+
+
+@pytest.mark.parametrize("front", [A_THREAD, A_DEVICE], indirect=True)
+def test_a_process_that_must_not_be_forked_becomes_the_worker(front: Front) -> None:
+    async def story() -> None:
+        one, first, said = await front.start()
+        other, second, then = await front.start()
+        first.send(b"end")
+
+        assert (one.pid, said["parent"]) == (said["pid"], os.getpid())
+        assert (await one.wait(), one.returncode) == (7, 7)
+        await other.wait()
+        assert then == {"is_new": True}
+        first.close()
+        second.close()
+
+    within(story(), front)
+
+
+@pytest.mark.parametrize("front", ["sys.exit(1)"], indirect=True)
+def test_where_the_fork_server_cannot_start_workers_are_new_interpreters(front: Front) -> None:
+    async def story() -> None:
+        process, ours, said = await front.start()
+        await process.wait()
+        ours.close()
+
+        assert said == {"is_new": True}
+
+    within(story(), front)
+
+
+def test_a_start_that_is_given_up_leaves_no_worker(front: Front) -> None:
+    async def story() -> None:
+        _, first, said = await front.start()
+        os.kill(said["parent"], signal.SIGSTOP)
+        given_up = asyncio.create_task(front.start())
+        done, _ = await asyncio.wait([given_up], timeout=0.2)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        os.kill(said["parent"], signal.SIGCONT)
+        _, second, then = await front.start()  # after the one that was given up
+
+        assert not done
+        wanted = {said["pid"], then["pid"]}
+        await asyncio.to_thread(
+            eventually, lambda: children(said["parent"]) == wanted, 10, "there are two"
+        )
+        first.close()
+        second.close()
+
+    within(story(), front)
+
+
+def children(pid: int) -> set[int]:
+    return {int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def test_a_server_replaces_its_worker_by_a_fork() -> None:
+    with serving(forkserver="") as server:
+        expected = server.draw().json()["data"]
+        before = server.worker()
+
+        os.kill(before, signal.SIGKILL)
+        eventually(lambda: server.workers() not in ([], [before]), 30, "there is another worker")
+        eventually(lambda: server.health() == 200, 30, "it is ready")
+
+        assert server.draw().json()["data"] == expected
+        names = sorted(Path(f"/proc/{pid}/comm").read_text() for pid in server.processes())
+        assert names[:2] == ["carpool-fork\n", "carpool-worker\n"]
+
+
+def test_without_a_fork_server_the_worker_is_a_new_interpreter() -> None:
+    with serving(forkserver="off") as server:
+        assert len(server.processes()) == 2
+        assert server.draw().status_code == 200
