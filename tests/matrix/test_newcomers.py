@@ -13,7 +13,7 @@ from support.newcomers import NEWCOMERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:UserWarning")
 
-FAST = {"MarigoldDepthPipeline", "LatentConsistencyModelPipeline", "FluxControlPipeline"}
+FAST = {"MarigoldDepthPipeline", "FluxKontextInpaintPipeline"}
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"prompt": "a cat", "num_inference_steps": 3},
     {"prompt": "a dog", "num_inference_steps": 4, "guidance_scale": 3.5},

@@ -10,9 +10,7 @@ from diffusers import (
     DiffusionPipeline,
     FluxControlNetImg2ImgPipeline,
     FluxControlNetInpaintPipeline,
-    FluxControlPipeline,
     FluxKontextInpaintPipeline,
-    FluxTransformer2DModel,
     LatentConsistencyModelImg2ImgPipeline,
     LatentConsistencyModelPipeline,
     LCMScheduler,
@@ -93,15 +91,6 @@ def marigold(cls: Any) -> DiffusionPipeline:
     )
 
 
-def flux_with_control() -> FluxControlPipeline:
-    pipe = flux()
-    channels = pipe.transformer.config.in_channels
-    config = {**pipe.transformer.config, "in_channels": 2 * channels, "out_channels": channels}
-    net = drawn(FluxTransformer2DModel.from_config(config), last="proj_out", gain=0.3)
-    names = ("scheduler", "vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
-    return FluxControlPipeline(**{n: pipe.components[n] for n in names}, transformer=net)
-
-
 def pag_sd3_image() -> DiffusionPipeline:
     return StableDiffusion3PAGImg2ImgPipeline(**parts(sd3()), pag_applied_layers="blocks.1")
 
@@ -120,23 +109,25 @@ PAG = {"pag_scale": 3.0}
 
 Newcomer = tuple[Callable[[], DiffusionPipeline], dict[str, Any]]
 NEWCOMERS: dict[str, Newcomer] = {
-    "FluxControlPipeline": (flux_with_control, {"control_image": PICTURE, **SIZE}),
     "FluxControlNetImg2ImgPipeline": (
         lambda: FluxControlNetImg2ImgPipeline(**parts(flux_control())),
-        {**CHANGED, "control_image": PICTURE, **SIZE},
+        {**CHANGED, "control_image": PICTURE, "control_mode": 0, **SIZE},
     ),
     "FluxControlNetInpaintPipeline": (
         lambda: FluxControlNetInpaintPipeline(**parts(flux_control())),
-        {**FILLED, "control_image": PICTURE, **SIZE},
+        {**FILLED, "control_image": PICTURE, "control_mode": 0, **SIZE},
     ),
     "FluxKontextInpaintPipeline": (
         lambda: FluxKontextInpaintPipeline(**parts(flux())),
         {**FILLED, **SIZE, "max_area": 64 * 64, "_auto_resize": False},
     ),
-    "LatentConsistencyModelPipeline": (lambda: lcm(LatentConsistencyModelPipeline), SIZE),
+    "LatentConsistencyModelPipeline": (
+        lambda: lcm(LatentConsistencyModelPipeline),
+        {**SIZE, "original_inference_steps": 50},
+    ),
     "LatentConsistencyModelImg2ImgPipeline": (
         lambda: lcm(LatentConsistencyModelImg2ImgPipeline),
-        CHANGED,
+        {**CHANGED, "original_inference_steps": 50},
     ),
     "MarigoldDepthPipeline": (lambda: marigold(MarigoldDepthPipeline), IMAGE),
     "MarigoldNormalsPipeline": (lambda: marigold(MarigoldNormalsPipeline), IMAGE),
