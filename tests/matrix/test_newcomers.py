@@ -45,6 +45,7 @@ def test_six_at_once_get_what_each_gets_alone_and_the_pipeline_comes_back(name: 
     make, _ = NEWCOMERS[name]
     requests = requests_of(name)
     pipe, before = build(make), state_of(build(make))
+    assert type(pipe).__name__ == name
 
     def fail(*_: Any) -> dict[str, Any]:
         raise ValueError("on purpose")

@@ -11,9 +11,6 @@ from diffusers import (
     FluxControlNetImg2ImgPipeline,
     FluxControlNetInpaintPipeline,
     FluxKontextInpaintPipeline,
-    LatentConsistencyModelImg2ImgPipeline,
-    LatentConsistencyModelPipeline,
-    LCMScheduler,
     MarigoldDepthPipeline,
     MarigoldNormalsPipeline,
     StableDiffusion3PAGImg2ImgPipeline,
@@ -72,13 +69,6 @@ def control(unet: UNet2DConditionModel) -> ControlNetModel:
     return drawn(ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=(4, 8)))
 
 
-def lcm(cls: Any) -> DiffusionPipeline:
-    """Reads its guidance from an embedding."""
-    pipe = of_sd15(cls, unet=wide_unet(sd15(), time_cond_proj_dim=16))
-    pipe.register_modules(scheduler=LCMScheduler())
-    return pipe
-
-
 def marigold(cls: Any) -> DiffusionPipeline:
     pipe = sd15()
     names = ("vae", "text_encoder", "tokenizer")
@@ -120,14 +110,6 @@ NEWCOMERS: dict[str, Newcomer] = {
     "FluxKontextInpaintPipeline": (
         lambda: FluxKontextInpaintPipeline(**parts(flux())),
         {**FILLED, **SIZE, "max_area": 64 * 64, "_auto_resize": False},
-    ),
-    "LatentConsistencyModelPipeline": (
-        lambda: lcm(LatentConsistencyModelPipeline),
-        {**SIZE, "original_inference_steps": 50},
-    ),
-    "LatentConsistencyModelImg2ImgPipeline": (
-        lambda: lcm(LatentConsistencyModelImg2ImgPipeline),
-        {**CHANGED, "original_inference_steps": 50},
     ),
     "MarigoldDepthPipeline": (lambda: marigold(MarigoldDepthPipeline), IMAGE),
     "MarigoldNormalsPipeline": (lambda: marigold(MarigoldNormalsPipeline), IMAGE),
