@@ -223,7 +223,7 @@ def test_a_form_may_repeat_prompts_in_brackets_and_each_is_an_output_of_its_own(
         ([("prompt", "a"), ("prompt", "b")], "prompt", "prompt is given twice"),
         ([("prompt[]", "a"), ("prompt", "b")], "prompt", "prompt is given twice"),
         ([("prompt", "a"), ("prompt[]", "b")], "prompt", "prompt is given twice"),
-        ([("prompt", "a"), ("lora", "[1]"), ("lora[id]", "b")], "lora", "lora is given twice"),
+        ([("prompt", "a"), ("lora", "[1]"), ("lora[][id]", "b")], "lora", "lora is given twice"),
         (
             [("prompt[]", "a"), ("prompt[]", "b"), ("negative_prompt[]", "c")],
             "negative_prompt",
