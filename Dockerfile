@@ -1,6 +1,7 @@
 # syntax=docker/dockerfile:1
 #
 # CPU:   docker build -t carpool .
+# Ray:   docker build -t carpool:ray --build-arg EXTRAS=video,otel,ray .
 # CUDA:  docker build -t carpool:cuda --build-arg BASE=nvidia/cuda:13.0.2-runtime-ubuntu24.04 .
 #
 # BASE is any image of Debian or Ubuntu with Python 3.11 or newer, or packages of it. The wheels of
@@ -21,13 +22,13 @@ RUN if ! python3 -c "import ensurepip"; then \
     fi
 RUN python3 -m venv /opt/carpool
 WORKDIR /src
-COPY requirements.lock pyproject.toml README.md LICENSE ./
+COPY requirements.lock requirements-ray.lock pyproject.toml README.md LICENSE ./
 # Versions are those of the lock, so that a picture is the same wherever the image was built.
 RUN if [[ -n "${TORCH_INDEX}" ]]; then \
       /opt/carpool/bin/pip install "$(grep '^torch==' requirements.lock)" --index-url "${TORCH_INDEX}"; \
     fi
 COPY src ./src
-RUN /opt/carpool/bin/pip install --constraint requirements.lock ".[${EXTRAS}]"
+RUN /opt/carpool/bin/pip install --constraint requirements.lock --constraint requirements-ray.lock ".[${EXTRAS}]"
 
 FROM ${BASE}
 # hadolint ignore=DL3008

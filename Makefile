@@ -22,8 +22,16 @@ serve: .venv/ready  ## serve the embedded model on http://127.0.0.1:8000
 test: .venv/ready  ## all tests: no network, no GPU
 	$(ONE_THREAD) $(BIN)/python -m pytest $(TWO_PROCESSES)
 
+# Not among the other requirements: 79 MB that most who develop need not have.
+.venv/ray: requirements-ray.lock | .venv/ready
+	$(BIN)/pip install --quiet --requirement requirements-ray.lock
+	touch $@
+
+test-ray: .venv/ray  ## workers on a Ray cluster of two nodes on this machine (some minutes)
+	$(ONE_THREAD) $(BIN)/python -m pytest -m ray tests/fleet/test_ray.py
+
 test-noise: .venv/ready build/torchvision  ## all tests, slow ones too, with other last bits in every shared forward
-	$(ONE_THREAD) CARPOOL_FAULT=forward:noise:1 $(BIN)/python -m pytest $(TWO_PROCESSES) -m "slow or not slow"
+	$(ONE_THREAD) CARPOOL_FAULT=forward:noise:1 $(BIN)/python -m pytest $(TWO_PROCESSES) -m "not ray"
 
 # torchvision's wheels want a CUDA build of torch; the tests only need its Python part.
 build/torchvision: | .venv/ready
@@ -40,7 +48,7 @@ test-browser: .venv/ready  ## what people do on the playground, in a real Chromi
 	command -v chromium || command -v google-chrome || \
 	  (apt-get update -qq; apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core)
 	BROWSER=required PICTURES=docs/playground $(ONE_THREAD) $(BIN)/python -m pytest \
-	  -m "slow or not slow" tests/server/test_playground.py
+	  -m "slow or not slow" tests/server/test_playground.py tests/server/test_playground_fleet.py
 
 bench-journal: .venv/ready  ## what keeping journals costs, in seconds of processor
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.journal
@@ -163,3 +171,5 @@ lock:  ## choose the newest versions that pyproject.toml allows, and write requi
 	build/lock/bin/pip install --quiet torch==2.13.0
 	build/lock/bin/pip install --quiet --editable '.[dev]'
 	build/lock/bin/pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock
+	build/lock/bin/pip install --quiet --constraint requirements.lock --editable '.[ray]'
+	build/lock/bin/pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -vxFf requirements.lock > requirements-ray.lock

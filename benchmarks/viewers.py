@@ -6,7 +6,9 @@ One `carpool serve shapes` draws the same requests again and again, in turns wit
 with ten. What its two processes used of the processor is read before and after each turn, so that
 other load on the machine hardly counts; the medians of the turns are compared. They still differ
 by a few percent from turn to turn, so the parts are timed, too: what watching adds to the engine's
-process is the same for any number of viewers, as the front serves them.
+process is the same for any number of viewers, as the front serves them. The last
+line is of both processes, in seconds of processor for a second of watching: a slow machine draws
+less meanwhile, and viewers cost it as much.
 """
 
 import argparse
@@ -18,11 +20,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx2
+
+from carpool.worker.startup import PROCESS_NAME
 
 ENDPOINT = "/v1/images/generations"
 VIEWERS = 10
@@ -43,8 +48,7 @@ class Server:
         assert self.front.stdout is not None
         said = iter(self.front.stdout)
         self.url = next(m[0] for line in said if (m := re.search(r"http://[0-9.]+:\d+", line)))
-        children = Path(f"/proc/{self.front.pid}/task/{self.front.pid}/children").read_text()
-        self.worker = int(children.split()[0])
+        [self.worker] = [pid for pid in descendants(self.front.pid) if name_of(pid) == PROCESS_NAME]
 
     def __enter__(self) -> "Server":
         return self
@@ -55,6 +59,17 @@ class Server:
 
     def client(self) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=300, trust_env=False)
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """The processes that a process started, and those that they started."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        yield int(child)
+        yield from descendants(int(child))
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def used_s(pid: int) -> float:
@@ -153,16 +168,18 @@ def main() -> None:
         worker, front = server.worker, server.front.pid
         draw(server)  # widths and kernels are chosen
         found: dict[str, list[tuple[float, float]]] = {"nobody": [], "ten": []}
+        took_s: list[float] = []  # with viewers
         sent = 0
         for turn in range(2 * rounds):
             watched = ("nobody", "ten")[(turn + turn // 2) % 2]  # ABBA: a drift favours neither
             viewers = Viewers(server) if watched == "ten" else None
-            before = used_s(worker), used_s(front)
+            before, began_s = (used_s(worker), used_s(front)), time.monotonic()
             draw(server)
             found[watched].append((used_s(worker) - before[0], used_s(front) - before[1]))
             if viewers is not None:
                 sent = viewers.bytes
                 viewers.close()
+                took_s.append(time.monotonic() - began_s)
     pictures = REQUESTS * DRAWN["n"]  # type: ignore[operator]
     print(f"{pictures} pictures a turn, {rounds} turns each; CPU seconds, medians")
     print(f"{'watched by':12}{'worker':>10}{'front':>10}")
@@ -174,7 +191,10 @@ def main() -> None:
     share = more[0] / middle["nobody"][0]
     print(f"the worker, which limits throughput, uses {share:+.2%}; the front {more[1]:+.2f} s")
     print(f"{sent / VIEWERS / 1000:.0f} kB to each viewer in a turn")
-    print(f"by its parts watching takes {parts():.2%} of the engine's processor")
+    part = parts()
+    sending = more[1] / statistics.median(took_s)
+    print(f"ten viewers take {part + sending:.2%} of one processor while they watch:")
+    print(f"  {part:.2%} in the worker, which uses a whole one, and {sending:.2%} in the front")
 
 
 if __name__ == "__main__":

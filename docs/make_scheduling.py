@@ -2,10 +2,10 @@
 
 usage: make simulate    (exits with 1 if the promise is broken, and says where)
 
-It takes hours of one core. Each study (a table and a mix) is kept in `build/simulate` as soon as it
-is done, under a hash of the code that it stands on, and is not made again while that is the same: a
-run that was stopped goes on where it was. `--part known` or `--part learned` makes one half,
-without the page.
+It takes about 40 minutes of one core. Each study (a table and a mix) is kept in `build/simulate` as
+soon as it is done, under a hash of the code that it stands on, and is not made again while that is
+the same: a run that was stopped goes on where it was. `--part known` or `--part learned` makes one
+half, without the page.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import ast
 import pickle
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from multiprocessing import Pool
 from pathlib import Path
@@ -43,8 +43,9 @@ PAGE = Path(__file__).parent / "scheduling.md"
 SOURCE = PAGE.parents[1] / "src"
 KEPT = PAGE.parents[1] / "build" / "simulate"
 LOADS = (0.1, 0.3, 0.6, 0.9, 1.2, 2.0, 3.0)
-SEEDS = (0, 1, 2, 3)
-COUNT = 600
+SEEDS = (0, 1, 2, 3, 4, 5)  # at most
+CERTAIN = 0.01  # standard error of ratios of means: then no more seeds are played
+COUNTS = {False: 600, True: 400}  # requests of a seed, and where costs are learned
 FUSING_PAYS = ("flux-512-streamed", "qwen-512-streamed", "sana-512")
 DRAWN = ("uniform", "steps")
 
@@ -66,9 +67,11 @@ are in `src/carpool_lab/simulate/tables.py`, with their sources; most are estima
 guidance values; `sizes` mixes 512 and 1024 px; in `tenants` every tenth request has priority 5.
 Load 1 is what the device can do if every denoising step is as wide as is fastest; none is wider
 than 8 requests, in any mode. Arrivals are
-random (Poisson), {count} requests for each of {seeds} seeds. *In time* is within 5 times the
-request's latency alone. One table by hand: `carpool simulate --table sana-512 --mix steps --compare
-off,dynamic,request,continuous --output plot.png`.
+random (Poisson), {count} requests for each of two to {seeds} seeds: as many as it takes until the
+standard error of the mean of `continuous`, as a multiple of the best other mode's, is {certain:.0%}
+or less; it is said below. *In time* is within 5 times the request's latency alone. One table by
+hand: `carpool simulate --table sana-512 --mix steps --compare off,dynamic,request,continuous
+--output plot.png`.
 
 ## The promise
 
@@ -128,11 +131,12 @@ LEARNED = """
 ## Where costs are learned
 
 The same, with forwards as they are on a machine with neighbours: they vary by 20 % (lognormal), one
-in a hundred takes ten times as long, in phases of half a minute everything takes twice as long, and
-after ten minutes the device is 30 % slower. `continuous` knows nothing at first (even seeds), or
-what a table says that is wrong by 4 times at one width of each kind (odd seeds), and learns from
-its own forwards; the other modes need no costs. Promised: a mean latency at most {mean:g} times and
-a p99 at most {p99:g} times the best of the others.
+in a hundred takes ten times as long (of those that are shared as much as takes a hundredth of the
+time), in phases of half a minute everything takes twice as long, and after ten minutes the device
+is 30 % slower. `continuous` knows nothing at first (even seeds), or what a table says that is wrong
+by 4 times at one width of each kind (odd seeds), and learns from its own forwards; the other modes
+need no costs. Each seed has {count} requests. Promised: a mean latency at most {mean:g} times and a
+p99 at most {p99:g} times the best of the others.
 """
 
 
@@ -141,7 +145,7 @@ def code() -> str:
     files = [*(SOURCE / "carpool" / "schedule").rglob("*.py")]
     files += [*(SOURCE / "carpool_lab" / "simulate").glob("*.py")]
     files += [SOURCE / "carpool_lab" / "workload.py", SOURCE / "carpool" / "types.py"]
-    digest = sha256(repr((LOADS, SEEDS)).encode())
+    digest = sha256(repr((LOADS, SEEDS, CERTAIN)).encode())
     for path in sorted(files):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
@@ -156,7 +160,8 @@ CODE = code()  # once: what is edited while this runs is not what runs
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=COUNT, help="requests for each seed")
+    said = f"requests of a seed  [{COUNTS[False]}, where costs are learned {COUNTS[True]}]"
+    parser.add_argument("--count", type=int, help=said)
     parser.add_argument("--output", type=Path, default=PAGE)
     parser.add_argument("--part", choices=("known", "learned"), help="the studies of one half")
     parser.add_argument("--processes", type=int, help="as many as there are cores")
@@ -168,7 +173,8 @@ def main() -> None:
     ways = [
         way for part, way in (("known", False), ("learned", True)) if arguments.part in (None, part)
     ]
-    tasks = [(t.name, name, arguments.count, way) for way in ways for t, name in pairs]
+    counts = {way: arguments.count or count for way, count in COUNTS.items()}
+    tasks = [(t.name, name, counts[way], way) for way in ways for t, name in pairs]
     KEPT.mkdir(parents=True, exist_ok=True)
     with Pool(arguments.processes) as pool:
         for more, is_learned, seconds in pool.imap(study, tasks):
@@ -179,7 +185,7 @@ def main() -> None:
     found = verdicts(points, FUSING_PAYS)
     mended = verdicts(learned, (), is_learned=True)
     if arguments.part is None:
-        write(arguments, points, found, mended, took_s)
+        write(arguments, counts, points, found, mended, took_s)
     broken = [one for one in [*found, *mended] if one.broken]
     for verdict in broken:
         click.echo(f"broken: {verdict}", err=True)
@@ -189,6 +195,7 @@ def main() -> None:
 
 def write(
     arguments: argparse.Namespace,
+    counts: Mapping[bool, int],
     points: Sequence[Point],
     found: Sequence[Verdict],
     mended: Sequence[Verdict],
@@ -196,7 +203,7 @@ def write(
 ) -> None:
     """Make the page and its pictures."""
     pictures = draw(points, arguments.output.parent)
-    text = "\n".join(page(points, found, mended, pictures, arguments.count, took_s, speed()))
+    text = "\n".join(page(points, found, mended, pictures, counts, took_s, speed()))
     arguments.output.write_text(text + "\n", encoding="utf-8")
 
 
@@ -218,8 +225,16 @@ def played(
     table: str, name: str, count: int, *, is_learned: bool
 ) -> tuple[list[Point], bool, float]:
     began_s, tables = time.process_time(), siblings(TABLES[table])
+    modes = get_args(BatchingMode)
     wanted = Comparison(
-        name, mix(name, tables), get_args(BatchingMode), LOADS, SEEDS, count, is_learned=is_learned
+        name,
+        mix(name, tables),
+        modes,
+        LOADS,
+        SEEDS,
+        count,
+        is_learned=is_learned,
+        certain=CERTAIN,
     )
     return list(compare(Model(tables), wanted)), is_learned, time.process_time() - began_s
 
@@ -262,14 +277,15 @@ def page(
     found: Sequence[Verdict],
     learned: Sequence[Verdict],
     pictures: dict[str, str],
-    count: int,
+    counts: Mapping[bool, int],
     took_s: float,
     speed_s: float,
 ) -> Iterator[str]:
     """The whole page, by lines."""
     yield INTRODUCTION.format(
-        count=f"{count:,}",
+        count=counts[False],
         seeds=len(SEEDS),
+        certain=CERTAIN,
         mean=MOST_MEAN,
         p99=MOST_P99,
         load=GOODPUT_LOAD,
@@ -277,9 +293,9 @@ def page(
         tables=", ".join(f"`{name}`" for name in FUSING_PAYS),
     )
     yield from promises(found)
-    yield LEARNED.format(mean=MOST_MEAN_LEARNED, p99=MOST_P99_LEARNED)
+    yield LEARNED.format(count=counts[True], mean=MOST_MEAN_LEARNED, p99=MOST_P99_LEARNED)
     yield from promises(learned)
-    yield PEERS
+    yield f"\n{PEERS}"
     yield "\n## Pictures"
     for name, picture in pictures.items():
         yield f"\n![Latency and requests in time over load, mix {name}]({picture})"
@@ -295,7 +311,8 @@ def promises(found: Sequence[Verdict]) -> Iterator[str]:
     """How far a promise is kept, a line for each table and mix."""
     kept = sum(not one.broken for one in found)
     yield f"Kept at {kept} of {len(found)} points. The table has the worst of each table and mix"
-    yield "over all loads, as multiples of the best of the others; goodput where it is promised."
+    yield "over all loads, as multiples of the best of the others (the mean with its standard error"
+    yield "over seeds); goodput where it is promised."
     yield ""
     yield "| table | mix | mean | p99 | goodput | broken at |"
     yield "| --- | --- | ---: | ---: | ---: | --- |"
@@ -305,8 +322,9 @@ def promises(found: Sequence[Verdict]) -> Iterator[str]:
     for (table, name), ones in groups.items():
         promised = [f"{one.goodput:.2f}" for one in ones if one.must_fuse]
         broken = "; ".join(f"load {o.load:g}: {', '.join(o.broken)}" for o in ones if o.broken)
-        worst_mean, worst_p99 = max(one.mean for one in ones), max(one.p99 for one in ones)
-        cells = [table, name, f"{worst_mean:.3f}", f"{worst_p99:.3f}", "".join(promised), broken]
+        worst, worst_p99 = max(ones, key=lambda one: one.mean), max(one.p99 for one in ones)
+        mean = f"{worst.mean:.3f} ± {worst.error:.3f}"
+        cells = [table, name, mean, f"{worst_p99:.3f}", "".join(promised), broken]
         yield f"| {' | '.join(cells)} |"
 
 

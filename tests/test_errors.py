@@ -23,7 +23,7 @@ from carpool.server.app import create_app
 from carpool.server.routes.jobs import write_images
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
-from carpool.worker.connection import _mapped
+from carpool.worker.connection import mapped
 from carpool.worker.process import _failed
 from support.app import CARD, Grey
 from support.endpoints import ENDPOINT
@@ -265,7 +265,7 @@ def test_an_output_that_cannot_be_taken_over_is_told_without_its_path(
     os.mkfifo(path)
     path.unlink()
     clip = protocol.RawVideo(16, 16, 1, b"", path=str(path))
-    failed = _mapped(protocol.Done("r", 1, [], Timings(), protocol.TokenUsage(1, 1), clip))
+    failed = mapped(protocol.Done("r", 1, [], Timings(), protocol.TokenUsage(1, 1), clip))
 
     assert isinstance(failed, protocol.RequestFailed)
     assert failed.message == "the output could not be taken over: No such file or directory"

@@ -16,6 +16,7 @@ from carpool import preparation
 from carpool.batching_mode import BatchingMode as BatchingMode
 from carpool.batching_mode import with_chosen_mode
 from carpool.errors import SettingRejected, nearest
+from carpool.scale_settings import ScaleSettings
 from carpool.setting_rules import check, parse, parse_bytes, setting, streamed_names
 
 ENV_PREFIX = "CARPOOL_"
@@ -216,7 +217,7 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeSettings(EngineSettings):
+class ServeSettings(EngineSettings, ScaleSettings):
     """What `carpool serve` needs to know on top."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 exposes the server")

@@ -147,6 +147,13 @@ class InvalidAPIKey(CarpoolError):
     code = "invalid_api_key"
 
 
+class KeyRequired(CarpoolError):
+    """Only clients with an API key may do this, and the server has none."""
+
+    status = 403
+    code = "api_key_required"
+
+
 class HostNotAllowed(CarpoolError):
     """`Host` is not a name of this server: see `--allowed-host`."""
 

@@ -74,6 +74,17 @@ def test_a_burst_has_a_request_for_each_client_and_mixes_what_it_says(name: str)
     assert len(settings("steps+guidance")) > len(QUICK.mixed)
 
 
+def test_a_quick_run_has_every_model_and_says_how_it_was_made() -> None:
+    quick = parts(is_quick=True)
+
+    assert set(quick) < set(parts())
+    assert len(quick) <= 8  # of some 20 s
+    assert {part.split("/")[0] for part in quick} == set(MODELS)
+    assert any(part.endswith("/busy") for part in quick)
+    row = Row(quick[0], "fresh", "off", 1.0, 1.0, 1.0, 3)
+    assert "`python -m benchmarks.bursts --quick`" in page([row], is_quick=True)
+
+
 def test_the_rows_of_a_page_take_the_place_of_older_ones_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "benchmarks.md"
     path.write_text("# Benchmarks\n\nBefore.\n")

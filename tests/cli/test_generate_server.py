@@ -1,13 +1,22 @@
 """`carpool generate --server`: the same as without one, drawn by a running server."""
 
+import base64
+import io
 import json
-from collections.abc import Iterator
+import os
+import pty
+import re
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
-from carpool.cli.generate import path_of
+from carpool.cli.files import path_of
+from carpool.cli.jobs import JobsClient
+from carpool.errors import Overloaded
 from carpool.media import read_settings
 from carpool.media.inputs import transparent_mask
 from support.command_line import Run
@@ -122,6 +131,47 @@ def test_a_pattern_names_files_and_without_one_they_are_numbered() -> None:
     assert path_of(Path("{prompt}.png"), 0, 1, 7, "../../etc").name == "etc.png"
 
 
+def test_no_file_is_written_over_by_another_one_of_the_same_name() -> None:
+    pattern, taken = Path("{prompt}-{seed}.png"), set[Path]()
+    for i, prompt in enumerate(["a/b", "a b", "a b"]):
+        taken.add(path_of(pattern, i, 3, 7, prompt, taken))
+
+    assert {path.name for path in taken} == {"a-b-7.png", "a-b-7-2.png", "a-b-7-3.png"}
+
+
+def test_standard_input_gives_prompts_and_show_without_a_terminal_is_only_a_sentence(
+    draw: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("a café\na dog".encode())))
+
+    ended = draw("--prompts-file", "-", "--show", "-o", "{prompt}.png")
+
+    assert ended.status == 0, ended.err
+    assert ended.out.split() == ["a-café-1.png", "a-dog-2.png"]
+    assert "--show: standard output is not a terminal" in ended.err
+
+
+def test_what_the_others_made_is_written_before_a_failure_is_told(
+    draw: Run, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = JobsClient.ask
+
+    def failing(self: JobsClient, method: str, *path: str, **query: Any) -> dict[str, Any]:
+        job = asked(self, method, *path, **query)
+        is_second = job.get("settings", {}).get("prompt") == "a blue square"
+        if is_second and job["status"] == "completed":
+            job |= {"status": "failed", "error": {"message": "out of memory"}}
+        return job
+
+    monkeypatch.setattr(JobsClient, "ask", failing)
+
+    ended = draw("a red circle", "a blue square", "a green ring")
+
+    assert ended.status == 1
+    assert ended.out.split() == ["out-1.png", "out-3.png"]
+    assert "failed: out of memory" in ended.err
+
+
 def test_a_white_mask_becomes_a_transparent_one(tmp_path: Path) -> None:
     white = Image.new("L", (2, 1), 0)
     white.putpixel((1, 0), 255)
@@ -130,3 +180,109 @@ def test_a_white_mask_becomes_a_transparent_one(tmp_path: Path) -> None:
     mask = picture(transparent_mask((tmp_path / "mask.png").read_bytes()))
 
     assert list(mask.getchannel("A").tobytes()) == [255, 0]
+
+
+def test_a_list_longer_than_the_server_takes_at_once_is_sent_bit_by_bit(
+    draw: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_at, asked = JobsClient.ask_at, []
+
+    def limited(self: JobsClient, method: str, path: str, **sent: Any) -> dict[str, Any]:
+        if method == "POST" and path.startswith("v1/images"):
+            asked.append(sent["json"]["prompt"])
+            if len(asked) in (2, 4):
+                raise Overloaded("the queue is full")
+        return ask_at(self, method, path, **sent)
+
+    monkeypatch.setattr(JobsClient, "ask_at", limited)
+
+    ended = draw("one", "two", "three")
+
+    assert ended.status == 0, ended.err
+    assert ended.out.split() == ["out-1.png", "out-2.png", "out-3.png"]
+    assert asked == ["one", "two", "two", "three", "three"]
+
+    monkeypatch.setattr("carpool.cli.remote.POLL_S", 0.0)
+    asked[:] = ["of before"]
+    refused = draw("one")
+    assert (refused.status, refused.out) == (1, "")
+    assert "the queue is full" in refused.err
+
+
+# Pictures in the terminal
+
+
+def shown(server: Server, terminal: Mapping[str, str]) -> str:
+    """What `carpool generate --show` writes to a terminal with these variables."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    command = [
+        sys.executable, "-m", "carpool", "generate", "--server", server.url, "a red circle",
+        "--show", *FLAGS, "--api-key", KEY,
+    ]  # fmt: skip
+    process, terminal_fd = pty.fork()
+    if process == 0:  # the child: only exec is safe
+        os.execve(sys.executable, command, {**kept, **terminal})
+    written = b""
+    try:
+        while chunk := os.read(terminal_fd, 1 << 16):
+            written += chunk
+    except OSError:  # its end, as Linux says it
+        pass
+    finally:
+        os.close(terminal_fd)
+        _, status = os.waitpid(process, 0)
+    assert status == 0, written
+    return written.decode()
+
+
+def test_each_protocol_carries_the_picture_that_was_written(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    kitty = shown(server, {"TERM": "xterm-kitty"})
+    iterm2 = shown(server, {"TERM": "xterm-256color", "TERM_PROGRAM": "iTerm.app"})
+
+    drawn = Image.open("out.png").convert("RGB").tobytes()
+    chunks = re.findall("\033_G([^;]*);([A-Za-z0-9+/=]*)\033\\\\", kitty)
+    assert chunks[0][0].startswith("a=T,f=100,q=2,")
+    assert [control[-3:] for control, _ in chunks] == ["m=1"] * (len(chunks) - 1) + ["m=0"]
+    assert max(len(data) for _, data in chunks) <= 4096
+    [(size, data)] = re.findall("\033]1337;File=inline=1;size=([0-9]+);[^:]*:([^\a]*)\a", iterm2)
+    assert int(size) == len(base64.b64decode(data))
+    for sent in ("".join(data for _, data in chunks), data):
+        picture = Image.open(io.BytesIO(base64.b64decode(sent)))
+        assert (picture.format, picture.tobytes()) == ("PNG", drawn)
+
+
+def test_elsewhere_half_blocks_have_the_colours_of_the_picture(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    written = shown(server, {"TERM": "xterm-256color", "COLORTERM": "truecolor"})
+
+    drawn = Image.open("out.png").convert("RGB")
+    columns = min(48, drawn.width)
+    small = drawn.resize((columns, 2 * round(columns * drawn.height / drawn.width / 2)))
+    pairs = re.findall(
+        "\033\\[38;2;([0-9]+);([0-9]+);([0-9]+);48;2;([0-9]+);([0-9]+);([0-9]+)m\u2580", written
+    )
+    top = [tuple(map(int, pair[:3])) for pair in pairs[:columns]]
+    below = [tuple(map(int, pair[3:])) for pair in pairs[:columns]]
+    assert top == [small.getpixel((x, 0)) for x in range(columns)]
+    assert below == [small.getpixel((x, 1)) for x in range(columns)]
+    assert len(pairs) == columns * small.height // 2
+    assert "a red circle" in written  # its bar
+
+
+def test_a_terminal_without_colours_gets_the_file_and_a_sentence(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    written = shown(server, {"TERM": "dumb"})
+
+    assert "--show: TERM says that this terminal cannot show colours" in written
+    assert "\u2580" not in written
+    assert "out.png" in written

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 from PIL import Image
 
 import carpool
+from carpool.cli.bars import Move
 from carpool.config import EngineSettings, ServeSettings
+from carpool.errors import PipelineFailed
 from carpool.media import read_settings
 from support.command_line import Run
 from support.pictures import gap, picture
@@ -78,14 +82,25 @@ assert not others, others
 def test_every_setting_is_a_flag_with_its_default(
     run: Run, command: str, settings: type[EngineSettings]
 ) -> None:
-    help_ = "--help-all" if command == "serve" else "--help"
-    shown = " ".join(run(command, help_).out.split())
+    shown = " ".join(run(command, "--help-all").out.split())
 
     for field in dataclasses.fields(settings):
         assert f"--{field.name.replace('_', '-')} " in shown
         assert field.metadata["help"].split(";")[0].split()[0] in shown
         if field.default not in (None, ()):
             assert f"[default: {field.default}]" in shown
+
+
+def test_the_help_of_generate_has_all_its_own_options_and_the_settings_that_people_use(
+    run: Run,
+) -> None:
+    shown = run("generate", "--help").out
+
+    assert len(shown.splitlines()) < 60
+    for flag in ("--show", "--prompts-file", "--server", "--parameter", "--device", "--lora"):
+        assert flag in shown
+    assert "--max-batch-size" not in shown
+    assert "more settings: --help-all" in shown
 
 
 def test_the_version_is_told(run: Run) -> None:
@@ -250,6 +265,47 @@ def test_a_wrong_variable_ends_with_2_and_a_hint(
     [line] = ended.err.splitlines()
     assert line.startswith("carpool: ")
     assert message in line
+
+
+def test_each_picture_has_a_bar_that_its_own_steps_move(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves: list[tuple[int, float]] = []
+
+    @contextmanager
+    def bars(names: Sequence[str]) -> Iterator[Move]:
+        assert names == ["one", "one", "two", "two"]
+        yield lambda place, done: moves.append((place, done))
+
+    monkeypatch.setattr("carpool.cli.generate.bars", bars)
+
+    assert run("generate", "one", "two", *FLAGS, "--n", "2").status == 0
+
+    for place in range(4):
+        mine = [done for moved, done in moves if moved == place]
+        steps = int(DRAW["num_inference_steps"])
+        assert mine == sorted(mine)
+        assert mine[0] == 0.0
+        assert mine[-1] == 1.0
+        assert {(i + 1) / steps for i in range(steps - 1)} <= set(mine)
+
+
+def test_what_the_others_made_is_written_before_a_failure_is_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = carpool.Engine.generate
+
+    def failing(self: carpool.Engine, *requests: Any, **more: Any) -> list[carpool.Output]:
+        one, two, three = drawn(self, *requests, **more)
+        return [one, dataclasses.replace(two, images=None, error=PipelineFailed("no")), three]
+
+    monkeypatch.setattr(carpool.Engine, "generate", failing)
+
+    ended = run("generate", "one", "two", "three", *FLAGS)
+
+    assert ended.status == 1
+    assert ended.out.split() == ["out-1.png", "out-3.png"]
+    assert "carpool: no" in ended.err
 
 
 # What the model refuses

@@ -57,6 +57,24 @@ def test_means_are_those_of_the_last_seconds_and_of_one_worker() -> None:
     assert board.means() == (0.2, 1.0, 1.0)
 
 
+def test_workers_are_added_up_and_each_has_its_own_clock() -> None:
+    board, one = Board(), {"phase": "denoise", "step": 1, "steps": 4, "left_s": None}
+    board.take("status", {"status": "ready", "model": "shapes"})
+    for worker, now_s in ((0, 1000.0), (1, 3.0), (0, 1000.2)):
+        seen = [forward(1, 2, at_s=now_s - 0.1)]
+        board.take("activity", {"model": "shapes", "worker": worker, "now_s": now_s,
+                                "running": [one | {"number": 1}], "waiting": [],
+                                "waiting_count": 2, "forwards": seen})  # fmt: skip
+        memory, waits = {"peak_bytes": 2**30}, {"median_s": 0.5}
+        board.take("stats", {"model": "shapes", "worker": worker, "held": 3, "steps_per_s": 5.0,
+                             "memory": memory, "waits": waits})  # fmt: skip
+
+    assert board.means() == (3 / 5, 2.0, 2.0)
+    assert "shapes ready   2 workers   running 2   waiting 7" in shown(board)
+    assert "10.0 steps/s" in shown(board)
+    assert "2.0 GiB" in shown(board)
+
+
 def test_events_are_read_from_lines_and_comments_are_none() -> None:
     lines = ["event: status", 'data: {"a": 1}', "", ": ping", "", "event: stats", "data: {}"]
 

@@ -210,3 +210,23 @@ def test_a_model_that_cannot_load_at_the_start_ends_the_server() -> None:
         await fleet.stop()
 
     told(story)
+
+
+def test_activity_says_of_which_model_it_is_of_models_that_are_loaded_later_too() -> None:
+    async def story() -> None:
+        models, seen = Models(one=False, two=True), list[tuple[str, int]]()
+        fleet = models.fleet()
+        fleet.start()
+        await settle()
+        models.newest("one").load()
+        fleet.watch_activity(lambda activity: seen.append((activity.model, activity.worker)))
+        asking = asyncio.create_task(fleet.loaded("two"))
+        await settle()
+        models.newest("two").load()
+        await asking
+        for name in ("two", "one"):
+            models.newest(name).act(1.0)
+        assert seen == [("two", 0), ("one", 0)]
+        await fleet.stop()
+
+    told(story)

@@ -110,3 +110,36 @@ def test_devices_that_do_not_fit_are_refused() -> None:
 def test_what_hides_all_devices_leaves_none() -> None:
     assert cuda_devices({"CUDA_VISIBLE_DEVICES": "-1"}) == 0
     assert cuda_devices({"CUDA_VISIBLE_DEVICES": "0,1,2"}) == 3
+
+
+def test_workers_follow_the_load_from_the_fewest_on_and_have_devices_for_the_most() -> None:
+    [one] = models_of(["shapes"], settings(min_workers=2, max_workers=4, device="cpu"))
+    [more] = models_of(["shapes"], settings(workers=3, max_workers=4, device="cpu"))
+    [fixed] = models_of(["shapes"], settings(workers=3, device="cpu"))
+
+    assert one.scale is not None
+    assert (one.workers, one.scale.least, one.scale.most, len(one.devices)) == (2, 2, 4, 4)
+    assert more.scale is not None
+    assert (more.workers, more.scale.least) == (3, 1)
+    assert (fixed.workers, fixed.scale, len(fixed.devices)) == (3, None, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"min_workers": 2}, "needs max_workers"),
+        ({"min_workers": 3, "max_workers": 2}, "must not decrease in the order"),
+        ({"workers": 5, "max_workers": 4}, "workers=5, min_workers=1, max_workers=4"),
+        ({"workers": 1, "min_workers": 2, "max_workers": 4}, "must not decrease"),
+        ({"ray": "auto", "devices": "cuda:0"}, "each worker takes what Ray gives it"),
+    ],
+)
+def test_bounds_and_places_that_do_not_fit_are_refused(given: dict[str, object], told: str) -> None:
+    with pytest.raises(SettingRejected, match=told):
+        models_of(["shapes"], settings(**given))
+
+
+def test_on_ray_no_device_of_this_machine_is_counted() -> None:
+    [one] = models_of(["shapes"], settings(ray="auto", workers=3, device="cuda"))
+
+    assert one.devices == ("cuda", "cuda", "cuda")

@@ -81,7 +81,9 @@ def test_a_job_keeps_what_its_client_is_to_know(
     job = submit(store)
     store.take(1)
 
-    assert store.complete(job.id, writes(a_txt=b"one"), warnings=["truncated"])
+    spent = {"total_s": 1.5}
+    assert store.complete(job.id, writes(a_txt=b"one"), warnings=["truncated"], timings=spent)
+    assert store.get(job.id).timings == spent
 
     assert store.get(job.id).warnings == ("truncated",)
 

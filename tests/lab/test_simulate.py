@@ -18,7 +18,16 @@ from carpool.schedule.machine import WIDTHS, Machine, wrong
 from carpool.types import CallKind
 from carpool_lab.simulate.command import simulate as command
 from carpool_lab.simulate.fleet import simulate
-from carpool_lab.simulate.report import Point, Verdict, comparison, numbers, verdicts
+from carpool_lab.simulate.report import (
+    Latency,
+    Numbers,
+    Point,
+    Verdict,
+    comparison,
+    numbers,
+    standard_error,
+    verdicts,
+)
 from carpool_lab.simulate.scenario import (
     MIXES,
     MODES,
@@ -232,6 +241,33 @@ def test_a_comparison_has_every_mode_at_every_load_with_the_same_requests() -> N
     assert comparison(points).count("\n") == 5
 
 
+def test_a_comparison_plays_no_more_seeds_than_it_takes_to_be_certain() -> None:
+    modes: list[BatchingMode] = ["off", "continuous"]
+    wanted = Comparison("uniform", Mix([Setting()]), modes, [0.5], range(5), 20, certain=inf)
+
+    certain, exact = (
+        list(compare(Model([SLOW]), one)) for one in (wanted, replace(wanted, certain=0.0))
+    )
+
+    assert {(point.seeds, point.numbers.latency.count) for point in certain} == {(2, 40)}
+    assert {point.seeds for point in exact} <= {2, 5}  # 2 only if both were equal
+    assert all(point.error < inf for point in certain)
+
+
+def test_the_error_of_a_ratio_of_means_is_that_over_seeds_against_the_best_of_each() -> None:
+    def of(mean_s: float) -> Numbers:
+        latency = Latency(1, mean_s, mean_s, mean_s, mean_s)
+        return Numbers(1.0, 1.0, 1.0, 1.0, 0, 0, latency, {})
+
+    seeds: list[dict[BatchingMode, Numbers]] = [
+        {"continuous": of(1.0), "off": of(2.0), "dynamic": of(4.0)},
+        {"continuous": of(1.0), "off": of(4.0), "dynamic": of(1.0)},
+    ]
+
+    assert standard_error("continuous", seeds) == pytest.approx(0.25)  # of 0.5 and 1
+    assert standard_error("continuous", seeds[:1]) == inf
+
+
 def test_a_verdict_names_what_of_the_promise_is_broken() -> None:
     kept = Verdict("t", "steps", 0.9, mean=1.02, p99=1.1, goodput=1.5, must_fuse=True)
     broken = Verdict("t", "steps", 0.9, mean=1.03, p99=1.2, goodput=1.4, must_fuse=True)
@@ -276,10 +312,10 @@ def test_a_machine_has_one_outlier_in_a_hundred_and_phases_of_half_a_minute() ->
     machine = Machine(seed=1)
 
     seconds = [
-        statistics.median(machine.factor(n + i / 100, 2, (1, n, i)) for i in range(100))
+        statistics.median(machine.factor(n + i / 100, 2, (1, n, i), 0.01) for i in range(100))
         for n in range(500)
     ]
-    hundred = [machine.factor(500.0, 2, (2, 1, i)) for i in range(100)]
+    hundred = [machine.factor(500.0, 2, (2, 1, i), 0.01) for i in range(100)]
 
     assert sum(factor > 4.5 for factor in hundred) == 1
     busy = sum(factor > 1.5 for factor in seconds)
@@ -287,11 +323,23 @@ def test_a_machine_has_one_outlier_in_a_hundred_and_phases_of_half_a_minute() ->
     assert 0 < busy < 400
 
 
+def test_forwards_that_are_shared_are_disturbed_alike_however_wide_they_are() -> None:
+    def lost_s(seconds: list[float]) -> float:
+        machine = Machine(seed=1)
+        factors = [machine.factor(0.0, 2, (1, 1, i), s) for i, s in enumerate(seconds)]
+        return sum((factor - 1) * s for factor, s in zip(factors, seconds, strict=True))
+
+    widths = [0.28] * 500, [0.07, 0.15, 0.06] * 500, [0.04, 0.24] * 500  # the same seconds in all
+
+    for seconds in widths:  # one in a hundred ten times as long: 9 % more, to within one of them
+        assert lost_s(seconds) == pytest.approx(0.09 * 140, abs=0.28 * 9)
+
+
 def test_a_request_that_runs_alone_varies_in_the_same_way_in_every_mode() -> None:
     machines = [Machine(seed=1) for _ in range(2)]
-    machines[0].factor(0.0, 8, (9, 0, 0))  # one of them has run something else
+    machines[0].factor(0.0, 8, (9, 0, 0), 1.0)  # one of them has run something else
 
-    assert len({machine.factor(1.0, 1, (1, 1, 5)) for machine in machines}) == 1
+    assert len({machine.factor(1.0, 1, (1, 1, 5), 1.0) for machine in machines}) == 1
 
 
 def test_a_wrong_table_is_wrong_by_four_times_at_one_width_of_each_kind() -> None:

@@ -299,6 +299,15 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(command, list(map(str, arguments)))
 
 
+def test_the_speed_factor_is_seconds_now_over_those_of_the_table_before(tmp_path: Path) -> None:
+    first = measure(even, tmp_path)
+    second = measure(lambda component, rows: 2.5 * even(component, rows), tmp_path)
+
+    assert first.speed_factor == 1.0  # nothing to compare with
+    assert second.speed_factor == pytest.approx(2.5)
+    assert second.as_json()["speed_factor"] == second.speed_factor
+
+
 def test_the_command_writes_a_picture_rules_and_everything_and_says_where(tmp_path: Path) -> None:
     model = checkpoint("sd15")
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
+from carpool.schedule.decodes import Decodes
 from carpool.types import CallKind, ParkedCall
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.scenario import Labels, Model
@@ -79,11 +80,19 @@ def test_a_decode_waits_only_once() -> None:
 
 
 @dataclass(slots=True)
+class Never(Decodes):
+    """Decodes that never wait."""
+
+    def wait(self, *calls: Any) -> bool:
+        return False
+
+
 class Hasty(Continuous):
     """The same policy, but decodes never wait."""
 
-    def _waits(self, *calls: Any) -> bool:
-        return False
+    def __post_init__(self) -> None:
+        Continuous.__post_init__(self)
+        self._decodes = Never(self.costs)
 
 
 def played(policy: type[Continuous], arrivals: list[Arrival], seconds: Curve) -> Result:

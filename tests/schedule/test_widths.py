@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.learned_curve import LearnedCurve
 from carpool.schedule.trials import FLOOR
 from carpool.schedule.widths import LONG_LINE, NEAR, Widths
-from carpool.types import CallKind, ParkedCall
+from carpool.types import CallKind, ParkedCall, QueuedRequest
 
 KIND = CallKind("transformer.forward", 1024)
 
@@ -111,3 +112,21 @@ def test_a_width_of_which_a_wrong_history_says_the_worst_is_tried_and_then_kept(
         ran[width] += 1 - is_trial
 
     assert ran[4] == 200  # chosen, not tried
+
+
+def test_a_device_that_is_fuller_than_predicted_runs_wider() -> None:
+    """Outliers and busy phases fill it, and are in no median."""
+
+    class Stretched(Costs):
+        stretch = 1.5
+
+    kind, curve = CallKind("denoise", 1), Curve({1: 43.3, 2: 77.3, 4: 145.5, 8: 279.4})
+    calls = [ParkedCall(n, n, "key", 1, 8, "denoise", kind, 0.0, 1200.0, 1200.0) for n in (1, 2, 3)]
+    widths = []
+    for costs in (Costs({kind: curve}), Stretched({kind: curve})):
+        policy = Continuous(costs)
+        for n in range(1, 101):  # six tenths of what it can do alone, as far as was predicted
+            policy.admit([QueuedRequest(n, 2000.0 * n, 1200.0, 1200.0)], 32, 2000.0 * n)
+        widths.append(len(policy.choose(calls, 0.0, 200_000.0).calls))
+
+    assert widths == [2, 3]

@@ -14,6 +14,7 @@ from carpool.request.parameters import Task
 from support.app import Grey, app_of, ask, open_app, refusal
 from support.forms import BOTH, FILL, OWN, worker_of
 from support.pictures import picture, png, saved
+from support.running import Timed
 
 API = "/sdapi/v1/"
 FIXED = tuple(one for one in FILL.parameters if one.name not in ("width", "height"))
@@ -45,16 +46,6 @@ WEBUIAPI = {
     "scheduler": "automatic", "sampler_index": None, "script_name": None, "script_args": None,
     "send_images": True, "save_images": False, "alwayson_scripts": {},
 }  # fmt: skip
-
-
-class Timed(Grey):
-    """A fake worker, half of whose steps are done."""
-
-    async def timelines(self, request_ids: Any) -> list[dict[str, Any]]:
-        moments = {"submitted_at": 0.0, "started_at": 0.0, "ended_at": None}
-        more: dict[str, Any] = {"error": None, "queued_s": 0.0, "total_s": 1.0, "phases": []}
-        return [{"id": one, "status": "running", "step": 2, "steps": 4, **moments, **more}
-                for one in request_ids]  # fmt: skip
 
 
 def b64(content: bytes) -> str:

@@ -23,6 +23,7 @@ from support.endpoints import ENDPOINT
 from support.server_process import Server, body, serving
 
 KEYS = ("first-key", "second-key")
+STATISTICS: dict[str, Any] = {"waiting": 0, "running": 1, "steps": 5, "memory": {"device": "cpu"}}
 
 
 class Reporter(Grey):
@@ -37,7 +38,7 @@ class Reporter(Grey):
         self.is_watched = listener is not None
 
     async def statistics(self) -> dict[str, Any]:
-        return {"waiting": 0, "running": 1, "secret": "of another"}
+        return STATISTICS | {"secret": "of another"}
 
     def report(self, *ids: str) -> None:
         running = [
@@ -142,8 +143,32 @@ def test_statistics_have_the_known_fields_only_and_a_new_state_is_told_at_once()
 
     statistics, status = asyncio.run(scenario())
 
-    assert statistics == {"worker": 0, "waiting": 0, "running": 1}
+    assert statistics == {"model": "grey", "worker": 0, **STATISTICS}
     assert status["status"] == "worker_lost"
+
+
+def test_of_several_models_and_workers_each_has_its_own_statistics_and_activity() -> None:
+    class Several(Reporter):
+        async def statistics(self) -> dict[str, Any]:
+            workers = [STATISTICS | {"worker": number} for number in (0, 1)]
+            held = {"requests": 3, "work_s": 1.0, "stage": 0}
+            one = {"state": "ready", "waiting": 3, "running": 2, "workers": workers, "held": held}
+            unloaded = {"state": "unloaded", "in_flight": 0}
+            return {"models": {"one": one, "two": STATISTICS, "three": unloaded}, "waiting": 3}
+
+    async def scenario() -> tuple[list[Any], Any]:
+        worker = Several()
+        async with watching(events_of(worker)) as viewer:
+            statistics = [await until(viewer, "stats") for _ in range(3)]
+            assert worker._on_activity is not None
+            worker._on_activity(protocol.Activity(2.0, [], 0, [], [], 0, worker=1, model="two"))
+            return statistics, await until(viewer, "activity")
+
+    statistics, activity = asyncio.run(scenario())
+
+    about = [(one["model"], one["worker"], one.get("held")) for one in statistics]
+    assert about == [("one", 0, 3), ("one", 1, 3), ("two", 0, None)]
+    assert (activity["model"], activity["worker"]) == ("two", 1)
 
 
 def test_a_viewer_that_does_not_read_is_let_go_and_others_lose_nothing() -> None:

@@ -12,6 +12,8 @@ from urllib.parse import urlencode
 
 import pytest
 
+from carpool.types import CheckedRequest, Timings
+from carpool.worker import protocol
 from support.app import AppClient, Grey, ask, open_app, refusal
 from support.endpoints import EDITS, ENDPOINT, VIDEOS
 from support.forms import BOTH, worker_of
@@ -196,16 +198,40 @@ def test_an_urlencoded_form_that_is_wrong_is_refused(body: bytes, code: str) -> 
 # Videos
 
 
-def test_a_video_that_is_done_tells_how_long_it_took() -> None:
+class Timed(Filming):
+    """Its requests take known seconds, and its device has held so many bytes."""
+
+    async def submit(self, job: CheckedRequest, *given: Any, **options: Any) -> protocol.Done:
+        done = await super().submit(job, *given, **options)
+        done.timings = Timings(
+            queue_s=1.0, encode_s=0.5, denoise_s=2.0, decode_s=0.25, total_s=3.75
+        )
+        return done
+
+    async def statistics(self) -> dict[str, Any]:
+        return {"memory": {"peak_bytes": 2_500_000}}
+
+
+def test_a_video_that_is_done_tells_where_its_time_went_and_what_memory_it_needed() -> None:
+    spent = {"queue": 1.0, "encode": 0.5, "denoise": 2.0, "decode": 0.25, "stage_0_gen_ms": 2750.0}
+
     async def scene(house: AppClient) -> None:
         video = (await house.http.post(VIDEOS, json={"prompt": "a"})).json()
         assert video["inference_time_s"] is None
+        assert video["stage_durations"] is None
+        assert video["peak_memory_mb"] is None
         await house.ended(video["id"])
         video = (await house.http.get(f"{VIDEOS}/{video['id']}")).json()
         assert video["inference_time_s"] >= 0
-        assert video["stage_durations"].keys() == {"stage_0_gen_ms"}
+        assert video["stage_durations"] == spent
+        assert video["peak_memory_mb"] == 2.5
+        [listed] = (await house.http.get(VIDEOS)).json()["data"]
+        assert listed["stage_durations"] == spent
+        answer = await house.http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
+        assert json.loads(answer.headers["x-stage-durations"]) == spent
+        assert answer.headers["x-peak-memory-mb"] == "2.500"
 
-    play(scene, Filming())
+    play(scene, Timed())
 
 
 def test_a_video_at_once_is_the_file() -> None:

@@ -53,6 +53,18 @@ def test_a_wrong_key_is_asked_for_again_and_the_right_one_stays_in_its_tab(
         assert KEY not in page.evaluate("JSON.stringify(localStorage) + location.href")
 
 
+def test_a_stranger_begins_with_an_example(browser: Any, server: Server) -> None:
+    with tab(browser, server.url, KEY) as opened:
+        opened.page.get_by_text("Nothing drawn yet").wait_for()
+        opened.picture("first")
+
+        opened.page.click("#examples >> text=a yellow star")
+
+        opened.card("a yellow star on a black background").locator("img").wait_for()
+        assert opened.page.locator("#empty").is_hidden()
+        assert opened.page.input_value("#f-prompt") == "a yellow star on a black background"
+
+
 def test_two_drawings_at_once_share_forwards_and_the_page_shows_it(page: Tab) -> None:
     page.draw("a red circle on a blue background", num_inference_steps="200")
     page.draw("a green square on a yellow background")
@@ -221,7 +233,8 @@ def test_on_a_phone_nothing_is_wider_than_the_screen_and_arrow_keys_choose_views
 def test_two_hundred_running_requests_are_drawn_in_less_than_a_frame(page: Tab) -> None:
     took_ms = page.page.evaluate(
         """async () => {
-          const { Activity, Lanes } = await import("./playground/engine.js");
+          const { Activity } = await import("./playground/activity.js");
+          const { Lanes } = await import("./playground/lanes.js");
           const numbers = Array.from({length: 200}, (_, i) => i), activity = new Activity();
           const forwards = Array.from({length: 800}, (_, i) => ({module: "transformer.forward",
             phase: "denoise", began_s: 100 + i / 100, duration_s: 0.009, rows: 8, why: "cap",
@@ -243,6 +256,60 @@ def test_two_hundred_running_requests_are_drawn_in_less_than_a_frame(page: Tab) 
 
     print(f"a frame of 200 lanes and 800 forwards: {took_ms:.1f} ms")
     assert took_ms < 33
+
+
+def test_each_worker_has_lanes_and_a_clock_of_its_own_and_numbers_are_of_all(page: Tab) -> None:
+    told = page.page.evaluate(
+        """async () => {
+          const { Workers } = await import("./playground/workers.js");
+          for (const id of ["workers", "strips"]) document.getElementById(id).replaceChildren();
+          const workers = new Workers(String, () => {});
+          const activity = (model, worker, now_s, requests) => ({ model, worker, now_s, missed: 0,
+            running: requests.map((number) => ({ number, phase: "denoise", step: 1, steps: 9 })),
+            waiting: [], waiting_count: 1,
+            forwards: [{ module: "transformer.forward", why: "cap", phase: "denoise", requests,
+                         began_s: now_s - 1, duration_s: 0.5, rows: requests.length }] });
+          const stats = (model, worker, held) => ({ model, worker, held, steps: 7,
+            memory: { device: "cpu", weights_bytes: 1048576 } });
+          workers.take(activity("b", 1, 5000, [1, 2, 3]));
+          workers.take(activity("b", 0, 10, [1]));
+          workers.take(activity("a", 0, 900, [1, 2]));
+          workers.take(activity("b", 1, 5000.2, [1, 2, 3]));
+          for (const [model, worker, held] of [["b", 0, 4], ["b", 1, 4], ["a", 0, 2]]) {
+            workers.takeStats(stats(model, worker, held));
+          }
+          const all = (what) => [...document.querySelectorAll(`#workers ${what}`)];
+          return {
+            names: all("[data-worker]").map((one) => one.dataset.worker),
+            captions: all(".worker").map((one) => one.textContent),
+            forwards: workers.all.map((one) => one.activity.forwards.length).sort(),
+            running: workers.running.length, waiting: workers.waitingCount,
+            steps: workers.sum((one) => one.steps), rows: workers.means().rows,
+          };
+        }"""
+    )
+
+    assert told["names"] == ["a worker 0", "b worker 0", "b worker 1"]
+    assert told["captions"][2] == "b worker 1 · cpu · 3 requests running · 1 waiting · 1.0 MiB"
+    assert told["forwards"] == [1, 1, 2]  # one worker's clock resets no other's
+    assert (told["running"], told["steps"]) == (6, 21)
+    assert told["waiting"] == 3 + 4 + 2  # at the workers, and at the front for each model
+    assert told["rows"] == pytest.approx((3 + 3 + 2 + 1) / 4)
+
+
+def test_jobs_that_no_worker_has_yet_count_as_waiting(page: Tab) -> None:
+    waiting, text = page.page.evaluate(
+        """async () => {
+          const { Workers } = await import("./playground/workers.js");
+          const { Numbers } = await import("./playground/numbers.js");
+          new Numbers(new Workers(String, () => {}), String, () => 5).show();
+          const shown = document.querySelectorAll("#numbers b")[1].textContent;
+          return [shown, document.querySelector("#strip-text").textContent];
+        }"""
+    )
+
+    assert waiting == "5"
+    assert "0 requests running, 5 waiting" in text
 
 
 @pytest.mark.slow  # another worker; `make test-browser` runs it
@@ -275,7 +342,7 @@ def test_a_clip_is_made_and_plays(browser: Any) -> None:
 def test_the_page_and_its_files_say_what_may_run_and_are_all_there(server: Server) -> None:
     answer = server.get("/")
     policy = answer.headers["content-security-policy"]
-    scripts = [server.get(f"/playground/{name}.js") for name in ("app", "engine", "form")]
+    scripts = [server.get(f"/playground/{name}.js") for name in ("app", "lanes", "form")]
 
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy

@@ -7,7 +7,8 @@ from typing import Any
 from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
-from carpool.worker.supervisor import Moved, OnActivity, State, WorkerListener
+from carpool.worker.requests import Moved
+from carpool.worker.supervisor import OnActivity, State, WorkerListener
 from support.app import CARD
 
 
@@ -21,7 +22,7 @@ class FakeWorker:
         self.running: dict[str, asyncio.Future[protocol.Done]] = {}
         self.got: list[tuple[str, float, int]] = []  # request, waited_s, deaths
         self.held_s, self.lora = 0.0, dict[str, str]()
-        self.stopped = False
+        self.stopped = self.retired = False
         self.on_activity: OnActivity | None = None
         self.wait_s = 0.0  # that it estimates
         self._is_ready, self._failed = asyncio.Event(), asyncio.Event()
@@ -144,6 +145,10 @@ class FakeWorker:
 
     async def drain(self, timeout_s: float) -> None:
         self._end(Draining("the server ended"))
+
+    async def retire(self) -> None:
+        await self.stop()
+        self.retired = True
 
     async def stop(self) -> None:
         self.stopped, self._state = True, "stopped"

@@ -8,6 +8,16 @@ import uvicorn
 from support.app import Grey, app_of
 
 
+class Timed(Grey):
+    """A fake worker, half of whose steps are done."""
+
+    async def timelines(self, request_ids: Any) -> list[dict[str, Any]]:
+        moments = {"submitted_at": 0.0, "started_at": 0.0, "ended_at": None}
+        more: dict[str, Any] = {"error": None, "queued_s": 0.0, "total_s": 1.0, "phases": []}
+        return [{"id": one, "status": "running", "step": 2, "steps": 4, **moments, **more}
+                for one in request_ids]  # fmt: skip
+
+
 class Running:
     """A server of a fake worker on a loopback port, in a thread."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
 
 from carpool.config import EngineSettings
 from carpool.engine.loop import EngineCore
@@ -59,6 +60,22 @@ def working(model: str = MODEL, spool: str = "", **settings: Any) -> Iterator[Fr
         front.close()
         thread.join(10)
         assert not thread.is_alive()
+
+
+def test_downloads_of_one_of_several_workers_show_no_bars() -> None:
+    enable_progress_bars()
+    ours, theirs = socket.socketpair()
+    with closing(ours), closing(theirs):
+        front = Front(ours)
+        front.send(protocol.LoadModel("/nothing", EngineSettings(device="cpu"), bars=False))
+        thread = threading.Thread(target=WorkerProcess(theirs).serve)
+        thread.start()
+        answer = front.receive()
+        front.close()
+        thread.join(10)
+
+    assert isinstance(answer, protocol.LoadFailure)
+    assert are_progress_bars_disabled()
 
 
 def submit(front: Front, request_id: str) -> protocol.ToFront | None:
@@ -216,3 +233,21 @@ def test_a_video_crosses_with_its_sound_as_a_file_where_it_is_large(
     assert small.rate > 0
     assert small.sound == large.sound
     assert len(small.sound) % (4 * small.channels) == 0
+
+
+def test_after_a_reset_the_worker_is_ready_once_the_last_cancelled_request_has_ended() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker, said, cancelled = WorkerProcess(theirs), list[str](), list[str]()
+        worker._in_flight |= {"one", "two"}
+
+        worker._reset(cancelled.append, lambda: said.append("ready"))
+        assert sorted(cancelled) == ["one", "two"]
+        worker.ended("one")
+        assert not said
+        worker.ended("two")
+        assert said == ["ready"]
+
+        worker.ended("one")  # is told once only
+        worker._reset(cancelled.append, lambda: said.append("ready again"))
+        assert said == ["ready", "ready again"]

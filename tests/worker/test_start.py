@@ -15,7 +15,7 @@ import pytest
 from carpool.config import FORKSERVER_VARIABLE
 from carpool.worker import start
 from carpool.worker.start import ForkingStarter, Process
-from support.server_process import eventually, serving
+from support.server_process import eventually, serving, starting
 
 # A fork server whose workers say how they were started, and end when they are told to.
 SERVER = """
@@ -261,3 +261,16 @@ def test_without_a_fork_server_the_worker_is_a_new_interpreter() -> None:
     with serving(forkserver="off") as server:
         assert len(server.processes()) == 2
         assert server.draw().status_code == 200
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["told", "killed"])
+def test_nothing_stays_of_a_server_that_ends_while_its_fork_server_imports(
+    end: signal.Signals,
+) -> None:
+    with starting(forkserver="") as server:
+        server.wait_listening()
+        eventually(lambda: len(server.processes()) == 2, 30, "its fork server has started")
+
+        server.signal(end)
+
+        server.wait(30)  # for all of its processes

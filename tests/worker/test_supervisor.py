@@ -21,8 +21,8 @@ class Silent(Supervisor):
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__("none", settings)
-        self.ready, self._state = WorkerReady(CARD, {}, 0.0), "ready"
         self.sent: list[protocol.ToWorker] = []
+        self._receive(WorkerReady(CARD, {}, 0.0))
 
     def _send(self, message: protocol.ToWorker) -> None:
         self.sent.append(message)
@@ -59,7 +59,7 @@ def test_who_is_given_up_is_cancelled_in_the_worker_once_and_who_is_answered_is_
         )
         await asyncio.sleep(0)
         given_up.cancel()
-        supervisor._answer("two", Overloaded("no"))
+        supervisor._requests.answer("two", Overloaded("no"))
         await asyncio.wait([given_up, answered])
         return supervisor.sent
 
@@ -75,7 +75,7 @@ def test_a_request_leaves_a_later_one_of_its_id_in_flight() -> None:
         supervisor = Silent(EngineSettings())
         first = asyncio.create_task(supervisor.submit(CheckedRequest("one", 1, {})))
         await asyncio.sleep(0)
-        supervisor._answer("one", Overloaded("no"))  # `first` has not seen it yet
+        supervisor._requests.answer("one", Overloaded("no"))  # `first` has not seen it yet
         second = asyncio.create_task(supervisor.submit(CheckedRequest("one", 2, {})))
         await asyncio.wait([first])
 
@@ -92,7 +92,7 @@ def test_a_request_leaves_a_later_one_of_its_id_in_flight() -> None:
 class Scripted:
     """Workers that are none: each says what it is told to and dies, the last one lives on."""
 
-    end = "it is none"
+    end, is_lost = "it is none", False
 
     def __init__(self, *told: protocol.ToFront) -> None:
         self._told, self.opened = list(told), 0
@@ -117,7 +117,7 @@ def supervised(
     monkeypatch: pytest.MonkeyPatch, *told: protocol.ToFront
 ) -> tuple[Supervisor, Scripted]:
     workers = Scripted(*told)
-    monkeypatch.setattr("carpool.worker.supervisor.WorkerConnection", workers)
+    monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
     monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
     return Supervisor("none", EngineSettings()), workers
 

@@ -3,19 +3,22 @@
 import dataclasses
 import json
 import os
-import re
-import sys
 from collections.abc import Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 import carpool
 from carpool import jsonfile
-from carpool.cli.options import settings_from, settings_options
+from carpool.cli.bars import Move, bars
+from carpool.cli.files import FORMATS, check_output, output_for, path_of
+from carpool.cli.options import GenerateHelp, settings_from, settings_options
+from carpool.cli.show import Protocol, protocol_of, show, why_not
 from carpool.config import EngineSettings
+from carpool.types import Event
 
 _NOT_PARAMETERS = {
     "prompt": "give it as an argument",
@@ -25,15 +28,8 @@ _NOT_PARAMETERS = {
     **dict.fromkeys(("self", "requests", "request_id", "return_errors", "progress"), "not taken"),
 }
 
-_FORMATS: dict[str, Literal["png", "jpeg", "webp"]] = {
-    ".png": "png",
-    ".jpg": "jpeg",
-    ".jpeg": "jpeg",
-    ".webp": "webp",
-}
 
-
-@click.command()
+@click.command(cls=GenerateHelp)
 @click.argument("prompts", nargs=-1)
 @click.option("--prompts-file", type=click.File(), help="more prompts, one a line; - reads stdin")
 @click.option(
@@ -84,6 +80,7 @@ _FORMATS: dict[str, Literal["png", "jpeg", "webp"]] = {
     show_default=True,
     help="write prompts there too",
 )
+@click.option("--show", "is_shown", is_flag=True, help="show each picture in the terminal, too")
 @click.option("--json", "as_json", is_flag=True, help="print a JSON line for each picture")
 @settings_options(EngineSettings)
 def generate(
@@ -102,6 +99,7 @@ def generate(
     parameter: tuple[str, ...],
     metadata: bool,
     metadata_prompt: bool,
+    is_shown: bool,
     as_json: bool,
     steps: int | None,
     guidance: float | None,
@@ -116,7 +114,8 @@ def generate(
     if not everything:
         raise click.UsageError("give a prompt, or --prompts-file")
     if output is not None:
-        _check_output(output)  # said now, not after the work
+        check_output(output)  # said now, not after the work
+    shown = _shown(is_shown)
     parameters = (
         dict(pairs(parameter))
         | sides(size)
@@ -135,7 +134,9 @@ def generate(
         chosen = _said("model")
         wanted = None if chosen is None else model
         format_ = {"n": n, **parameters} | ({} if seed is None else {"seed": seed})
-        _on_server(server, api_key, wanted, everything, format_, output, images, mask, fps, as_json)
+        _on_server(
+            server, api_key, wanted, everything, format_, output, images, mask, fps, as_json, shown
+        )
         return
     settings = settings_from(flags).engine()
     from carpool.models import grid  # not for `--help`
@@ -144,7 +145,7 @@ def generate(
 
     check(model, settings)
     if makes := grid.makes(pipeline_of(model)):
-        _output_for(makes, output)
+        output_for(makes, output)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from carpool.media import encode_image, encode_video, read_picture
     from carpool.media.metadata import told
@@ -160,15 +161,22 @@ def generate(
         if size is not None:  # the files are to have it
             check_size(dataclasses.replace(engine.card, rounds_sizes=False), sides(size))
         task = engine.card.task_for(pictures)
-        output = _output_for(task.makes, output)
+        output = output_for(task.makes, output)
         if task.takes("output_type"):
             pictures["output_type"] = "pil"
-        outputs = engine.generate(
-            everything, n=n, seed=seed, progress=sys.stderr.isatty(), **parameters, **pictures
-        )
+        names = [prompt for prompt in everything for _ in range(n)]
+        with bars(names) as move:
+            outputs = engine.generate(
+                everything, n=n, seed=seed, return_errors=True, **parameters, **pictures,
+                progress=lambda i, event: _moved(move, i, event),
+            )  # fmt: skip
+    taken: set[Path] = set()
     for i, one in enumerate(outputs):
-        prompt = everything[i // n]
-        path = path_of(output, i, len(outputs), one.seed or 0, prompt)
+        if one.error is not None:
+            continue
+        prompt = names[i]
+        path = path_of(output, i, len(outputs), one.seed or 0, prompt, taken)
+        taken.add(path)
         made = one.frames[0] if one.frames is not None else one.images
         made_with = {"model": model, "prompt": prompt, "seed": one.seed, **parameters}
         made_with |= {"width": made[0].width, "height": made[0].height}
@@ -176,22 +184,35 @@ def generate(
         if one.frames is not None:
             path.write_bytes(encode_video(made, fps, said))
         else:
-            path.write_bytes(encode_image(made[0], _FORMATS[path.suffix.lower()], 95, said))
+            path.write_bytes(encode_image(made[0], FORMATS[path.suffix.lower()], 95, said))
         if as_json:
             line = {"path": str(path), **made_with, "timings": dataclasses.asdict(one.timings)}
             click.echo(json.dumps(line))
         else:
             click.echo(str(path))
+        if shown is not None:
+            show(made[0], shown)
+    for one in outputs:  # what was made is on the disk
+        if one.error is not None:
+            raise one.error
 
 
-def path_of(output: Path, i: int, count: int, seed: int, prompt: str) -> Path:
-    """The file of one of several outputs: by the pattern in the name, or numbered from 1."""
-    words = re.sub(r"\W+", "-", prompt).strip("-")[:60] or "picture"
-    fields = {"{i}": str(i + 1), "{seed}": str(seed), "{prompt}": words}
-    name = re.sub(r"\{(i|seed|prompt)\}", lambda found: fields[found[0]], output.name)
-    is_told_apart = "{i}" in output.name or ("{seed}" in output.name and "{prompt}" in output.name)
-    path = output.with_name(name)
-    return path if count == 1 or is_told_apart else path.with_stem(f"{path.stem}-{i + 1}")
+def _shown(is_wanted: bool) -> Protocol | None:
+    """How to show pictures; None: not at all, which standard error says where it was asked for."""
+    if not is_wanted:
+        return None
+    if (why := why_not(os.environ)) is not None:
+        click.echo(f"carpool: --show: {why}: pictures are only written", err=True)
+        return None
+    return protocol_of(os.environ)
+
+
+def _moved(move: Move, i: int, event: Event) -> None:
+    """Move the bar of one request by what happened to it."""
+    if event.kind == "step":
+        move(i, min(event.step / max(event.steps, 1), 0.99))  # its decoding is to come
+    elif event.kind in ("started", "finished"):
+        move(i, float(event.kind == "finished"))
 
 
 def _said(name: str) -> Any:
@@ -220,14 +241,16 @@ def _on_server(
     mask: Path | None,
     fps: float,
     as_json: bool,
+    shown: Protocol | None,
 ) -> None:
     """Have a server draw, and write what it made."""
     from carpool.cli import remote
+    from carpool.media import read_picture
     from carpool.media.inputs import transparent_mask
 
     with remote.connect(url, api_key) as server:
         kind = remote.makes(server, model)
-        output = _output_for(kind, output)
+        output = output_for(kind, output)
         body = parameters | ({} if model is None else {"model": model})
         if kind == "videos":
             count = body.pop("n")
@@ -238,42 +261,23 @@ def _on_server(
             if _said("fps") is not None:
                 body["fps"] = fps
         else:
-            body["output_format"] = _FORMATS[output.suffix.lower()]
+            body["output_format"] = FORMATS[output.suffix.lower()]
         read = [remote.data_url(remote.read(path), path.name) for path in images]
         painted = None if mask is None else transparent_mask(remote.read(mask))
         made = remote.draw(
             server, prompts, body, videos=kind == "videos", images=read,
             mask=None if painted is None else remote.data_url(painted, "mask.png"),
-            with_bars=sys.stderr.isatty(),
         )  # fmt: skip
         count = len(prompts) * int(parameters.get("n", 1))
-        for i, one in enumerate(made):
-            path = path_of(output, i, count, one.seed, one.prompt)
+        taken: set[Path] = set()
+        for one in made:
+            path = path_of(output, one.place, count, one.seed, one.prompt, taken)
+            taken.add(path)
             path.write_bytes(one.content)
             line = {"path": str(path), "prompt": one.prompt, "seed": one.seed, "job": one.job["id"]}
             click.echo(json.dumps(line) if as_json else str(path))
-
-
-def _check_output(output: Path) -> None:
-    known = (*_FORMATS, ".mp4")
-    if output.suffix.lower() not in known:
-        rule = f"the name must end in one of {', '.join(known)}"
-        raise click.UsageError(f"--output {output}: {rule}")
-    if not output.parent.is_dir():
-        raise click.UsageError(f"--output {output}: there is no folder {output.parent}")
-
-
-def _output_for(makes: str, output: Path | None) -> Path:
-    """The file to write: what was asked for, if it can hold what the model makes."""
-    endings = {"videos": (".mp4",), "pictures": tuple(_FORMATS)}.get(makes)
-    if endings is None:
-        raise click.UsageError(f"the model makes {makes}, which only the Python API gives")
-    if output is None:
-        return Path(f"out{endings[0]}")
-    if output.suffix.lower() not in endings:
-        rule = f"use {', '.join(endings)}"
-        raise click.UsageError(f"--output {output}: the model makes {makes}: {rule}")
-    return output
+            if shown is not None:
+                show(read_picture(BytesIO(one.thumbnail or one.content)), shown)
 
 
 def pairs(texts: Iterable[str]) -> Iterator[tuple[str, Any]]:

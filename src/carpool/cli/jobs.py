@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import click
 
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, Overloaded
 
 if TYPE_CHECKING:
     import httpx2
@@ -128,6 +128,11 @@ class JobsClient:
         match found:
             case dict() if answer.is_success:
                 return found
+            case {"error": {"code": "invalid_api_key"}}:
+                rule = "give it as --api-key, or in CARPOOL_API_KEY"
+                raise CarpoolError(f"{self._url}: the API key is missing or wrong: {rule}")
+            case {"error": {"message": message}} if answer.status_code == 429:
+                raise Overloaded(str(message))
             case {"error": {"message": message}}:
                 raise CarpoolError(str(message))
         raise CarpoolError(f"{self._url} answers {answer.status_code}, not as `carpool serve` does")

@@ -60,7 +60,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 class GroupedHelp(click.Command):
-    """A command whose help shows the settings of `GROUPS`; `--help-all` shows all of them."""
+    """A command whose help shows the settings of `groups`; `--help-all` shows all of them."""
+
+    groups = GROUPS
+    settings: type[EngineSettings] = ServeSettings
+    begins_with_groups = True
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         both = click.Option(
@@ -73,18 +77,21 @@ class GroupedHelp(click.Command):
         if ctx.meta.get("help_all"):
             super().format_options(ctx, formatter)
             return
-        settings = {field.name for field in dataclasses.fields(ServeSettings)}
+        settings = {field.name for field in dataclasses.fields(self.settings)}
         records = {
             str(one.name): record
             for one in self.get_params(ctx)
             if isinstance(one, click.Option) and (record := one.get_help_record(ctx)) is not None
         }
-        for title, names in GROUPS.items():
+        sections = {
+            title: [(records[name][0], _short(records[name][1])) for name in names]
+            for title, names in self.groups.items()
+        }
+        own = {"Options": [one for name, one in records.items() if name not in settings]}
+        for title, rows in (sections | own if self.begins_with_groups else own | sections).items():
             with formatter.section(title):
-                formatter.write_dl([(records[name][0], _short(records[name][1])) for name in names])
-        with formatter.section("Options"):
-            formatter.write_dl([one for name, one in records.items() if name not in settings])
-        more = len(settings) - sum(map(len, GROUPS.values()))
+                formatter.write_dl(rows)
+        more = len(settings) - sum(map(len, self.groups.values()))
         formatter.write_paragraph()
         formatter.write_text(f"{more} more settings: --help-all")
 
@@ -94,6 +101,14 @@ class GroupedHelp(click.Command):
             ctx.meta["help_all"] = True
             click.echo(ctx.get_help(), color=ctx.color)
             ctx.exit()
+
+
+class GenerateHelp(GroupedHelp):
+    """The help of `carpool generate`: its own options, then the settings that people use."""
+
+    groups = {"Model": ("device", "dtype", "revision", "lora", "quantize", "memory")}
+    settings = EngineSettings
+    begins_with_groups = False
 
 
 def _short(help_: str) -> str:

@@ -3,25 +3,30 @@
 import base64
 import mimetypes
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carpool.cli.bars import bars
 from carpool.cli.jobs import JobsClient
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, Overloaded
 
 POLL_S = 0.2
+OPEN = ("queued", "in_progress")
+THUMBNAIL = "thumbnail.webp"
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
     """One file that a server made."""
 
+    place: int  # among all, from 0
     prompt: str
     seed: int
     content: bytes
+    thumbnail: bytes | None  # of a video
     job: dict[str, Any]
 
 
@@ -53,17 +58,16 @@ def draw(
     videos: bool,
     images: Sequence[str] = (),
     mask: str | None = None,
-    with_bars: bool,
 ) -> Iterator[Made]:
-    """Have a server draw; yields what it made, in the order of the prompts.
+    """Have a server draw, with a bar for each prompt; yields what it made, in their order.
 
     Args:
         body: common to all requests.
         images, mask: `data:` URLs.
-        with_bars: show a bar for each prompt on standard error.
 
     Raises:
-        CarpoolError: a request was refused, or a job failed. The other jobs are cancelled.
+        CarpoolError: a request was refused, and those before it are cancelled; or a job failed,
+            and what the others made has been yielded.
     """
     path, pictures = ("v1/videos" if videos else "v1/images/generations"), dict[str, Any]()
     if videos and images:
@@ -72,57 +76,55 @@ def draw(
         path, pictures["images"] = "v1/images/edits", [{"image_url": one} for one in images]
         if mask is not None:
             pictures["mask"] = {"image_url": mask}
-    more = {} if videos else {"background_job": True}
+    more, n = ({} if videos else {"background_job": True}), int(body.get("n", 1))
+    done: dict[str, dict[str, Any]] = {}
     ids: list[str] = []
     try:
-        with _bars(prompts, with_bars) as moved:
-            for prompt in prompts:
-                asked = {"prompt": prompt, **body, **pictures, **more}
-                ids.append(server.ask_at("POST", path, json=asked)["id"])
-            done: dict[str, dict[str, Any]] = {}
-            while len(done) < len(ids):
+        names = [f"{prompt} ({n} pictures)" if n > 1 else prompt for prompt in prompts]
+        with bars(names) as move:
+            while len(done) < len(prompts):
+                try:
+                    for prompt in prompts[len(ids) :]:
+                        asked = {"prompt": prompt, **body, **pictures, **more}
+                        ids.append(server.ask_at("POST", path, json=asked)["id"])
+                except Overloaded:  # a long list is no overload: the rest comes when some are done
+                    if len(done) == len(ids):
+                        raise
                 for place, one in enumerate(ids):
                     if one in done:
                         continue
                     job = server.ask("GET", one)
-                    moved(place, job["progress"])
-                    if job["status"] not in ("queued", "in_progress"):
+                    is_open = job["status"] in OPEN
+                    if job["status"] != "queued":
+                        move(place, min(job["progress"] / 100, 0.99) if is_open else 1)
+                    if not is_open:
                         done[one] = job
-                        _check(job)
-                time.sleep(POLL_S)
-        for prompt, one in zip(prompts, ids, strict=True):
+                if len(done) < len(prompts):
+                    time.sleep(POLL_S)
+        for place, (prompt, one) in enumerate(zip(prompts, ids, strict=True)):
+            if done[one]["status"] != "completed":
+                continue
             names = [file["name"] for file in done[one]["files"]]
             wanted = [name for name in names if name.endswith(".mp4") or not videos]
-            for name, seed in zip(wanted, done[one]["seeds"], strict=True):
-                yield Made(prompt, seed, server.content(one, name), done[one])
-        ids.clear()
+            small = server.content(one, THUMBNAIL) if videos and THUMBNAIL in names else None
+            for part, (name, seed) in enumerate(zip(wanted, done[one]["seeds"], strict=True)):
+                content = server.content(one, name)
+                yield Made(place * n + part, prompt, seed, content, small, done[one])
+        for one in ids:
+            _check(done[one])
     finally:
-        for one in ids:  # it failed, or was interrupted: nobody waits for the rest
-            try:
-                server.ask("POST", one, "cancel")
-            except CarpoolError:
-                break
+        for one in ids:  # it was refused or interrupted: nobody waits for the rest
+            if one not in done:
+                try:
+                    server.ask("POST", one, "cancel")
+                except CarpoolError:
+                    break
 
 
 def _check(job: Mapping[str, Any]) -> None:
     if job["status"] != "completed":
         error = job["error"] or {}
         raise CarpoolError(f"job {job['id']} {job['status']}: {error.get('message', '')}")
-
-
-@contextmanager
-def _bars(prompts: Sequence[str], are_shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar for each prompt; yields what moves one, in percent."""
-    if not are_shown:
-        yield lambda place, percent: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        tasks = [progress.add_task(prompt[:48], total=100) for prompt in prompts]
-        yield lambda place, percent: progress.update(tasks[place], completed=percent)
 
 
 def connect(url: str, api_key: str | None) -> "closing[JobsClient]":

@@ -28,38 +28,54 @@ REASONS = {
 }
 
 
+Worker = tuple[str, int]
+"""Its model, and its number."""
+
+
 class Board:
     """What the last events said, as a picture for a terminal."""
 
     def __init__(self) -> None:
         self.status: dict[str, Any] = {}
-        self.stats: dict[str, Any] = {}
-        self.activity: dict[str, Any] = {}
-        self._forwards: deque[dict[str, Any]] = deque()
-        self._now_s = 0.0
+        self._stats: dict[Worker, dict[str, Any]] = {}
+        self._activities: dict[Worker, dict[str, Any]] = {}
+        self._forwards: dict[Worker, deque[dict[str, Any]]] = {}
 
     def take(self, kind: str, data: dict[str, Any]) -> None:
         """One event."""
+        worker = data.get("model", ""), data.get("worker", 0)
         if kind == "status":
             self.status = data
         elif kind == "stats":
-            self.stats = data
+            self._stats[worker] = data
         elif kind == "activity":
-            if data["now_s"] < self._now_s:
-                self._forwards.clear()  # another worker's clock
-            self.activity, self._now_s = data, data["now_s"]
-            self._forwards.extend(data["forwards"])
-            while self._forwards and self._forwards[0]["began_s"] < self._now_s - SECONDS:
-                self._forwards.popleft()
+            forwards = self._forwards.setdefault(worker, deque())
+            if data["now_s"] < self._activities.get(worker, data)["now_s"]:
+                forwards.clear()  # the clock of the process that replaced it
+            self._activities[worker] = data
+            forwards.extend(data["forwards"])
+            while forwards and forwards[0]["began_s"] < data["now_s"] - SECONDS:
+                forwards.popleft()
 
     @property
     def is_whole(self) -> bool:
         """Has there been an event of each kind?"""
-        return bool(self.status and self.stats and self.activity)
+        return bool(self.status and self._stats and self._activities)
+
+    def _of(self, name: str) -> list[dict[str, Any]]:
+        """The running or the waiting requests of all workers."""
+        return [one for activity in self._activities.values() for one in activity[name]]
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests that wait at workers, and, with several, at the front."""
+        held = {model: one.get("held", 0) for (model, _), one in self._stats.items()}
+        return sum([*held.values(), *(one["waiting_count"] for one in self._activities.values())])
 
     def means(self) -> tuple[float, float, float]:
         """Denoising forwards a second, requests and rows a forward, over the last seconds."""
-        found = [one for one in self._forwards if one["phase"] == "denoise"]
+        everything = (one for forwards in self._forwards.values() for one in forwards)
+        found = [one for one in everything if one["phase"] == "denoise"]
         if not found:
             return 0.0, 0.0, 0.0
         requests = sum(len(one["requests"]) for one in found) / len(found)
@@ -70,21 +86,24 @@ class Board:
         from rich.table import Table
         from rich.text import Text
 
-        said, running = self.status, self.activity.get("running", [])
+        said, running, waiting = self.status, self._of("running"), self._of("waiting")
         pace, requests, rows = self.means()
         state = str(said.get("status", "connecting"))
+        several = f"{len(self._stats)} workers   " if len(self._stats) > 1 else ""
         head = Text.assemble(
             (f"{said.get('model', '')} ", "bold"),
             (state, "green" if state == "ready" else "red"),
-            f"   running {len(running)}   waiting {self.activity.get('waiting_count', 0)}",
+            f"   {several}running {len(running)}   waiting {self.waiting_count}",
         )
-        memory = self.stats.get("memory", {})
-        held = memory.get("reserved_bytes") or memory.get("peak_bytes") or 0
-        waits = self.stats.get("waits", {})
+        stats = self._stats.values()
+        memories = [one.get("memory", {}) for one in stats]
+        held = sum(one.get("reserved_bytes") or one.get("peak_bytes") or 0 for one in memories)
+        steps = sum(one.get("steps_per_s", 0.0) for one in stats)
+        waited = max((one.get("waits", {}).get("median_s", 0.0) for one in stats), default=0.0)
         numbers = Text(
-            f"{self.stats.get('steps_per_s', 0.0):.1f} steps/s   {pace:.1f} forwards/s   "
+            f"{steps:.1f} steps/s   {pace:.1f} forwards/s   "
             f"{requests:.1f} requests and {rows:.1f} rows a forward   "
-            f"queue {waits.get('median_s', 0.0):.2f} s   {held / 2**30:.1f} GiB",
+            f"queue {waited:.2f} s   {held / 2**30:.1f} GiB",
             style="dim",
         )
         table = Table(box=None, pad_edge=False, expand=False)
@@ -96,14 +115,15 @@ class Board:
             left = "" if one["left_s"] is None else f"{one['left_s']:.1f} s of work"
             steps = f"{one['step']}/{one['steps']}"
             table.add_row(_name(one), one["phase"], steps, f"{bar:\u2591<{BAR}}", left)
-        for one in self.activity.get("waiting", [])[: max(0, MOST_LINES - len(running))]:
+        for one in waiting[: max(0, MOST_LINES - len(running))]:
             starts = "" if one["starts_s"] is None else f"starts in {one['starts_s']:.1f} s"
             table.add_row(_name(one), "waiting", "", "", starts, style="dim")
         if len(running) > MOST_LINES:
             table.add_row(f"and {len(running) - MOST_LINES} more", style="dim")
         last = Text()
-        if self._forwards:
-            one = self._forwards[-1]
+        newest = [forwards[-1] for forwards in self._forwards.values() if forwards]
+        if newest:
+            one = newest[-1]
             last.append(
                 f"last forward: {one['module']}, {len(one['requests'])} requests, "
                 f"{one['rows']} rows, {1000 * one['duration_s']:.1f} ms; not wider: "

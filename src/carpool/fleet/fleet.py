@@ -17,7 +17,8 @@ from carpool.fleet.pool import Pool
 from carpool.fleet.serving import ServingState
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.supervisor import OnActivity, OnPreview, OnProgress
+from carpool.worker.requests import OnPreview, OnProgress
+from carpool.worker.supervisor import OnActivity
 
 log = logging.getLogger("carpool")
 
@@ -157,7 +158,7 @@ class Fleet:
         pool = one.pool = one.make()
         one.began_s = self._now_s()
         one.running = pool.start()
-        pool.watch_activity(self._on_activity)
+        pool.watch_activity(_of_model(self._on_activity, one.name))
         if not one.is_on_demand:
             one.running.add_done_callback(self._ended)
         return pool
@@ -347,8 +348,9 @@ class Fleet:
     def watch_activity(self, listener: OnActivity | None) -> None:
         """Tell a listener what all engines do, those of models that are loaded later too."""
         self._on_activity = listener
-        for pool in self._pools():
-            pool.watch_activity(listener)
+        for one in self._deployments.values():
+            if one.pool is not None:
+                one.pool.watch_activity(_of_model(listener, one.name))
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests."""
@@ -358,6 +360,11 @@ class Fleet:
                 found |= {one["id"]: one for one in await pool.timelines(request_ids)}
         return [found[name] for name in request_ids if name in found]
 
+    def roll(self) -> None:
+        """Replace the workers of all models that are loaded."""
+        for pool in self._pools():
+            pool.roll()
+
     def reload(self) -> None:
         """Have all workers read their adapter folders and batching configs again."""
         for pool in self._pools():
@@ -366,3 +373,15 @@ class Fleet:
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _of_model(listener: OnActivity | None, name: str) -> OnActivity | None:
+    """The same listener, that is told the model's name."""
+    if listener is None:
+        return None
+
+    def told(activity: protocol.Activity) -> None:
+        activity.model = name
+        listener(activity)
+
+    return told

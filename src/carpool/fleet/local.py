@@ -1,16 +1,24 @@
-"""Workers as processes of this machine."""
+"""What serves a list of models: pools of workers, on this machine or elsewhere."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from carpool.config import LogFormat, LogLevel
 from carpool.fleet.fleet import Deployment, Fleet
 from carpool.fleet.models import ModelSpec, settings_on
 from carpool.fleet.pool import Pool
-from carpool.fleet.serving import Serving
+from carpool.worker.connection import Connector
 from carpool.worker.journals import Journals
 from carpool.worker.start import Start, spawn
 from carpool.worker.supervisor import Supervisor, WorkerListener
+
+
+class Remote(Protocol):
+    """Places workers elsewhere; see `RayCluster`."""
+
+    def workers(self, model: str) -> int: ...
+    def connector(self, model: str, spool: Path | None) -> Connector: ...
 
 
 def local_fleet(
@@ -22,9 +30,15 @@ def local_fleet(
     otel: bool = False,
     max_loaded: int | None = None,
     journals: Journals | None = None,
+    remote: Remote | None = None,
     start: Start = spawn,
-) -> Serving:
-    """What serves these models; the arguments are as for `local_pool` and `Fleet`."""
+) -> Fleet | Pool:
+    """What serves these models.
+
+    Args:
+        remote: where workers are; None: processes of this machine. The others are as for
+            `local_pool` and `Fleet`.
+    """
 
     def pool_of(spec: ModelSpec) -> Pool:
         return local_pool(
@@ -34,6 +48,7 @@ def local_fleet(
             log=log,
             otel=otel,
             journals=journals,
+            remote=remote,
             start=start,
         )
 
@@ -54,6 +69,7 @@ def local_pool(
     log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
     otel: bool = False,
     journals: Journals | None = None,
+    remote: Remote | None = None,
     start: Start = spawn,
 ) -> Pool:
     """The workers of one model; the arguments are as for `Supervisor`."""
@@ -63,6 +79,7 @@ def local_pool(
             spec.model,
             settings_on(spec, device),
             spool=spool,
+            connector=None if remote is None else remote.connector(name_of(spec), spool),
             timeout_s=timeout_s,
             log=log,
             otel=otel,
@@ -72,4 +89,21 @@ def local_pool(
             start=start,
         )
 
-    return Pool(make, spec.devices, spec.settings, journals)
+    workers = spec.workers
+    if remote is not None and spec.scale is not None:  # those that are loaded already
+        found = remote.workers(name_of(spec))
+        workers = min(max(found, workers or 1, spec.scale.least), spec.scale.most)
+    return Pool(
+        make,
+        spec.devices,
+        spec.settings,
+        journals,
+        workers=workers,
+        scale=spec.scale,
+        is_fixed=remote is None,
+    )
+
+
+def name_of(spec: ModelSpec) -> str:
+    """Tells the workers of one model from those of others."""
+    return spec.name or spec.factory or spec.model

@@ -9,6 +9,7 @@ from typing import Any
 
 from carpool.config import EngineSettings, ServeSettings, with_mode
 from carpool.errors import SettingRejected, nearest
+from carpool.fleet.autoscaler import Scale
 from carpool.models.source import find
 from carpool.schedule.peers.vllm_omni_deploy import read_yaml
 
@@ -24,10 +25,12 @@ class ModelSpec:
     model: str
     settings: EngineSettings
     name: str  # as requests say it; empty: its own id
-    devices: tuple[str, ...]  # of its workers
+    devices: tuple[str, ...]  # of its workers: of as many as there may be
     factory: str | None = None  # builds the pipeline, as `module:function`
     is_on_demand: bool = False
     keep_alive_s: float = float("inf")
+    workers: int | None = None  # at the start; None: one on each of the devices
+    scale: Scale | None = None  # workers come and go with the load
 
 
 def models_of(
@@ -39,13 +42,15 @@ def models_of(
         SettingRejected: two have one name, or devices and workers do not fit.
         LoadFailed: there is no such model.
     """
-    devices = devices_of(settings.device, settings.workers, settings.devices)
+    workers, scale = _workers(settings, settings.workers)
+    devices = _devices(settings, settings.device, scale.most if scale else workers, None)
     specs = []
     for text in models:
         named = None if Path(text).exists() else _NAMED.fullmatch(text)
         name, model = (named[1], named[2]) if named else ("", text)
         name = name or ("" if len(models) == 1 else _id(model))
-        specs.append(ModelSpec(model, settings.engine(), name, devices, factory))
+        spec = ModelSpec(model, settings.engine(), name, devices, factory)
+        specs.append(replace(spec, workers=workers, scale=scale))
     return _checked(specs, settings)
 
 
@@ -91,14 +96,46 @@ def _spec(entry: Any, settings: ServeSettings, path: str) -> ModelSpec:
         raise SettingRejected(
             f"config={path!r}: workers={workers!r}: must be a whole number from 1"
         )
+    workers, scale = _workers(settings, workers)
     return ModelSpec(
         entry["model"],
         chosen,
         str(entry.get("name") or _id(entry["model"])),
-        devices_of(chosen.device, workers, devices),
+        _devices(settings, chosen.device, scale.most if scale else workers, devices),
         is_on_demand=load == "on_demand",
         keep_alive_s=float(keep_alive),
+        workers=workers,
+        scale=scale,
     )
+
+
+def _workers(settings: ServeSettings, workers: int | None) -> tuple[int | None, Scale | None]:
+    """How many workers at the start, and their bounds if they come and go with the load."""
+    least, most = settings.min_workers, settings.max_workers
+    if least is None and most is None:
+        return workers, None
+    least = least or 1
+    if most is None:
+        raise SettingRejected(f"min_workers={least}: needs max_workers, the most that there may be")
+    if not least <= (workers or least) <= most:
+        told = "" if workers is None else f"workers={workers}, "
+        raise SettingRejected(
+            f"{told}min_workers={least}, max_workers={most}: must not decrease in the order "
+            "min_workers, workers, max_workers"
+        )
+    return workers or least, Scale(least, most, settings.scale_up_wait, settings.scale_down_after)
+
+
+def _devices(
+    settings: ServeSettings, device: str, workers: int | None, devices: str | None
+) -> tuple[str, ...]:
+    """As `devices_of`; on other machines every worker has the devices that Ray gives it."""
+    devices = devices or settings.devices
+    if settings.ray is None:
+        return devices_of(device, workers, devices)
+    if devices is not None:
+        raise SettingRejected(f"devices={devices!r}: with ray each worker takes what Ray gives it")
+    return (device,) * (workers or 1)
 
 
 def _checked(specs: Sequence[ModelSpec], settings: ServeSettings) -> list[ModelSpec]:

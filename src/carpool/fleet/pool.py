@@ -1,78 +1,33 @@
 """A pool: the workers of one model, each supervised, behind the interface of a single one.
 
-With several workers requests are held here until the router binds them to one. What a worker had
-when it died goes to the others, and counts as before who ran in how many that did. A pool of one
-worker holds nothing: the worker's own queue is as good, and it runs again what it had.
+With several workers requests are held (`held.py`) until the router binds them to one. What a worker
+had when it died goes to the others, and counts as before who ran in how many that did. A pool of
+one worker holds nothing: the worker's own queue is as good, and it runs again what it had.
 """
 
 import asyncio
 import contextlib
-import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from carpool.config import EngineSettings
-from carpool.errors import (
-    CarpoolError,
-    DeadlineExceeded,
-    Draining,
-    LoadFailed,
-    LoraRejected,
-    Overloaded,
-    Starting,
-    TooLate,
-    WorkerLost,
-)
-from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
-from carpool.fleet.router import Router
+from carpool.errors import Draining, LoadFailed, Starting, WorkerLost
+from carpool.fleet.autoscaler import Demand, Scale
+from carpool.fleet.held import HeldRequests
+from carpool.fleet.members import Make, Member, Members
+from carpool.fleet.resizing import Resizer
 from carpool.fleet.serving import ServingState, WorkerHandle
-from carpool.schedule.overload import ENTER, Pressure, again_s, refuses, stage
-from carpool.schedule.policy import weights
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
-from carpool.worker.supervisor import (
-    Moved,
-    OnActivity,
-    OnPreview,
-    OnProgress,
-    WorkerListener,
-)
+from carpool.worker.requests import Moved, OnPreview, OnProgress
+from carpool.worker.supervisor import OnActivity
 
 log = logging.getLogger("carpool")
 
 AGAIN_S = 30.0  # until a worker that could not load is tried again, once another one is ready
-Size = tuple[int | None, int | None, int | None]
-
-Make = Callable[[str, WorkerListener | None], WorkerHandle]
-"""Makes the worker of a device; with a listener where it is one of several."""
-
-
-class _Member(WorkerListener):
-    """One worker of a pool."""
-
-    def __init__(self, pool: "Pool", number: int, device: str, make: Make, is_alone: bool) -> None:
-        self._pool, self.number, self.device = pool, number, device
-        self.handle = make(device, None if is_alone else self)
-        self.error = ""  # why it cannot be loaded
-        self.told_s = 0.0  # the work that it was last told is held for it
-
-    def changed(self) -> None:
-        self._pool.worker_changed(self)
-
-    def reported(self, report: protocol.Report) -> None:
-        self._pool.worker_reported(self, report)
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A request that is held."""
-
-    job: CheckedRequest
-    worker: "asyncio.Future[_Member]"
 
 
 class Pool:
@@ -83,6 +38,9 @@ class Pool:
         devices: of the workers, one each.
         settings: of each worker; what may wait and run counts for all of them together.
         journals: those of the workers, if they keep some.
+        workers: at the start; None: one on each of the devices.
+        scale: workers come and go with the load, between these bounds.
+        is_fixed: a pool of one worker stays one.
     """
 
     def __init__(
@@ -91,69 +49,49 @@ class Pool:
         devices: Sequence[str],
         settings: EngineSettings,
         journals: Journals | None = None,
+        *,
+        workers: int | None = None,
+        scale: Scale | None = None,
+        is_fixed: bool = True,
     ) -> None:
-        self._settings, self._make, self.devices = settings, make, list(devices)
-        self._is_alone = len(self.devices) == 1
-        self._members = self._made()
-        self._router = self._new_router()
-        self._numbers = itertools.count(1)
-        self._held: dict[int, _Waiting] = {}
-        self._numbers_of: dict[str, int] = {}  # of requests in flight, by their ids
-        self._lora: dict[str, str] = {}  # registered since the start
+        self._make, self.devices = make, list(devices)
+        self._is_alone = len(self.devices) == 1 and is_fixed and scale is None
+        self._members = Members()
+        self._requests = HeldRequests(settings, lambda: self.ready.card if self.ready else None)
+        self._number = 0  # of the next worker
+        for device in self.devices[:workers]:
+            self._add(device)
         self._first_ready, self._is_open = asyncio.Event(), asyncio.Event()
-        self._is_empty = asyncio.Event()  # nothing is in flight any more
-        self._is_draining, self._is_due, self._stage = False, False, 0
+        self._is_draining = False
         self._journals = journals
-        self._known: protocol.WorkerReady | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._greeting: asyncio.Task[None] | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the worker's number
+        self._failed: asyncio.Future[None] | None = None
+        self._resizer = Resizer(self, scale)
 
-    def _made(self) -> list[_Member]:
-        return [
-            _Member(self, number, device, self._make, self._is_alone)
-            for number, device in enumerate(self.devices)
-        ]
-
-    def _new_router(self) -> Router:
-        shares = weights(self._settings.fair_share)
-        router = Router(min_gain=self._settings.min_gain, fair_share=shares)
-        for member in self._members:
-            most = self._settings.max_running
-            router.add_worker(WorkerLoad(member.number, {}, most, is_open=False))
-        return router
+    def _add(self, device: str) -> Member:
+        number, self._number = self._number, self._number + 1
+        member = Member(None if self._is_alone else self, number, device, self._make)
+        self._members.add(member)
+        self._requests.add_worker(number)
+        return member
 
     # What it is
 
     @property
     def handles(self) -> list[WorkerHandle]:
-        return [member.handle for member in self._members]
+        return self._members.handles
 
     @property
     def ready(self) -> protocol.WorkerReady | None:
         """The model as the newest worker that got so far serves it."""
-        for handle in self.handles:
-            if handle.ready is not None:
-                self._known = handle.ready
-                break
-        return self._known
+        return self._members.ready
 
     @property
     def state(self) -> ServingState:
-        states: set[ServingState] = {handle.state for handle in self.handles}
-        if self._is_draining and states & {"ready", "draining"}:
+        state = self._members.state
+        if self._is_draining and state in ("ready", "draining"):
             return "draining"
-        order: tuple[ServingState, ...] = (
-            "ready",
-            "draining",
-            "starting",
-            "worker_lost",
-            "stopped",
-        )
-        for one in order:
-            if one in states:
-                was_ready = one == "starting" and self._first_ready.is_set()
-                return "worker_lost" if was_ready else one
-        return "stopped"
+        return "worker_lost" if state == "starting" and self._first_ready.is_set() else state
 
     @property
     def has_several(self) -> bool:
@@ -167,35 +105,39 @@ class Pool:
 
     def workers(self) -> list[dict[str, Any]]:
         """Each worker: its number, device, state, requests, and why it cannot load."""
-        loads = self._router.workers
-        return [
-            {
-                "worker": member.number,
-                "device": member.device,
-                "state": member.handle.state,
-                "requests": len(loads[member.number].bound),
-                **({"error": member.error} if member.error else {}),
-            }
-            for member in self._members
-        ]
+        return self._members.shown(self._requests.requests_of)
 
     # Its life
 
     def start(self) -> "asyncio.Task[None]":
         """Start all workers side by side. The task ends with `stop`, or fails with `LoadFailed`."""
-        self._tasks = [asyncio.create_task(self._keep(member)) for member in self._members]
-        self._greeting = asyncio.create_task(self._greet())
+        self._failed = asyncio.get_running_loop().create_future()
+        for member in self._members:
+            self._begin(member)
+        self._resizer.start()
         return asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
+        assert self._failed is not None
+        await self._failed
 
-    async def _keep(self, member: _Member) -> None:
+    def _begin(self, member: Member) -> None:
+        task = self._tasks[member.number] = asyncio.create_task(self._keep(member))
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        assert self._failed is not None
+        if self._failed.done() or task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            self._failed.set_exception(error)
+        elif self._is_draining:
+            self._failed.set_result(None)
+
+    async def _keep(self, member: Member) -> None:
         """Keep a worker running. One that cannot load ends the pool, unless others are ready."""
         while True:
+            greeting = asyncio.create_task(self._greet(member))
             try:
                 await member.handle.start()
                 return
@@ -203,23 +145,22 @@ class Pool:
                 if self._is_alone or not self._first_ready.is_set():
                     raise
                 member.error = str(error)
+                member.has_failed.set()
                 log.error("worker %d (%s): %s", member.number, member.device, error)
                 await asyncio.sleep(AGAIN_S)
+            finally:
+                greeting.cancel()
 
-    async def _greet(self) -> None:
-        """Say of each worker when it is ready, where there are several."""
-
-        async def wait(member: _Member) -> None:
-            ready = await member.handle.wait_ready()
-            self._first_ready.set()
-            self._open()
-            if not self._is_alone:
-                log.info(
-                    "worker %d of %d (%s) is ready, loaded in %.1f s",
-                    member.number + 1, len(self._members), member.device, ready.load_s,
-                )  # fmt: skip
-
-        await asyncio.gather(*map(wait, self._members))
+    async def _greet(self, member: Member) -> None:
+        """Say when a worker is ready, where there are several."""
+        ready = await member.handle.wait_ready()
+        self._first_ready.set()
+        self._open()
+        if not self._is_alone:
+            log.info(
+                "worker %d of %d (%s) is ready, loaded in %.1f s",
+                member.number + 1, len(self._members), member.device, ready.load_s,
+            )  # fmt: skip
 
     async def wait_ready(self) -> protocol.WorkerReady:
         """Wait until the first worker is ready."""
@@ -230,35 +171,76 @@ class Pool:
     async def wait_open(self) -> None:
         """Wait until requests are accepted; for ever once the server drains."""
         if self._is_alone:
-            await self._members[0].handle.wait_open()
+            await self.handles[0].wait_open()
         await self._is_open.wait()
+
+    def _open(self) -> None:
+        if self._is_draining or self.state != "ready":
+            self._is_open.clear()
+        else:
+            self._is_open.set()
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, run those that were accepted; fail the rest at the timeout."""
         self._is_draining = True
         self._is_open.clear()
         if not self._is_alone:
-            if self._numbers_of:
-                log.info("draining: %d requests still run", len(self._numbers_of))
-                self._is_empty.clear()
+            if self._requests:
+                log.info("draining: %d requests still run", len(self._requests))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(timeout_s):
-                        await self._is_empty.wait()
+                        await self._requests.wait_empty()
             timeout_s = 0.0
-            self._fail_held(Draining("the server ended before this request could begin"))
+            self._requests.fail(Draining("the server ended before this request could begin"))
         await asyncio.gather(*(handle.drain(timeout_s) for handle in self.handles))
 
     async def stop(self) -> None:
         """End the workers; returns when their processes have ended."""
         self._is_draining = True
         self._is_open.clear()
-        if self._greeting is not None:
-            self._greeting.cancel()
-        self._fail_held(Draining("the server was told to end at once", retry_after_s=5))
+        await self._resizer.stop()
+        self._requests.fail(Draining("the server was told to end at once", retry_after_s=5))
         await asyncio.gather(*(handle.stop() for handle in self.handles))
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_result(None)
+
+    # Workers that come and go
+
+    @property
+    def demand(self) -> Demand:
+        """What there is to do, and who does it."""
+        staying = [member for member in self._members if not member.is_leaving]
+        busy = sum(self._requests.requests_of(member.number) > 0 for member in staying)
+        return Demand(len(staying), busy, self._requests.router.held_s)
+
+    def members(self) -> list[Member]:
+        """The workers that stay."""
+        return [member for member in self._members if not member.is_leaving]
+
+    def add_worker(self, device: str | None = None) -> Member:
+        """Start a worker, on this device, or on the one that has the fewest."""
+        used = Counter(member.device for member in self.members())
+        member = self._add(device or min(self.devices, key=lambda device: used[device]))
+        self._begin(member)
+        return member
+
+    async def remove_worker(self, member: Member) -> None:
+        """Give a worker no more requests, wait until those that it has have ended, and end it."""
+        member.is_leaving = True
+        self.worker_changed(member)
+        await self._requests.wait_idle(member.number)
+        await member.handle.retire()
+        task = self._tasks.pop(member.number, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._members.remove(member)
+        self._requests.remove_worker(member.number)
+        self._open()
+        log.info("worker %d (%s) has ended", member.number + 1, member.device)
 
     # Requests
 
@@ -266,18 +248,8 @@ class Pool:
         """Raise unless requests are accepted now."""
         if self._is_draining:
             raise Draining("the server is ending and takes no new requests", retry_after_s=5)
-        if self.state == "ready":
-            return
-        errors = []
-        for handle in self.handles:
-            try:
-                handle.check_open()
-            except CarpoolError as error:
-                errors.append(error)
-        if errors:
-            soonest = min(errors, key=lambda error: error.retry_after_s or 0.0)
-            lost = (error for error in errors if isinstance(error, WorkerLost))
-            raise next(lost, soonest) if self._first_ready.is_set() else soonest
+        if self.state != "ready":
+            self._members.check_open(was_ready=self._first_ready.is_set())
 
     def check_room(self) -> None:
         """Refuse a request for which there is no room, before its body is read.
@@ -285,16 +257,7 @@ class Pool:
         Raises:
             Overloaded: as many requests are in flight as may run and wait.
         """
-        if self._is_alone:
-            self._members[0].handle.check_room()
-            return
-        settings, running = self._settings, self._settings.max_running * len(self._members)
-        if len(self._numbers_of) >= running + settings.max_queue:
-            raise Overloaded(
-                f"the queue is full: {len(self._numbers_of)} requests wait or run, the most is "
-                f"{running} + {settings.max_queue} (--max-running, --max-queue)",
-                retry_after_s=min(max(self._router.held_for_s() / 10, 1.0), 120.0),
-            )
+        (self.handles[0] if self._is_alone else self._requests).check_room()
 
     async def submit(
         self,
@@ -308,17 +271,15 @@ class Pool:
             As `Supervisor.submit`; and Overloaded, TooLate as the engine does.
         """
         if self._is_alone:
-            return await self._members[0].handle.run(job, on_progress, on_preview)
+            return await self.handles[0].run(job, on_progress, on_preview)
         self.check_open()
         self.check_room()
-        began_s, number, deaths = self._now_s(), next(self._numbers), 0
-        work = self._routed(job, number, began_s)
-        job = self._admitted(job, work)
-        self._numbers_of[job.request_id] = number
+        job, work = self._requests.admit(job)
+        deaths = 0
         try:
             while True:
-                member = await self._bound(job, work)
-                waited_s = self._now_s() - began_s
+                member = self._members[await self._requests.bound(job, work)]
+                waited_s = asyncio.get_running_loop().time() - work.arrived_s
                 try:
                     return await member.handle.run(
                         job, on_progress, on_preview, waited_s=waited_s, deaths=deaths
@@ -328,210 +289,74 @@ class Pool:
                 except (Starting, WorkerLost):  # it died as the request was on its way
                     if self._is_draining:
                         raise
-                self._router.drop(number)
+                self._requests.drop(work)
         finally:
-            del self._numbers_of[job.request_id]
             if self._journals is not None:
                 self._journals.close(job.request_id)
-            if not self._numbers_of:
-                self._is_empty.set()
-            self._router.drop(number)
-            self._assign_soon()
-
-    def _admitted(self, job: CheckedRequest, work: RoutedRequest) -> CheckedRequest:
-        """Refuse a request as the engine would whose queue holds what is held here."""
-        most_s = self._settings.max_wait
-        pressure = self._pressure()
-        if pressure.most >= ENTER[0] and self._is_due:  # some of it may be bound at once
-            self._assign()
-            pressure = self._pressure()
-        self._stage = stage(self._stage, pressure)
-        held, wait_s = len(self._router.waiting), pressure.wait * most_s
-        if refuses(self._stage, job.priority) and pressure.fill < 1:
-            which = "no new one" if self._stage == 3 else "none of priority below 0"
-            raise Overloaded(
-                f"the server is overloaded: {held} requests wait, with work for some "
-                f"{wait_s:.3g} s (the most is {most_s:g} s, --max-wait): {which} is taken",
-                retry_after_s=again_s(self._stage, wait_s, most_s),
-            )
-        needed_s = self._router.needed_s(work)
-        if job.deadline_s is not None and needed_s is not None and needed_s > job.deadline_s:
-            rule = f"cannot be met: it would take {needed_s:.3g} s"
-            late = f"deadline_s={job.deadline_s:g} {rule}"
-            if not self._settings.admit_late:
-                fewer = "ask for fewer steps or a smaller size"
-                raise TooLate(f"{late}; {fewer}", param="deadline_s")
-            log.warning("request %s: %s", job.request_id, late)
-        return replace(job, previews=0) if self._stage else job
-
-    def _pressure(self) -> Pressure:
-        waiting = len(self._router.waiting)
-        wait_s = self._router.held_for_s() if waiting else 0.0
-        return Pressure(
-            min(wait_s, 1e9) / self._settings.max_wait, waiting / max(1, self._settings.max_queue)
-        )
-
-    def _routed(self, job: CheckedRequest, number: int, now_s: float) -> RoutedRequest:
-        ready = self.ready
-        assert ready is not None
-        deadline_s = float("inf") if job.deadline_s is None else now_s + job.deadline_s
-        size = (job.arguments.get(name) for name in ("width", "height", "num_frames"))
-        return RoutedRequest(
-            number,
-            self._kind(*size),
-            max(1, ready.card.steps(job.arguments)),
-            now_s,
-            deadline_s,
-            job.priority,
-            job.tenant,
-            job.user,
-        )
-
-    def _kind(self, width: int | None, height: int | None, frames: int | None) -> Size:
-        """The size of a request, with the default where it says none."""
-        card = self.ready.card if self.ready else None
-        default = (card.default_size_px if card else None) or (None, None)
-        return width or default[0], height or default[1], frames
-
-    async def _bound(self, job: CheckedRequest, work: RoutedRequest) -> _Member:
-        """Hold a request until the router has bound it."""
-        left_s = None
-        if job.timeout_s is not None:
-            left_s = max(0.0, work.arrived_s + job.timeout_s - self._now_s())
-        waiting = _Waiting(job, asyncio.get_running_loop().create_future())
-        self._held[work.request] = waiting
-        self._router.hold(work)
-        self._assign_soon()
-        try:
-            async with asyncio.timeout(left_s):
-                return await waiting.worker
-        except TimeoutError:
-            late = f"timeout_s={job.timeout_s} ran out after 0 steps"
-            raise DeadlineExceeded(late) from None
-        finally:
-            self._held.pop(work.request, None)
-
-    def _assign_soon(self) -> None:
-        """Ask the router once all that comes together is there."""
-        if not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._assign)
-
-    def _assign(self) -> None:
-        self._is_due = False
-        for one in self._router.assign(self._now_s()):
-            waiting = self._held.get(one.request)
-            if waiting is not None and not waiting.worker.done():
-                waiting.worker.set_result(self._members[one.worker])
-
-    def _fail_held(self, error: CarpoolError) -> None:
-        for waiting in list(self._held.values()):
-            if not waiting.worker.done():
-                waiting.worker.set_exception(error)
+            self._requests.end(job, work)
 
     # What workers say
 
-    def worker_changed(self, member: _Member) -> None:
+    def worker_changed(self, member: Member) -> None:
         """A worker takes requests, or no more."""
-        is_open = member.handle.takes_requests
-        self._router.open(member.number, is_open)
+        is_open = member.handle.takes_requests and not member.is_leaving
+        self._requests.router.open(member.number, is_open)
         if is_open:
             member.error, member.told_s = "", 0.0
             self._first_ready.set()
-            for name, path in self._lora.items():
-                member.handle.add_lora(name, path)
+            self._members.tell_lora(member)
         self._open()
-        self._assign_soon()
+        self._requests.assign_soon()
 
-    def _open(self) -> None:
-        if self._is_draining or self.state != "ready":
-            self._is_open.clear()
-        else:
-            self._is_open.set()
-
-    def worker_reported(self, member: _Member, report: protocol.Report) -> None:
+    def worker_reported(self, member: Member, report: protocol.Report) -> None:
         """A worker says what steps take, and what its requests have left."""
-        tables: dict[Hashable, StepTable] = {
-            self._kind(one.width, one.height, one.frames): tuple(one.seconds)
-            for one in report.costs
-        }
-        self._router.learned(member.number, tables)
-        known = ((self._numbers_of.get(name), left) for name, left in report.steps_left.items())
-        steps = {number: left for number, left in known if number is not None}
-        self._router.progressed(member.number, steps)
-        share_s = self._router.held_for_s() if self._router.waiting else 0.0
+        share_s = self._requests.reported(member.number, report)
         if abs(share_s - member.told_s) > 0.1 * max(share_s, member.told_s):
             member.told_s = share_s
             member.handle.hold(share_s)
-        self._assign_soon()
+        self._requests.assign_soon()
 
     # For all workers
 
+    def roll(self) -> None:
+        """Replace all workers by new ones while they serve; see `Resizer`."""
+        self._resizer.roll()
+
     def reload(self) -> None:
         """Have all workers read their adapter folder and batching config again."""
-        for handle in self.handles:
-            handle.reload()
+        self._members.reload()
 
     async def add_lora(self, name: str, path: str) -> None:
-        """Register an adapter on all workers, and on those that replace them.
-
-        Raises:
-            LoraRejected: a worker says what is wrong with it; the others may have it.
-        """
-        self._lora[name] = path
-        told = await asyncio.gather(*(handle.add_lora(name, path) for handle in self.handles))
-        if problems := [problem for several in told for problem in several]:
-            del self._lora[name]
-            raise LoraRejected(problems[0])
+        """As `Members.add_lora`."""
+        await self._members.add_lora(name, path)
 
     async def statistics(self) -> dict[str, Any]:
         """A lone worker's own; else sums, and those of every worker that is ready."""
         if self._is_alone:
-            return await self._members[0].handle.statistics()
+            return await self.handles[0].statistics()
         self.check_open()
-        several = [one async for one in self._statistics()]
+        shown = {one["worker"]: one for one in self.workers()}
+        several = [shown[number] | one async for number, one in self._members.statistics()]
         total = {
             key: sum(one[key] for one in several) for key in ("waiting", "running", "requests")
         }
-        total["waiting"] += len(self._held)
-        held = {"requests": len(self._held), "work_s": self._router.held_s, "stage": self._stage}
-        return {**total, "held": held, "workers": several}
-
-    async def _statistics(self) -> AsyncIterator[dict[str, Any]]:
-        for member, shown in zip(self._members, self.workers(), strict=True):
-            with contextlib.suppress(CarpoolError):  # it died, or loads
-                if member.handle.state in ("ready", "draining"):
-                    yield shown | await member.handle.statistics()
+        requests = self._requests
+        total["waiting"] += requests.held
+        held = {"requests": requests.held, "work_s": requests.router.held_s}
+        return {**total, "held": held | {"stage": requests.stage}, "workers": several}
 
     async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
         """What a request would take if it came now, on the worker that would start it first."""
         self.check_open()
-        told = [await handle.estimate(job) for handle in self.handles if handle.state == "ready"]
-        return min(told, key=lambda one: one.wait_s)
+        return await self._members.estimate(job)
 
     def watch_activity(self, listener: OnActivity | None) -> None:
         """Tell a listener what the engines do; None: nobody any more."""
-        for number, handle in enumerate(self.handles):
-            seen = None if listener is None else partial(_numbered, listener, number)
-            handle.watch_activity(seen)
+        self._members.watch_activity(listener)
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests, of the worker that had each last."""
         if self._is_alone:
-            return await self._members[0].handle.timelines(request_ids)
+            return await self.handles[0].timelines(request_ids)
         self.check_open()
-        found: dict[str, dict[str, Any]] = {}
-        for handle in self.handles:
-            with contextlib.suppress(CarpoolError):
-                for one in await handle.timelines(request_ids):
-                    found[one["id"]] = one
-        return [found[name] for name in request_ids if name in found]
-
-    @staticmethod
-    def _now_s() -> float:
-        return asyncio.get_running_loop().time()
-
-
-def _numbered(listener: OnActivity, number: int, activity: protocol.Activity) -> None:
-    activity.worker = number
-    listener(activity)
+        return await self._members.timelines(request_ids)

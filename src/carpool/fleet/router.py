@@ -23,11 +23,11 @@ Timing Anomalies, SIAM Journal on Applied Mathematics 17(2), 1969.
 import heapq
 import random
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from math import inf
 
+from carpool.fleet.index import LOOKED_AT, WorkerIndex
 from carpool.fleet.load import (
     UNKNOWN,
     Bound,
@@ -43,7 +43,6 @@ from carpool.types import QueuedRequest
 
 AHEAD = 0.25  # of the requests that a worker runs together, at least one: encoded meanwhile
 COMING = 10  # times as many as are there: what a busy worker counts on, as `arrivals.BUSY` does
-LOOKED_AT = 8  # workers
 IMBALANCE = 1.5
 SLACK = 16  # requests
 BURST = 8  # requests for each idle worker that are bound when they come together
@@ -90,7 +89,7 @@ class Router:
         self._held: dict[int, _Held] = {}  # by request
         self._orders: dict[Hashable, list[tuple[float, int]]] = {}  # ranks, and requests
         self._owners: dict[int, int] = {}  # worker by request that is bound
-        self._index = _Index()
+        self._index = WorkerIndex()
         self._tables: dict[Hashable, StepTable] = {}  # of any worker, the newest that was said
         self.held_s = 0.0  # predicted work of what is held
 
@@ -369,59 +368,6 @@ class Router:
         waiting = (one.work for one in self._held.values())
         bound = (one.work for worker in self.workers.values() for one in worker.bound.values())
         self._shares.queued([_queued(one) for one in (*waiting, *bound)])
-
-
-class _Index:
-    """Open workers by when an average request would end there, in all and for each kind."""
-
-    def __init__(self) -> None:
-        self._all: list[tuple[float, int]] = []
-        self._kinds: dict[Hashable, list[tuple[float, int]]] = {}
-        self._known: dict[int, tuple[float, frozenset[Hashable]]] = {}
-        self._workers: dict[int, WorkerLoad] = {}
-
-    @property
-    def is_any(self) -> bool:
-        return bool(self._all)
-
-    def key(self, worker: WorkerLoad) -> float:
-        return self._known[worker.id][0]
-
-    def put(self, worker: WorkerLoad) -> None:
-        """A worker has changed."""
-        self.remove(worker)
-        if not worker.is_open:
-            return
-        tables = worker.tables.values()
-        speed_s = sum([table[0] for table in tables]) / len(tables) if tables else 0.0
-        key = worker.left_s + speed_s
-        kinds = frozenset([one.work.kind for one in worker.bound.values()])
-        self._known[worker.id], self._workers[worker.id] = (key, kinds), worker
-        insort(self._all, (key, worker.id))
-        for kind in kinds:
-            insort(self._kinds.setdefault(kind, []), (key, worker.id))
-
-    def remove(self, worker: WorkerLoad) -> None:
-        known = self._known.pop(worker.id, None)
-        if known is None:
-            return
-        key, kinds = known
-        del self._workers[worker.id]
-        for ranks in (self._all, *(self._kinds[kind] for kind in kinds)):
-            del ranks[bisect_left(ranks, (key, worker.id))]
-        for kind in kinds:
-            if not self._kinds[kind]:
-                del self._kinds[kind]
-
-    def look(self, kind: Hashable) -> Iterable[WorkerLoad]:
-        """The workers that a choice looks at, each once."""
-        if len(self._all) <= 2 * LOOKED_AT:
-            numbers = [number for _, number in self._all]
-        else:
-            first = [number for _, number in islice(self._all, LOOKED_AT)]
-            same = [number for _, number in islice(self._kinds.get(kind, ()), LOOKED_AT)]
-            numbers = list(dict.fromkeys([*first, *same]))
-        return [self._workers[number] for number in numbers]
 
 
 def _queued(work: RoutedRequest) -> QueuedRequest:

@@ -11,7 +11,8 @@ from typing import Any, Literal, Protocol
 
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.supervisor import OnActivity, OnPreview, OnProgress, State
+from carpool.worker.requests import OnPreview, OnProgress
+from carpool.worker.supervisor import OnActivity, State
 
 ServingState = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
 
@@ -64,5 +65,6 @@ class WorkerHandle(Service, Protocol):
         waited_s: float = 0.0,
         deaths: int = 0,
     ) -> protocol.Done: ...
+    async def retire(self) -> None: ...
     def hold(self, work_s: float) -> None: ...
     def add_lora(self, name: str, path: str) -> "asyncio.Future[list[str]]": ...

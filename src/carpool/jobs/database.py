@@ -44,6 +44,7 @@ CREATE TABLE jobs (
   files TEXT NOT NULL DEFAULT '{}',  -- JSON: bytes by name
   bytes INTEGER NOT NULL DEFAULT 0,
   warnings TEXT,  -- JSON: texts for the client
+  timings TEXT,  -- JSON: where the time of a completed one went
   idempotency_key TEXT,
   digest TEXT,
   UNIQUE (owner, idempotency_key)
@@ -60,6 +61,7 @@ INSERT INTO uptime SELECT 0.0 WHERE NOT EXISTS (SELECT 1 FROM uptime);
 """  # what older files of this version lack
 _COLUMNS = {"id", "kind", "owner", "state", "asked", "work", "files"}  # of any version
 _LATER_COLUMNS = {"created_up_s": "REAL", "ended_up_s": "REAL", "warnings": "TEXT"}
+_LATER_COLUMNS["timings"] = "TEXT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Record:
     error: dict[str, Any] | None
     files: dict[str, int] = field(hash=False)  # bytes by name
     warnings: tuple[str, ...]  # for the client, such as that its prompt was truncated
+    timings: dict[str, float] | None = field(default=None, hash=False)  # of its longest request
 
     @property
     def is_open(self) -> bool:
@@ -90,7 +93,7 @@ class Record:
 
 
 _FIELDS = tuple(one.name for one in fields(Record))
-_JSON = ("asked", "work", "error", "files")
+_JSON = ("asked", "work", "error", "files", "timings")
 
 
 def record_of(row: sqlite3.Row) -> Record:

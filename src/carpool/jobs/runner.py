@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -32,7 +32,7 @@ from carpool.jobs.database import End, Record, State
 from carpool.jobs.journals import JobJournals
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import Reader, requests_of
-from carpool.types import CheckedRequest, Clock
+from carpool.types import CheckedRequest, Clock, Timings
 
 log = logging.getLogger("carpool")
 
@@ -42,6 +42,8 @@ class Output(Protocol):
 
     @property
     def warnings(self) -> Sequence[str]: ...
+    @property
+    def timings(self) -> Timings: ...
 
 
 OnProgress = Callable[[int, int], None]
@@ -360,6 +362,7 @@ class Runner:
         complete = partial(
             self.store.complete, record.id, write, keep=record.work.get("keep", ()),
             warnings=list(dict.fromkeys(text for one in done for text in one.warnings)),
+            timings=asdict(max((one.timings for one in done), key=lambda spent: spent.total_s)),
         )  # fmt: skip
         loop = asyncio.get_running_loop()
         if await loop.run_in_executor(self._finisher, complete):

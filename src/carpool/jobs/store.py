@@ -32,10 +32,11 @@ from carpool.errors import (
 from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import NAME, OPEN, Database, End, Record, State, record_of
 from carpool.jobs.file_store import FileStore
+from carpool.jobs.room import too_many
 from carpool.jobs.state_folder import ScratchFolder, StateFolder
+from carpool.jobs.uptime import note_uptime, resume_time
 
 log = logging.getLogger("carpool")
-
 ENDED: tuple[State, ...] = ("completed", "failed", "cancelled", "expired")
 _PASSING = re.compile(r"tmp[a-z0-9_]{8}\.rgb")  # large outputs, on their way from the worker
 _FULL_AGAIN_S = 10.0  # when to come again if too many jobs wait
@@ -85,7 +86,7 @@ class JobStore:
                 self.journals = FileStore(self.folder / "journals")  # of open jobs: `JobJournals`
                 self._db = Database(None if folder is None else self.folder / NAME)
                 undo.callback(self._db.close)
-                self._resume_time()
+                resume_time(self._db, self.clock)
                 self._db.write("UPDATE jobs SET state = 'queued' WHERE state = 'in_progress'")
                 if folder is not None:
                     self._claim.opened()
@@ -98,7 +99,7 @@ class JobStore:
         """Release the folder. Open jobs stay as they are. Harmless when done twice."""
         if not self._db.is_closed:
             with contextlib.suppress(StoreFailed):
-                self._note_uptime()
+                note_uptime(self._db, self.clock)
             if self._db.checkpoint():
                 self._claim.merged()  # before SQLite removes the log: so it is never missing
         self._db.close()
@@ -274,13 +275,14 @@ class JobStore:
 
     def complete(
         self, job_id: str, write: Callable[[Path], object], *, keep: Sequence[str] = (),
-        warnings: Sequence[str] = (),
+        warnings: Sequence[str] = (), timings: Mapping[str, float] | None = None,
     ) -> bool:  # fmt: skip
         """End a job in progress with the files that `write` puts into an empty folder.
 
         Args:
             keep: inputs that become such files.
             warnings: for the client.
+            timings: where its time went, seconds.
 
         Returns:
             Whether it was this call that ended it; if not, the files are gone.
@@ -298,7 +300,7 @@ class JobStore:
         try:
             files = self._put(self._files, job_id, write_all)
             self._files.publish(job_id)
-            is_ours = self._end(job_id, "completed", 100, files, None, OPEN[1:], warnings)
+            is_ours = self._end(job_id, "completed", 100, files, None, OPEN[1:], warnings, timings)
         finally:
             (self._inputs if is_ours else self._files).drop(job_id)
             if is_ours:
@@ -315,19 +317,21 @@ class JobStore:
     def _end(
         self, job_id: str, state: State, progress: int, files: Mapping[str, int],
         error: CarpoolError | None, only_from: Sequence[State], warnings: Sequence[str] = (),
+        timings: Mapping[str, float] | None = None,
     ) -> bool:  # fmt: skip
         query = """UPDATE jobs SET state = ?, progress = max(progress, ?), files = ?, bytes = ?,
-            error = ?, warnings = ?, ended_s = ?, ended_up_s = ?
+            error = ?, warnings = ?, timings = ?, ended_s = ?, ended_up_s = ?
             WHERE id = ? AND state IN (?, ?) RETURNING id"""
         told = None if error is None else json.dumps(error.body)
         times = self.clock(), self.clock.uptime_s()
         size, said = sum(files.values()), json.dumps(warnings) if warnings else None
-        values = [state, progress, json.dumps(files), size, told, said, *times, job_id]
+        spent = None if timings is None else json.dumps(timings)
+        values = [state, progress, json.dumps(files), size, told, said, spent, *times, job_id]
         return bool(self._db.write(query, [*values, only_from[0], only_from[-1]]))
 
     def tidy(self) -> list[Record]:
         """Expire jobs that took too long, which are returned; delete those that ended long ago."""
-        self._note_uptime()
+        note_uptime(self._db, self.clock)
         old_s = self.clock.uptime_s() - self.ttl_s
         query = "SELECT * FROM jobs WHERE state IN ('queued', 'in_progress') AND created_up_s < ?"
         late = self._db.read(query, [old_s])
@@ -346,28 +350,6 @@ class JobStore:
         return record.ended_s + self.ttl_s + round(away_s)
 
     # Inside
-
-    def _resume_time(self) -> None:
-        """Give all jobs the ages that they had when the store was last left.
-
-        A moment that is still to come was written under another wall clock: it becomes now.
-        """
-        queries = ("SELECT seconds FROM uptime", "SELECT max(created_up_s) FROM jobs",
-                   "SELECT max(ended_up_s) FROM jobs")  # fmt: skip
-        self.clock.resume(max(self._db.read(query)[0][0] or 0.0 for query in queries))
-        query = """UPDATE jobs SET created_s = min(created_s, :now),
-            started_s = min(started_s, :now), ended_s = min(ended_s, :now),
-            created_up_s = coalesce(created_up_s, :up),
-            ended_up_s = iif(ended_s IS NULL, NULL, coalesce(ended_up_s, :up))
-            WHERE max(created_s, coalesce(started_s, 0), coalesce(ended_s, 0)) > :now
-            OR created_up_s IS NULL OR (ended_s IS NOT NULL AND ended_up_s IS NULL)"""
-        self._db.write(query, {"now": self.clock(), "up": self.clock.uptime_s()})
-        self._note_uptime()
-
-    def _note_uptime(self) -> None:
-        """Store the uptime, if anything has an age."""
-        query = "UPDATE uptime SET seconds = ? WHERE EXISTS (SELECT 1 FROM jobs)"
-        self._db.write(query, [self.clock.uptime_s()])
 
     def _forget(self, job_ids: Sequence[str]) -> None:
         """Delete jobs with their files: all of one, or nothing, also if a crash interrupts."""
@@ -395,27 +377,12 @@ class JobStore:
             files = place.write(job_id, write)
             # inputs take half at most: what becomes of them has to find room, too
             most = self._max_bytes // 2 if place is self._inputs else self._max_bytes
-            self._make_room(sum(files.values()), most, job_id)
+            for oldest in too_many(self._db, job_id, sum(files.values()), most, self._max_bytes):
+                self._forget([oldest])
             place.flush(job_id)
         except OSError as error:
             raise StoreFailed(f"the files could not be stored: {reason(error)}") from error
         return files
-
-    def _make_room(self, needed: int, most: int, job_id: str) -> None:
-        """Delete completed jobs, the oldest first, until there is room for the files of another."""
-        query = """SELECT state, sum(bytes) AS bytes FROM jobs WHERE bytes > 0 AND id != ?
-            GROUP BY state"""
-        taken = {row["state"]: row["bytes"] for row in self._db.read(query, [job_id])}
-        held = sum(taken.get(state, 0) for state in OPEN)
-        if held + needed > most:
-            others = f", {held} more are held by jobs that have not ended" if held else ""
-            raise OSError(f"{needed} bytes{others}, the most is {most} (--max-store-bytes)")
-        excess = sum(taken.values()) + needed - self._max_bytes
-        query = """SELECT id, bytes FROM jobs WHERE bytes > 0 AND state = 'completed' AND id != ?
-            ORDER BY ended_s, number LIMIT 1"""
-        while excess > 0 and (oldest := self._db.read(query, [job_id])):
-            self._forget([oldest[0]["id"]])
-            excess -= oldest[0]["bytes"]
 
     def _recover(self) -> None:
         """Settle what was half done when the last process was killed."""

@@ -10,7 +10,7 @@ import io
 import logging
 import math
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -179,7 +179,7 @@ def _letters(sent: bytes | str | memoryview, start: int, size: int) -> bytes:
     return piece.encode(errors="replace") if isinstance(piece, str) else bytes(piece)
 
 
-def read_picture(path: Path, *, is_mask: bool = False) -> Image.Image:
+def read_picture(path: Path | BinaryIO, *, is_mask: bool = False) -> Image.Image:
     """A picture from the user's own file, upright: RGB, or 8-bit grey for a mask.
 
     Raises:

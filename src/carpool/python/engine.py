@@ -112,7 +112,7 @@ class Engine:
         *,
         n: int = 1,
         return_errors: bool = False,
-        progress: bool | None = None,
+        progress: bool | Callable[[int, Event], object] | None = None,
         **parameters: Any,
     ) -> list[Output]:
         """Run requests together and wait for all of them.
@@ -122,7 +122,9 @@ class Engine:
                 of a `Request` may be lists, of one entry a prompt.
             n: outputs of each prompt, with seeds s, s+1, ...; as is `num_images_per_prompt`.
             return_errors: give failed requests an `Output` with `error` instead of raising.
-            progress: show a bar; default: on a terminal, when several requests run.
+            progress: show a bar; default: on a terminal, when several requests run. Or a function
+                that is called with an output's place and each of its events, on a thread of the
+                engine's.
             parameters: for all of them, as for `submit`.
 
         Returns:
@@ -154,22 +156,30 @@ class Engine:
         return self._run_all(jobs, return_errors, progress)
 
     def _run_all(
-        self, jobs: Sequence[CheckedRequest | Output], return_errors: bool, progress: bool | None
+        self,
+        jobs: Sequence[CheckedRequest | Output],
+        return_errors: bool,
+        progress: bool | Callable[[int, Event], object] | None,
     ) -> list[Output]:
         steps = sum(
             self.card.steps(job.arguments) for job in jobs if isinstance(job, CheckedRequest)
         )
-        hidden = not (len(jobs) > 1 and sys.stderr.isatty()) if progress is None else not progress
+        follow = progress if callable(progress) else None
+        is_shown = len(jobs) > 1 and sys.stderr.isatty() if progress is None else progress is True
         handles: list[Handle | Output] = []
-        with tqdm(total=steps, unit="step", disable=hidden) as bar:
-            advance = partial(_advance, bar)
+        with tqdm(total=steps, unit="step", disable=not is_shown) as bar:
+            follows = [
+                partial(_advance, bar) if follow is None else partial(follow, place)
+                for place in range(len(jobs))
+            ]
             try:
                 with self._loop.together(), contextlib.suppress(Overloaded):
-                    for job in jobs:
-                        mine = job if isinstance(job, Output) else self._start(job, advance)
+                    for job, listen in zip(jobs, follows, strict=True):
+                        mine = job if isinstance(job, Output) else self._start(job, listen)
                         handles.append(mine)
                 for job in jobs[len(handles) :]:  # for which there was no place
-                    mine = job if isinstance(job, Output) else self._queue(job, handles, advance)
+                    listen = follows[len(handles)]
+                    mine = job if isinstance(job, Output) else self._queue(job, handles, listen)
                     handles.append(mine)
                 outputs = [_settled(handle) for handle in handles]
             except BaseException:  # interrupted: nobody waits for the rest any more

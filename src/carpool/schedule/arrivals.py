@@ -48,19 +48,22 @@ class Load:
         """Whether calls that cannot ride together took turns lately."""
         return self._unmixed < LATELY
 
-    def share(self, now_s: float) -> float:
+    def share(self, now_s: float, stretch: float = 1.0) -> float:
         """The part of its time that the device needs for what comes, if it runs as wide as pays.
 
         Estimated from what it remembers; at most `BUSY`.
+
+        Args:
+            stretch: mean seconds of forwards, as a multiple of what was predicted of them.
         """
         if len(self._came) < 2:
             return 0.0
         began_s, before_s = self._came[0]
         work_s, over_s = self._came_s - before_s, now_s - began_s
         best = self._alone_s / self._best_s if self._best_s else 1.0
-        return min(BUSY, work_s / over_s / best) if over_s > 0 else BUSY
+        return min(BUSY, stretch * work_s / over_s / best) if over_s > 0 else BUSY
 
-    def backlog(self, present: float, now_s: float) -> float:
+    def backlog(self, present: float, now_s: float, stretch: float = 1.0) -> float:
         """Requests that are in the house or are likely to come before it is empty."""
-        coming = present / (1 - self.share(now_s)) - present
+        coming = present / (1 - self.share(now_s, stretch)) - present
         return present + min(coming, COMING * len(self._came))

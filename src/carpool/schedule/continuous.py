@@ -28,6 +28,7 @@ from math import inf
 
 from carpool.schedule.arrivals import Load
 from carpool.schedule.cost import Costs
+from carpool.schedule.decodes import Decodes
 from carpool.schedule.shares import Shares
 from carpool.schedule.widths import Widths
 from carpool.types import Admission, Choice, ParkedCall, QueuedRequest
@@ -58,11 +59,11 @@ class Continuous:
     _shares: Shares | None = field(init=False)
     _widths: Widths = field(init=False)
     _trials: dict[tuple[int, int], float] = field(default_factory=dict)  # by leader and calls
-    _held: set[int] = field(default_factory=set)  # decodes that have waited for a forward
+    _decodes: Decodes = field(init=False)
 
     def __post_init__(self) -> None:
         self._shares = None if self.fair_share is None else Shares(self.fair_share)
-        self._widths = Widths(self.costs, self.min_gain)
+        self._widths, self._decodes = Widths(self.costs, self.min_gain), Decodes(self.costs)
 
     def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
         """Choose who comes aboard: whoever there is a place for, in the order of their ranks."""
@@ -159,7 +160,8 @@ class Continuous:
         with.
         """
         first, leader = beside.calls[0], denoise.calls[0]
-        if first.phase == "decode" and self._waits(beside.calls, denoise.calls, parked):
+        may_wait = first.phase == "decode" and self._shares is None
+        if may_wait and self._decodes.wait(beside.calls, denoise.calls, len(parked)):
             return False
         if first.phase == "encode" and denoise.why in ("knee", "cap", "untried"):
             same = sum(call.rows for call in sides if call.key == first.key)
@@ -172,42 +174,6 @@ class Continuous:
         one_s = self.costs.seconds(leader.kind, sum(call.rows for call in denoise.calls))
         rows = sum(call.rows for call in beside.calls)
         return self._spent_s + self.costs.seconds(first.kind, rows) <= one_s
-
-    def _waits(
-        self,
-        decodes: Sequence[ParkedCall],
-        denoise: Sequence[ParkedCall],
-        parked: Sequence[ParkedCall],
-    ) -> bool:
-        """Whether decodes wait for those who end with the next forward, to be decoded with them.
-
-        Once, for one forward, and if that costs the decodes less than all others gain: these are
-        done earlier by what one wide decode takes less than two narrow ones.
-        """
-        first = decodes[0]
-        has_deadline = min([call.deadline_s for call in decodes]) < inf
-        if has_deadline or self._shares is not None or not self._held.isdisjoint(_orders(decodes)):
-            return False
-        one_s = self.costs.seconds(denoise[0].kind, denoise[0].rows)
-        alone_s = self.costs.seconds(first.kind, first.rows)
-        ending = sum(call.left_s < alone_s + 1.5 * one_s for call in denoise)
-        now, more = sum(call.rows for call in decodes), ending * first.rows
-        curve = self.costs.curve(first.kind)
-        if not ending or now + more > first.max_rows or not curve.may_try(now + more, more):
-            return False
-        step_s = self._turn_s(denoise[0], sum(call.rows for call in denoise), len(denoise))
-        now_s, later_s = (self._turn_s(first, n, len(decodes)) for n in (now, more))
-        both_s = self._turn_s(first, now + more, len(decodes) + ending)
-        costs_s = len(decodes) * (step_s + both_s - now_s)
-        if costs_s >= (len(parked) - len(decodes)) * (now_s + later_s - both_s):
-            return False
-        self._held |= _orders(decodes)
-        return True
-
-    def _turn_s(self, call: ParkedCall, rows: int, calls: int) -> float:
-        """Seconds of a forward and of what the loop and the pipelines' own code take beside it."""
-        beside_s = self.costs.beside_s(call.kind, calls)
-        return self.costs.seconds(call.kind, rows) + beside_s * self.costs.factor
 
     def _grouped(
         self, calls: Sequence[ParkedCall], now_s: float
@@ -315,7 +281,10 @@ class Continuous:
         all_s = sum([call.left_s for call in parked]) + waiting_s
         present = all_s / mean_s if mean_s else float(len(parked))
         between = sum(map(self._round_s, others)) / mean_s if mean_s else 0.0
-        width, why = self._widths.choose(line, self._load.backlog(present, now_s), between)
+        backlog = self._load.backlog(present, now_s, self.costs.stretch)
+        waited_s = now_s - sum([call.arrived_s for call in line]) / len(line)
+        waited = max(0.0, waited_s / mean_s) if mean_s else 0.0
+        width, why = self._widths.choose(line, backlog, between, waited)
         if self._widths.loss_s is not None:
             self._trials[leader.order, width] = self._widths.loss_s
         return Choice(tuple(line[:width]), why)
@@ -348,8 +317,7 @@ class Continuous:
             others = [c.order for c in parked if c.order in before and c.order not in chosen]
             passed = {order: before[order] for order in others} | passed
         self._passed = passed
-        if self._held:
-            self._held &= {call.order for call in parked} - chosen
+        self._decodes.ran(parked, chosen)
         if is_denoise and not self._begun:
             self._begun = {call.request for call in choice.calls}
         seconds = self.costs.seconds(leader.kind, sum(call.rows for call in choice.calls))
@@ -366,10 +334,6 @@ class Continuous:
         """
         same = (call.tenant, call.user) == (leader.tenant, leader.user)
         return self._shares is None or same or call.phase != "denoise"
-
-
-def _orders(calls: Sequence[ParkedCall]) -> set[int]:
-    return {call.order for call in calls}
 
 
 def _may_interrupt(one: ParkedCall, begun: ParkedCall) -> bool:

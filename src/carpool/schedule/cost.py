@@ -30,6 +30,8 @@ TRUSTED = 3  # so many give a median that one outlier does not move
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # widths that are tried, in rows
 SETTLED_EVERY = 256  # forwards: the usual speed follows the speed of now
 SETTLED = 0.1  # of the difference
+RECENT = 0.999  # of the weight of the forwards before, at each: in `stretch`
+LONGEST = 16.0  # times what was predicted: more of a forward is not counted there
 UNKNOWN_SLOPE = 0.5  # of the first row's seconds, for each row more
 
 
@@ -160,6 +162,7 @@ class Costs:
         self.trials = Trials()
         self.streams: dict[str, float] = {}  # seconds of copying a method's weights once
         self._forwards = 0
+        self._took_s = self._predicted_s = 0.0  # of forwards lately
         self._lock = threading.Lock()  # `to_json` may be asked from any thread
 
     def learn(self, kind: CallKind, rows: int, seconds: float) -> None:
@@ -181,6 +184,9 @@ class Costs:
         if curve.has_run(rows):
             usual_s = curve.seconds(rows)
             uncertainty = curve.sd(rows) / usual_s
+            predicted_s = usual_s * self._speed.factor
+            self._took_s = RECENT * self._took_s + min(seconds, LONGEST * predicted_s)
+            self._predicted_s = RECENT * self._predicted_s + predicted_s
             wrong = self._speed.learn((kind, rows), seconds, usual_s, uncertainty, now_s)
             if wrong is not None:
                 self._doubt(*wrong)
@@ -246,7 +252,8 @@ class Costs:
 
     def compute_s(self, kind: CallKind, rows: int) -> float:
         """What computing a forward is likely to take just now, without waiting for weights."""
-        return self.curve(kind).seconds(rows) * self._speed.factor
+        curve = self._curves.get(kind) or self.curve(kind)
+        return curve.seconds(rows) * self._speed.factor
 
     def stream_s(self, kind: CallKind) -> float:
         """What copying the streamed weights of a forward once takes; 0 where they are resident."""
@@ -256,6 +263,14 @@ class Costs:
     def factor(self) -> float:
         """Seconds just now, as a multiple of the usual ones."""
         return self._speed.factor
+
+    @property
+    def stretch(self) -> float:
+        """Mean seconds of forwards lately, as a multiple of what was predicted.
+
+        Predictions are medians: outliers and busy moments, which fill the device, are not in them.
+        """
+        return self._took_s / self._predicted_s if self._predicted_s else 1.0
 
     def _nearest(self, kind: CallKind) -> CallKind | None:
         same = [k for k, c in self._curves.items() if k.name == kind.name and not c.is_empty]

@@ -2,22 +2,29 @@
 
 Forwards vary by 20 % (lognormal), one in a hundred takes ten times as long, in phases of half a
 minute everything takes twice as long, and after ten minutes the device is 30 % slower for good.
-So that modes can be compared, phases and changes come at the same moments in all of them, a step of
-a request that runs alone varies in the same way in all of them, and of every hundred forwards that
-are shared exactly one is an outlier.
+So that few runs tell modes apart, these differ as little as they can by chance: phases and changes
+come at the same moments in all of them, and a step of a request that runs alone varies in the same
+way in all of them. Of forwards that are shared every hundred vary by the same hundred factors, in
+an order of their own, and outliers have a hundredth of the device's time at its usual speed,
+however wide the forwards are that they strike.
+
+Source: stratified sampling and common random numbers, Owen, Monte Carlo theory, methods and
+examples, 2013, chapter 8.
 """
 
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from math import exp
+from statistics import NormalDist
 
 from carpool.schedule.cost import Costs
 from carpool.schedule.learned_curve import PRIOR, LearnedCurve
 from carpool.types import CallKind
 
 SPREAD = 0.2  # standard deviation of the logarithm of a forward's seconds
-HUNDRED = 100  # forwards, of which one is an outlier
+HUNDRED = 100  # forwards: one of them is an outlier, and together they vary alike in all modes
 OUTLIER = 10.0  # times as long
 PHASE_S = 30.0
 BETWEEN_S = 120.0  # mean time between two phases
@@ -26,6 +33,10 @@ WORN_AFTER_S = 600.0
 WORN = 1.3  # times as long, from then on
 WRONG = 4.0  # times, either way: an entry of a table
 WIDTHS = (1, 2, 3, 4, 6, 8)  # of a table
+FACTORS = tuple(
+    exp(NormalDist(-(SPREAD**2) / 2, SPREAD).inv_cdf((place + 0.5) / HUNDRED))
+    for place in range(HUNDRED)
+)  # of a lognormal distribution with mean 1: one of each hundredth of it
 
 
 @dataclass(slots=True)
@@ -36,34 +47,48 @@ class Machine:
     _forwards: random.Random = field(init=False)
     _phases: random.Random = field(init=False)
     _phase_s: float = 0.0  # when the phase begins that is not over yet
-    _shared: int = 0  # forwards
-    _outlier: int = 0  # which of a hundred
+    _left: list[int] = field(default_factory=list)  # of the hundred factors of shared forwards
+    _due_s: float = 0.0  # seconds of forwards that are to be outliers
+    _strikes: float = 0.0  # of a mean forward's seconds: so much due makes the next one
+    _mean_s: float = 0.0  # of shared forwards
+    _shared: int = 0
 
     def __post_init__(self) -> None:
         self._forwards, self._phases = random.Random(self.seed), random.Random(self.seed + 1)
         self._phase_s = self._gap_s()
+        self._strikes = self._forwards.random()
 
-    def factor(self, now_s: float, calls: int, step: tuple[int, int, int]) -> float:
+    def factor(self, now_s: float, calls: int, step: tuple[int, int, int], seconds: float) -> float:
         """How many times as long the next forward takes. Times never go back.
 
         Args:
             calls: that share it.
             step: the leader's request, its stage and the calls of that done.
+            seconds: that it takes where nothing disturbs it.
         """
         while now_s >= self._phase_s + PHASE_S:
             self._phase_s += PHASE_S + self._gap_s()
-        alone = random.Random(f"{self.seed} {step}")
-        factor = alone.lognormvariate(0.0, SPREAD) / exp(SPREAD**2 / 2)
         if calls == 1:
-            is_outlier = alone.randrange(HUNDRED) == 0
+            digest = blake2b(repr((self.seed, step)).encode(), digest_size=16).digest()
+            varies, strikes = (int.from_bytes(digest[i : i + 8], "big") for i in (0, 8))
+            factor, is_outlier = FACTORS[varies % HUNDRED], strikes % HUNDRED == 0
         else:
-            if self._shared % HUNDRED == 0:
-                self._outlier = self._shared + self._forwards.randrange(HUNDRED)
-            is_outlier = self._shared == self._outlier
-            self._shared += 1
+            if not self._left:
+                self._left = self._forwards.sample(range(HUNDRED), HUNDRED)
+            factor, is_outlier = FACTORS[self._left.pop()], self._is_struck(seconds)
         factor *= OUTLIER if is_outlier else 1.0
         factor *= BUSY if now_s >= self._phase_s else 1.0
         return factor * (WORN if now_s >= WORN_AFTER_S else 1.0)
+
+    def _is_struck(self, seconds: float) -> bool:
+        self._shared += 1
+        self._mean_s += (seconds - self._mean_s) / self._shared
+        self._due_s += seconds / HUNDRED
+        if self._due_s < self._strikes * self._mean_s:
+            return False
+        self._due_s -= seconds
+        self._strikes = self._forwards.random()
+        return True
 
     def _gap_s(self) -> float:
         return self._phases.expovariate(1 / BETWEEN_S)

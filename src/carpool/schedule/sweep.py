@@ -94,7 +94,7 @@ def _newcomers(parked: Sequence[ParkedCall], costs: Costs) -> list[ParkedCall]:
     """
     denoise = [call for call in parked if call.phase == "denoise"]
     stream_s = min((costs.stream_s(call.kind) for call in denoise), default=0.0)
-    if sum(costs.compute_s(call.kind, call.rows) for call in denoise) >= stream_s:
+    if not stream_s or sum(costs.compute_s(call.kind, call.rows) for call in denoise) >= stream_s:
         return []
     return [call for call in parked if call.phase == "encode"]
 

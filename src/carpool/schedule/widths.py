@@ -7,6 +7,10 @@ gains anything when the line is long. The house holds those who are in it and th
 to come before it is empty, by the arrivals so far. Where other keys wait, every round is followed
 by one of theirs, and whoever is left out of the first waits for that, too.
 
+The mean is not all: a burst that is done in fewer, wider forwards leaves the device sooner. A wider
+forward, that all who are there can fill, is taken where the mean latency, from arrival to end,
+loses no more by it than a part of what it gains in requests a second, and no other key waits.
+
 What was learned is uncertain. Where the difference is within that, the narrower is taken while few
 wait and the wider when many do: a wrong choice of the narrower costs throughput, which near
 capacity costs all who wait, and a wrong choice of the wider only a part of one round. A width that
@@ -28,6 +32,9 @@ DOUBT = 0.5  # standard deviations by which a wider forward is taken for slower,
 NEAR = 0.02  # of the mean of rounds: what the wider may be worse by in a long line, if uncertain
 CERTAIN = 0.05  # of its seconds: a width that is no more uncertain than this is not tried
 WORTH_TRYING = 0.01  # of the mean of rounds: what a trial may gain at least
+TRADE = 0.25  # of the requests a second that a wider forward gains: what the mean may lose for it
+MOST_TRADED = 0.05  # of the mean latency
+LEAST_GAINED = 0.1  # of the requests a second: less is not worth that
 LONG_LINE = 20  # requests: with so many, rows that gain less than `min_gain` are worth it, too
 
 
@@ -41,7 +48,11 @@ class Widths:
     has_tried: bool = False  # in the last forward
 
     def choose(
-        self, line: Sequence[ParkedCall], backlog: float, between: float = 0.0
+        self,
+        line: Sequence[ParkedCall],
+        backlog: float,
+        between: float = 0.0,
+        waited: float = 0.0,
     ) -> tuple[int, str]:
         """How many of a line of calls of one key to run together, and what stops the next.
 
@@ -49,13 +60,17 @@ class Widths:
             line: calls in the order in which they are taken.
             backlog: work in the house, in requests like these.
             between: rounds of other keys before the next of this, in rounds of one of these.
+            waited: mean time since arrival, in multiples of the work that is left, alone.
         """
         kind, most = line[0].kind, line[0].max_rows
         curve = self.costs.curve(kind)
+        seconds_of, sd_of = curve.seconds, curve.sd
         between_s = between * curve.seconds(line[0].rows)
         is_long = backlog >= LONG_LINE
         best, best_s, rate, paying_rows, rows = 1, inf, 0.0, 0, 0
         why = "nobody"
+        loop_s = self.costs.beside_s(kind, 0)
+        own_s = self.costs.beside_s(kind, 1) - loop_s
         means: list[tuple[int, int, float, float]] = []  # calls, rows, mean of rounds, rounds
         for n, call in enumerate(line, 1):
             rows += call.rows
@@ -65,12 +80,12 @@ class Widths:
             if n > 1 and not curve.may_try(rows, call.rows):
                 why = "untried"
                 break
-            seconds, near = curve.seconds(rows) + self.costs.beside_s(kind, n), 1.0
+            seconds, near = seconds_of(rows) + loop_s + n * own_s, 1.0
             rounds = ((backlog if backlog > n else n) + n) / n
             mean_s = (seconds + between_s) * rounds
             means.append((n, rows, mean_s, rounds))
             if n > 1:
-                sd = curve.sd(rows)
+                sd = sd_of(rows)
                 if is_long:
                     near += min(NEAR, sd / seconds)
                 else:  # rows that bring little, or perhaps little, are not worth it
@@ -80,6 +95,9 @@ class Widths:
             rate, paying_rows = n / seconds, rows
             if mean_s < best_s * near:
                 best, best_s = n, mean_s
+        waited_s = 2 * waited * seconds_of(line[0].rows)  # rounds are twice the mean
+        if not between:  # else others would wait for it
+            best = _wider(curve, means, best, backlog, waited_s)
         trial = self._trial(curve, means, best)
         if trial != best:
             return trial, "knee"
@@ -110,3 +128,24 @@ class Widths:
         if chosen != best:
             self.loss_s = loss_s
         return chosen
+
+
+def _wider(
+    curve: AnyCurve,
+    means: Sequence[tuple[int, int, float, float]],
+    best: int,
+    backlog: float,
+    waited_s: float,
+) -> int:
+    """The widest that gains so much more a second than the best that the mean may lose by it.
+
+    By what it takes at worst, where that is uncertain.
+    """
+    _, _, best_s, best_rounds = means[best - 1]
+    for n, rows, likely_s, rounds in reversed(means[best:]):
+        mean_s = likely_s + curve.sd(rows) * rounds
+        loss = (mean_s - best_s) / (best_s + waited_s)
+        gain = (n * rounds / mean_s) / (best * best_rounds / best_s) - 1
+        if n <= backlog and gain >= LEAST_GAINED and loss <= min(MOST_TRADED, TRADE * gain):
+            return n
+    return best

@@ -13,6 +13,7 @@ from carpool.server.access.cross_origin import AllowedHosts, CrossOriginProtecti
 from carpool.server.access.keys import Keyring
 from carpool.server.error_responses import on_error
 from carpool.server.routes import (
+    adapters,
     automatic1111,
     chat,
     huggingface,
@@ -72,6 +73,7 @@ def create_app(
         videos.router,
         observe.router,
         peers.router,
+        adapters.router,
     ]
     for router in [*routers, observe.public, peers.public]:
         if runner is not None or router not in (jobs.router, videos.router):

@@ -168,9 +168,14 @@ class Events:
                 statistics = await self._supervisor.statistics()
         except (CarpoolError, TimeoutError):  # the worker died, or is busy
             return
-        for number, one in enumerate(statistics.get("workers", [statistics])):
-            shown = {name: one[name] for name in SHOWN if name in one}
-            self._send_all(_event("stats", {"worker": one.get("worker", number), **shown}))
+        models = statistics.get("models") or {self._model(): statistics}
+        for model, several in models.items():
+            held = {"held": one["requests"]} if (one := several.get("held")) else {}
+            for worker in several.get("workers", [several]):
+                shown = {name: worker[name] for name in SHOWN if name in worker}
+                if shown.keys() >= {"steps", "memory"}:  # its model is loaded
+                    about = {"model": model, "worker": worker.get("worker", 0), **held}
+                    self._send_all(_event("stats", about | shown))
 
     def _status(self) -> bytes:
         status = {"status": self._supervisor.state, "model": self._model()}
@@ -190,6 +195,7 @@ class Events:
             for one in activity.forwards
         ]
         common = {
+            "model": activity.model or self._model(),
             "worker": activity.worker,
             "now_s": round(activity.now_s, 5),
             "forwards": forwards,

@@ -8,11 +8,9 @@ from typing import Any, Literal
 
 from carpool.errors import (
     InvalidValue,
-    ModelNotFound,
     SizeRejected,
     UnknownParameter,
     UnsupportedParameter,
-    nearest,
     show,
 )
 from carpool.media.outputs import FPS, MOST_FPS
@@ -52,7 +50,7 @@ def image_requests(
     Raises:
         Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
     """
-    parameters = _parameters(model, body, "pictures")
+    parameters = _parameters(model, body, "pictures", key)
     if body.output_compression is not None and body.output_format in (None, "png"):
         rule = "is for jpeg and webp: png loses nothing"
         raise UnsupportedParameter(f"output_compression {rule}", param="output_compression")
@@ -109,7 +107,7 @@ def video_request(
 
     Args, Raises: as `image_requests`.
     """
-    card, parameters = model.card, _parameters(model, body, "videos")
+    card, parameters = model.card, _parameters(model, body, "videos", key)
     if "output_format" in parameters:
         rule = "is not taken: a video is an MP4 file"
         raise UnsupportedParameter(f"output_format {rule}", param="output_format")
@@ -177,13 +175,13 @@ def length_of(card: Card, arguments: Mapping[str, Any]) -> int:
 
 
 def _parameters(
-    model: ServedModel, body: schema.GenerationRequest, makes: Literal["pictures", "videos"]
+    model: ServedModel,
+    body: schema.GenerationRequest,
+    makes: Literal["pictures", "videos"],
+    key: str,
 ) -> dict[str, Any]:
-    """The pipeline's own parameters in a body for this model."""
-    if body.model not in (None, model.id, model.card.id):
-        seen = str(body.model)[:60]
-        hint = nearest(seen, [model.id])
-        raise ModelNotFound(f"model {seen!r} is not served here, {model.id!r} is{hint}")
+    """The pipeline's own parameters in a body for this model, and its client's default adapters."""
+    model.check_name(body.model)
     if (made := model.card.tasks[0].makes) != makes:
         way = "`carpool generate` and the Python API do that"
         way = f"{_ENDPOINTS[made]} makes them" if made in _ENDPOINTS else way
@@ -208,6 +206,8 @@ def _parameters(
     if reserved := sorted(parameters.keys() & _RESERVED):
         seen = f"{model.card.pipeline} has no parameter {reserved[0]!r}"
         raise UnknownParameter(seen, param=reserved[0])
+    if parameters.get("lora") is None and model.default_lora.get(key):
+        parameters["lora"] = model.default_lora[key]
     return parameters
 
 

@@ -153,6 +153,11 @@ async def _serve(
     journals = None
     if settings.journal != "off":
         journals = Journals(of_all=settings.journal != "jobs")
+    cluster = None
+    if settings.ray is not None:
+        from carpool.fleet.ray import connected
+
+        cluster = await asyncio.to_thread(connected, settings)
     starter = ForkingStarter()
     supervisor = local_fleet(
         models,
@@ -162,10 +167,12 @@ async def _serve(
         otel=traces.is_on,
         max_loaded=settings.max_loaded,
         journals=journals,
+        remote=cluster,
         start=starter.start,
     )
     at_once = sum(len(one.devices) * one.settings.max_running for one in models)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, supervisor, keys)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, supervisor.roll)
     runner = Runner(
         store,
         supervisor,
@@ -203,6 +210,8 @@ async def _serve(
             await asyncio.to_thread(server.unix.remove)
         await runner.stop()
         await supervisor.stop()
+        if cluster is not None:
+            await asyncio.to_thread(cluster.disconnect)
         await starter.close()
 
 

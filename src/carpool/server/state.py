@@ -2,9 +2,9 @@
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fastapi import Request
@@ -12,7 +12,7 @@ from fastapi.security import HTTPBearer
 from starlette.types import Receive
 
 from carpool.config import ServeSettings
-from carpool.errors import UnsupportedParameter
+from carpool.errors import ModelNotFound, UnsupportedParameter, nearest
 from carpool.fleet.fleet import Deployment, Fleet
 from carpool.fleet.serving import Serving
 from carpool.jobs.runner import Runner
@@ -50,6 +50,14 @@ class ServedModel:
     max_n: int
     metadata: bool = True  # do files carry the settings that made them?
     metadata_prompt: bool = False  # the prompts too?
+    default_lora: Mapping[str, Any] = field(default_factory=dict)  # `set_lora`; by API key
+
+    def check_name(self, name: str | None) -> None:
+        """Raise ModelNotFound if a request names another model."""
+        if name not in (None, self.id, self.card.id):
+            seen = str(name)[:60]
+            hint = nearest(seen, [self.id])
+            raise ModelNotFound(f"model {seen!r} is not served here, {self.id!r} is{hint}")
 
     def file_metadata(self, made: CheckedRequest | None, **more: Any) -> dict[str, Any] | None:
         """The settings that a file may carry; {} without a request, None where files carry none."""
@@ -92,6 +100,7 @@ class AppState:
             has_metadata=settings.metadata,
         )
         self.started_s = int(time.time())
+        self.default_lora: dict[tuple[str, str], list[dict[str, Any]]] = {}  # by model and API key
         self._json = FairExecutor("carpool-json", 4, per_tenant=1, rests=True)
         self._memory = MemoryBudget(settings.max_in_flight_bytes, settings.max_upload_bytes)
         self._limits = RateLimiter(
@@ -147,12 +156,14 @@ class AppState:
         if not is_restarting and (needs != "loaded" or ready is None):
             serving.check_open()
         assert ready is not None
+        id_ = id_ or ready.card.id
         return ServedModel(
-            id_ or ready.card.id,
+            id_,
             ready.card,
             min(settings.max_n, settings.max_running + settings.max_queue),
             settings.metadata,
             settings.metadata_prompt,
+            {key: lora for (model, key), lora in self.default_lora.items() if model == id_},
         )
 
     async def some_model(self, needs: Literal["ready", "restarting"]) -> ServedModel:

@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Protocol
 
 from carpool.errors import StoreFailed, reason
 from carpool.worker import protocol
@@ -20,6 +21,48 @@ from carpool.worker.start import Process, Start, spawn
 
 log = logging.getLogger("carpool")
 _EXIT_TIMEOUT_S = 2.0  # of a process whose socket is closed
+
+
+class Connection(Protocol):
+    """The front's end of a connection to a worker's process, wherever that runs."""
+
+    def send(self, message: protocol.ToWorker) -> None: ...
+    def messages(self) -> AsyncIterator[protocol.ToFront]: ...
+    def kill(self) -> None: ...
+    @property
+    def is_lost(self) -> bool:
+        """Whether only the connection ended, as far as is known: the worker may be well."""
+
+    @property
+    def end(self) -> str: ...
+    async def close(self) -> None: ...
+
+
+class Connector(Protocol):
+    """Connects to the process of one worker, again and again."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a failed `open` is to be tried again from the start on."""
+
+    async def open(self) -> Connection: ...
+    async def end(self) -> None:
+        """The worker is needed no more."""
+
+
+class LocalConnector:
+    """Starts processes on this machine; the arguments are as for `WorkerConnection.open`."""
+
+    is_remote = False
+
+    def __init__(self, spool: Path | None, start: Start) -> None:
+        self._spool, self._start = spool, start
+
+    async def open(self) -> Connection:
+        return await WorkerConnection.open(self._spool, self._start)
+
+    async def end(self) -> None:
+        """Its process has ended with its connection."""
 
 
 class WorkerConnection:
@@ -69,7 +112,9 @@ class WorkerConnection:
             except (asyncio.IncompleteReadError, ConnectionError):
                 return
             message = protocol.decode_to_front(body)
-            yield _mapped(message) if isinstance(message, protocol.Done) else message
+            yield mapped(message) if isinstance(message, protocol.Done) else message
+
+    is_lost = False  # its socket ends with it
 
     def kill(self) -> None:
         self._is_killed = True
@@ -118,7 +163,7 @@ def describe_end(status: int | None, *, is_killed: bool = False) -> str:
     return f"signal {-status}, {name}{hints.get(-status, '')}"
 
 
-def _mapped(done: protocol.Done) -> protocol.Done | protocol.RequestFailed:
+def mapped(done: protocol.Done) -> protocol.Done | protocol.RequestFailed:
     """Map an output that is a file into memory and unlink it; it is freed with its last user."""
     if done.clip is None or not done.clip.path:
         return done

@@ -2,10 +2,9 @@
 
 A forked worker is there in milliseconds instead of seconds, and shares the memory of what was
 imported with all others. The front (`start.py`) runs it as `python -m carpool.worker.forkserver FD`
-and sends it, over the socket FD, one socket for each worker that it wants. On that one it says what
-the worker inherits, and gets its process id and at last its exit status; if the front closes it
-before, the worker is killed. `python -m carpool.worker.forkserver PATH NAME...` listens on a Unix
-socket instead and serves any number of fronts, whose environments may differ in these variables.
+and sends it, over the socket FD, one socket for each worker that it wants: see `fork_protocol.py`.
+`python -m carpool.worker.forkserver PATH NAME...` listens on a Unix socket instead and serves any
+number of fronts, whose environments may differ in these variables.
 
 Forking is safe while there is one thread and no device is open. Where an import has started threads
 or opened a device, nothing is forked: this process becomes the first worker itself, and the front
@@ -14,39 +13,24 @@ starts others as new interpreters.
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import socket
 import stat
-import struct
 import sys
 import traceback
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
-import msgspec
-
-from carpool.worker import process, protocol, startup
-
-NUMBER = struct.Struct(">i")
-"""How a process id and an exit status are sent."""
-
-REFUSED = 0
-"""Sent instead of a process id: the front has to start that worker by itself."""
+from carpool.worker import process, startup
+from carpool.worker.fork_protocol import PASSED, REFUSED, ForkRequest, number, read
 
 _READ_LATE = (b"CARPOOL_", b"OTEL_")  # variables that nothing reads while it is imported
 _REQUEST_S = 10.0  # for a front to say what it wants
-_PASSED = 3  # the worker's socket, its stdout and its stderr
 _HARMLESS = {"full", "null", "random", "tty", "urandom", "zero"}  # in /dev
-
-
-class ForkRequest(msgspec.Struct):
-    """What a front wants a worker to inherit."""
-
-    environ: dict[bytes, bytes]
-    folder: bytes  # it runs in
-    umask: int
 
 
 class ForkServer:
@@ -93,21 +77,20 @@ class ForkServer:
         front.settimeout(_REQUEST_S)
         passed: list[int] = []
         try:
-            _, passed, _, _ = socket.recv_fds(front, 1, _PASSED)
-            body = protocol.read(front.recv)
-            if body is None or len(passed) < _PASSED:
-                raise ConnectionError
-            request = msgspec.msgpack.decode(body, type=ForkRequest)
+            _, passed, _, _ = socket.recv_fds(front, 1, PASSED)
+            request = read(front.recv)
+            if len(passed) < PASSED:
+                raise ConnectionError("descriptors are missing")
             if self._read_early(request.environ) != self._environ:
-                front.sendall(NUMBER.pack(REFUSED))
+                front.sendall(number(REFUSED))
                 front.close()
             elif is_safe():
                 self._fork(front, passed, request)
             else:
-                front.sendall(NUMBER.pack(os.getpid()))
+                front.sendall(number(os.getpid()))
                 self._source.close()  # others that are asked for are refused by that
                 _become_worker(passed, request)
-        except (OSError, msgspec.DecodeError):  # that front has gone, or is none
+        except OSError:  # that front has gone, or is none
             front.close()
         finally:
             for handle in passed:
@@ -115,22 +98,17 @@ class ForkServer:
 
     def _fork(self, front: socket.socket, passed: list[int], request: ForkRequest) -> None:
         if (pid := os.fork()) == 0:
-            try:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for each in (front, self._source, *self._wakers, *self._fronts.values()):
-                    each.close()  # others have to see it when these end
-                self._selector.close()
-                os.setsid()  # Ctrl-C is the front's to handle
-                _become_worker(passed, request)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(1)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for each in (front, self._source, *self._wakers, *self._fronts.values()):
+                each.close()  # others have to see it when these end
+            self._selector.close()
+            os.setsid()  # Ctrl-C is the front's to handle
+            _become_worker(passed, request)
         self._fronts[pid] = front
         self._selector.register(front, selectors.EVENT_READ, partial(self._kill, pid))
         with contextlib.suppress(OSError):  # it has gone, which is read next
-            front.sendall(NUMBER.pack(pid))
+            front.sendall(number(pid))
 
     def _kill(self, pid: int) -> None:
         """End a worker whose front is gone, or wants it no more."""
@@ -148,7 +126,7 @@ class ForkServer:
             front = self._fronts.pop(pid)
             self._selector.unregister(front)
             with front, contextlib.suppress(OSError):  # it may have gone
-                front.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
+                front.sendall(number(os.waitstatus_to_exitcode(status)))
 
     def _read_early(self, environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
         """The variables that libraries may have read as they were imported."""
@@ -167,21 +145,26 @@ def _next_front(source: socket.socket) -> socket.socket | None:
     return socket.socket(fileno=handles[0]) if handles else None
 
 
-def _become_worker(passed: list[int], request: ForkRequest) -> None:
-    """Be the worker that a front asked for. Never returns."""
-    connection, stdout, stderr = passed
-    os.dup2(stdout, 1)
-    os.dup2(stderr, 2)
-    os.close(stdout)
-    os.close(stderr)
-    if sys.path[0] == os.getcwd():  # as `python -m` has it
-        sys.path[0] = os.fsdecode(request.folder)
-    os.chdir(request.folder)
-    os.umask(request.umask)
-    os.environb.clear()
-    os.environb.update(request.environ)
-    startup.set_environment()
-    process.run(connection)
+def _become_worker(passed: list[int], request: ForkRequest) -> NoReturn:
+    """Be the worker that a front asked for, and end as it does."""
+    try:
+        connection, stdout, stderr = passed
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        os.close(stdout)
+        os.close(stderr)
+        if sys.path[0] == os.getcwd():  # as `python -m` has it
+            sys.path[0] = os.fsdecode(request.folder)
+        os.chdir(request.folder)
+        os.umask(request.umask)
+        os.environb.clear()
+        os.environb.update(request.environ)
+        startup.set_environment()
+        process.run(connection)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def is_safe() -> bool:
@@ -210,10 +193,22 @@ def main() -> None:
     environ = dict(os.environb)
     startup.set_environment()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's, which starts threads at once
-    startup.import_engine()
     where, *may_differ = sys.argv[1:]
-    with socket.socket(fileno=int(where)) if where.isdecimal() else _listening(where) as source:
+    with contextlib.ExitStack() as sockets:
+        if where.isdecimal():
+            source = sockets.enter_context(socket.socket(fileno=int(where)))
+            if _is_closed(source):  # the front ended before `die_with_parent`
+                return
+        startup.import_engine()
+        if not where.isdecimal():
+            source = sockets.enter_context(_listening(where))
         ForkServer(source, environ, [os.fsencode(name) for name in may_differ]).run()
+
+
+def _is_closed(source: socket.socket) -> bool:
+    hangup = select.poll()
+    hangup.register(source, 0)  # POLLHUP is always reported
+    return bool(hangup.poll(0))
 
 
 def _listening(path: str) -> socket.socket:

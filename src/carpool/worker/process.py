@@ -14,14 +14,12 @@ import queue
 import select
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from carpool.errors import CarpoolError, PipelineFailed, in_full, reason
@@ -29,11 +27,10 @@ from carpool.telemetry import logs, tracing
 from carpool.types import CheckedRequest, Event
 from carpool.worker import protocol, startup
 from carpool.worker.activity import ActivitySender
+from carpool.worker.raw_output import RawOutput, raw_output
 from carpool.worker.watchdog import INTERVAL_S
 
 log = logging.getLogger("carpool")
-
-RawOutput = tuple[list[protocol.Picture], protocol.RawVideo | None]
 
 
 class WorkerProcess:
@@ -47,6 +44,9 @@ class WorkerProcess:
         self._additions: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[protocol.ToFront | _Answers] = queue.SimpleQueue()
         self._answered: list[Any] = []  # by the engine, in this turn of its loop
+        self._in_flight: set[str] = set()  # requests
+        self._after_reset: Callable[[], None] | None = None
+        self._counting = threading.Lock()
         threading.Thread(target=self._write, name="carpool-write", daemon=True).start()
 
     def serve(self) -> None:
@@ -56,8 +56,6 @@ class WorkerProcess:
             return
         is_noisy = first.log_level == "debug" and first.log_format == "text" and first.bars
         # these import torch and diffusers, which takes seconds
-        from huggingface_hub.utils.tqdm import disable_progress_bars
-
         from carpool.engine.cost_store import Table
         from carpool.engine.journal import Journal
         from carpool.engine.loop import EngineCore
@@ -70,8 +68,6 @@ class WorkerProcess:
         began_s = time.monotonic()
         logs.set_up(first.log_level, first.log_format, prompts=first.log_prompts)
         log_as_others(bars=is_noisy)
-        if first.log_format == "json" or not first.bars:
-            disable_progress_bars()
         co_riders = CoRiders()
         activity = ActivityLog()
         observers = [activity.forward, *([co_riders.forward] if first.otel else [])]
@@ -90,7 +86,7 @@ class WorkerProcess:
             self._next()  # the front closes the socket once it has read this
             return
         meter = Meter(loaded)
-        convert = partial(_raw_output, pipe=loaded.pipe, spool=first.spool)
+        convert = partial(raw_output, pipe=loaded.pipe, spool=first.spool)
 
         def run() -> None:
             engine.run()  # returns early only if its loop failed: a new worker is better then
@@ -99,16 +95,13 @@ class WorkerProcess:
 
         threading.Thread(target=run, name="carpool-engine", daemon=True).start()
         load_s, held = time.monotonic() - began_s, engine.statistics()["memory"]
-        self.send(
-            protocol.WorkerReady(
-                engine.loaded.card,
-                versions(),
-                load_s,
-                held["device"],
-                held["weights_bytes"],
-                loaded.device.free_bytes(),
-            )
-        )
+
+        def say_ready() -> None:
+            card, free = engine.loaded.card, loaded.device.free_bytes()
+            where = held["device"], held["weights_bytes"]
+            self.send(protocol.WorkerReady(card, versions(), load_s, *where, free))
+
+        say_ready()
         threading.Thread(
             target=self._send_heartbeats, args=[engine], name="carpool-heartbeat", daemon=True
         ).start()
@@ -119,6 +112,7 @@ class WorkerProcess:
                 case protocol.Watch(is_on):
                     viewers.watch(is_on)
                 case protocol.Submit(job, follow, trace, waited_s, is_journalled, past):
+                    self._in_flight.add(job.request_id)
                     try:
                         listener = _RequestListener(self, job, meter.usage(job), convert, follow)
                         if self._tracing.is_on:
@@ -129,6 +123,11 @@ class WorkerProcess:
                         engine.submit_held(job, listener, waited_s, journal)
                     except Exception as error:  # such as a tokenizer's: the other requests go on
                         self.send(_failed(job.request_id, error))
+                        self.ended(job.request_id)
+                case protocol.Reset():
+                    viewers.watch(False)
+                    engine.held_s = 0.0
+                    self._reset(engine.cancel, say_ready)
                 case protocol.Cancel(request_id):
                     engine.cancel(request_id)
                 case protocol.Held(work_s):
@@ -147,6 +146,26 @@ class WorkerProcess:
                     known = [engine.timeline(request_id) for request_id in request_ids]
                     self.send(protocol.Timelines([one for one in known if one is not None]))
         engine.close()
+
+    def _reset(self, cancel: Callable[[str], None], say_ready: Callable[[], None]) -> None:
+        """Cancel all requests, and say that the worker is ready once they have ended."""
+        with self._counting:
+            left = list(self._in_flight)
+            self._after_reset = say_ready if left else None
+        if not left:
+            say_ready()
+        for request_id in left:
+            cancel(request_id)
+
+    def ended(self, request_id: str) -> None:
+        """The last message about a request was sent. On any thread."""
+        with self._counting:
+            self._in_flight.discard(request_id)
+            after, is_last = self._after_reset, not self._in_flight
+            if is_last:
+                self._after_reset = None
+        if is_last and after is not None:
+            after()
 
     def _send_answers(self) -> None:
         """Send what calls were answered in a turn of the engine's loop. On its thread."""
@@ -260,9 +279,14 @@ class _RequestListener:
         self.at_end()
         if outcome.error is not None:
             self._worker.send(_failed(self._job.request_id, outcome.error))
+            self._worker.ended(self._job.request_id)
             return
         # the tokens of a long prompt may still be counted, which must not delay other outputs
-        self._usage.add_done_callback(lambda usage: self._send_output(outcome, usage))
+        self._usage.add_done_callback(lambda usage: self._end(outcome, usage))
+
+    def _end(self, outcome: Any, usage: Future[tuple[int, int]]) -> None:
+        self._send_output(outcome, usage)
+        self._worker.ended(self._job.request_id)
 
     def _send_output(self, outcome: Any, usage: Future[tuple[int, int]]) -> None:
         request_id, seed = self._job.request_id, self._job.seed
@@ -278,48 +302,6 @@ class _RequestListener:
                 warnings=list(outcome.warnings), skipped_steps=outcome.skipped_steps,
             )
         )  # fmt: skip
-
-
-def _raw_output(fields: Mapping[str, Any], *, pipe: Any, spool: str) -> RawOutput:
-    """Convert a pipeline's output into raw pixels and samples."""
-    if "frames" not in fields:
-        return _pictures(fields), None
-    [video] = fields["frames"]
-    width, height = video[0].size
-    sound, channels, rate = _sound(fields, pipe)
-    raw_video = protocol.RawVideo(
-        width, height, len(video), b"", sound=sound, channels=channels, rate=rate
-    )
-    raw = (frame.convert("RGB").tobytes() for frame in video)
-    if spool and 3 * width * height * len(video) > protocol.MOST_INLINE_BYTES:
-        handle, raw_video.path = tempfile.mkstemp(".rgb", f"{os.getpid()}-", spool)
-        try:
-            with open(handle, "wb") as file:
-                file.writelines(raw)
-        except OSError:
-            Path(raw_video.path).unlink()
-            raise
-    else:
-        raw_video.rgb = b"".join(raw)
-    return [], raw_video
-
-
-def _sound(fields: Mapping[str, Any], pipe: Any) -> tuple[bytes, int, int]:
-    """Samples, channels and rate of a video's sound; no samples where it has none."""
-    if fields.get("audio") is None:
-        return b"", 1, 0
-    [samples] = fields["audio"].float()  # (channels, samples)
-    rate = int(pipe.vocoder.config.output_sampling_rate)
-    return samples.contiguous().numpy().tobytes(), len(samples), rate
-
-
-def _pictures(fields: Mapping[str, Any]) -> list[protocol.Picture]:
-    if not fields.get("images"):
-        raise PipelineFailed("the pipeline gave no pictures")
-    return [
-        protocol.Picture(image.width, image.height, image.convert("RGB").tobytes())
-        for image in fields["images"]
-    ]
 
 
 def _added(engine: Any, name: str, path: str) -> list[str]:

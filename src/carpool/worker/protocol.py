@@ -41,9 +41,17 @@ class Submit(msgspec.Struct, tag="submit"):
     is_journalled: bool = False  # send `Answers`
     journal: list[JournalEntry] = []  # of an earlier run: go on where that ended
 
+    def after(self, past: list[JournalEntry]) -> "Submit":
+        """The same, to go on where this journal ends."""
+        return msgspec.structs.replace(self, journal=past)
+
 
 class Cancel(msgspec.Struct, tag="cancel"):
     request_id: str
+
+
+class Reset(msgspec.Struct, tag="reset"):
+    """The front is gone: cancel all requests. Answered by `WorkerReady` once they have ended."""
 
 
 class GetStatistics(msgspec.Struct, tag="get_statistics"):
@@ -261,12 +269,14 @@ class Activity(msgspec.Struct, tag="activity"):
     waiting: list[WaitingRequest]
     waiting_count: int
     worker: int = 0  # of several; the front says which
+    model: str = ""  # of several; the front says which
 
 
 ToWorker = (
     LoadModel
     | Submit
     | Cancel
+    | Reset
     | GetStatistics
     | GetTimelines
     | Estimate
@@ -275,16 +285,12 @@ ToWorker = (
     | Reload
     | Watch
 )
+AboutRequest = Started | Answers | Progress | Preview | Done | RequestFailed
 ToFront = (
-    WorkerReady
+    AboutRequest
+    | WorkerReady
     | LoadFailure
     | Heartbeat
-    | Started
-    | Answers
-    | Progress
-    | Preview
-    | Done
-    | RequestFailed
     | Statistics
     | Timelines
     | Reloaded
@@ -328,6 +334,15 @@ def _unpacked(code: int, data: memoryview) -> Any:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_packed)
 _to_worker = msgspec.msgpack.Decoder(ToWorker, ext_hook=_unpacked)
 _to_front = msgspec.msgpack.Decoder(ToFront)
+
+
+Undecodable = msgspec.DecodeError
+"""Raised by `decode_to_worker` and `decode_to_front`: the other end breaks the protocol."""
+
+
+def encode_body(message: ToWorker | ToFront) -> bytes:
+    """Encode a message without its length, for a transport that says it in another way."""
+    return _encoder.encode(message)
 
 
 def encode(message: ToWorker | ToFront) -> bytes:

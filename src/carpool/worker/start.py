@@ -19,12 +19,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
 from carpool.config import FORKSERVER_VARIABLE
 from carpool.errors import reason
-from carpool.worker.forkserver import NUMBER, REFUSED, ForkRequest
-from carpool.worker.protocol import LENGTH
+from carpool.worker.fork_protocol import NUMBER_BYTES, REFUSED, ForkRequest, as_number, encode
 
 log = logging.getLogger("carpool")
 _SECRETS = (b"CARPOOL_API_KEY", b"CARPOOL_API_KEY_FILE")  # the worker runs the code of models
@@ -99,9 +96,8 @@ class ForkingStarter:
             socket.send_fds(request, [b"\0"], [connection.fileno(), 1, 2])
             reader, writer = await asyncio.open_unix_connection(sock=request)
             until_told.callback(writer.close)
-            body = msgspec.msgpack.encode(ForkRequest(_environ(), os.getcwdb(), _umask()))
-            writer.write(LENGTH.pack(len(body)) + body)
-            [pid] = NUMBER.unpack(await reader.readexactly(NUMBER.size))
+            writer.write(encode(ForkRequest(_environ(), os.getcwdb(), _umask())))
+            pid = as_number(await reader.readexactly(NUMBER_BYTES))
             if pid == REFUSED:
                 raise EOFError(
                     "other variables of the environment are set than it was started with"
@@ -165,7 +161,7 @@ class _ForkedProcess:
 
     async def _read_end(self) -> int:
         try:
-            [self.returncode] = NUMBER.unpack(await self._reader.readexactly(NUMBER.size))
+            self.returncode = as_number(await self._reader.readexactly(NUMBER_BYTES))
         except (OSError, EOFError):  # the fork server has died, and took the worker with it
             self.returncode = -signal.SIGKILL
         finally:

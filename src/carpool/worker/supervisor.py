@@ -1,22 +1,17 @@
 """The supervisor of a worker process, in the front: start, messages, watchdog, restart.
 
-Requests in flight when a worker dies are run by the next one, by the rules of `in_flight`: from the
-step on that their journals reach (`journals.py`), or from their start.
-New requests are refused until that one has loaded the model. A worker that hangs is killed. All of
-this runs on the front's event loop.
+What the worker has to do is with `requests`, and goes on in the next worker when one dies. New
+requests are refused until that one has loaded the model. A worker that hangs is killed. All of this
+runs on the front's event loop.
 """
 
 import asyncio
 import contextlib
 import itertools
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
-
-import msgspec
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.errors import (
@@ -24,59 +19,26 @@ from carpool.errors import (
     Draining,
     LoadFailed,
     Overloaded,
-    PipelineFailed,
     Starting,
     WorkerLost,
-    by_name,
 )
-from carpool.telemetry import tracing
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.connection import WorkerConnection
-from carpool.worker.in_flight import SUSPECT, InFlight, InFlightRequest
+from carpool.worker.connection import Connection, Connector, LocalConnector
 from carpool.worker.journals import Journals
+from carpool.worker.queries import Queries, Query
+from carpool.worker.requests import OnPreview, OnProgress, WorkerRequests
 from carpool.worker.start import Start, spawn
 from carpool.worker.watchdog import INTERVAL_S, Watchdog
 
 log = logging.getLogger("carpool")
 
-OnProgress = Callable[[int, int], None]
 OnActivity = Callable[[protocol.Activity], None]
 """Is called with what an engine does, a few times a second."""
 
-OnPreview = Callable[[protocol.Preview], None]
 State = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
 _MOST_LISTED = 8  # requests in one line
 _BACKOFF_S = (0.1, 0.5, 2.0, 8.0, 30.0)  # between restarts of workers that never got ready
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Pending(InFlightRequest):
-    """A request in flight with its listeners."""
-
-    answer: asyncio.Future[protocol.Done]
-    on_progress: OnProgress | None
-    on_preview: OnPreview | None
-
-    def resolve(self, answer: protocol.Done | Exception) -> None:
-        if self.answer.done():  # its client has gone
-            return
-        if isinstance(answer, Exception):
-            self.answer.set_exception(answer)
-        else:
-            self.answer.set_result(answer)
-
-
-class Moved(Exception):
-    """The worker died, and the request is to be run by another one.
-
-    Args:
-        deaths: of workers that ran it.
-    """
-
-    def __init__(self, deaths: int) -> None:
-        super().__init__(f"the worker died; it ran in {deaths} that did")
-        self.deaths = deaths
 
 
 class WorkerListener(Protocol):
@@ -94,6 +56,7 @@ class Supervisor:
 
     Args:
         spool: a folder for outputs that are too large for a message.
+        connector: connects to its process; None: starts one on this machine.
         timeout_s: how long a worker may make no progress; see `watchdog`.
         log: level and format of the worker's log, and whether it shows prompts.
         otel: whether the worker exports traces.
@@ -110,6 +73,7 @@ class Supervisor:
         settings: EngineSettings,
         *,
         spool: Path | None = None,
+        connector: Connector | None = None,
         timeout_s: float = 60.0,
         log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
         otel: bool = False,
@@ -118,19 +82,21 @@ class Supervisor:
         journals: Journals | None = None,
         start: Start = spawn,
     ) -> None:
-        self._start_process = start
-        self._spool, self._timeout_s = spool, timeout_s
-        self._listener, self._journals = listener, journals
-        folder = "" if spool is None else str(spool)
+        self._connector = connector or LocalConnector(spool, start)
+        self._listener, self._timeout_s = listener, timeout_s
+        folder = "" if spool is None or connector is not None else str(spool)
         self._load = protocol.LoadModel(
             model, settings, folder, *log, otel, listener is None, factory
         )
         self._state: State = "starting"
         self._is_draining = False
-        self._in_flight = InFlight[_Pending]()
-        self._queries: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()  # answered in order
-        self._adding = deque[asyncio.Future[list[str]]]()  # of adapters; answered in order
-        self._connection: WorkerConnection | None = None
+        several = listener is not None
+        self._requests = WorkerRequests(
+            self._send, journals, self._tell_changed, is_one_of_several=several
+        )
+        self._queries = Queries(self._send)
+        self._connection: Connection | None = None
+        self._is_lost = False  # only the connection to the newest worker, as far as is known
         self._slot_s: float | None = None  # predicted until the worker can start a request
         self.ready: protocol.WorkerReady | None = None  # of the newest worker that got so far
         self._first_ready = asyncio.Event()
@@ -198,32 +164,14 @@ class Supervisor:
             Moved: the worker died, and there are others.
         """
         self.check_open()
-        request = _Pending(
-            submit=protocol.Submit(
-                job, on_progress is not None, tracing.carried(), waited_s, self._open_journal(job)
-            ),
-            deaths=deaths,
-            answer=asyncio.get_running_loop().create_future(),
-            on_progress=on_progress,
-            on_preview=on_preview,
+        return await self._requests.run(
+            job, on_progress, on_preview, waited_s=waited_s, deaths=deaths
         )
-        self._in_flight.add(request)
-        try:
-            self._send_due()
-            return await request.answer
-        finally:
-            if self._in_flight.remove(request) and request.is_sent:  # not answered
-                self._send(protocol.Cancel(request.id))
-            if self._journals is not None and self._listener is None:
-                self._journals.close(request.id)
-            self._send_due()
-            if request.deaths:  # others were kept from the worker while it ran
-                self._tell_changed()
 
     @property
     def takes_requests(self) -> bool:
         """Whether it would run a request at once: it is ready, and none has to run alone."""
-        return self._state == "ready" and not self._is_draining and not self._in_flight.has_suspects
+        return self._state == "ready" and not self._is_draining and not self._requests.has_suspects
 
     def hold(self, work_s: float) -> None:
         """Tell the worker of its part of the work that is held for all."""
@@ -234,29 +182,15 @@ class Supervisor:
 
         A worker that is away answers nothing: its successor has to be told again.
         """
-        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         if self._state != "ready":
+            answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
             answer.set_result([])
             return answer
-        self._adding.append(answer)
-        self._send(protocol.AddLora(name, path))
-        return answer
+        return self._queries.add_lora(name, path)
 
     def _tell_changed(self) -> None:
         if self._listener is not None:
             self._listener.changed()
-
-    def _is_news(self, kind: str, request_id: str, step: int) -> bool:
-        """Whether no earlier worker told so much of a request."""
-        return self._journals is None or self._journals.tell(kind, request_id, step)
-
-    def _open_journal(self, job: CheckedRequest) -> bool:
-        """Whether a journal of the request is to be kept."""
-        if self._journals is None:
-            return False
-        if self._journals.of_all:
-            self._journals.open(job.request_id)
-        return job.request_id in self._journals
 
     def check_open(self) -> None:
         """Raise unless requests are accepted now."""
@@ -274,7 +208,7 @@ class Supervisor:
         Raises:
             Overloaded: as many requests are in flight as may run and wait.
         """
-        settings, in_flight = self._load.settings, len(self._in_flight)
+        settings, in_flight = self._load.settings, len(self._requests)
         if in_flight >= settings.max_running + settings.max_queue:
             raise Overloaded(
                 f"the queue is full: {in_flight} requests wait or run, the most is "
@@ -302,15 +236,10 @@ class Supervisor:
         answer: protocol.Estimated = await self._ask(protocol.Estimate(job))
         return answer
 
-    async def _ask(
-        self, query: protocol.GetStatistics | protocol.GetTimelines | protocol.Estimate
-    ) -> Any:
+    async def _ask(self, query: Query) -> Any:
         if self._state != "ready":
             self.check_open()
-        future = asyncio.get_running_loop().create_future()
-        self._queries.put_nowait(future)
-        self._send(query)
-        return await future
+        return await self._queries.ask(query)
 
     def watch_activity(self, listener: OnActivity | None) -> None:
         """Tell a listener what the engine does, a few times a second; None: nobody any more."""
@@ -326,7 +255,7 @@ class Supervisor:
         """Refuse new requests and wait for those in flight; fail the rest at the timeout."""
         self._is_draining = True
         self._is_open.clear()
-        answers = [request.answer for request in self._in_flight]
+        answers = self._requests.answers
         if answers:
             log.info("draining: %d requests still run", len(answers))
             await asyncio.wait(answers, timeout=timeout_s)
@@ -343,28 +272,33 @@ class Supervisor:
                 await self._task
         self._state = "stopped"
 
+    async def retire(self) -> None:
+        """As `stop`, for good: nobody takes the worker over, wherever it runs."""
+        await self.stop()
+        await self._connector.end()
+
     async def _keep_running(self) -> None:
         deaths = itertools.count()
         while True:
             was_ready = await self._run_once()
-            if not self._first_ready.is_set():
+            if not self._first_ready.is_set() and not self._is_lost:
                 cause = self._end.partition(";")[0]
                 raise LoadFailed(f"the worker died while it loaded the model ({cause})")
             if was_ready:
                 deaths = itertools.count()
             delay_s = _BACKOFF_S[min(next(deaths), len(_BACKOFF_S) - 1)]
-            log.error("the worker died (%s); a new one starts in %g s", self._end, delay_s)
+            what = "the worker is out of reach" if self._is_lost else "the worker died"
+            log.error("%s (%s); a new start in %g s", what, self._end, delay_s)
             await asyncio.sleep(delay_s)
 
     async def _run_once(self) -> bool:
         """Run one worker process to its end; returns whether it ever got ready."""
         self._started_s = asyncio.get_running_loop().time()
         try:
-            connection = self._connection = await WorkerConnection.open(
-                self._spool, self._start_process
-            )
+            connection = self._connection = await self._connector.open()
         except OSError as error:  # no memory or file descriptors left just now
             log.error("a worker cannot be started: %s", error)
+            self._end, self._is_lost = str(error), self._connector.is_remote
             return False
         watchdog = Watchdog(self._timeout_s, asyncio.get_running_loop().time)
         watching: asyncio.Task[None] | None = None
@@ -388,18 +322,21 @@ class Supervisor:
         finally:
             if watching is not None:
                 watching.cancel()
-            had = [request.id for request in self._in_flight if request.is_sent]
+            had = self._requests.sent
             if self._first_ready.is_set():
                 self._state = "worker_lost"
                 self._is_open.clear()
-                self._requeue()
+                self._requests.worker_died()
+                again_s = self._until_ready_s()
+                self._queries.worker_died(WorkerLost("the worker died", retry_after_s=again_s))
                 self._tell_changed()
             self._connection = None
             await connection.close()
+            self._is_lost = connection.is_lost
             self._end = f"{connection.end}; requests that it had: {_listed(had)}"
         return watching is not None
 
-    async def _watch(self, connection: WorkerConnection, watchdog: Watchdog) -> None:
+    async def _watch(self, connection: Connection, watchdog: Watchdog) -> None:
         """Kill the worker if it hangs; its end is then handled as any other."""
         while True:
             await asyncio.sleep(INTERVAL_S)
@@ -408,30 +345,11 @@ class Supervisor:
         log.error("the worker has done nothing for %.0f s: it is killed", watchdog.stalled_s)
         connection.kill()
 
-    def _requeue(self) -> None:
-        """Fail the requests that too many workers died of; the others go on, or start over."""
-        stuck = [one for one in self._in_flight if one.is_sent and not one.has_advanced]
-        for guilty in self._in_flight.worker_died():
-            cause = "this request ran in several workers that died, in the last one alone"
-            guilty.resolve(PipelineFailed(f"{cause}; it is not tried again"))
-        for request in self._in_flight:
-            if self._journals is not None and request in stuck and request.deaths >= SUSPECT:
-                self._journals.clear(request.id)  # it may be what the worker died of
-            goes_on = self._journals is not None and self._journals.starts_late(request.id)
-            if not goes_on and not request.answer.done() and request.on_progress is not None:
-                request.on_progress(0, 0)
-            if self._listener is not None and request.deaths < SUSPECT:
-                self._in_flight.remove(request)
-                request.resolve(Moved(request.deaths))
-        while self._adding:
-            self._adding.popleft().set_result([])
-        self._fail_queries(WorkerLost("the worker died", retry_after_s=self._until_ready_s()))
-
     def _receive(self, message: protocol.ToFront) -> None:
         match message:
             case protocol.WorkerReady() as ready:
                 if self.ready is not None:
-                    again = len(self._in_flight)
+                    again = len(self._requests)
                     log.info("the worker is ready again; requests that go on: %d", again)
                 self.ready, self._state = ready, "ready"
                 self._first_ready.set()
@@ -439,22 +357,14 @@ class Supervisor:
                     self._is_open.set()
                 if self._on_activity is not None:
                     self._send(protocol.Watch(True))
-                self._send_due()
+                self._requests.worker_is_ready()
                 self._tell_changed()
-            case protocol.Started(request_id):
-                if request := self._in_flight.get(request_id):
-                    request.has_started = True
-            case protocol.Answers(entries):
-                for request_id, entry in entries:
-                    if (request := self._in_flight.get(request_id)) and self._journals is not None:
-                        request.has_advanced = True
-                        self._journals.add(request_id, entry)
             case protocol.Activity() as activity:
                 if self._on_activity is not None:
                     self._on_activity(activity)
             case protocol.Reloaded(card, problems, is_addition):
-                if is_addition and self._adding:
-                    self._adding.popleft().set_result(problems)
+                if is_addition:
+                    self._queries.added(problems)
                 assert self.ready is not None
                 before = self.ready
                 self.ready = protocol.WorkerReady(
@@ -465,55 +375,16 @@ class Supervisor:
                     log.error("not reloaded: %s", problem)
             case protocol.LoadFailure(reason):
                 raise LoadFailed(reason)
-            case protocol.Progress(request_id, step, steps):
-                request = self._in_flight.get(request_id)
-                is_news = self._is_news("step", request_id, step)
-                if request is not None and request.on_progress is not None and is_news:
-                    request.on_progress(step, steps)
-            case protocol.Preview() as preview:
-                request = self._in_flight.get(preview.request_id)
-                is_news = self._is_news("preview", preview.request_id, preview.step)
-                if request is not None and request.on_preview is not None and is_news:
-                    request.on_preview(preview)
-            case protocol.Done() as done:
-                self._answer(done.request_id, done)
-            case protocol.RequestFailed() as failed:
-                error = by_name(failed.error)(
-                    failed.message, param=failed.param, retry_after_s=failed.retry_after_s
-                )
-                self._answer(failed.request_id, error)
             case protocol.Statistics() | protocol.Timelines() | protocol.Estimated():
-                found: Any = message
-                if isinstance(message, protocol.Statistics):
-                    found = message.statistics
-                elif isinstance(message, protocol.Timelines):
-                    found = message.timelines
-                query = self._queries.get_nowait()
-                if not query.done():  # its client has gone
-                    query.set_result(found)
-
-    def _answer(self, request_id: str, answer: protocol.Done | CarpoolError) -> None:
-        if (request := self._in_flight.get(request_id)) is not None:
-            self._in_flight.remove(request)
-            request.resolve(answer)
+                self._queries.answered(message)
+            case protocol.Heartbeat():
+                pass  # for the watchdog
+            case _:
+                self._requests.receive(message)
 
     def _fail_all(self, error: CarpoolError) -> None:
-        for request in self._in_flight:
-            self._answer(request.id, error)
-        self._fail_queries(error)
-
-    def _fail_queries(self, error: CarpoolError) -> None:
-        while not self._queries.empty():
-            query = self._queries.get_nowait()
-            if not query.done():
-                query.set_exception(error)
-
-    def _send_due(self) -> None:
-        """Send the requests that a ready worker may have now."""
-        if self._state == "ready":
-            for request in self._in_flight.take_due():
-                past = [] if self._journals is None else self._journals.entries(request.id)
-                self._send(msgspec.structs.replace(request.submit, journal=past))
+        self._requests.fail_all(error)
+        self._queries.fail(error)
 
     def _send(self, message: protocol.ToWorker) -> None:
         if self._connection is not None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
+from carpool.config import BatchingMode
 from carpool_lab.simulate.simulator import Result, Ride
 
 MOST_MEAN = 1.02
@@ -55,6 +56,8 @@ class Point:
     load: float
     mode: str
     numbers: Numbers
+    seeds: int = 1  # whose means the numbers are
+    error: float = 0.0  # standard error of the mean latency over the best of the other modes'
 
 
 def numbers(result: Result, slo_scale: float) -> Numbers:
@@ -107,6 +110,20 @@ def mean(several: Sequence[Numbers]) -> Numbers:
     )
 
 
+def standard_error(mode: BatchingMode, seeds: Sequence[Mapping[BatchingMode, Numbers]]) -> float:
+    """Of a mode's mean latency over that of the best of the others, from its values by seeds.
+
+    Args:
+        seeds: the numbers of each mode; infinite error with fewer than two seeds.
+    """
+    ratios = [
+        found[mode].latency.mean_s
+        / min((one.latency.mean_s for name, one in found.items() if name != mode), default=inf)
+        for found in seeds
+    ]
+    return statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else inf
+
+
 def _mean(several: Sequence[Latency]) -> Latency:
     return Latency(
         sum(one.count for one in several),
@@ -131,6 +148,8 @@ class Verdict:
     p99: float  # times the best
     goodput: float  # times the better of `dynamic` and `request`; inf: they have none
     must_fuse: bool  # whether the promise is about goodput, too
+    error: float = 0.0  # standard error of `mean`; 0: not known
+    seeds: int = 1
     most_mean: float = MOST_MEAN  # what is promised
     most_p99: float = MOST_P99
 
@@ -161,9 +180,9 @@ def verdicts(
         is_learned: the promise is that for learned costs.
     """
     most = (MOST_MEAN_LEARNED, MOST_P99_LEARNED) if is_learned else (MOST_MEAN, MOST_P99)
-    found: dict[tuple[str, str, float], dict[str, Numbers]] = {}
+    found: dict[tuple[str, str, float], dict[str, Point]] = {}
     for point in points:
-        found.setdefault((point.table, point.mix, point.load), {})[point.mode] = point.numbers
+        found.setdefault((point.table, point.mix, point.load), {})[point.mode] = point
     return [
         _verdict(table, mix, load, dict(modes), table in fusing_pays, most)
         for (table, mix, load), modes in found.items()
@@ -174,10 +193,11 @@ def _verdict(
     table: str,
     mix: str,
     load: float,
-    modes: dict[str, Numbers],
+    points: dict[str, Point],
     fusing_pays: bool,
     most: tuple[float, float],
 ) -> Verdict:
+    modes = {mode: point.numbers for mode, point in points.items()}
     ours = modes.pop("continuous")
     batched = max(modes[mode].goodput_qps for mode in ("dynamic", "request"))
     return Verdict(
@@ -188,6 +208,8 @@ def _verdict(
         ours.latency.p99_s / min(one.latency.p99_s for one in modes.values()),
         ours.goodput_qps / batched if batched else inf,
         fusing_pays and mix == "steps" and load == GOODPUT_LOAD,
+        points["continuous"].error,
+        points["continuous"].seeds,
         *most,
     )
 

@@ -22,7 +22,7 @@ from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.machine import WIDTHS, Machine, wrong
 from carpool.types import QueuedRequest
 from carpool_lab.simulate.fleet import Change, simulate
-from carpool_lab.simulate.report import Numbers, Point, mean, numbers
+from carpool_lab.simulate.report import Numbers, Point, mean, numbers, standard_error
 from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.simulator import Policy, Result, Ride, Stage, Worker
 from carpool_lab.simulate.tables import WIDEST, Table
@@ -246,18 +246,27 @@ class Comparison:
     workers: int = 1
     router: str = "extra-seconds"
     is_learned: bool = False  # costs are learned; see `play`
+    certain: float = 0.0  # standard error of ratios of means at which no more seeds are played
 
 
 def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
-    """Play every mode at every load, with the same requests; the numbers are means over seeds."""
+    """Play every mode at every load, with the same requests; the numbers are means over seeds.
+
+    Seeds are played one after the other, at least two, until all are, or until the mean latency of
+    `continuous` as a multiple of the best other mode's is as certain as is wanted.
+    """
     capacity_qps = wanted.workers * model.capacity_qps(wanted.mix)
     for load in wanted.loads:
-        found: dict[BatchingMode, list[Numbers]] = {mode: [] for mode in wanted.modes}
+        found: list[dict[BatchingMode, Numbers]] = []
+        error = inf
         for seed in wanted.seeds:
+            if len(found) > 1 and error <= wanted.certain:
+                break
             when, what = generators(seed)
             times = bursts(load * capacity_qps, when, size=wanted.burst)
             arrivals = plan(times, wanted.mix, what, count=wanted.count)
-            for mode, several in found.items():
+            of_seed: dict[BatchingMode, Numbers] = {}
+            for mode in wanted.modes:
                 learned = seed if wanted.is_learned else None
                 result = play(
                     model,
@@ -267,6 +276,11 @@ def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
                     router=wanted.router,
                     learned=learned,
                 )
-                several.append(numbers(result, wanted.slo_scale))
-        for mode, several in found.items():
-            yield Point(model.tables[0].name, wanted.mix_name, load, mode, mean(several))
+                of_seed[mode] = numbers(result, wanted.slo_scale)
+            found.append(of_seed)
+            if "continuous" in wanted.modes:
+                error = standard_error("continuous", found)
+        table, error = model.tables[0].name, error if error < inf else 0.0
+        for mode in wanted.modes:
+            several = mean([one[mode] for one in found])
+            yield Point(table, wanted.mix_name, load, mode, several, len(found), error)

@@ -75,6 +75,16 @@ class Result:
     batches: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # if asked for
 
 
+class Believed:
+    """What stages take by what was learned so far: a call of each, and all that follow it."""
+
+    def __init__(self, stages: tuple[Stage, ...], beliefs: Costs) -> None:
+        self.stages = stages
+        self.call_s = [beliefs.seconds(stage.kind, stage.rows) for stage in stages]
+        whole_s = [stage.count * call_s for stage, call_s in zip(stages, self.call_s, strict=True)]
+        self.after_s = [sum(whole_s[place:]) for place in range(1, len(stages) + 1)]
+
+
 @dataclass(slots=True)
 class Worker:
     """One device with its policy and its line."""
@@ -94,6 +104,7 @@ class Worker:
     parked: dict[int, ParkedCall] = field(default_factory=dict)
     orders: int = 0
     last: int = 0  # request
+    _believed: dict[int, "Believed"] = field(default_factory=dict)  # by the stages' identity
     result: Result = field(default_factory=lambda: Result([]))
 
     @property
@@ -139,9 +150,10 @@ class Worker:
         if self.machine is not None:
             ride = self.aboard[leader.request]
             step = leader.request, ride.at, ride.done
-            seconds *= self.machine.factor(now_s, len(choice.calls), step)
+            seconds *= self.machine.factor(now_s, len(choice.calls), step, seconds)
         if self.beliefs is not None:
             self.beliefs.learn(leader.kind, rows, seconds)
+            self._believed.clear()
         if leader.phase == "denoise":
             self.result.forwards += 1
             self.result.rows += rows
@@ -199,7 +211,9 @@ class Worker:
 
     def _believed_s(self, ride: Ride) -> float:
         """The work that a request has left, by what was learned so far."""
-        beliefs, left = self.beliefs, ride.stages[ride.at :]
-        assert beliefs is not None
-        work_s = sum(stage.count * beliefs.seconds(stage.kind, stage.rows) for stage in left)
-        return work_s - ride.done * beliefs.seconds(left[0].kind, left[0].rows)
+        known = self._believed.get(id(ride.stages))
+        if known is None:
+            assert self.beliefs is not None
+            known = self._believed[id(ride.stages)] = Believed(ride.stages, self.beliefs)
+        left = ride.stages[ride.at].count - ride.done
+        return left * known.call_s[ride.at] + known.after_s[ride.at]

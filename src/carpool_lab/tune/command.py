@@ -121,7 +121,8 @@ def _text(tuned: TuneReport) -> str:
     """Everything that was measured, a table for each size."""
     blocks = [
         f"{tuned.model} on {tuned.device}, {tuned.dtype}; medians, min_gain {tuned.min_gain:g}\n"
-        f"speed factor {tuned.costs.factor:g}: the machine as it is now; every width was tried"
+        f"speed factor {tuned.speed_factor:.3g}: seconds now, as a multiple of those in the table "
+        "before (1 without one); every width was tried"
     ]
     shown: dict[CallKind, str] = {}  # sizes share text encoders
     for size in tuned.sizes:

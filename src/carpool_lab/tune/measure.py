@@ -5,6 +5,7 @@ timing are those of production; the results go into the same cost table. The fir
 width is ignored, because it allocates memory and chooses kernels.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from carpool.engine.model.load import Loaded, versions
 from carpool.engine.request import Outcome
 from carpool.errors import OutOfMemory
 from carpool.request.parameters import check
-from carpool.schedule.cost import STEPS, Costs
+from carpool.schedule.cost import STEPS, AnyCurve, Costs
 from carpool.schedule.peers.compatibility import cost, resolution
 from carpool.schedule.peers.sglang_rules import Resolution
 from carpool.types import CallKind, CheckedRequest, Clock, Event, Request
@@ -98,6 +99,7 @@ def tune(
             _sized(loaded, job, *one, notes) for job, one in zip(jobs, measured, strict=True)
         ),
         costs=notes,
+        speed_factor=_speed_factor(dict(before), notes),
     )
 
 
@@ -169,6 +171,18 @@ def _run(engine: EngineCore, job: CheckedRequest, width: int) -> None:
     for listener in listeners:
         if listener.error is not None:
             raise listener.error
+
+
+def _speed_factor(before: Mapping[CallKind, AnyCurve], now: Costs) -> float:
+    """Seconds now over those of an earlier table: the median of widths that are in both."""
+    ratios = [
+        seconds / old
+        for kind, curve in now
+        if kind in before
+        for rows, seconds in curve.measured.items()
+        if (old := before[kind].measured.get(rows))
+    ]
+    return statistics.median(ratios) if ratios else 1.0
 
 
 def _job(loaded: Loaded, size: Resolution | None, wanted: TuneSettings) -> CheckedRequest:

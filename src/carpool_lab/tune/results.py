@@ -92,6 +92,7 @@ class TuneReport:
     repeats: int
     sizes: tuple[SizeResult, ...]
     costs: Costs
+    speed_factor: float = 1.0  # seconds as a multiple of the table's of before, 1 without one
 
     @property
     def name(self) -> str:
@@ -119,7 +120,7 @@ class TuneReport:
             ],
             "tables": [self._table(one) for one in self.sizes if 1 in one.step_s()],
             "costs": self.costs.to_json(),
-            "speed_factor": self.costs.factor,
+            "speed_factor": self.speed_factor,
             "trials": self.costs.trials.to_json(),
         }
 

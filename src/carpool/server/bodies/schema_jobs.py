@@ -43,7 +43,10 @@ class Video(_Record):
     seed: int
     inference_time_s: float | None = Field(None, description="of its last run, once it has ended")
     stage_durations: dict[str, float] | None = Field(
-        None, description="stage_0_gen_ms: the same in milliseconds, as vLLM-Omni's clients read it"
+        None, description="seconds of each phase; stage_0_gen_ms: milliseconds without the queue"
+    )
+    peak_memory_mb: float | None = Field(
+        None, description="of the device, the most so far; null in lists, and where it is not known"
     )
 
 

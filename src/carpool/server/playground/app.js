@@ -3,13 +3,14 @@
 import { ApiError, follow, get, key, onKeyWanted, post } from "./api.js";
 import { Card, showDetail } from "./cards.js";
 import { byId, el, seconds } from "./dom.js";
-import { Activity, Lanes, Numbers } from "./engine.js";
 import { Form } from "./form.js";
 import { Jobs, isOpen } from "./jobs.js";
 import { settingsOf } from "./metadata.js";
+import { Numbers } from "./numbers.js";
+import { Workers } from "./workers.js";
 
 const MOST_ON_STAGE = 16;
-const jobs = new Jobs(), activity = new Activity();
+const jobs = new Jobs();
 let models = [];
 
 /* Key */
@@ -143,6 +144,9 @@ function choose(id) {
   const kept = form.entry ? { prompt: byId("f-prompt")?.value || "" } : {};
   form.build(entry, models, choose);
   form.fill(kept);
+  byId("examples").replaceChildren(...form.examples.map((prompt) => el("button.chip", {
+    onclick: () => { form.fill({ prompt }); form.onChange(); form.draw(); },
+  }, prompt)));
 }
 
 /* Cards: on the stage what this page asked for, in the gallery all */
@@ -177,6 +181,7 @@ function added(job) {
   root.insertBefore(card("gallery", job), next ? shown.gallery.get(next.id).node : null);
   if (job.mine || isOpen(job)) stage(job);
 }
+const emptied = () => { byId("empty").hidden = byId("results").childElementCount > 0; };
 function stage(job) {
   if (shown.results.has(job.id)) return;
   byId("results").prepend(card("results", job));
@@ -184,6 +189,7 @@ function stage(job) {
     shown.results.delete(byId("results").lastElementChild.dataset.job);
     byId("results").lastElementChild.remove();
   }
+  emptied();
 }
 jobs.addEventListener("added", ({ detail }) => added(detail));
 jobs.addEventListener("changed", ({ detail }) => {
@@ -192,11 +198,13 @@ jobs.addEventListener("changed", ({ detail }) => {
 });
 jobs.addEventListener("removed", ({ detail }) => {
   for (const place of Object.values(shown)) { place.get(detail.id)?.node.remove(); place.delete(detail.id); }
+  emptied();
 });
 byId("more").addEventListener("click", trying(async () => { await jobs.list(true); byId("more").hidden = !jobs.hasMore; }));
 jobs.addEventListener("listed", () => {
   byId("more").hidden = !jobs.hasMore;
   if (!byId("results").childElementCount) jobs.all.slice(0, 6).forEach((job) => { byId("results").append(card("results", job)); });
+  emptied();
 });
 byId("refresh").addEventListener("click", trying(() => jobs.list()));
 
@@ -234,44 +242,45 @@ document.addEventListener("paste", (event) => {
 /* Engine */
 
 const nameOf = (id) => String(jobs.known.get(id)?.settings?.prompt || id);
-const numbers = new Numbers(activity, nameOf);
-const lanes = new Lanes(byId("lanes"), activity, nameOf);
-const strip = new Lanes(byId("strip"), activity, nameOf, { spanS: 6, isSmall: true });
-byId("span").addEventListener("change", () => { lanes.spanS = Number(byId("span").value); });
-const canvas = byId("lanes");
+let frozen = false;
 function freeze(isFrozen) {
-  lanes.frozenS = isFrozen ? lanes.nowS : null;
-  if (!isFrozen) lanes.chosen = null;
+  frozen = isFrozen;
+  for (const { lanes } of workers.all) {
+    lanes.frozenS = isFrozen ? lanes.nowS : null;
+    if (!isFrozen) lanes.chosen = null;
+  }
   byId("pause").setAttribute("aria-pressed", isFrozen);
 }
-function choice(one) {
-  lanes.chosen = one;
-  byId("block").textContent = one ? lanes.describe(one) : "\u00a0";
-}
-byId("pause").addEventListener("click", () => freeze(lanes.frozenS === null));
-canvas.addEventListener("pointermove", (event) => { const box = canvas.getBoundingClientRect(); choice(lanes.at(event.clientX - box.left, event.clientY - box.top)); });
-canvas.addEventListener("pointerleave", () => { if (lanes.frozenS === null) choice(null); });
-canvas.addEventListener("click", () => freeze(lanes.frozenS === null));
-canvas.addEventListener("keydown", (event) => {
-  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  if (event.key === " " || event.key === "Enter") { event.preventDefault(); freeze(lanes.frozenS === null); }
-  if (!by) return;
-  event.preventDefault();
-  if (lanes.frozenS === null) freeze(true);
-  const all = activity.forwards.filter((one) => one.began_s <= lanes.nowS);
-  const at = lanes.chosen ? all.indexOf(lanes.chosen) : all.length;
-  choice(all[Math.min(all.length - 1, Math.max(0, at + by))] || null);
+const workers = new Workers(nameOf, (canvas, lanes, activity) => {
+  function choice(one) {
+    lanes.chosen = one;
+    byId("block").textContent = one ? lanes.describe(one) : "\u00a0";
+  }
+  canvas.addEventListener("pointermove", (event) => { const box = canvas.getBoundingClientRect(); choice(lanes.at(event.clientX - box.left, event.clientY - box.top)); });
+  canvas.addEventListener("pointerleave", () => { if (!frozen) choice(null); });
+  canvas.addEventListener("click", () => freeze(!frozen));
+  canvas.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (event.key === " " || event.key === "Enter") { event.preventDefault(); freeze(!frozen); }
+    if (!by) return;
+    event.preventDefault();
+    if (!frozen) freeze(true);
+    const all = activity.forwards.filter((one) => one.began_s <= lanes.nowS);
+    const at = lanes.chosen ? all.indexOf(lanes.chosen) : all.length;
+    choice(all[Math.min(all.length - 1, Math.max(0, at + by))] || null);
+  });
 });
+const numbers = new Numbers(workers, nameOf, () => [...jobs.known.values()].filter((job) => job.status === "queued").length);
+byId("span").addEventListener("change", () => { workers.spanS = Number(byId("span").value); });
+byId("pause").addEventListener("click", () => freeze(!frozen));
 
 let drawnMs = 0;
 function frame(nowMs) {
   requestAnimationFrame(frame);
-  const isBusy = activity.running.length || activity.waiting.length || activity.forwards.length;
-  const isWide = lanes.spanS > 10;
-  if (nowMs - drawnMs < (isBusy ? (isWide ? 90 : 30) : 500)) return;
+  const isBusy = workers.all.some(({ activity }) => activity.running.length || activity.waiting.length || activity.forwards.length);
+  if (nowMs - drawnMs < (isBusy ? (workers.spanS > 10 ? 90 : 30) : 500)) return;
   drawnMs = nowMs;
-  if (!byId("view-draw").hidden) strip.draw();
-  if (!byId("view-engine").hidden) lanes.draw();
+  workers.draw(tabs.find((name) => !byId(`view-${name}`).hidden));
 }
 requestAnimationFrame(frame);
 
@@ -288,8 +297,8 @@ function heard(kind, data) {
     if (data.status === "ready" && lastState === "unreachable") notice("");
     lastState = data.status;
   }
-  if (kind === "activity") { activity.take(data); numbers.show(); }
-  if (kind === "stats") numbers.takeStats(data);
+  if (kind === "activity") { workers.take(data); numbers.show(); }
+  if (kind === "stats") { workers.takeStats(data); numbers.statsChanged(); numbers.show(); }
   if (kind === "job" || kind === "preview") jobs.heard(kind, data);
 }
 follow(heard, (isOpenNow, error) => {

@@ -76,7 +76,7 @@ export class Card {
     if (isOpen(job)) return;
     const names = job.files.map((one) => one.name).filter((name) => job.kind !== "video" || isVideoFile(name));
     if (!names.length) {
-      this.shots.replaceChildren(el("div.shot.blank.still", { "aria-hidden": "true" }));
+      this.shots.replaceChildren(el("div.shot.blank.still", { "aria-hidden": "true" }, WORDS[job.status]));
       return;
     }
     const urls = await Promise.all(names.map((name) => this.jobs.file(job, name)));

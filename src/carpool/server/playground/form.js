@@ -16,6 +16,13 @@ const PLACED = new Set(["prompt", "width", "height", "num_inference_steps", "gui
   "strength", "image", "mask", "input_reference", "seed", "n"]);
 const SIDES = [["1:1", 1], ["4:3", 4 / 3], ["3:4", 3 / 4], ["16:9", 16 / 9], ["9:16", 9 / 16]];
 
+const EXAMPLES = {
+  shapes: ["a red circle on a blue background", "a yellow star on a black background", "a green ring on a white background"],
+  "shapes-video": ["a red circle moving right on a black background", "a blue square moving up on a white background"],
+};
+const ANY = ["a lighthouse on a cliff at dusk", "a fox in the snow, photograph", "a bowl of oranges, oil painting"];
+const ANY_CLIPS = ["waves breaking on a rocky shore", "a paper boat drifting down a stream"];
+
 const title = (name) => TITLES[name] || (name[0].toUpperCase() + name.slice(1)).replaceAll("_", " ");
 
 /** One field with its label and the place of its error. */
@@ -51,14 +58,18 @@ export class Form {
     const parts = [];
     if (models.length > 1) {
       const select = el("select", { onchange: () => onModel(select.value) },
-        models.map((one) => el("option", { value: one.id, selected: one.id === entry.id }, one.id)));
+        models.map((one) => el("option", { value: one.id, selected: one.id === entry.id }, one.state === "unloaded" ? `${one.id} (is loaded when asked)` : one.id)));
       parts.push(field("model", select, "Model"));
     }
     if (has("prompt")) {
-      const text = el("textarea", { rows: 3, placeholder: "What shall it show?", spellcheck: true });
+      const text = el("textarea", { rows: 3, placeholder: `What shall it show? Such as: ${this.examples[0]}`, spellcheck: true });
       const lines = el("label.inline.muted", {}, el("input", { type: "checkbox", id: "f-lines" }), "each line is a prompt of its own");
       parts.push(el("div", {}, field("prompt", text, "Prompt"), lines));
     }
+    parts.push(el("p.error", { id: "e-", role: "alert" }));
+    parts.push(el("div.draw-row", {},
+      el("button.primary", { type: "submit", title: "Ctrl+Enter" }, this.isVideo ? "Make the clip" : "Draw"),
+      el("p.muted", { id: "estimate", role: "status" })));
     this.pictures = null;
     if (limits.pictures) {
       this.pictures = new Pictures(limits.pictures, has("mask"), () => { this.taskChanged(); this.onChange(); });
@@ -82,13 +93,12 @@ export class Form {
       parts.push(el("details", {}, el("summary", {}, `More settings (${rest.length})`),
         el("div.fields", {}, rest.map((one) => this.#any(one)))));
     }
-    parts.push(el("p.error", { id: "e-", role: "alert" }));
-    parts.push(el("div.draw-row", {},
-      el("button.primary", { type: "submit", title: "Ctrl+Enter" }, this.isVideo ? "Make the clip" : "Draw"),
-      el("p.muted", { id: "estimate", role: "status" })));
     this.root.replaceChildren(...parts);
     this.taskChanged();
   }
+
+  /** Prompts for a stranger to begin with. */
+  get examples() { return EXAMPLES[this.entry.id] || (this.isVideo ? ANY_CLIPS : ANY); }
 
   get isVideo() { return this.entry.tasks[0].endsWith("-video"); }
 
@@ -129,7 +139,7 @@ export class Form {
   }
 
   #adapters(names) {
-    return el("fieldset", { "data-field": "lora", className: "panel" }, el("legend.label", {}, "Adapters"),
+    return el("fieldset", { "data-field": "lora" }, el("legend.label", {}, "Adapters"),
       names.map((name) => {
         const on = el("input", { type: "checkbox", name: "lora", value: name });
         const scale = el("input", { type: "number", step: 0.1, value: 1, "aria-label": `Scale of ${name}`, "data-scale": name });

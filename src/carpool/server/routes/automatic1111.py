@@ -48,8 +48,12 @@ from carpool.server.dependencies import ERRORS, AuthenticatedRoute, Context, Wor
 from carpool.server.state import RequestContext, ServedModel
 
 MOST_BLUR = 64  # pixels
-EMPTY = ("upscalers", "latent-upscale-modes", "sd-vae", "prompt-styles", "hypernetworks")
-"""Lists that clients ask for, of things that are not here."""
+EMPTY: dict[str, Any] = {
+    "upscalers": [], "latent-upscale-modes": [], "sd-vae": [], "prompt-styles": [],
+    "hypernetworks": [], "face-restorers": [], "realesrgan-models": [], "cmd-flags": {},
+    "scripts": {"txt2img": [], "img2img": []}, "embeddings": {"loaded": {}, "skipped": {}},
+}  # fmt: skip
+"""What clients ask for of things that are not here."""
 
 
 class PasswordRoute(AuthenticatedRoute):
@@ -297,10 +301,20 @@ async def loras(context: Context) -> list[Lora]:
     return [Lora(name=one, alias=one) for one in context.state.model("loaded").card.lora]
 
 
-async def _nothing(context: Context) -> list[dict[str, Any]]:
-    """An empty list: there are none here."""
-    return []
+@lists.post("/refresh-checkpoints")
+@lists.post("/refresh-loras")
+async def refresh(context: Context) -> dict[str, Any]:
+    """Nothing: the server's models are those that it was started with."""
+    return {}
 
 
-for _name in EMPTY:
-    lists.add_api_route(f"/{_name}", _nothing, methods=["GET"])
+def _answering(nothing: Any) -> Any:
+    async def answer(context: Context) -> Any:
+        """Nothing: there are none here."""
+        return nothing
+
+    return answer
+
+
+for _name, _nothing in EMPTY.items():
+    lists.add_api_route(f"/{_name}", _answering(_nothing), methods=["GET"])

@@ -30,6 +30,7 @@ from carpool.media.outputs import FPS, encode_video, spritesheet, thumbnail
 from carpool.server.answers.downloads import PARTS, Download
 from carpool.server.answers.draw import in_our_words
 from carpool.server.answers.respond import unless_disconnected
+from carpool.server.answers.stage_metrics import peak_memory_mb
 from carpool.server.bodies import forms, peers
 from carpool.server.bodies.input_images import REFERENCE, reference_images
 from carpool.server.bodies.schema import RemixRequest, VideoRequest
@@ -38,6 +39,7 @@ from carpool.server.dependencies import ERRORS, Context, WorkRoute, traced
 from carpool.server.requests import video_request
 from carpool.server.routes.jobs import Limit, Order, common_fields, file_of, submit
 from carpool.server.state import AppState, RequestContext
+from carpool.types import Timings
 from carpool.worker.protocol import Done
 
 FILES = {"video": "video.mp4", "thumbnail": "thumbnail.webp", "spritesheet": "spritesheet.jpg"}
@@ -79,6 +81,8 @@ async def _video(state: AppState, record: Record) -> Video:
         took_s = round(max(record.ended_s - record.started_s, 0.0), 3)
         fields["inference_time_s"] = took_s
         fields["stage_durations"] = {"stage_0_gen_ms": round(1000 * took_s)}
+        if record.timings is not None:
+            fields["stage_durations"] = peers.stage_durations(Timings(**record.timings))
     return Video(
         status=STATUS.get(record.state, record.state),
         size=asked.get("size", ""),
@@ -90,6 +94,14 @@ async def _video(state: AppState, record: Record) -> Video:
         seed=body.get("seed", 0),
         **fields,
     )
+
+
+async def _video_with_memory(state: AppState, record: Record) -> Video:
+    """The same, with what a completed one needed; a list asks no worker for it."""
+    video = await _video(state, record)
+    if video.status == "completed":
+        video.peak_memory_mb = await peak_memory_mb(state)
+    return video
 
 
 @contextmanager
@@ -165,7 +177,8 @@ async def _create(context: RequestContext) -> Video:
 async def create_video_at_once(context: Context) -> Download:
     """Make a video, and answer with the MP4 file once it is there; a disconnect cancels it.
 
-    The headers `x-video-id`, `x-model`, `x-inference-time-s` and `x-stage-durations` tell of it.
+    The headers `x-video-id`, `x-model`, `x-inference-time-s`, `x-stage-durations` and
+    `x-peak-memory-mb` tell of it.
     """
     state, owner = context.state, context.client.owner
     video = await _create(context)
@@ -180,10 +193,11 @@ async def create_video_at_once(context: Context) -> Download:
         assert error is not None
         raise by_code(error.code)(error.message, param=error.param)
     answer = await file_of(state, record, FILES["video"])
-    video = await _video(state, record)
+    video = await _video_with_memory(state, record)
     answer.headers["x-video-id"], answer.headers["x-model"] = video.id, quote(video.model)
     answer.headers["x-inference-time-s"] = f"{video.inference_time_s or 0:.3f}"
     answer.headers["x-stage-durations"] = json.dumps(video.stage_durations or {})
+    answer.headers["x-peak-memory-mb"] = f"{video.peak_memory_mb or 0:.3f}"
     return answer
 
 
@@ -202,7 +216,7 @@ async def list_videos(
 
 @router.get("/videos/{video_id}")
 async def get_video(video_id: str, response: Response, context: Context) -> Video:
-    video = await _video(context.state, await _get(video_id, context))
+    video = await _video_with_memory(context.state, await _get(video_id, context))
     least, most = POLL_MS
     wait_ms = 2 * least if video.eta_s is None else 1000 * video.eta_s / 20
     response.headers["openai-poll-after-ms"] = str(round(min(max(wait_ms, least), most)))

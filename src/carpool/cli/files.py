@@ -1,0 +1,60 @@
+"""The files that `carpool generate` writes: their formats and their names."""
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Literal
+
+import click
+
+FORMATS: dict[str, Literal["png", "jpeg", "webp"]] = {
+    ".png": "png",
+    ".jpg": "jpeg",
+    ".jpeg": "jpeg",
+    ".webp": "webp",
+}
+
+
+def path_of(
+    output: Path, i: int, count: int, seed: int, prompt: str, taken: Collection[Path] = ()
+) -> Path:
+    """The file of one of several outputs: by the pattern in the name, or numbered from 1.
+
+    Args:
+        i: its place, from 0.
+        taken: files of the others so far; none of them is chosen again.
+    """
+    words = re.sub(r"\W+", "-", prompt).strip("-")[:60] or "picture"
+    fields = {"{i}": str(i + 1), "{seed}": str(seed), "{prompt}": words}
+    name = re.sub(r"\{(i|seed|prompt)\}", lambda found: fields[found[0]], output.name)
+    is_told_apart = "{i}" in output.name or ("{seed}" in output.name and "{prompt}" in output.name)
+    path = output.with_name(name)
+    is_own = (count == 1 or is_told_apart) and path not in taken
+    return path if is_own else path.with_stem(f"{path.stem}-{i + 1}")
+
+
+def check_output(output: Path) -> None:
+    """Refuse, before any work, a file that cannot be written.
+
+    Raises:
+        click.UsageError: says which can.
+    """
+    known = (*FORMATS, ".mp4")
+    if output.suffix.lower() not in known:
+        rule = f"the name must end in one of {', '.join(known)}"
+        raise click.UsageError(f"--output {output}: {rule}")
+    if not output.parent.is_dir():
+        raise click.UsageError(f"--output {output}: there is no folder {output.parent}")
+
+
+def output_for(makes: str, output: Path | None) -> Path:
+    """The file to write: what was asked for, if it can hold what the model makes."""
+    endings = {"videos": (".mp4",), "pictures": tuple(FORMATS)}.get(makes)
+    if endings is None:
+        raise click.UsageError(f"the model makes {makes}, which only the Python API gives")
+    if output is None:
+        return Path(f"out{endings[0]}")
+    if output.suffix.lower() not in endings:
+        rule = f"use {', '.join(endings)}"
+        raise click.UsageError(f"--output {output}: the model makes {makes}: {rule}")
+    return output

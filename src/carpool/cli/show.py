@@ -1,0 +1,99 @@
+"""Pictures in the terminal: in kitty's or iTerm2's protocol, else as half blocks in colour.
+
+The terminal is told by the environment variables that it sets itself: asking it by an escape
+sequence would need its answer from standard input, which may hold prompts. Within tmux and screen,
+which pass no pictures on by default, pictures are half blocks.
+
+Source: https://sw.kovidgoyal.net/kitty/graphics-protocol, https://iterm2.com/documentation-images.html
+"""
+
+import base64
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Protocol = Literal["kitty", "iterm2", "blocks"]
+WIDTH = 48  # columns, the most
+CHUNK = 4096  # characters of base64 in one of kitty's commands
+
+_KITTY = {"kitty", "ghostty"}
+_ITERM2 = {"iTerm.app", "iTerm2", "WezTerm"}
+
+
+def protocol_of(environ: Mapping[str, str]) -> Protocol:
+    """What the terminal of these environment variables can show."""
+    if environ.get("TMUX") or environ.get("TERM", "").startswith(("screen", "tmux")):
+        return "blocks"
+    names = {environ.get("TERM_PROGRAM", ""), environ.get("LC_TERMINAL", "")}
+    if "KITTY_WINDOW_ID" in environ or environ.get("TERM") in ("xterm-kitty", "xterm-ghostty"):
+        return "kitty"
+    if names & _KITTY:
+        return "kitty"
+    return "iterm2" if names & _ITERM2 else "blocks"
+
+
+def why_not(environ: Mapping[str, str]) -> str | None:
+    """Why nothing can be shown; None: it can."""
+    if not sys.stdout.isatty():
+        return "standard output is not a terminal"
+    if environ.get("TERM", "dumb") == "dumb":
+        return "TERM says that this terminal cannot show colours"
+    return None
+
+
+def show(picture: "Image.Image", protocol: Protocol) -> None:
+    """Write a picture to standard output, at most `WIDTH` columns wide."""
+    if protocol == "blocks":
+        from rich.console import Console
+
+        console = Console()
+        for line in _blocks(picture, min(WIDTH, console.width)):
+            console.print(line)
+        return
+    from carpool.media import encode_image
+
+    # iTerm2 and kitty scale it themselves; a cell is about twice as tall as wide
+    columns = min(WIDTH, max(8, picture.width // 8))
+    png = base64.b64encode(encode_image(picture, "png", 100, None)).decode()
+    sys.stdout.write(
+        "".join(_kitty(png, columns) if protocol == "kitty" else _iterm2(png, columns))
+    )
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def _kitty(png: str, columns: int) -> Iterator[str]:
+    """Transmit and display (a=T) a PNG (f=100) without answers (q=2), in chunks."""
+    for at in range(0, len(png), CHUNK):
+        first = f"a=T,f=100,q=2,c={columns}," if at == 0 else ""
+        more = int(at + CHUNK < len(png))
+        yield f"\033_G{first}m={more};{png[at : at + CHUNK]}\033\\"
+
+
+def _iterm2(png: str, columns: int) -> Iterator[str]:
+    size = len(base64.b64decode(png))
+    yield f"\033]1337;File=inline=1;size={size};width={columns};preserveAspectRatio=1:{png}\a"
+
+
+def _blocks(picture: "Image.Image", columns: int) -> Iterator[object]:
+    """Lines of upper half blocks: the ink is one row of pixels, the paper the next one."""
+    from rich.color import Color
+    from rich.segment import Segment, Segments
+    from rich.style import Style
+
+    columns = min(columns, picture.width)
+    rows = max(1, round(columns * picture.height / picture.width / 2))
+    values = picture.convert("RGB").resize((columns, 2 * rows)).tobytes()
+
+    def colour(x: int, y: int) -> Color:
+        at = 3 * (y * columns + x)
+        return Color.from_rgb(*values[at : at + 3])
+
+    for y in range(0, 2 * rows, 2):
+        yield Segments(
+            Segment("\N{UPPER HALF BLOCK}", Style(color=colour(x, y), bgcolor=colour(x, y + 1)))
+            for x in range(columns)
+        )

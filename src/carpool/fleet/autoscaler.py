@@ -1,0 +1,78 @@
+"""How many workers a model should have, by the predicted seconds of what waits.
+
+More, when requests are held for longer than `wait_s` at every look of `UP_S`: as many as would
+start all of them within `wait_s`, at most twice as many as there are. Fewer, when for `idle_s`
+there never were requests for all of them: one less at a time. So a load that comes and goes within
+`idle_s` changes nothing. No clock: callers say the time.
+
+Source: the stabilization window of Kubernetes' HorizontalPodAutoscaler.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from math import ceil
+
+UP_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The bounds of a model's workers.
+
+    Args:
+        least, most: workers, both from one on.
+        wait_s: longest predicted wait of what is held.
+        idle_s: before a worker goes.
+    """
+
+    least: int
+    most: int
+    wait_s: float = 10.0
+    idle_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a pool has to do now.
+
+    Args:
+        workers: those that there are or that load, without those that leave.
+        busy: those that have requests.
+        held_s: predicted work of requests that no worker has.
+    """
+
+    workers: int
+    busy: int
+    held_s: float
+
+
+class Autoscaler:
+    """Says how many workers there should be, look by look."""
+
+    def __init__(self, scale: Scale) -> None:
+        self._scale = scale
+        self._needed: deque[tuple[float, int]] = deque()  # by the time of the look
+
+    def workers(self, now_s: float, demand: Demand) -> int:
+        """How many there should be now; looks come with growing times."""
+        scale = self._scale
+        now = max(1, demand.workers)
+        if not scale.least <= demand.workers <= scale.most:
+            return min(max(demand.workers, scale.least), scale.most)
+        self._needed.append((now_s, self._need(demand, now)))
+        while len(self._needed) > 1 and self._needed[1][0] <= now_s - scale.idle_s:
+            self._needed.popleft()
+        up = [need for at_s, need in self._needed if at_s >= now_s - UP_S]
+        is_seen = self._needed[0][0] <= now_s - UP_S
+        if is_seen and min(up) > demand.workers:
+            return min(min(up), 2 * now, scale.most)
+        is_old = self._needed[0][0] <= now_s - scale.idle_s
+        if is_old and max(need for _, need in self._needed) < demand.workers:
+            return max(demand.workers - 1, scale.least)
+        return demand.workers
+
+    def _need(self, demand: Demand, now: int) -> int:
+        wait_s = demand.held_s / now
+        if wait_s > self._scale.wait_s:
+            return ceil(demand.held_s / self._scale.wait_s)
+        return demand.workers if demand.held_s else demand.busy

@@ -1,0 +1,67 @@
+"""Both ends of a connection prove that they know the fleet's secret, which is never sent.
+
+The worker sends a nonce; the front answers with a nonce of its own and an HMAC of both; the worker
+answers with another HMAC of both. What was overheard proves nothing later, for nonces are fresh,
+and what one end sent is not what the other one has to send. All parts have a fixed size: a peer
+that is no front cannot make a worker read more, and the caller sets a limit in time.
+
+Source: challenge and response as in RFC 2195 and ISO/IEC 9798-4 (three passes, mutual).
+"""
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+
+MAGIC = b"carpool-worker-1"  # another number: another protocol
+NONCE_BYTES, PROOF_BYTES = 32, 32
+SECRET_BYTES = 32
+
+
+class Refused(Exception):
+    """The other end does not know the secret, or speaks another protocol."""
+
+
+def new_secret() -> bytes:
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def proof(secret: bytes, role: bytes, of_worker: bytes, of_front: bytes) -> bytes:
+    """What only somebody who knows the secret can say to these two nonces."""
+    return hmac.digest(secret, MAGIC + role + of_worker + of_front, hashlib.sha256)
+
+
+async def welcome(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
+) -> None:
+    """The worker's end.
+
+    Raises:
+        Refused, OSError, asyncio.IncompleteReadError: it is no front of this fleet.
+    """
+    mine = secrets.token_bytes(NONCE_BYTES)
+    writer.write(MAGIC + mine)
+    said = await reader.readexactly(NONCE_BYTES + PROOF_BYTES)
+    theirs, proven = said[:NONCE_BYTES], said[NONCE_BYTES:]
+    if not hmac.compare_digest(proven, proof(secret, b"front", mine, theirs)):
+        raise Refused("a connection was refused: it does not know the fleet's secret")
+    writer.write(proof(secret, b"worker", mine, theirs))
+    await writer.drain()
+
+
+async def introduce(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
+) -> None:
+    """The front's end.
+
+    Raises:
+        Refused, OSError, asyncio.IncompleteReadError: it is no worker of this fleet.
+    """
+    said = await reader.readexactly(len(MAGIC) + NONCE_BYTES)
+    if not said.startswith(MAGIC):
+        raise Refused("there is no worker of this version of Carpool at that address")
+    theirs, mine = said[len(MAGIC) :], secrets.token_bytes(NONCE_BYTES)
+    writer.write(mine + proof(secret, b"front", theirs, mine))
+    proven = await reader.readexactly(PROOF_BYTES)
+    if not hmac.compare_digest(proven, proof(secret, b"worker", theirs, mine)):
+        raise Refused("what answers at that address does not know the fleet's secret")

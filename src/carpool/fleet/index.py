@@ -1,0 +1,62 @@
+"""Workers in the order of what they have to do: which of them a choice of the router looks at."""
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterable
+from itertools import islice
+
+from carpool.fleet.load import WorkerLoad
+
+LOOKED_AT = 8  # workers
+
+
+class WorkerIndex:
+    """Open workers by when an average request would end there, in all and for each kind."""
+
+    def __init__(self) -> None:
+        self._all: list[tuple[float, int]] = []
+        self._kinds: dict[Hashable, list[tuple[float, int]]] = {}
+        self._known: dict[int, tuple[float, frozenset[Hashable]]] = {}
+        self._workers: dict[int, WorkerLoad] = {}
+
+    @property
+    def is_any(self) -> bool:
+        return bool(self._all)
+
+    def key(self, worker: WorkerLoad) -> float:
+        return self._known[worker.id][0]
+
+    def put(self, worker: WorkerLoad) -> None:
+        """A worker has changed."""
+        self.remove(worker)
+        if not worker.is_open:
+            return
+        tables = worker.tables.values()
+        speed_s = sum([table[0] for table in tables]) / len(tables) if tables else 0.0
+        key = worker.left_s + speed_s
+        kinds = frozenset([one.work.kind for one in worker.bound.values()])
+        self._known[worker.id], self._workers[worker.id] = (key, kinds), worker
+        insort(self._all, (key, worker.id))
+        for kind in kinds:
+            insort(self._kinds.setdefault(kind, []), (key, worker.id))
+
+    def remove(self, worker: WorkerLoad) -> None:
+        known = self._known.pop(worker.id, None)
+        if known is None:
+            return
+        key, kinds = known
+        del self._workers[worker.id]
+        for ranks in (self._all, *(self._kinds[kind] for kind in kinds)):
+            del ranks[bisect_left(ranks, (key, worker.id))]
+        for kind in kinds:
+            if not self._kinds[kind]:
+                del self._kinds[kind]
+
+    def look(self, kind: Hashable) -> Iterable[WorkerLoad]:
+        """The workers that a choice looks at, each once."""
+        if len(self._all) <= 2 * LOOKED_AT:
+            numbers = [number for _, number in self._all]
+        else:
+            first = [number for _, number in islice(self._all, LOOKED_AT)]
+            same = [number for _, number in islice(self._kinds.get(kind, ()), LOOKED_AT)]
+            numbers = list(dict.fromkeys([*first, *same]))
+        return [self._workers[number] for number in numbers]

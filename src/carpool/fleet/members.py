@@ -1,0 +1,182 @@
+"""The workers of a pool: each with its number and device, and what is asked of all of them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from carpool.errors import CarpoolError, LoraRejected, WorkerLost
+from carpool.fleet.serving import ServingState, WorkerHandle
+from carpool.types import CheckedRequest
+from carpool.worker import protocol
+from carpool.worker.supervisor import OnActivity, WorkerListener
+
+Make = Callable[[str, WorkerListener | None], WorkerHandle]
+"""Makes the worker of a device; with a listener where it is one of several."""
+
+_ORDER: tuple[ServingState, ...] = ("ready", "draining", "starting", "worker_lost", "stopped")
+
+
+class PoolListener(Protocol):
+    """Is told of the workers of a pool, on the event loop."""
+
+    def worker_changed(self, member: "Member") -> None:
+        """A worker takes requests, or no more."""
+
+    def worker_reported(self, member: "Member", report: protocol.Report) -> None:
+        """A worker says what steps take, and what its requests have left."""
+
+
+class Member(WorkerListener):
+    """One worker of a pool.
+
+    Args:
+        pool: is told of it; None where it is the only one.
+    """
+
+    def __init__(self, pool: PoolListener | None, number: int, device: str, make: Make) -> None:
+        self._pool, self.number, self.device = pool, number, device
+        self.handle = make(device, None if pool is None else self)
+        self.error = ""  # why it cannot be loaded
+        self.has_failed = asyncio.Event()  # to load
+        self.told_s = 0.0  # the work that it was last told is held for it
+        self.is_leaving = False  # it gets no more requests
+
+    def changed(self) -> None:
+        if self._pool is not None:
+            self._pool.worker_changed(self)
+
+    def reported(self, report: protocol.Report) -> None:
+        if self._pool is not None:
+            self._pool.worker_reported(self, report)
+
+
+class Members:
+    """The workers of a pool, by their numbers."""
+
+    def __init__(self) -> None:
+        self._members: dict[int, Member] = {}
+        self._lora: dict[str, str] = {}  # registered since the start
+        self._known: protocol.WorkerReady | None = None
+        self._on_activity: OnActivity | None = None
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._members.values()))
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __getitem__(self, number: int) -> Member:
+        return self._members[number]
+
+    def add(self, member: Member) -> None:
+        self._members[member.number] = member
+        self._watch(member)
+
+    def remove(self, member: Member) -> None:
+        del self._members[member.number]
+
+    @property
+    def handles(self) -> list[WorkerHandle]:
+        return [member.handle for member in self]
+
+    @property
+    def ready(self) -> protocol.WorkerReady | None:
+        """The model as the newest worker that got so far serves it."""
+        for handle in self.handles:
+            if handle.ready is not None:
+                self._known = handle.ready
+                break
+        return self._known
+
+    @property
+    def state(self) -> ServingState:
+        """The best of theirs."""
+        states: set[ServingState] = {handle.state for handle in self.handles}
+        return next((one for one in _ORDER if one in states), "stopped")
+
+    def shown(self, requests: Callable[[int], int]) -> list[dict[str, Any]]:
+        """Each worker: its number, device, state, requests, and why it cannot load."""
+        return [
+            {
+                "worker": member.number,
+                "device": member.device,
+                "state": member.handle.state,
+                "requests": requests(member.number),
+                **({"error": member.error} if member.error else {}),
+            }
+            for member in self
+        ]
+
+    def check_open(self, *, was_ready: bool) -> None:
+        """Raise what the workers say that takes no requests; the soonest that will."""
+        errors = []
+        for handle in self.handles:
+            try:
+                handle.check_open()
+            except CarpoolError as error:
+                errors.append(error)
+        if errors:
+            soonest = min(errors, key=lambda error: error.retry_after_s or 0.0)
+            lost = (error for error in errors if isinstance(error, WorkerLost))
+            raise next(lost, soonest) if was_ready else soonest
+
+    def reload(self) -> None:
+        """Have all read their adapter folder and batching config again."""
+        for handle in self.handles:
+            handle.reload()
+
+    def tell_lora(self, member: Member) -> None:
+        """Register on a worker that has loaded what was registered since the start."""
+        for name, path in self._lora.items():
+            member.handle.add_lora(name, path)
+
+    async def add_lora(self, name: str, path: str) -> None:
+        """Register an adapter on all, and on those that replace them.
+
+        Raises:
+            LoraRejected: a worker says what is wrong with it; the others may have it.
+        """
+        self._lora[name] = path
+        told = await asyncio.gather(*(handle.add_lora(name, path) for handle in self.handles))
+        if problems := [problem for several in told for problem in several]:
+            del self._lora[name]
+            raise LoraRejected(problems[0])
+
+    async def statistics(self) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        """Those of every worker that is ready, with its number."""
+        for member in self:
+            with contextlib.suppress(CarpoolError):  # it died, or loads
+                if member.handle.state in ("ready", "draining"):
+                    yield member.number, await member.handle.statistics()
+
+    async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
+        """What a request would take if it came now, on the worker that would start it first."""
+        told = [await handle.estimate(job) for handle in self.handles if handle.state == "ready"]
+        return min(told, key=lambda one: one.wait_s)
+
+    def watch_activity(self, listener: OnActivity | None) -> None:
+        """Tell a listener what the engines do; None: nobody any more."""
+        self._on_activity = listener
+        for member in self:
+            self._watch(member)
+
+    def _watch(self, member: Member) -> None:
+        listener = self._on_activity
+        seen = None if listener is None else partial(_numbered, listener, member.number)
+        member.handle.watch_activity(seen)
+
+    async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
+        """The timelines of requests, of the worker that had each last."""
+        found: dict[str, dict[str, Any]] = {}
+        for handle in self.handles:
+            with contextlib.suppress(CarpoolError):
+                for one in await handle.timelines(request_ids):
+                    found[one["id"]] = one
+        return [found[name] for name in request_ids if name in found]
+
+
+def _numbered(listener: OnActivity, number: int, activity: protocol.Activity) -> None:
+    activity.worker = number
+    listener(activity)

@@ -1,0 +1,332 @@
+"""Workers on the nodes of a Ray cluster. The only module that imports Ray.
+
+Ray places workers, hands out their address and the fleet's secret, and starts them again on another
+node when one is lost; requests go over our own connections (`remote.py`). Each worker is a detached
+actor that keeps a worker's process (`host.py`): a front that starts again under the same fleet name
+finds it, with its model loaded.
+
+Source: the placement of vLLM's `RayExecutorV2`: Ray starts, own messages carry the work.
+"""
+
+import asyncio
+import hashlib
+import logging
+import re
+import secrets
+import socket
+import ssl
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import carpool
+from carpool.config import ServeSettings
+from carpool.errors import SettingRejected
+from carpool.fleet.handshake import new_secret
+from carpool.fleet.host import WorkerHost
+from carpool.fleet.remote import Address, RemoteConnection
+
+log = logging.getLogger("carpool")
+
+REACH_S = 5.0
+JOIN_S = 30.0  # for an actor that runs to say where it listens
+SLOW_S = 20.0  # until a worker that Ray does not place is worth a line
+AGAIN_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RaySettings:
+    """How workers are placed.
+
+    Args:
+        address: of the cluster; `auto`: that of this machine.
+        fleet: fronts of the same name take over each other's workers.
+        gpus: of each worker; None: one where the cluster has some.
+        workers_per_node: at most; None: as many as have room.
+        keep_s: how long workers keep their models without a front.
+        certificate, key: PEM of the workers' ends; empty: no TLS.
+    """
+
+    address: str = "auto"
+    fleet: str = "carpool"
+    gpus: float | None = None
+    workers_per_node: int | None = None
+    keep_s: float = 600.0
+    certificate: str = ""
+    key: str = field(default="", repr=False)
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise SettingRejected(
+            f"ray: the package cannot be imported ({error}): pip install 'carpool[ray]'"
+        ) from error
+    return ray
+
+
+class WorkerActor:
+    """What Ray runs on a node: a host for one worker's process, on a thread of its own."""
+
+    def __init__(self, secret: bytes, keep_s: float, certificate: str, key: str) -> None:
+        ray = _ray()
+        self._me = ray.get_runtime_context().current_actor
+        self._secret, self._keep_s = secret, keep_s
+        self._tls = server_tls(certificate, key) if certificate else None
+        self._address: str = ray.util.get_node_ip_address()
+        self._port: Future[int] = Future()
+        threading.Thread(target=self._run, name="carpool-host", daemon=True).start()
+
+    def join(self) -> tuple[str, int, bytes, str]:
+        """Where it listens, the fleet's secret, and the version of Carpool on its node."""
+        return self._address, self._port.result(JOIN_S), self._secret, carpool.__version__
+
+    def _run(self) -> None:
+        if sys.version_info < (3, 14):  # uvloop's, which Ray sets, starts no processes on a thread
+            asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            try:
+                runner.run(self._serve())
+            except BaseException as error:
+                if not self._port.done():
+                    self._port.set_exception(error)
+                raise
+
+    async def _serve(self) -> None:
+        unused = asyncio.Event()
+        host = WorkerHost(self._secret, keep_s=self._keep_s, at_end=unused.set, tls=self._tls)
+        self._port.set_result(await host.listen(self._address))
+        await unused.wait()
+        log.warning("no front came for %g s: the worker ends", self._keep_s)
+        await host.close()
+        _ray().kill(self._me, no_restart=True)
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError unless something listens at HOST:PORT: Ray would try for a minute."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), REACH_S).close()
+
+
+def server_tls(certificate: str, key: str) -> ssl.SSLContext:
+    """TLS of a worker's end; both arguments are PEM."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.TemporaryDirectory() as folder:  # OpenSSL reads files only
+        files = [Path(folder, name) for name in ("certificate", "key")]
+        for file, text in zip(files, (certificate, key), strict=True):
+            file.touch(0o600)
+            file.write_text(text)
+        context.load_cert_chain(files[0], files[1])
+    return context
+
+
+class RayCluster:
+    """The workers of one fleet in a Ray cluster."""
+
+    def __init__(self, settings: RaySettings) -> None:
+        self._settings = settings
+        self._found: dict[str, list[Any]] = {}  # actors of an earlier front, by model
+        self._secret = new_secret()
+        self._gpus = 0.0
+
+    def connect(self) -> None:
+        """Connect to the cluster, and look for the workers of an earlier front. Blocks.
+
+        Raises:
+            SettingRejected: Ray is not installed, or there is no such cluster.
+        """
+        # it misses its signal handlers: they cannot be set on this thread, and are ours
+        logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
+        ray, settings = _ray(), self._settings
+        try:
+            _check_reachable(settings.address)
+            ray.init(
+                settings.address,
+                namespace=f"carpool-{settings.fleet}",
+                log_to_driver=False,
+                configure_logging=False,
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            here = "start one with `ray start --head`, or say its address as HOST:PORT"
+            raise SettingRejected(
+                f"ray={settings.address!r}: there is no Ray cluster ({error}): {here}"
+            ) from error
+        has_gpus = bool(ray.cluster_resources().get("GPU"))
+        self._gpus = float(has_gpus) if settings.gpus is None else settings.gpus
+        for name in ray.util.list_named_actors():
+            if "|" in name:
+                self._found.setdefault(name.partition("|")[0], []).append(ray.get_actor(name))
+        if self._found:
+            log.info("workers of an earlier front: %d", sum(map(len, self._found.values())))
+
+    def disconnect(self) -> None:
+        """Leave the cluster; the workers stay. Blocks."""
+        _ray().shutdown()
+
+    def workers(self, model: str) -> int:
+        """How many workers an earlier front has left for a model."""
+        return len(self._found.get(_named(model), []))
+
+    def take(self, model: str) -> Any:
+        """A worker of an earlier front, or a new one. Blocks."""
+        found = self._found.get(_named(model))
+        if found:
+            return found.pop(0)
+        ray, settings = _ray(), self._settings
+        resources = {}
+        if settings.workers_per_node is not None:
+            # every node has one of it; Ray Serve's `max_replicas_per_node` is made of the same
+            prefix = ray._raylet.IMPLICIT_RESOURCE_PREFIX
+            per_node = f"{prefix}carpool-{settings.fleet}-{_named(model)}"
+            resources[per_node] = 1.0 / settings.workers_per_node
+        return (
+            ray.remote(WorkerActor)
+            .options(
+                name=f"{_named(model)}|{secrets.token_hex(4)}",
+                lifetime="detached",
+                max_restarts=-1,
+                max_task_retries=0,
+                num_cpus=1,
+                num_gpus=self._gpus,
+                resources=resources,
+                scheduling_strategy="SPREAD",
+            )
+            .remote(self._secret, settings.keep_s, settings.certificate, settings.key)
+        )
+
+    def end(self, actor: Any) -> None:
+        """End a worker for good. Blocks."""
+        _ray().kill(actor, no_restart=True)
+
+    def end_rest(self) -> None:
+        """End the workers of an earlier front that nobody took. Blocks."""
+        for actor in [actor for several in self._found.values() for actor in several]:
+            self.end(actor)
+        self._found.clear()
+
+    async def join(self, actor: Any) -> Address | None:
+        """Where a worker listens, once Ray has placed it; None: it is gone for good.
+
+        Raises:
+            OSError: it is away, or of another version; it may be back later.
+        """
+        errors = _ray().exceptions
+        joining = asyncio.wrap_future(actor.join.remote().future())
+        try:
+            host, port, secret, version = await joining
+        except (errors.ActorDiedError, errors.ActorUnschedulableError) as error:
+            log.warning("a worker is gone: %s", str(error).partition("\n")[0])
+            return None
+        except errors.RayError as error:
+            raise ConnectionError(f"Ray: {str(error).partition(chr(10))[0]}") from error
+        if version != carpool.__version__:
+            mine = carpool.__version__
+            log.warning("a worker has Carpool %s, and the front %s: it is replaced", version, mine)
+            await asyncio.to_thread(self.end, actor)
+            return None
+        return Address(host, port, secret, self._settings.certificate)
+
+    def connector(self, model: str, spool: Path | None) -> "RayConnector":
+        """For one worker of a model."""
+        return RayConnector(self, model, spool)
+
+
+def connected(settings: ServeSettings) -> RayCluster:
+    """Connect to the cluster of the settings. Blocks.
+
+    Raises:
+        SettingRejected: a file cannot be read, Ray is not installed, or there is no such cluster.
+    """
+    assert settings.ray is not None
+    if (settings.fleet_cert is None) != (settings.fleet_key is None):
+        raise SettingRejected("fleet_cert and fleet_key: give both, or none")
+    cluster = RayCluster(
+        RaySettings(
+            settings.ray,
+            settings.fleet_name,
+            0.0 if settings.device == "cpu" else settings.gpus_per_worker,
+            settings.workers_per_node,
+            settings.worker_keep_alive,
+            _text("fleet_cert", settings.fleet_cert),
+            _text("fleet_key", settings.fleet_key),
+        )
+    )
+    cluster.connect()
+    return cluster
+
+
+def _text(setting: str, path: str | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return Path(path).expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingRejected(f"{setting}={path!r} cannot be read: {error}") from error
+
+
+class RayConnector:
+    """Connects to one worker, wherever Ray has it.
+
+    Args:
+        cluster: places workers; see `RayCluster`.
+        connect: opens a connection.
+    """
+
+    is_remote = True
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        model: str,
+        spool: Path | None,
+        connect: Callable[..., Any] = RemoteConnection.open,
+    ) -> None:
+        self._cluster, self._model, self._spool = cluster, model, spool
+        self._connect = connect
+        self._actor: Any = None
+
+    async def open(self) -> RemoteConnection:
+        """Have the worker placed, if it is not, and connect; waits for as long as that takes.
+
+        Raises:
+            OSError: it cannot be reached now.
+        """
+        slow = asyncio.get_running_loop().call_later(SLOW_S, self._say_slow)
+        try:
+            while True:
+                if self._actor is None:
+                    self._actor = await asyncio.to_thread(self._cluster.take, self._model)
+                address = await self._cluster.join(self._actor)
+                if address is not None:
+                    connection: RemoteConnection = await self._connect(address, self._spool)
+                    return connection
+                self._actor = None
+                await asyncio.sleep(AGAIN_S)
+        finally:
+            slow.cancel()
+
+    def _say_slow(self) -> None:
+        log.warning(
+            "a worker of %s waits for a place in the Ray cluster since %g s: `ray status` says "
+            "what is free and what is asked for",
+            self._model, SLOW_S,
+        )  # fmt: skip
+
+    async def end(self) -> None:
+        """End the worker for good."""
+        actor, self._actor = self._actor, None
+        if actor is not None:
+            await asyncio.to_thread(self._cluster.end, actor)
+
+
+def _named(model: str) -> str:
+    """A model in the names of actors and resources, told from others by a digest."""
+    digest = hashlib.sha256(model.encode()).hexdigest()[:8]
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', model)[-60:]}-{digest}"

@@ -1,0 +1,122 @@
+"""The front's end of a connection to a worker on another machine.
+
+The same messages as on a local socket. A worker that says nothing for `SILENT_S` is lost for the
+supervisor: what it had goes on elsewhere. It may be well, and is taken over when it answers again.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from carpool.fleet import handshake
+from carpool.fleet.wire import Malformed, Wire
+from carpool.worker import protocol
+from carpool.worker.connection import mapped
+
+log = logging.getLogger("carpool")
+
+SILENT_S = 1.75  # of a worker; with two looks at it, what it had moves 2.25 s after it was lost
+CONNECT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a worker listens, and what it takes to talk to it."""
+
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+    certificate: str = ""  # PEM, of the worker's end; empty: no TLS
+
+
+def client_tls(certificate: str) -> ssl.SSLContext:
+    """TLS to an end that has this very certificate, or one that it signed."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # workers are known by certificate and secret, not by name
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cadata=certificate)
+    return context
+
+
+class RemoteConnection:
+    """A worker elsewhere. However it ends, `messages` ends with it."""
+
+    def __init__(self, wire: Wire, where: str) -> None:
+        self._wire, self._where, self._is_killed = wire, where, False
+        self._problem = ""
+
+    @classmethod
+    async def open(cls, address: Address, spool: Path | None = None) -> "RemoteConnection":
+        """Connect, and prove to each other that both know the secret.
+
+        Args:
+            spool: folder for outputs that are too large for a message.
+
+        Raises:
+            OSError: there is no such worker, or it does not answer in time.
+        """
+        where = f"{address.host}:{address.port}"
+        tls = client_tls(address.certificate) if address.certificate else None
+        writer = None
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                reader, writer = await asyncio.open_connection(
+                    address.host, address.port, ssl=tls, server_hostname="carpool" if tls else None
+                )
+                await handshake.introduce(reader, writer, address.secret)
+        except BaseException as error:
+            if writer is not None:
+                writer.close()
+            if isinstance(error, TimeoutError):
+                raise ConnectionError(f"{where} did not answer in {CONNECT_S:g} s") from None
+            if isinstance(error, (handshake.Refused, asyncio.IncompleteReadError)):
+                raise ConnectionError(f"{where}: {error}") from error
+            raise
+        return cls(Wire(reader, writer, silent_s=SILENT_S, spool=spool), where)
+
+    def send(self, message: protocol.ToWorker) -> None:
+        """Queue a message; they arrive in order."""
+        self._wire.put(protocol.encode_body(message))
+
+    async def messages(self) -> AsyncIterator[protocol.ToFront]:
+        """Yield the worker's messages until it, or the connection, ends."""
+        try:
+            async for body in self._wire.bodies():
+                if body is None:
+                    raise Malformed("a worker cannot kill its front")
+                yield self._taken(protocol.decode_to_front(body))
+        except (Malformed, protocol.Undecodable) as error:
+            self._problem = f"it broke the protocol: {error}"
+
+    def _taken(self, message: protocol.ToFront) -> protocol.ToFront:
+        """The message, with the file that was sent before it."""
+        if not isinstance(message, protocol.Done) or message.clip is None or not message.clip.path:
+            return message
+        message.clip.path = str(self._wire.take_file())
+        return mapped(message)
+
+    def kill(self) -> None:
+        self._is_killed = True
+        self._wire.kill()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether only the connection ended, as far as is known: the worker may be well."""
+        is_known = bool(self._wire.farewell) or self._is_killed
+        return self._wire.is_refused or not is_known
+
+    @property
+    def end(self) -> str:
+        """How it ended, for the log."""
+        if self._wire.farewell or self._problem:
+            return self._wire.farewell or self._problem
+        if self._wire.is_silent:
+            return f"{self._where} was silent for {SILENT_S:g} s"
+        return f"the connection to {self._where} was lost"
+
+    async def close(self) -> None:
+        """Close the connection; the worker keeps its model for the next one."""
+        self._wire.close()

@@ -1,0 +1,141 @@
+"""Changes the workers of a pool while it serves: more, fewer, or new ones in the place of the old.
+
+No request fails by it: a worker that goes gets no more requests, and ends when it has none.
+"""
+
+import asyncio
+import logging
+from typing import Any, Protocol
+
+from carpool.fleet.autoscaler import Autoscaler, Demand, Scale
+from carpool.fleet.members import Member
+
+log = logging.getLogger("carpool")
+
+LOOK_S = 1.0  # between looks at what waits
+PLACE_S = 60.0  # for a new worker to be ready, before an old one makes room for it
+
+
+class Resizable(Protocol):
+    """A pool; see `Pool`."""
+
+    @property
+    def has_several(self) -> bool: ...
+    @property
+    def demand(self) -> Demand: ...
+    def members(self) -> list[Member]: ...
+    def workers(self) -> list[dict[str, Any]]: ...
+    def add_worker(self, device: str | None = None) -> Member: ...
+    async def remove_worker(self, member: Member) -> None: ...
+
+
+class Resizer:
+    """Resizes one pool; on the event loop.
+
+    Args:
+        scale: bounds between which it follows the load; None: it does not.
+    """
+
+    def __init__(self, pool: Resizable, scale: Scale | None) -> None:
+        self._pool, self._scale = pool, scale
+        self._rolling: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._following: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._scale is not None:
+            self._following = asyncio.create_task(self._follow(Autoscaler(self._scale)))
+
+    async def stop(self) -> None:
+        tasks = [one for one in (self._following, self._rolling, *self._leaving) if one is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, autoscaler: Autoscaler) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look(autoscaler, asyncio.get_running_loop().time())
+
+    def look(self, autoscaler: Autoscaler, now_s: float) -> None:
+        """Add or remove workers, if the autoscaler says so."""
+        if self._rolling is not None and not self._rolling.done():
+            return
+        demand = self._pool.demand
+        wanted = autoscaler.workers(now_s, demand)
+        if wanted == demand.workers:
+            return
+        log.info(
+            "%d workers instead of %d: requests for %.3g s of work wait, %d workers are busy",
+            wanted, demand.workers, demand.held_s, demand.busy,
+        )  # fmt: skip
+        for _ in range(demand.workers, wanted):
+            self._pool.add_worker()
+        for member in self._least_used()[: max(0, demand.workers - wanted)]:
+            self._remove(member)
+
+    def _least_used(self) -> list[Member]:
+        requests = {one["worker"]: one["requests"] for one in self._pool.workers()}
+
+        def use(member: Member) -> tuple[bool, int, int]:
+            is_ready = member.handle.state == "ready"
+            return is_ready, requests[member.number], -member.number
+
+        return sorted(self._pool.members(), key=use)
+
+    def _remove(self, member: Member) -> None:
+        task = asyncio.create_task(self._pool.remove_worker(member))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def roll(self) -> None:
+        """Put a new worker in the place of each that there is, one after the other."""
+        if not self._pool.has_several:
+            log.error("not rolled: a single worker has no place for another; start with --workers")
+        elif self._rolling is not None and not self._rolling.done():
+            log.error("not rolled: the last time has not ended yet")
+        else:
+            self._rolling = asyncio.create_task(self._roll())
+
+    async def _roll(self) -> None:
+        old = self._pool.members()
+        log.info("rolling update: %d workers are replaced", len(old))
+        for number, member in enumerate(old, 1):
+            if not await self._replace(member):
+                log.error("the rolling update ends after %d of %d workers", number - 1, len(old))
+                return
+        log.info("rolling update: done")
+
+    async def _replace(self, old: Member) -> bool:
+        """Start a worker and then end an old one; whether it could be."""
+        new = self._pool.add_worker(old.device)
+        ready = asyncio.create_task(new.handle.wait_ready())
+        try:
+            await self._until(ready, new, PLACE_S)
+            if not ready.done() and not new.error and self._others_ready(old, new):
+                log.info("no place for another worker: worker %d makes room", old.number + 1)
+                await self._pool.remove_worker(old)
+                await self._until(ready, new, None)
+        finally:
+            ready.cancel()
+        if not ready.done() or ready.cancelled():
+            log.error("the new worker cannot be loaded: %s", new.error or "it has no place")
+            await self._pool.remove_worker(new)
+            return False
+        if old in self._pool.members():
+            await self._pool.remove_worker(old)
+        return True
+
+    async def _until(
+        self, ready: "asyncio.Task[object]", new: Member, timeout_s: float | None
+    ) -> None:
+        failed = asyncio.create_task(new.has_failed.wait())
+        await asyncio.wait({ready, failed}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        failed.cancel()
+
+    def _others_ready(self, *without: Member) -> bool:
+        return any(
+            member.handle.state == "ready"
+            for member in self._pool.members()
+            if member not in without
+        )

@@ -1,0 +1,194 @@
+"""Messages between a front and a worker on another machine, in packets over one stream.
+
+A message is cut into packets, so that every few milliseconds something arrives while a large one is
+under way: an end that was silent for longer than `silent_s` is gone. Outputs that are too large for
+a message are sent beside it, as a file, between the packets of other messages.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import struct
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import IO
+
+log = logging.getLogger("carpool")
+
+HEADER = struct.Struct(">BI")  # kind, bytes that follow
+PACKET_BYTES = 64 << 10
+MOST_MESSAGE_BYTES = 1 << 30
+MOST_FILE_BYTES = 64 << 30
+BEAT_S = 0.5  # between signs of life
+LOOK_S = 0.25  # between looks at the other end's
+
+ALIVE, PART, END, FILE, KILL, ENDED, REFUSED = range(7)
+"""Kinds of packets: a sign of life; part of a message; its last part; part of a file; the worker's
+process is to be killed; that has ended, and how; the front is refused, and why."""
+
+
+class Malformed(Exception):
+    """The other end breaks the rules."""
+
+
+class Wire:
+    """One end of the stream.
+
+    Args:
+        silent_s: without a packet, until the other end counts as gone.
+        spool: folder for files that arrive; None: the system's.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        silent_s: float,
+        spool: Path | None = None,
+    ) -> None:
+        self._reader, self._writer, self._spool = reader, writer, spool
+        self._silent_s, self._heard_s = silent_s, self._now_s()
+        self._was_silent = False  # at the last look
+        self._file: IO[bytes] | None = None  # that arrives
+        self._path = Path()  # its
+        self._file_bytes = 0
+        self._sending = asyncio.Lock()  # of one file at a time
+        self.is_silent = False  # it was closed for that
+        self.farewell = ""  # why the other end closes
+        self.is_refused = False  # this end was
+        self._beating = asyncio.create_task(self._beat())
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _beat(self) -> None:
+        """Send signs of life, and close the stream when none come.
+
+        It takes two looks in a row: after a stall of this process what arrived is still unread.
+        """
+        beat_s = 0.0
+        while True:
+            if (now_s := self._now_s()) >= beat_s:
+                self._packet(ALIVE, b"")
+                beat_s = now_s + BEAT_S
+            await asyncio.sleep(LOOK_S)
+            is_silent = self._now_s() - self._heard_s > self._silent_s
+            if is_silent and self._was_silent:
+                break
+            self._was_silent = is_silent
+        self.is_silent = True
+        self._writer.transport.abort()
+
+    # Sending
+
+    def _packet(self, kind: int, part: bytes | memoryview) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(HEADER.pack(kind, len(part)))
+            if part:
+                self._writer.write(part)
+
+    def put(self, body: bytes) -> None:
+        """Queue a message; they arrive in order."""
+        view = memoryview(body)
+        for begin in range(0, len(body) - PACKET_BYTES, PACKET_BYTES):
+            self._packet(PART, view[begin : begin + PACKET_BYTES])
+        last = (len(body) - 1) // PACKET_BYTES * PACKET_BYTES if body else 0
+        self._packet(END, view[last:])
+
+    async def send(self, body: bytes) -> None:
+        """As `put`; waits while the other end is slow."""
+        self.put(body)
+        await self._drained()
+
+    async def send_file(self, content: bytes | memoryview, body: bytes) -> None:
+        """Send a file, and then the message that takes it; others may come in between."""
+        async with self._sending:
+            view = memoryview(content)
+            for begin in range(0, len(view), PACKET_BYTES):
+                self._packet(FILE, view[begin : begin + PACKET_BYTES])
+                await self._drained()
+            await self.send(body)
+
+    async def _drained(self) -> None:
+        with contextlib.suppress(ConnectionError):  # the reading end says so
+            await self._writer.drain()
+
+    def kill(self) -> None:
+        """Have the other end kill the worker's process."""
+        self._packet(KILL, b"")
+
+    async def say_farewell(self, why: str, *, refused: bool = False) -> None:
+        """Close, and say why."""
+        self._packet(REFUSED if refused else ENDED, why.encode()[:PACKET_BYTES])
+        await self._drained()
+        self.close()
+
+    def close(self) -> None:
+        self._beating.cancel()
+        if self._file is not None:
+            self._file.close()
+            self._path.unlink(missing_ok=True)
+            self._file = None
+        self._writer.close()
+
+    # Receiving
+
+    async def bodies(self) -> AsyncIterator[bytes | None]:
+        """Yield messages until the stream ends; None: the worker's process is to be killed.
+
+        Raises:
+            Malformed: the other end breaks the rules.
+        """
+        parts = bytearray()
+        while True:
+            try:
+                kind, size = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+                if size > PACKET_BYTES:
+                    raise Malformed(f"a packet of {size} bytes: the most is {PACKET_BYTES}")
+                part = await self._reader.readexactly(size)
+            except (asyncio.IncompleteReadError, OSError):
+                return
+            self._heard_s = self._now_s()
+            if kind in (PART, END):
+                if len(parts) + size > MOST_MESSAGE_BYTES:
+                    raise Malformed(f"a message of more than {MOST_MESSAGE_BYTES} bytes")
+                parts += part
+                if kind == END:
+                    body, parts = bytes(parts), bytearray()
+                    yield body
+            elif kind == FILE:
+                self._keep(part)
+            elif kind == KILL:
+                yield None
+            elif kind in (ENDED, REFUSED):
+                self.farewell = part.decode(errors="replace")
+                self.is_refused = kind == REFUSED
+                return
+            elif kind != ALIVE:
+                raise Malformed(f"a packet of kind {kind}, which there is not")
+
+    def _keep(self, part: bytes) -> None:
+        if self._file is None:
+            handle, path = tempfile.mkstemp(".rgb", "remote-", self._spool)
+            self._file, self._path = os.fdopen(handle, "wb"), Path(path)
+            self._file_bytes = 0
+        self._file_bytes += len(part)
+        if self._file_bytes > MOST_FILE_BYTES:
+            raise Malformed(f"a file of more than {MOST_FILE_BYTES} bytes")
+        self._file.write(part)
+
+    def take_file(self) -> Path:
+        """The file that has arrived, for the message that is to take it.
+
+        Raises:
+            Malformed: there is none.
+        """
+        if self._file is None:
+            raise Malformed("a message names a file that was not sent")
+        self._file.close()
+        self._file = None
+        return self._path

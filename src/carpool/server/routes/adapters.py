@@ -1,0 +1,223 @@
+"""`/v1/set_lora` and its companions: default adapters at run time, as SGLang's clients set them.
+
+Here each request names its adapters. A default is for requests that name none, and for those of
+the API key that set it: no client changes the pictures of another one. It is kept until the server
+ends; jobs keep the adapters that they were accepted with.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, Field
+
+from carpool.errors import InvalidValue, KeyRequired, LoraRejected, UnsupportedParameter, show
+from carpool.fleet.fleet import Fleet
+from carpool.request.lora import SUFFIX, check_header, check_lora
+from carpool.server.bodies import schema
+from carpool.server.dependencies import ERRORS, AuthenticatedRoute, Context, request_context
+from carpool.server.state import AppState, RequestContext, ServedModel
+
+PATIENCE_S, LOOK_S = 60.0, 0.05  # until all workers have read a new file
+MERGE_MODES = (None, "auto", "dynamic")
+
+router = APIRouter(
+    prefix="/v1",
+    route_class=AuthenticatedRoute,
+    responses=ERRORS,
+    dependencies=[Depends(request_context)],
+)
+
+
+class SetLora(BaseModel):
+    """`POST /v1/set_lora`. Lists are of one length; a single value counts for all."""
+
+    lora_nickname: Any = Field(description="an adapter of `GET /v1/models`; or a list")
+    lora_path: Any = Field(
+        None, description="a new file of --lora-dir, NICKNAME.safetensors, to be read first"
+    )
+    strength: Any = schema.ours("number", "scale of the adapter; or a list")
+    target: Any = Field("all", description="all: an adapter goes where its file says; or a list")
+    merge_mode: str | None = Field(None, description="auto or dynamic: nothing is merged")
+    lora_alpha: Any = schema.ours("null", "the file says it")
+    model: str | None = Field(None, description="of several; default: the first")
+
+
+class Unmerge(BaseModel):
+    """`POST /v1/unmerge_lora_weights`."""
+
+    target: str = Field("all", description="all")
+    model: str | None = Field(None, description="of several; default: the first")
+
+
+class Applied(BaseModel):
+    status: str = "ok"
+    message: str
+
+
+class LoadedAdapter(BaseModel):
+    nickname: str
+    path: None = Field(default=None, description="servers do not say where files are")
+
+
+class ActiveAdapter(BaseModel):
+    """The default adapters of one API key."""
+
+    nickname: str = Field(description="all of them, with commas")
+    nicknames: list[str]
+    path: None = None
+    merged: bool = False
+    mode: str = "unmerged"
+    strength: float = Field(description="of the first")
+    strengths: list[float]
+
+
+class Adapters(BaseModel):
+    loaded_adapters: list[LoadedAdapter]
+    active: dict[str, list[ActiveAdapter]] = Field(
+        description="`transformer`: the defaults of this API key; empty: none"
+    )
+
+
+@router.post("/set_lora")
+async def set_lora(body: SetLora, context: Context) -> Applied:
+    """Set the adapters of this API key's requests that name none themselves."""
+    _check_key(context)
+    _check_target(body.target)
+    if body.merge_mode not in MERGE_MODES:
+        rule = "adapters are added row by row and never merged: send auto or dynamic"
+        raise UnsupportedParameter(
+            f"merge_mode={show(body.merge_mode)}: {rule}", param="merge_mode"
+        )
+    if body.lora_alpha is not None:
+        rule = "is not taken: the adapter's file says it, leave it out"
+        raise UnsupportedParameter(f"lora_alpha {rule}", param="lora_alpha")
+    names = body.lora_nickname if isinstance(body.lora_nickname, list) else [body.lora_nickname]
+    if not names or not all(isinstance(name, str) for name in names):
+        rule = "must be the name of an adapter, or a list of some"
+        raise InvalidValue(
+            f"lora_nickname={show(body.lora_nickname)}: {rule}", param="lora_nickname"
+        )
+    paths = _each(body.lora_path, len(names), "lora_path")
+    if not all(isinstance(path, str | None) for path in paths):
+        rule = "must be a file's name, or null"
+        raise InvalidValue(f"lora_path={show(body.lora_path)}: {rule}", param="lora_path")
+    strengths = _each(1.0 if body.strength is None else body.strength, len(names), "strength")
+    _model(context, body.model)
+    for name, path in zip(names, paths, strict=True):
+        if path is not None:
+            await _read(context.state, body.model, name, path)
+    model = _model(context, body.model)
+    entries = [{"id": name, "scale": scale} for name, scale in zip(names, strengths, strict=True)]
+    try:
+        check_lora(entries, model.card.lora)
+    except InvalidValue as error:
+        raise InvalidValue(error.message, param="lora_nickname") from None
+    context.state.default_lora[model.id, context.client.key] = entries
+    told = ", ".join(f"{one['id']} at {one['scale']:g}" for one in entries)
+    return Applied(message=f"requests of this API key that name no adapters get: {told or 'none'}")
+
+
+@router.post("/unmerge_lora_weights")
+async def unmerge_lora_weights(body: Unmerge, context: Context) -> Applied:
+    """This API key's requests that name no adapters get none again."""
+    _check_key(context)
+    _check_target(body.target)
+    model = _model(context, body.model)
+    context.state.default_lora.pop((model.id, context.client.key), None)
+    return Applied(message="requests of this API key that name no adapters get none")
+
+
+@router.get("/list_loras")
+async def list_loras(context: Context, model: str | None = None) -> Adapters:
+    """The adapters that requests may name, and the defaults of this API key."""
+    served = _model(context, model)
+    chosen = context.state.default_lora.get((served.id, context.client.key), [])
+    names, scales = [one["id"] for one in chosen], [one["scale"] for one in chosen]
+    active = {}
+    if chosen:
+        one = ActiveAdapter(
+            nickname=",".join(names), nicknames=names, strength=scales[0], strengths=scales
+        )
+        active["transformer"] = [one]
+    return Adapters(
+        loaded_adapters=[LoadedAdapter(nickname=name) for name in served.card.lora], active=active
+    )
+
+
+def _model(context: RequestContext, name: str | None) -> ServedModel:
+    model = context.state.model("loaded", name)
+    model.check_name(name)
+    return model
+
+
+def _check_key(context: RequestContext) -> None:
+    if not context.client.key:
+        rule = "set defaults only where the server has API keys (--api-key); name adapters in each "
+        raise KeyRequired(f"clients {rule}request: lora=[{{'id': NAME, 'scale': 1.0}}]")
+
+
+def _check_target(target: Any) -> None:
+    for one in target if isinstance(target, list) else [target]:
+        if one != "all":
+            rule = "an adapter goes where its file says: leave it out"
+            raise UnsupportedParameter(
+                f"target={show(one)} is not supported: {rule}", param="target"
+            )
+
+
+def _each(given: Any, count: int, name: str) -> list[Any]:
+    """A value for each adapter."""
+    if not isinstance(given, list):
+        return [given] * count
+    if len(given) != count:
+        rule = f"must be {count}, as many as lora_nickname has"
+        raise InvalidValue(f"{name} has {len(given)} entries: {rule}", param=name)
+    return given
+
+
+async def _read(state: AppState, model: str | None, name: str, path: str) -> None:
+    """Have all workers read the adapter folder, until each has an adapter.
+
+    Raises:
+        InvalidValue: the file is not in the folder, has another name, or cannot be read.
+    """
+    if name in state.model("loaded", model).card.lora:
+        return  # a name always means the same weights
+    folder = state.settings.lora_dir
+    file = Path(path)
+    if file.stem != name or file.suffix != SUFFIX:
+        raise InvalidValue(
+            f"lora_path={show(path)}: the file must be named as the adapter, {name[:64]}{SUFFIX}",
+            param="lora_path",
+        )
+    place = await asyncio.to_thread(_in_folder, folder, file)
+    if place is None:
+        rule = "adapters are read from --lora and --lora-dir only"
+        where = "put the file there" if folder else "start the server with --lora-dir"
+        raise InvalidValue(f"lora_path={show(path)}: {rule}: {where}", param="lora_path")
+    try:
+        await asyncio.to_thread(check_header, place)
+    except LoraRejected as error:
+        raise InvalidValue(error.message, param="lora_path") from None
+    serving: Any = state.supervisor
+    pool: Any = serving.of(model).pool if isinstance(serving, Fleet) else serving
+    workers = {one: one.ready for one in getattr(pool, "handles", [pool])}
+    pool.reload()
+    for _ in range(round(PATIENCE_S / LOOK_S)):
+        if all(before is None or one.ready is not before for one, before in workers.items()):
+            break  # each has answered
+        await asyncio.sleep(LOOK_S)
+    if not all(one.ready is None or name in one.ready.card.lora for one in workers):
+        rule = "is no adapter of this model that can be read; the server's log says why"
+        raise InvalidValue(f"{name}{SUFFIX} {rule}", param="lora_path")
+
+
+def _in_folder(folder: str | None, file: Path) -> Path | None:
+    """A file of the adapter folder, named by its whole path, or by its name alone."""
+    if folder is None:
+        return None
+    place = Path(folder).expanduser().resolve()
+    meant = place / file if len(file.parts) == 1 else file.expanduser().resolve()
+    return meant if meant.parent == place and meant.is_file() else None

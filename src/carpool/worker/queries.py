@@ -1,0 +1,67 @@
+"""Questions to one worker, and its answers: each kind is answered in the order of asking."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from carpool.errors import CarpoolError
+from carpool.worker import protocol
+
+Query = protocol.GetStatistics | protocol.GetTimelines | protocol.Estimate
+Answer = protocol.Statistics | protocol.Timelines | protocol.Estimated
+
+
+class Queries:
+    """What was asked of a worker and is not answered yet.
+
+    Args:
+        send: sends a message to the present worker.
+    """
+
+    def __init__(self, send: Callable[[protocol.ToWorker], None]) -> None:
+        self._send = send
+        self._asked = deque[asyncio.Future[Any]]()
+        self._adding = deque[asyncio.Future[list[str]]]()  # of adapters
+
+    async def ask(self, query: Query) -> Any:
+        """What the worker answers: statistics, timelines, or an `Estimated`."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked.append(future)
+        self._send(query)
+        return await future
+
+    def add_lora(self, name: str, path: str) -> asyncio.Future[list[str]]:
+        """Have an adapter registered; the answer says what is wrong with it."""
+        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self._adding.append(answer)
+        self._send(protocol.AddLora(name, path))
+        return answer
+
+    def answered(self, message: Answer) -> None:
+        """The oldest question is answered."""
+        found: Any = message
+        if isinstance(message, protocol.Statistics):
+            found = message.statistics
+        elif isinstance(message, protocol.Timelines):
+            found = message.timelines
+        query = self._asked.popleft()
+        if not query.done():  # its client has gone
+            query.set_result(found)
+
+    def added(self, problems: list[str]) -> None:
+        """The oldest addition is answered."""
+        if self._adding:
+            self._adding.popleft().set_result(problems)
+
+    def worker_died(self, error: CarpoolError) -> None:
+        """Nothing that was asked is answered any more; adapters are told to the successor."""
+        while self._adding:
+            self._adding.popleft().set_result([])
+        self.fail(error)
+
+    def fail(self, error: CarpoolError) -> None:
+        while self._asked:
+            query = self._asked.popleft()
+            if not query.done():
+                query.set_exception(error)

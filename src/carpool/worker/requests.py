@@ -1,0 +1,202 @@
+"""The requests of one worker, on the front's side: sent, followed, answered, sent again.
+
+Requests in flight when a worker dies are run by the next one, by the rules of `in_flight`: from the
+step on that their journals reach (`journals.py`), or from their start. Messages go out through a
+function and come in one by one. On the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from carpool.errors import CarpoolError, PipelineFailed, by_name
+from carpool.telemetry import tracing
+from carpool.types import CheckedRequest
+from carpool.worker import protocol
+from carpool.worker.in_flight import SUSPECT, InFlight, InFlightRequest
+from carpool.worker.journals import Journals
+
+OnProgress = Callable[[int, int], None]
+OnPreview = Callable[[protocol.Preview], None]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Pending(InFlightRequest):
+    """A request in flight with its listeners."""
+
+    answer: asyncio.Future[protocol.Done]
+    on_progress: OnProgress | None
+    on_preview: OnPreview | None
+
+    def resolve(self, answer: protocol.Done | Exception) -> None:
+        if self.answer.done():  # its client has gone
+            return
+        if isinstance(answer, Exception):
+            self.answer.set_exception(answer)
+        else:
+            self.answer.set_result(answer)
+
+
+class Moved(Exception):
+    """The request is to be run by another worker: this one died, or gave it up.
+
+    Args:
+        deaths: of workers that ran it.
+    """
+
+    def __init__(self, deaths: int) -> None:
+        super().__init__(f"it is to run elsewhere; it ran in {deaths} workers that died")
+        self.deaths = deaths
+
+
+class WorkerRequests:
+    """The requests of one worker and its successors.
+
+    Args:
+        send: sends a message to the present worker, if there is one.
+        journals: of requests, so that they go on where they were; None: they start over.
+        changed: is called when the worker may take requests again.
+        is_one_of_several: what a worker had when it died is `Moved` to others.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[protocol.ToWorker], None],
+        journals: Journals | None,
+        changed: Callable[[], None],
+        *,
+        is_one_of_several: bool,
+    ) -> None:
+        self._send, self._journals, self._changed = send, journals, changed
+        self._is_one_of_several = is_one_of_several
+        self._in_flight = InFlight[_Pending]()
+        self._is_ready = False  # the worker takes them
+
+    def __len__(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def answers(self) -> list[asyncio.Future[protocol.Done]]:
+        return [request.answer for request in self._in_flight]
+
+    @property
+    def sent(self) -> list[str]:
+        """The ids of those that the worker has."""
+        return [request.id for request in self._in_flight if request.is_sent]
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether a request is to be run alone."""
+        return self._in_flight.has_suspects
+
+    async def run(
+        self,
+        job: CheckedRequest,
+        on_progress: OnProgress | None,
+        on_preview: OnPreview | None,
+        *,
+        waited_s: float,
+        deaths: int,
+    ) -> protocol.Done:
+        """Run a request; the arguments and what it raises are as for `Supervisor.run`."""
+        request = _Pending(
+            submit=protocol.Submit(
+                job, on_progress is not None, tracing.carried(), waited_s, self._open_journal(job)
+            ),
+            deaths=deaths,
+            answer=asyncio.get_running_loop().create_future(),
+            on_progress=on_progress,
+            on_preview=on_preview,
+        )
+        self._in_flight.add(request)
+        try:
+            self._send_due()
+            return await request.answer
+        finally:
+            if self._in_flight.remove(request) and request.is_sent:  # not answered
+                self._send(protocol.Cancel(request.id))
+            if self._journals is not None and not self._is_one_of_several:
+                self._journals.close(request.id)
+            self._send_due()
+            if request.deaths:  # others were kept from the worker while it ran
+                self._changed()
+
+    def worker_is_ready(self) -> None:
+        """A worker takes requests: send it those that are there."""
+        self._is_ready = True
+        self._send_due()
+
+    def worker_died(self) -> None:
+        """Fail the requests that too many workers died of; the others go on, or start over."""
+        self._is_ready = False
+        stuck = [one for one in self._in_flight if one.is_sent and not one.has_advanced]
+        for guilty in self._in_flight.worker_died():
+            cause = "this request ran in several workers that died, in the last one alone"
+            guilty.resolve(PipelineFailed(f"{cause}; it is not tried again"))
+        for request in self._in_flight:
+            if self._journals is not None and request in stuck and request.deaths >= SUSPECT:
+                self._journals.clear(request.id)  # it may be what the worker died of
+            goes_on = self._journals is not None and self._journals.starts_late(request.id)
+            if not goes_on and not request.answer.done() and request.on_progress is not None:
+                request.on_progress(0, 0)
+            if self._is_one_of_several and request.deaths < SUSPECT:
+                self._in_flight.remove(request)
+                request.resolve(Moved(request.deaths))
+
+    def receive(self, message: protocol.AboutRequest) -> None:
+        """The worker says something of a request."""
+        match message:
+            case protocol.Started(request_id):
+                if request := self._in_flight.get(request_id):
+                    request.has_started = True
+            case protocol.Answers(entries):
+                for request_id, entry in entries:
+                    if (request := self._in_flight.get(request_id)) and self._journals is not None:
+                        request.has_advanced = True
+                        self._journals.add(request_id, entry)
+            case protocol.Progress(request_id, step, steps):
+                request = self._in_flight.get(request_id)
+                is_news = self._is_news("step", request_id, step)
+                if request is not None and request.on_progress is not None and is_news:
+                    request.on_progress(step, steps)
+            case protocol.Preview() as preview:
+                request = self._in_flight.get(preview.request_id)
+                is_news = self._is_news("preview", preview.request_id, preview.step)
+                if request is not None and request.on_preview is not None and is_news:
+                    request.on_preview(preview)
+            case protocol.Done() as done:
+                self.answer(done.request_id, done)
+            case protocol.RequestFailed() as failed:
+                error = by_name(failed.error)(
+                    failed.message, param=failed.param, retry_after_s=failed.retry_after_s
+                )
+                self.answer(failed.request_id, error)
+
+    def answer(self, request_id: str, answer: protocol.Done | CarpoolError) -> None:
+        """A request has ended."""
+        if (request := self._in_flight.get(request_id)) is not None:
+            self._in_flight.remove(request)
+            request.resolve(answer)
+
+    def fail_all(self, error: CarpoolError) -> None:
+        for request in self._in_flight:
+            self.answer(request.id, error)
+
+    def _send_due(self) -> None:
+        """Send the requests that a ready worker may have now."""
+        if self._is_ready:
+            for request in self._in_flight.take_due():
+                past = [] if self._journals is None else self._journals.entries(request.id)
+                self._send(request.submit.after(past))
+
+    def _is_news(self, kind: str, request_id: str, step: int) -> bool:
+        """Whether no earlier worker told so much of a request."""
+        return self._journals is None or self._journals.tell(kind, request_id, step)
+
+    def _open_journal(self, job: CheckedRequest) -> bool:
+        """Whether a journal of the request is to be kept."""
+        if self._journals is None:
+            return False
+        if self._journals.of_all:
+            self._journals.open(job.request_id)
+        return job.request_id in self._journals

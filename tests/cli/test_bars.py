@@ -1,0 +1,52 @@
+"""Bars of `carpool generate`: one a picture, and of many only those that are being drawn."""
+
+import re
+import threading
+
+import pytest
+
+from carpool.cli.bars import MOST_SHOWN, bars
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"TERM": "dumb", "COLUMNS": "100", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("wide")
+def test_each_picture_has_its_bar_and_one_counts_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with bars(["a red circle", "a blue square [bold]"], are_shown=True) as move:
+        move(0, 1)
+        move(1, 0.5)
+
+    written = capsys.readouterr().err
+    assert "1 of 2 done" in written
+    assert "a red circle" in written
+    assert "a blue square [bold]" in written  # prompts are no markup
+
+
+@pytest.mark.usefixtures("wide")
+def test_of_many_pictures_only_those_that_are_drawn_have_bars(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = [f"picture {i:02}" for i in range(MOST_SHOWN + 20)]
+
+    with bars(names, are_shown=True) as move:
+        threads = [threading.Thread(target=move, args=[i, 1]) for i in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        move(7, 0.5)
+
+    written = capsys.readouterr().err
+    assert "5 of 32 done" in written
+    assert set(re.findall("picture ([0-9]+)", written)) == {"07"}
+
+
+def test_without_a_terminal_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with bars(["a"]) as move:
+        move(0, 1)
+
+    assert capsys.readouterr().err == ""

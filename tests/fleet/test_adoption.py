@@ -1,0 +1,328 @@
+"""Workers that Ray places: taken over, replaced, unreachable for a while; by fakes, without Ray."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.config import EngineSettings, ServeSettings
+from carpool.errors import SettingRejected
+from carpool.fleet import ray
+from carpool.fleet.host import WorkerHost
+from carpool.fleet.ray import RayCluster, RayConnector, RaySettings
+from carpool.fleet.remote import Address, RemoteConnection
+from carpool.types import CheckedRequest, Timings
+from carpool.worker import protocol
+from carpool.worker.journals import Journals
+from carpool.worker.requests import Moved
+from carpool.worker.supervisor import Supervisor, WorkerListener
+from support.app import CARD
+from support.fake_hosts import FakeChild, until
+
+SECRET = bytes(32)
+READY = protocol.WorkerReady(CARD, {}, 0.5)
+JOB = CheckedRequest("one", 1, {"prompt": "a cat"})
+
+# Made for these tests, and used nowhere else.
+CERTIFICATE = """\
+-----BEGIN CERTIFICATE-----
+MIIBhjCCAS2gAwIBAgIUa8OeySR5S5y0nwGMfdNwJSS9hj4wCgYIKoZIzj0EAwIw
+GDEWMBQGA1UEAwwNY2FycG9vbCB0ZXN0czAgFw0yNjExMjIxNDQ5MDNaGA8yMTI2
+MTAyOTE0NDkwM1owGDEWMBQGA1UEAwwNY2FycG9vbCB0ZXN0czBZMBMGByqGSM49
+AgEGCCqGSM49AwEHA0IABKCc//5WfDFo5WobOtpXYgZSxb87Qava3mUcNJgfeu2/
+vITV1jZb8382lTI/P//c2IqLKsgsuV0/+zNetFmklySjUzBRMB0GA1UdDgQWBBSs
+4uIUs1LvmpksK6yxGAC89u8NFDAfBgNVHSMEGDAWgBSs4uIUs1LvmpksK6yxGAC8
+9u8NFDAPBgNVHRMBAf8EBTADAQH/MAoGCCqGSM49BAMCA0cAMEQCIApwK1FevtxM
+MgEFEED3SQO1GlV98M0d9eTObl1j9iJFAiAX0Qq4vbONBvJFl42vyQFfywLUQ9YM
+6qg3hiBKaSVYuA==
+-----END CERTIFICATE-----
+"""
+KEY = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgf7wg7cT2HLQGlFk/
+0IHs1rI7G4Z4Jgo9P9eiHCZQUHOhRANCAASgnP/+VnwxaOVqGzraV2IGUsW/O0Gr
+2t5lHDSYH3rtv7yE1dY2W/N/NpUyPz//3NiKiyrILLldP/szXrRZpJck
+-----END PRIVATE KEY-----
+"""
+ANOTHER = """\
+-----BEGIN CERTIFICATE-----
+MIIBezCCASGgAwIBAgIUd1+4yvoTlufVmiHAVT5YUO/9IPcwCgYIKoZIzj0EAwIw
+EjEQMA4GA1UEAwwHYW5vdGhlcjAgFw0yNjExMjIxNDQ5MDNaGA8yMTI2MTAyOTE0
+NDkwM1owEjEQMA4GA1UEAwwHYW5vdGhlcjBZMBMGByqGSM49AgEGCCqGSM49AwEH
+A0IABLTUBYEGkJgTk5T8ZsrpgUzKmD6ujr+SvxitfB9L69Bma4L4NQwCWomI8Wk7
+Ys1AU9ESCkUucm0BLZmcbWMN31SjUzBRMB0GA1UdDgQWBBQRlT3sxthoB7/aZVRc
+YNwRhYA0pjAfBgNVHSMEGDAWgBQRlT3sxthoB7/aZVRcYNwRhYA0pjAPBgNVHRMB
+Af8EBTADAQH/MAoGCCqGSM49BAMCA0gAMEUCIQCtULG2MANQTURNQXdcORnfOwjt
+PHEqM150QTURZY2UzgIgcLuUGKucMgNdk7SEabKSDPq5Uox/QJRNSCp7dsx5Mt4=
+-----END CERTIFICATE-----
+"""
+
+
+class FakeCluster(RayCluster):
+    """Actors are names; where they listen is said by the test."""
+
+    def __init__(self, *found: str) -> None:
+        super().__init__(RaySettings())
+        self._found = {"shapes": list(found)}
+        self.made, self.ended = 0, list[str]()
+        self.at: dict[str, Address | OSError | None] = {}
+
+    def take(self, model: str) -> str:
+        found = self._found.get(model)
+        if found:
+            return str(found.pop(0))
+        self.made += 1
+        return f"new-{self.made}"
+
+    def end(self, actor: str) -> None:
+        self.ended.append(actor)
+
+    async def join(self, actor: str) -> Address | None:
+        where = self.at.get(actor, Address("127.0.0.1", 1, SECRET))
+        if isinstance(where, OSError):
+            raise where
+        return where
+
+
+class Fronts(WorkerListener):
+    """What a pool would be."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+
+    def changed(self) -> None:
+        self.changes += 1
+
+    def reported(self, report: protocol.Report) -> None:
+        pass
+
+
+def told(story: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await story()
+        for _ in range(20):  # transports are closed in a later turn of the loop
+            await asyncio.sleep(0)
+
+    asyncio.run(bounded())
+
+
+async def address_only(address: Address, spool: Path | None) -> Any:
+    return address
+
+
+def test_workers_of_an_earlier_front_are_taken_first_and_then_new_ones_made() -> None:
+    async def story() -> None:
+        cluster = FakeCluster("old-1", "old-2")
+        cluster.at = {name: Address(name, 1, SECRET) for name in ("old-1", "old-2", "new-1")}
+        connectors = [RayConnector(cluster, "shapes", None, address_only) for _ in range(3)]
+        where: list[Any] = [await one.open() for one in connectors]
+        assert [one.host for one in where] == ["old-1", "old-2", "new-1"]
+        again: Any = await connectors[0].open()
+        assert again.host == "old-1"  # it stays with the worker that it has
+
+    told(story)
+
+
+def test_a_worker_that_is_gone_is_replaced_and_one_that_is_away_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray, "AGAIN_S", 0.0)
+
+    async def story() -> None:
+        cluster = FakeCluster("gone", "away")
+        cluster.at = {"gone": None, "away": ConnectionError("it restarts")}
+        connector = RayConnector(cluster, "shapes", None, address_only)
+        with pytest.raises(ConnectionError, match="it restarts"):
+            await connector.open()
+        cluster.at["away"] = Address("back", 1, SECRET)
+        where: Any = await connector.open()
+        assert (where.host, cluster.made) == ("back", 0)
+        await connector.end()
+        assert cluster.ended == ["away"]
+
+    told(story)
+
+
+def test_a_worker_that_ray_does_not_place_is_worth_a_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray, "SLOW_S", 0.01)
+
+    async def story() -> None:
+        cluster = FakeCluster()
+        waiting = asyncio.Event()
+
+        async def join(actor: str) -> Address:
+            await waiting.wait()
+            return Address("here", 1, SECRET)
+
+        cluster.join = join  # type: ignore[method-assign]
+        opening = asyncio.create_task(RayConnector(cluster, "shapes", None, address_only).open())
+        await until(lambda: "`ray status`" in caplog.text)
+        waiting.set()
+        where: Any = await opening
+        assert where.host == "here"
+
+    told(story)
+
+
+def test_a_front_goes_on_trying_to_reach_its_first_worker_instead_of_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
+
+    async def story() -> None:
+        children: list[FakeChild] = []
+
+        async def opened(spool: Path) -> FakeChild:
+            children.append(FakeChild())
+            children[-1].told.put_nowait(READY)
+            return children[-1]
+
+        host = WorkerHost(SECRET, keep_s=1000, at_end=lambda: None, open_child=opened)
+        cluster = FakeCluster("first")
+        cluster.at = {"first": ConnectionError("nobody answers")}
+        front = Supervisor(
+            "shapes", EngineSettings(), connector=RayConnector(cluster, "shapes", None)
+        )
+        running = front.start()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not running.done()
+        cluster.at = {"first": Address("127.0.0.1", await host.listen("127.0.0.1"), SECRET)}
+        await front.wait_ready()
+        await front.stop()
+        await host.close()
+
+    told(story)
+
+
+def test_what_a_lost_worker_ran_is_moved_and_the_worker_is_taken_over_when_it_answers_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
+
+    async def story() -> None:
+        children: list[FakeChild] = []
+
+        async def opened(spool: Path) -> FakeChild:
+            children.append(FakeChild())
+            children[-1].told.put_nowait(READY)
+            return children[-1]
+
+        host = WorkerHost(SECRET, keep_s=1000, at_end=lambda: None, open_child=opened)
+        cluster = FakeCluster("first")
+        cluster.at = {"first": Address("127.0.0.1", await host.listen("127.0.0.1"), SECRET)}
+        listener = Fronts()
+        front = Supervisor(
+            "shapes",
+            EngineSettings(),
+            connector=RayConnector(cluster, "shapes", None),
+            listener=listener,
+            journals=Journals(),
+        )
+        front.start()
+        await front.wait_ready()
+        asked = asyncio.create_task(front.run(JOB))
+        await until(lambda: children[0].of(protocol.Submit) == 1)
+
+        connection = front._connection
+        assert isinstance(connection, RemoteConnection)
+        connection._wire._writer.transport.abort()  # the network between them is cut
+        with pytest.raises(Moved):
+            await asked
+        await until(lambda: children[0].of(protocol.Reset) == 1)
+        children[0].told.put_nowait(READY)  # its requests have ended
+        await until(lambda: front.takes_requests)
+        assert len(children) == 1
+
+        again = asyncio.create_task(front.run(JOB))
+        await until(lambda: children[0].of(protocol.Submit) == 2)
+        done = protocol.Done("one", 1, [], Timings(), protocol.TokenUsage(0, 0))
+        children[0].told.put_nowait(done)
+        assert await again == done
+        await front.stop()
+        await host.close()
+
+    told(story)
+
+
+@pytest.mark.parametrize("trusted", [CERTIFICATE, ANOTHER], ids=["its own", "another"])
+def test_with_a_certificate_workers_are_reached_by_tls_and_only_with_that_one(
+    trusted: str,
+) -> None:
+    async def story() -> None:
+        async def opened(spool: Path) -> FakeChild:
+            child = FakeChild()
+            child.told.put_nowait(READY)
+            return child
+
+        tls = ray.server_tls(CERTIFICATE, KEY)
+        host = WorkerHost(SECRET, keep_s=9, at_end=lambda: None, tls=tls, open_child=opened)
+        port = await host.listen("127.0.0.1")
+        if trusted == ANOTHER:
+            with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+                await RemoteConnection.open(Address("127.0.0.1", port, SECRET, trusted))
+        else:
+            front = await RemoteConnection.open(Address("127.0.0.1", port, SECRET, trusted))
+            front.send(protocol.LoadModel("shapes", EngineSettings()))
+            assert await anext(front.messages()) == READY
+            assert front._wire._writer.get_extra_info("cipher") is not None
+            await front.close()
+        await host.close()
+        await asyncio.sleep(0.05)
+
+    told(story)
+
+
+def test_the_secret_and_the_key_show_in_no_line_of_a_log() -> None:
+    assert "secret" not in repr(Address("host", 1, SECRET))
+    assert KEY not in repr(RaySettings(certificate=CERTIFICATE, key=KEY))
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+    with pytest.raises(SettingRejected, match=r"pip install 'carpool\[ray\]'"):
+        ray.connected(ServeSettings(ray="auto"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"fleet_cert": "one.pem"}, "give both, or none"),
+        ({"fleet_cert": "none.pem", "fleet_key": "none.pem"}, "fleet_cert='none.pem' cannot be"),
+    ],
+)
+def test_files_of_tls_are_read_before_anything_is_placed(
+    settings: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingRejected, match=why):
+        ray.connected(ServeSettings(ray="auto", **settings))
+
+
+def test_names_of_models_are_fit_for_actors_and_do_not_collide() -> None:
+    names = [ray._named(one) for one in ("a/b", "a-b", "shapes", "/m/x", "/m/y")]
+    assert len(set(names)) == len(names)
+    assert all("|" not in one and "/" not in one for one in names)
+
+
+def test_an_address_where_nothing_listens_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a Ray that would try for ever."""
+
+    class Patient:
+        @staticmethod
+        def init(*_: Any, **__: Any) -> None:
+            raise AssertionError("Ray was asked")
+
+    monkeypatch.setitem(sys.modules, "ray", Patient)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(SettingRejected, match=r"there is no Ray cluster .*`ray start --head`"):
+        ray.connected(ServeSettings(ray=f"127.0.0.1:{port}"))

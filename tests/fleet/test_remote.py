@@ -1,0 +1,453 @@
+"""A worker on another machine: who may talk to it, what is silent, who takes it over.
+
+Both ends run here, over loopback; the worker's process is a fake.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from carpool.config import EngineSettings
+from carpool.fleet import handshake, host, wire
+from carpool.fleet.host import WorkerHost
+from carpool.fleet.remote import Address, RemoteConnection
+from carpool.fleet.wire import HEADER, PACKET_BYTES, Malformed, Wire
+from carpool.types import CheckedRequest, Timings
+from carpool.worker import protocol
+from support.app import CARD
+from support.fake_hosts import FakeChild, until
+
+SECRET = bytes(range(32))
+LOAD = protocol.LoadModel("shapes", EngineSettings())
+READY = protocol.WorkerReady(CARD, {}, 0.5)
+
+
+class Stage:
+    """A host on loopback, and the fake processes that it has started."""
+
+    def __init__(self, keep_s: float = 1000.0) -> None:
+        self.children: list[FakeChild] = []
+        self.fronts: list[RemoteConnection] = []
+        self.ended = asyncio.Event()
+        self.host = WorkerHost(
+            SECRET, keep_s=keep_s, at_end=self.ended.set, open_child=self._opened
+        )
+        self.port = 0
+
+    async def _opened(self, spool: Path) -> FakeChild:
+        self.children.append(FakeChild())
+        return self.children[-1]
+
+    async def connect(self, secret: bytes = SECRET, spool: Path | None = None) -> RemoteConnection:
+        address = Address("127.0.0.1", self.port, secret)
+        self.fronts.append(await RemoteConnection.open(address, spool))
+        return self.fronts[-1]
+
+    async def front(self, load: protocol.LoadModel = LOAD) -> RemoteConnection:
+        connection = await self.connect()
+        connection.send(load)
+        return connection
+
+    async def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+
+def told(story: Callable[[Stage], Awaitable[None]], **options: float) -> None:
+    async def bounded() -> None:
+        stage = Stage(**options)
+        stage.port = await stage.host.listen("127.0.0.1")
+        try:
+            async with asyncio.timeout(20):
+                await story(stage)
+        finally:
+            for front in stage.fronts:
+                await front.close()
+            await stage.host.close()
+            for _ in range(20):  # transports are closed in a later turn of the loop
+                await asyncio.sleep(0)
+
+    asyncio.run(bounded())
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the other end closes."""
+    with contextlib.suppress(ConnectionError):
+        return await reader.read()
+    return b""
+
+
+async def loaded(
+    stage: Stage, process: int = 1
+) -> tuple[RemoteConnection, AsyncIterator[protocol.ToFront]]:
+    """A front that has its model loaded, by the first process or a later one."""
+    front = await stage.front()
+    await until(lambda: len(stage.children) == process)
+    stage.children[-1].told.put_nowait(READY)
+    messages = front.messages()
+    assert await anext(messages) == READY
+    return front, messages
+
+
+def test_both_ends_prove_that_they_know_the_secret_and_it_is_never_sent() -> None:
+    async def story(stage: Stage) -> None:
+        heard = bytearray()
+
+        async def overhear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there, back = await stage.raw()
+
+            async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+                while part := await source.read(1 << 16):
+                    heard.extend(part)
+                    sink.write(part)
+
+            with contextlib.suppress(ConnectionError):
+                await asyncio.gather(copy(reader, back), copy(there, writer))
+            back.close()
+            writer.close()
+
+        between = await asyncio.start_server(overhear, "127.0.0.1", 0)
+        port = between.sockets[0].getsockname()[1]
+        connection = await RemoteConnection.open(Address("127.0.0.1", port, SECRET))
+        connection.send(LOAD)
+        await until(lambda: bool(stage.children))
+        assert len(heard) > 100
+        assert SECRET not in heard
+        assert SECRET[:8] not in heard
+        await connection.close()
+        await stage.host.close()
+        between.close()
+
+    told(story)
+
+
+def test_a_wrong_secret_is_refused_by_the_worker_and_no_process_starts() -> None:
+    async def story(stage: Stage) -> None:
+        with pytest.raises(ConnectionError):
+            await stage.connect(bytes(32))
+        assert not stage.children
+
+    told(story)
+
+
+def test_a_worker_that_does_not_know_the_secret_gets_nothing_from_the_front() -> None:
+    """What it has to send is not what it could have learned from the front."""
+
+    async def story(stage: Stage) -> None:
+        got = bytearray()
+
+        async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(handshake.MAGIC + bytes(32))
+            said = await reader.readexactly(64)
+            writer.write(said[32:])  # the front's own proof
+            got.extend(await ended(reader))
+            writer.close()
+
+        server = await asyncio.start_server(pretend, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectionError, match="does not know the fleet's secret"):
+            await RemoteConnection.open(Address("127.0.0.1", port, SECRET))
+        assert not got
+        server.close()
+
+    told(story)
+
+
+def test_an_answer_that_was_overheard_proves_nothing_to_the_next_challenge() -> None:
+    async def story(stage: Stage) -> None:
+        reader, writer = await stage.raw()
+        nonce = (await reader.readexactly(48))[16:]
+        mine = bytes(32)
+        answer = mine + handshake.proof(SECRET, b"front", nonce, mine)
+        writer.write(answer)
+        assert len(await reader.readexactly(32)) == 32  # it was good once
+        writer.close()
+
+        reader, writer = await stage.raw()
+        await reader.readexactly(48)
+        writer.write(answer)
+        assert await ended(reader) == b""
+        writer.close()
+
+    told(story)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(200), bytes(64), b"\xff" * 5000],
+    ids=["http", "zeros", "much"],
+)
+def test_garbage_is_refused_after_sixty_four_bytes(said: bytes) -> None:
+    async def story(stage: Stage) -> None:
+        reader, writer = await stage.raw()
+        writer.write(said)
+        assert len(await ended(reader)) in (0, 48)  # the challenge, or a reset
+        writer.close()
+        assert not stage.children
+
+    told(story)
+
+
+def test_a_peer_that_says_nothing_is_let_go_and_keeps_no_front_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "HANDSHAKE_S", 0.2)
+
+    async def story(stage: Stage) -> None:
+        silent = [await stage.raw() for _ in range(host.MOST_UNKNOWN + 4)]
+        for reader, writer in silent:
+            await ended(reader)
+            writer.close()
+        await loaded(stage)
+
+    told(story)
+
+
+def test_a_packet_or_a_message_that_is_too_large_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire, "MOST_MESSAGE_BYTES", 3 * PACKET_BYTES)
+
+    async def story(stage: Stage) -> None:
+        for packets in (
+            HEADER.pack(wire.PART, PACKET_BYTES + 1) + bytes(PACKET_BYTES + 1),
+            4 * (HEADER.pack(wire.PART, PACKET_BYTES) + bytes(PACKET_BYTES)),
+            HEADER.pack(99, 0),
+            HEADER.pack(wire.END, 3) + b"\xc1\xc1\xc1",
+        ):
+            reader, writer = await stage.raw()
+            await handshake.introduce(reader, writer, SECRET)
+            writer.write(packets)
+            await ended(reader)
+            writer.close()
+        assert not stage.children
+        await loaded(stage)
+
+    told(story)
+
+
+def test_messages_of_all_sizes_arrive_in_order_and_whole() -> None:
+    async def story(stage: Stage) -> None:
+        front, messages = await loaded(stage)
+        sizes = [0, 1, PACKET_BYTES - 1, PACKET_BYTES, PACKET_BYTES + 1, 5 * PACKET_BYTES]
+        for size in sizes:
+            front.send(protocol.Cancel("x" * size))
+            stage.children[0].told.put_nowait(protocol.Started("y" * size))
+        got = [await anext(messages) for _ in sizes]
+        assert [len(one.request_id) for one in got if isinstance(one, protocol.Started)] == sizes
+        await until(lambda: stage.children[0].of(protocol.Cancel) == len(sizes))
+        sent = [one for one in stage.children[0].got if isinstance(one, protocol.Cancel)]
+        assert [len(one.request_id) for one in sent] == sizes
+        await front.close()
+
+    told(story)
+
+
+def test_a_large_output_arrives_as_a_file_and_others_come_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "MOST_INLINE_BYTES", 1000)
+
+    async def story(stage: Stage) -> None:
+        front = await stage.connect(spool=tmp_path)
+        front.send(LOAD)
+        await until(lambda: bool(stage.children))
+        content = bytes(range(256)) * (80 * PACKET_BYTES // 256)
+        clip = protocol.RawVideo(4, 4, 1, content)
+        done = protocol.Done("a", 1, [], Timings(), protocol.TokenUsage(0, 0), clip)
+        for message in (READY, done, protocol.Started("b")):
+            stage.children[0].told.put_nowait(message)
+        messages = front.messages()
+        first, second, third = [await anext(messages) for _ in range(3)]
+        assert (first, second) == (READY, protocol.Started("b"))
+        assert isinstance(third, protocol.Done)
+        assert third.clip is not None
+        assert (bytes(third.clip.rgb), third.clip.path) == (content, "")
+        await front.close()
+
+    told(story)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_worker_cannot_name_a_file_of_the_front(tmp_path: Path) -> None:
+    mine = tmp_path / "private"
+    mine.write_bytes(b"secret")
+
+    async def story(stage: Stage) -> None:
+        front, messages = await loaded(stage)
+        clip = protocol.RawVideo(1, 1, 1, b"", path=str(mine))
+        done = protocol.Done("a", 1, [], Timings(), protocol.TokenUsage(0, 0), clip)
+        stage.children[0].told.put_nowait(done)
+        assert [one async for one in messages] == []
+        assert "a file that was not sent" in front.end
+        assert mine.exists()
+        await front.close()
+
+    told(story)
+
+
+def test_what_is_silent_is_lost_at_the_second_look_and_not_after_a_stall_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(wire, "LOOK_S", 0.0)
+    monkeypatch.setattr(Wire, "_now_s", staticmethod(lambda: now_s[0]))
+
+    async def story(stage: Stage) -> None:
+        heard = asyncio.Event()
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await heard.wait()
+            writer.write(HEADER.pack(wire.ALIVE, 0))
+            heard.clear()
+            await heard.wait()
+            writer.close()
+
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        mine = Wire(*await asyncio.open_connection("127.0.0.1", port), silent_s=1.75)
+        reading = asyncio.create_task(anext(mine.bodies(), b"the end"))
+        now_s[0] = 1.7
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert [mine.is_silent] == [False]
+        heard.set()
+        await until(lambda: mine._heard_s == 1.7)
+        now_s[0] = 3.4
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert [mine.is_silent] == [False]
+        now_s[0] = 3.5
+        assert await reading == b"the end"
+        assert mine.is_silent
+        heard.set()
+        mine.close()
+        server.close()
+
+    told(story)
+
+
+def test_a_silent_worker_is_acted_on_within_three_seconds_by_the_constants() -> None:
+    from carpool.fleet.remote import SILENT_S
+
+    assert SILENT_S + 2 * wire.LOOK_S < 3.0
+    assert SILENT_S > 3 * wire.BEAT_S  # two lost signs of life are no death
+
+
+def test_a_front_that_comes_again_takes_over_what_is_loaded_once_old_requests_have_ended() -> None:
+    async def story(stage: Stage) -> None:
+        front, _ = await loaded(stage)
+        [child] = stage.children
+        front.send(protocol.Submit(CheckedRequest("old", 1, {"prompt": "a cat"})))
+        await until(lambda: child.of(protocol.Submit) == 1)
+        await front.close()
+        await until(lambda: child.of(protocol.Reset) == 1)
+
+        again = await stage.front()
+        child.told.put_nowait(protocol.Started("old"))  # is nothing to the new front
+        child.told.put_nowait(protocol.RequestFailed("old", "Cancelled", "it was cancelled"))
+        child.told.put_nowait(READY)
+        messages = again.messages()
+        assert await anext(messages) == READY
+        child.told.put_nowait(protocol.Started("new"))
+        assert await anext(messages) == protocol.Started("new")
+        assert stage.children == [child]
+        await again.close()
+
+    told(story)
+
+
+def test_other_settings_or_a_process_that_ended_are_loaded_anew() -> None:
+    async def story(stage: Stage) -> None:
+        front, messages = await loaded(stage)
+        stage.children[0].told.put_nowait(None)  # it dies
+        assert [one async for one in messages] == []
+        assert (front.end, front.is_lost) == ("it ended with exit code 7", False)
+        await front.close()
+
+        again, _ = await loaded(stage, process=2)
+        await again.close()
+
+        other = protocol.LoadModel("shapes", EngineSettings(max_running=3))
+        third = await stage.front(other)
+        await until(lambda: len(stage.children) == 3)
+        assert stage.children[1].is_closed
+        await third.close()
+
+    told(story)
+
+
+def test_a_front_that_comes_while_the_model_loads_waits_for_the_same_process() -> None:
+    async def story(stage: Stage) -> None:
+        front = await stage.front()
+        await until(lambda: bool(stage.children))
+        await front.close()
+        again, _ = await loaded(stage)
+        assert len(stage.children) == 1
+        await again.close()
+
+    told(story)
+
+
+def test_a_second_front_is_refused_while_the_first_is_alive_and_may_try_again() -> None:
+    async def story(stage: Stage) -> None:
+        first, _ = await loaded(stage)
+        second = await stage.front()
+        assert [one async for one in second.messages()] == []
+        assert "another front of the same fleet name" in second.end
+        assert second.is_lost
+        await second.close()
+        await first.close()
+
+    told(story)
+
+
+def test_the_front_has_a_process_killed_that_hangs() -> None:
+    async def story(stage: Stage) -> None:
+        front, messages = await loaded(stage)
+        front.kill()
+        assert [one async for one in messages] == []
+        assert stage.children[0].is_killed
+        await front.close()
+
+    told(story)
+
+
+def test_requests_of_a_lost_front_that_do_not_end_cost_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "RESET_S", 0.01)
+
+    async def story(stage: Stage) -> None:
+        front, _ = await loaded(stage)
+        await front.close()
+        await until(lambda: stage.children[0].is_closed)
+        assert stage.children[0].is_killed
+        await loaded(stage, process=2)
+
+    told(story)
+
+
+def test_a_worker_without_a_front_ends_and_one_with_a_front_does_not() -> None:
+    async def story(stage: Stage) -> None:
+        front, _ = await loaded(stage)
+        await asyncio.sleep(0.2)
+        assert not stage.ended.is_set()
+        await front.close()
+        await stage.ended.wait()
+
+    told(story, keep_s=0.1)
+
+
+def test_a_message_that_breaks_the_protocol_is_no_message() -> None:
+    async def story(stage: Stage) -> None:
+        reader, writer = await stage.raw()
+        await handshake.introduce(reader, writer, SECRET)
+        mine = Wire(reader, writer, silent_s=9.0)
+        with pytest.raises(Malformed, match="a file that was not sent"):
+            mine.take_file()
+        mine.close()
+
+    told(story)

@@ -1,0 +1,201 @@
+"""`/v1/set_lora`, `/v1/list_loras`, `/v1/unmerge_lora_weights`: as SGLang's clients send them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from carpool.server.access.keys import Keyring
+from carpool.worker import protocol
+from support.app import CARD, AppClient, Grey, open_app, refusal
+from support.endpoints import ENDPOINT
+
+KEYED: dict[str, Any] = {"api_key": ("ada=a-key", "bob=b-key")}
+OUTLINED = {"lora_nickname": "outlined", "lora_path": None, "target": "all", "strength": 0.5}
+"""What SGLang's own functions send: every field."""
+
+
+class Folded(Grey):
+    """A fake worker with an adapter folder: it reads it when it is told to, and not at once."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def reload(self) -> None:
+        asyncio.get_running_loop().call_later(0.01, self._read)
+
+    def _read(self) -> None:
+        assert self.folder is not None
+        files = [file for file in self.folder.glob("*.safetensors") if file.stem != "foreign"]
+        names = sorted({*CARD.lora, *(file.stem for file in files)})
+        self.ready = protocol.WorkerReady(replace(CARD, lora=tuple(names)), {}, 0.0)
+
+
+def adapter_like(file: Path) -> None:
+    """A safetensors file without weights: the fake worker does not read it."""
+    file.write_bytes((2).to_bytes(8, "little") + b"{}")
+
+
+def play(scene: Callable[[AppClient], Awaitable[None]], worker: Grey, **settings: Any) -> None:
+    async def run() -> None:
+        async with open_app(worker, **settings) as house:
+            await scene(house)
+
+    asyncio.run(run())
+
+
+async def ask(house: AppClient, path: str, body: Any = None, key: str = "a-key") -> httpx2.Response:
+    headers = {"authorization": f"Bearer {key}"}
+    method = "GET" if body is None else "POST"
+    return await house.http.request(method, path, json=body, headers=headers)
+
+
+async def drawn_with(house: AppClient, worker: Grey, key: str = "a-key", **body: Any) -> Any:
+    answer = await ask(house, ENDPOINT, {"prompt": "a", **body}, key)
+    assert answer.status_code == 200, answer.text
+    return worker.jobs[-1].lora
+
+
+def test_a_default_is_for_requests_of_its_key_that_name_no_adapters_until_it_is_taken_off() -> None:
+    worker = Grey()
+
+    async def scene(house: AppClient) -> None:
+        set_ = await ask(house, "/v1/set_lora", OUTLINED)
+        told = set_.json()
+        assert (set_.status_code, told["status"]) == (200, "ok")
+        assert "outlined at 0.5" in told["message"]
+
+        assert await drawn_with(house, worker) == (("outlined", 0.5),)
+        assert await drawn_with(house, worker, lora=[]) == ()
+        own = [{"id": "outlined", "scale": -1}]
+        assert await drawn_with(house, worker, lora=own) == (("outlined", -1.0),)
+        assert await drawn_with(house, worker, "b-key") == ()  # another client's pictures
+
+        listed = (await ask(house, "/v1/list_loras")).json()
+        assert listed["loaded_adapters"] == [{"nickname": "outlined", "path": None}]
+        [active] = listed["active"]["transformer"]
+        assert (active["nickname"], active["strength"], active["merged"]) == (
+            "outlined",
+            0.5,
+            False,
+        )
+        assert (await ask(house, "/v1/list_loras", key="b-key")).json()["active"] == {}
+
+        off = await ask(house, "/v1/unmerge_lora_weights", {"target": "all"})
+        assert off.status_code == 200
+        assert await drawn_with(house, worker) == ()
+        assert (await ask(house, "/v1/list_loras")).json()["active"] == {}
+
+    play(scene, worker, **KEYED)
+
+
+def test_a_job_keeps_the_adapters_that_it_was_accepted_with() -> None:
+    worker = Grey()
+
+    async def scene(house: AppClient) -> None:
+        await ask(house, "/v1/set_lora", OUTLINED)
+        job = (await ask(house, ENDPOINT, {"prompt": "a", "background_job": True})).json()
+        await ask(house, "/v1/unmerge_lora_weights", {})
+        await house.runner.ended(job["id"], Keyring(KEYED["api_key"]).client_of(b"a-key").owner)
+
+    play(scene, worker, **KEYED)
+
+    assert [one.lora for one in worker.jobs] == [(("outlined", 0.5),)]
+
+
+def test_lists_are_of_one_length_and_one_value_counts_for_all(tmp_path: Path) -> None:
+    (tmp_path / "ink.safetensors").touch()
+    worker = Folded(tmp_path)
+    worker._read()
+
+    async def scene(house: AppClient) -> None:
+        both = {"lora_nickname": ["ink", "outlined"]}
+        assert (await ask(house, "/v1/set_lora", both | {"strength": 0.3})).status_code == 200
+        assert await drawn_with(house, worker) == (("ink", 0.3), ("outlined", 0.3))
+        assert (await ask(house, "/v1/set_lora", both | {"strength": [1, 0.2]})).status_code == 200
+        assert await drawn_with(house, worker) == (("ink", 1.0), ("outlined", 0.2))
+        told = refusal(await ask(house, "/v1/set_lora", both | {"strength": [1, 2, 3]}))
+        assert told["message"] == "strength has 3 entries: must be 2, as many as lora_nickname has"
+
+    play(scene, worker, **KEYED)
+
+
+def test_a_new_file_of_the_folder_is_read_before_the_answer(tmp_path: Path) -> None:
+    worker = Folded(tmp_path)
+
+    async def scene(house: AppClient) -> None:
+        adapter_like(tmp_path / "ink.safetensors")
+        for path in ("ink.safetensors", str(tmp_path / "ink.safetensors")):
+            sent = {"lora_nickname": "ink", "lora_path": path}
+            answer = await ask(house, "/v1/set_lora", sent)
+            assert answer.status_code == 200, answer.text
+            assert await drawn_with(house, worker) == (("ink", 1.0),)
+
+    play(scene, worker, lora_dir=str(tmp_path), **KEYED)
+
+
+@pytest.mark.parametrize(
+    ("sent", "param", "says"),
+    [
+        ({"lora_nickname": "outlind"}, "lora_nickname", "did you mean 'outlined'"),
+        ({"lora_nickname": "outlined", "strength": "much"}, "lora_nickname", "from -10 to 10"),
+        ({"lora_nickname": "outlined", "target": "transformer_2"}, "target", "leave it out"),
+        ({"lora_nickname": "outlined", "merge_mode": "merge"}, "merge_mode", "auto or dynamic"),
+        ({"lora_nickname": "outlined", "lora_alpha": 8}, "lora_alpha", "the adapter's file"),
+        ({"lora_nickname": "outlined", "model": "other"}, None, "'grey' is"),
+        ({"lora_nickname": "a", "lora_path": "/etc/passwd"}, "lora_path", "must be named as"),
+        ({"lora_nickname": "a", "lora_path": "/etc/a.safetensors"}, "lora_path", "--lora-dir only"),
+        ({"lora_nickname": "a", "lora_path": "../a.safetensors"}, "lora_path", "--lora-dir only"),
+        ({"lora_nickname": "a", "lora_path": "b/a"}, "lora_path", "must be named as"),
+        ({"lora_nickname": "torn", "lora_path": "torn.safetensors"}, "lora_path", "download whole"),
+        ({"lora_nickname": "foreign", "lora_path": "foreign.safetensors"}, "lora_path", "no adap"),
+        ({"lora_nickname": []}, "lora_nickname", "or a list of some"),
+        ({"lora_nickname": 5}, "lora_nickname", "must be the name of an adapter"),
+        ({"lora_nickname": "a", "lora_path": 5}, "lora_path", "or null"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_cannot_be_set_is_refused_and_changes_nothing(
+    sent: dict[str, Any], param: str | None, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.safetensors").touch()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "torn.safetensors").write_bytes(b"\x08" + b"\0" * 20)
+    adapter_like(folder / "foreign.safetensors")  # the worker takes it for no adapter of its model
+    worker = Folded(folder)
+
+    async def scene(house: AppClient) -> None:
+        answer = await ask(house, "/v1/set_lora", sent)
+        told = refusal(answer)
+        assert told["param"] == param
+        assert says in told["message"]
+        assert str(folder) not in told["message"]
+        assert await drawn_with(house, worker) == ()
+
+    play(scene, worker, lora_dir=str(folder), **KEYED)
+
+
+def test_without_api_keys_nobody_sets_what_others_draw() -> None:
+    worker = Grey()
+
+    async def scene(house: AppClient) -> None:
+        for path, body in (("set_lora", OUTLINED), ("unmerge_lora_weights", {})):
+            answer = await house.http.post(f"/v1/{path}", json=body)
+            assert answer.status_code == 403
+            assert refusal(answer)["code"] == "api_key_required"
+            assert "--api-key" in answer.json()["error"]["message"]
+        assert (await house.http.get("/v1/list_loras")).json()["active"] == {}
+
+    play(scene, worker)
+
+    async def wrong(house: AppClient) -> None:
+        assert (await ask(house, "/v1/set_lora", OUTLINED, "c-key")).status_code == 401
+        assert (await ask(house, "/v1/list_loras", key="c-key")).status_code == 401
+
+    play(wrong, worker, **KEYED)
