@@ -1,6 +1,7 @@
 """A guessed table fuses exactly, or is never trusted, whatever a toy module tries."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from carpool.engine.fuse import Fuser
 from carpool.engine.probation.evidence import NEEDED
 from carpool.engine.probation.probation import Probation
 from carpool.engine.probation.verdicts import Verdicts
+from carpool.engine.specs import CONCAT, SPECS, STACK, Spec
+from carpool.engine.specs.infer import covers
 from support.fake_models import call_on, randn
 
 WIDTH, TOKENS = 6, 5
@@ -439,3 +442,28 @@ def test_a_guess_fuses_exactly_or_is_never_trusted(quirk: Any, rounds: list[Any]
     assert check(trial, made) < 1e-5
     if quirk not in (None, mixes_under_a_flag, mixes_above_two):
         assert trial.fused == 0
+
+
+def test_a_table_covers_a_call_only_if_it_says_what_each_of_its_tensors_means() -> None:
+    rules = SPECS["UNet2DConditionModel", "forward"].rules
+    one, row = torch.ones(2, 4, 8, 8), torch.ones(2, 7)
+    plain = {"sample": one, "timestep": 3, "encoder_hidden_states": row, "added_cond_kwargs": None}
+
+    assert covers(rules, plain)
+    assert covers(rules, {**plain, "added_cond_kwargs": {"image_embeds": [row]}})
+    assert not covers(rules, {**plain, "added_cond_kwargs": {"image_embeds": row}})  # Kandinsky 2.2
+    assert not covers(rules, {**plain, "class_labels": row})
+    assert not covers(rules, {**plain, "cross_attention_kwargs": {"gligen": {"boxes": row}}})
+
+
+def test_a_call_outside_of_its_table_fuses_once_it_has_proven_itself() -> None:
+    trial = Trial(Framed())
+    table = Spec(rows="hidden_states", rules={"hidden_states": STACK, "timestep": STACK})
+    call = call_on(trial.module, **request(1), residuals=[randn(TOKENS, WIDTH, 1, seed=1)])
+    with_table = replace(call, target=replace(call.target, spec=table))
+
+    guessed = trial.probation.with_table(with_table).target.spec
+
+    assert guessed is not None
+    assert guessed.is_inferred
+    assert guessed.rules["residuals"] is CONCAT
