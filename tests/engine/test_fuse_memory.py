@@ -100,12 +100,12 @@ def test_a_stack_is_dropped_when_a_source_dies() -> None:
     fellows = Fellows()
     kept = [fellows.step() for _ in range(3)][-1]
     del kept
-    assert fellows.fuser._stacks
+    assert fellows.fuser.stacks
 
     del fellows.constants[0]
     gc.collect()
 
-    assert not fellows.fuser._stacks
+    assert not fellows.fuser.stacks
 
 
 def test_a_stack_is_made_again_when_a_source_changes() -> None:
@@ -138,7 +138,7 @@ def test_latents_leave_nothing_behind() -> None:
     model.seen.clear()
     gc.collect()
 
-    assert not fuser._stacks
+    assert not fuser.stacks
 
 
 def test_inference_tensors_fuse_without_being_remembered() -> None:
@@ -150,7 +150,7 @@ def test_inference_tensors_fuse_without_being_remembered() -> None:
             answers = run(fuser, [call_on(model, x=part) for part in parts])
 
     assert torch.equal(torch.cat(answers), torch.cat(parts))
-    assert not fuser._stacks
+    assert not fuser.stacks
 
 
 def test_a_shared_inference_tensor_runs_alone() -> None:
@@ -191,14 +191,14 @@ def test_whatever_happened_before_a_stack_holds_its_sources(
 def test_stacks_are_bounded_in_bytes_and_dropped_when_memory_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("carpool.engine.fuse.MAX_STACK_BYTES", 3 * 2 * 1000 * 4)
+    monkeypatch.setattr("carpool.engine.stacks.MAX_STACK_BYTES", 3 * 2 * 1000 * 4)
     fuser = Fuser()
     companies = [[torch.ones(1, 1000), torch.ones(1, 1000)] for _ in range(6)]
     for values in companies:
         for _ in range(2):  # kept from the second time on
-            fuser._stack(values)
+            fuser.stacks.join(values)
 
-    assert len([one for one in fuser._stacks.values() if one.joined is not None]) == 3
-    assert fuser._stack(companies[5]) is fuser._stack(companies[5])
+    assert len(fuser.stacks.joined) == 3
+    assert fuser.stacks.join(companies[5]) is fuser.stacks.join(companies[5])
     fuser.forget()
-    assert not fuser._stacks
+    assert not fuser.stacks

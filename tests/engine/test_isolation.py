@@ -155,6 +155,10 @@ def write_data_later(net: Any) -> None:
         one.mul_(0.5)
 
 
+def write_numpy(net: Any) -> None:
+    net.second.weight.numpy()[0] += 1.0
+
+
 WRITES: dict[str, Write] = {
     "data in place": lambda net: net.second.weight.data.add_(1.0),
     "data of all weights": write_data_later,
@@ -162,6 +166,14 @@ WRITES: dict[str, Write] = {
     "weight in place": lambda net: net.second.weight.mul_(2.0),
     "entry of a weight": lambda net: net.second.weight.__setitem__(0, 3.0),
     "operator": add_in_place,
+    "view of a weight": lambda net: net.second.weight[0].add_(1.0),
+    "reshaped weight": lambda net: net.second.weight.view(-1).mul_(0.5),
+    "transposed weight": lambda net: net.second.weight.T.__setitem__(0, 1.0),
+    "row of a weight": lambda net: next(iter(net.second.weight)).zero_(),
+    "detached weight": lambda net: net.second.weight.detach().add_(1.0),
+    "numpy's view of a weight": write_numpy,
+    "numpy's array of a weight": lambda net: np.asarray(net.second.weight).__imul__(2.0),
+    "state dict": lambda net: net.state_dict()["second.weight"].add_(1.0),
     "initialization": lambda net: nn.init.zeros_(net.first.weight),
     "loaded weights": load,
     "buffer in place": lambda net: net.shift.zero_(),
@@ -277,6 +289,10 @@ def test_a_buffer_that_forwards_write_on_is_everybodys() -> None:
     assert all(one.error is None for one in heard)
 
 
+def write_unseen(net: Any) -> None:
+    torch.transpose(net.second.weight, 0, 1).add_(1.0)  # by a function, which is not followed
+
+
 def test_weights_that_were_written_through_a_view_are_told_with_what_helps(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -286,7 +302,7 @@ def test_weights_that_were_written_through_a_view_are_told_with_what_helps(
         drive.finish()
         assert not [line for line in caplog.messages if "cannot be undone" in line]
 
-        drive.submit("", write=lambda net: net.second.weight.detach().add_(1.0), request_id="it")
+        drive.submit("", write=write_unseen, request_id="it")
         drive.finish()
         drive.submit("")
         drive.finish()
@@ -301,6 +317,8 @@ def read_weights(net: Any) -> None:
     net.to(torch.float32).eval()
     copy.deepcopy(net.first)
     assert float(net.second.weight.data.sum()) != 0
+    assert float(net.second.weight[0].sum() + net.second.weight.T.sum()) != 0
+    assert net.state_dict()["second.weight"].numpy().any()
 
 
 def test_writes_that_change_nothing_cost_nothing() -> None:

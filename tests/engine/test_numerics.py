@@ -24,6 +24,12 @@ def folded(x: Tensor) -> Tensor:
     return x.permute(0, 3, 4, 2, 1).reshape(-1, x.shape[2], x.shape[1])
 
 
+def attended(x: Tensor) -> Tensor:
+    """(rows, 6, 8, 8): places as tokens, and back with the channels last, and a residual."""
+    y = F.linear(x.flatten(2).transpose(1, 2), KERNEL[:6, :6, 0, 0])
+    return (y.transpose(-1, -2).reshape(x.shape) + x) / 1
+
+
 OPERATIONS: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
     "linear": (lambda x: F.linear(x, WEIGHT), (7, 24)),
     "a linear layer on vectors": (lambda x: F.linear(x, WEIGHT), (24,)),
@@ -66,6 +72,14 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
             padding=1,
         ),
         (2, 6, 7, 9),
+    ),
+    "an attention block, divided and normed": (  # of pictures, as UNet2DModel's
+        lambda x: F.group_norm(attended(attended(x)), 3),
+        (6, 8, 8),
+    ),
+    "an attention block, without a sum": (
+        lambda x: F.group_norm(F.silu(attended(x)) / 2, 3),
+        (6, 8, 8),
     ),
     "a sum of one that is laid out by a reshape": (
         lambda x: F.linear(1 + folded(x), SQUARE).view(-1, 64, 4, 8),

@@ -14,6 +14,7 @@ from carpool.cli.main import cli
 from carpool.models.grid import FAMILIES, Family, families, proof, rows
 from support import isolation
 from support.matrix import CASES
+from support.newcomers import NEWCOMERS
 from support.tiny.checkpoints import FAMILIES as FAMILIES_BY_NAME
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +110,9 @@ def test_a_test_that_proves_a_class_exists_and_runs_it(name: str) -> None:
     text = (ROOT / file).read_text()
 
     assert f"def {function}(" in text
-    if case:
+    if file.endswith("test_newcomers.py"):
+        assert (case, name in NEWCOMERS) == (name, True)
+    elif case:
         assert f'"{case}"' in text
         build = FAMILIES_BY_NAME.get(case) or getattr(isolation, case)
         assert build.__annotations__["return"].__name__ == name

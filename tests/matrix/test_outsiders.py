@@ -132,6 +132,28 @@ def test_a_denoiser_without_a_table_fuses_once_it_has_proven_itself(family: str)
     assert drive.widest(component) >= 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["animatediff", "sana_video", "svd"])
+def test_where_frames_are_rows_exact_numerics_gives_the_bits_of_a_request_alone(
+    family: str,
+) -> None:
+    component, _, _ = FUSE[family]
+    solo = []
+    with driving(fresh(family), numerics="exact") as drive:
+        for one in requests_of(family):
+            recorder = drive.submit(**one)
+            drive.finish()
+            solo.append(whole(recorder.outcome.fields))
+        learning = ride(family, drive)
+        drive.forwards.clear()
+        proven = ride(family, drive)
+
+    for got in (learning, proven):
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, solo, strict=True))
+    assert "proven" in fuses(drive, component)
+    assert drive.widest(component) >= 2
+
+
 class Untabled(Lumina2Transformer2DModel):  # type: ignore[misc]
     """Places each row by the length of its text, which shapes do not tell."""
 

@@ -137,3 +137,12 @@ def test_sizes_are_read_by_the_habits_of_diffusers() -> None:
 def test_a_mask_that_marks_nothing_is_refused(mask: Any) -> None:
     with pytest.raises(MaskMismatch, match="mask_image marks nothing: what is to be drawn anew"):
         check(CARD, Request("a cat", image=picture(), mask_image=mask))
+
+
+def test_a_grid_of_pictures_may_have_a_gap_and_a_list_may_not() -> None:
+    card = editor(max_images=3)
+    grid = [[picture(), picture()], [picture(), None]]  # VisualCloze draws what is missing
+
+    assert check(card, Request("a", image=grid)).arguments["image"] == grid
+    with pytest.raises(InvalidValue, match="image is a NoneType"):
+        check(card, Request("a", image=[picture(), None]))

@@ -201,3 +201,54 @@ def test_an_empty_body_is_called_empty(path: str) -> None:
 
     assert told["code"] == "invalid_json"
     assert told["message"] == "the body is empty: send a form, or a JSON object"
+
+
+def test_a_form_may_repeat_prompts_in_brackets_and_each_is_an_output_of_its_own() -> None:
+    worker = worker_of(BOTH)
+    prompts = [("prompt[]", "a cat"), ("prompt[]", "7"), ("prompt[]", "null")]
+    more = [("negative_prompt[]", one) for one in ("dim", "[1]", "true")]
+
+    answer = send_parts([*prompts, *more, ("seed", "5")], worker)
+
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["data"]) == 3
+    asked = [(one.arguments["prompt"], one.arguments["negative_prompt"]) for one in worker.jobs]
+    assert asked == [("a cat", "dim"), ("7", "[1]"), ("null", "true")]
+    assert [one.seed for one in worker.jobs] == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("parts", "param", "said"),
+    [
+        ([("prompt", "a"), ("prompt", "b")], "prompt", "prompt is given twice"),
+        ([("prompt[]", "a"), ("prompt", "b")], "prompt", "prompt is given twice"),
+        ([("prompt", "a"), ("prompt[]", "b")], "prompt", "prompt is given twice"),
+        ([("prompt", "a"), ("lora", "[1]"), ("lora[][id]", "b")], "lora", "lora is given twice"),
+        (
+            [("prompt[]", "a"), ("prompt[]", "b"), ("negative_prompt[]", "c")],
+            "negative_prompt",
+            "prompt has 2 entries and negative_prompt 1",
+        ),
+    ],
+)
+def test_fields_that_do_not_fit_together_are_refused(
+    parts: list[tuple[str, str]], param: str, said: str
+) -> None:
+    worker = worker_of(BOTH)
+
+    told = refusal(send_parts(parts, worker))
+
+    assert (told["code"], told["param"], worker.jobs) == ("invalid_value", param, [])
+    assert said in told["message"]
+
+
+def send_parts(parts: list[tuple[str, str]], worker: Any) -> httpx2.Response:
+    """Send a form of a picture and these texts, in their order, names as often as they come."""
+    pieces = [
+        f'--b\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{text}\r\n'.encode()
+        for name, text in parts
+    ]
+    head = b'--b\r\ncontent-disposition: form-data; name="image"; filename="a.png"\r\n\r\n'
+    kind = {"content-type": "multipart/form-data; boundary=b"}
+    body = head + png() + b"\r\n" + b"".join(pieces) + b"--b--\r\n"
+    return ask(body, EDITS, worker=worker, headers=kind)

@@ -5,21 +5,17 @@
 each argument means is said in `specs.py`; nothing here knows a model.
 """
 
-import hashlib
 import math
-import weakref
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-from torch.utils.weak import WeakTensorKeyDictionary
 
+from carpool.engine.digests import Digests, Unfusable, flag, name_of
 from carpool.engine.intercept import Call, Target
 from carpool.engine.numerics import DATA, ROW, ROWS, Exact
-from carpool.engine.provenance import parts_of, source_of
+from carpool.engine.padding import make_masks, padded
 from carpool.engine.specs import (
     CONCAT,
     LIST,
@@ -30,17 +26,10 @@ from carpool.engine.specs import (
     UNUSED,
     Pad,
     Rule,
-    Spec,
     State,
 )
 from carpool.engine.split import cut, own_lengths, split
-
-MAX_STACKS = 32  # kept at once: about ten companies of three constants each
-MAX_STACK_BYTES = 512 * 2**20
-
-
-class Unfusable(Exception):
-    """The call holds something that its spec does not cover: it has to run alone."""
+from carpool.engine.stacks import Stacks
 
 
 class Fuser:
@@ -53,8 +42,8 @@ class Fuser:
 
     def __init__(self, *, is_exact: bool = False) -> None:
         self.is_exact = is_exact
-        self._digests = WeakTensorKeyDictionary()
-        self._stacks: dict[tuple[int, ...], _Stack] = {}
+        self._digests = Digests()
+        self.stacks = Stacks()
 
     def describe(self, call: Call) -> tuple[Hashable, int]:
         """The fuse key and the number of rows of a call.
@@ -71,7 +60,7 @@ class Fuser:
             rows = len(arguments[target.spec.rows])
             parts = [
                 (name, self._part(target.spec.rules.get(name), value, rows, arguments))
-                for name, value in sorted(arguments.items(), key=_name)
+                for name, value in sorted(arguments.items(), key=name_of)
                 if not self._is_said_anyway(target, name, value, rows)
             ]
         except (Unfusable, AttributeError, KeyError, TypeError):  # not what the rules foresee
@@ -114,7 +103,7 @@ class Fuser:
         assert spec is not None
         everyone = [call.arguments() for call in calls]
         if len(calls) > 1:
-            _make_masks(spec, everyone)
+            make_masks(spec, everyone)
         device = everyone[0][spec.rows][0].device
         rules, joined = spec.rules, dict(spec.adds)
         for name in everyone[0]:
@@ -146,10 +135,10 @@ class Fuser:
         if value is None:
             return None
         if rule is None:
-            return _flag(value)
+            return flag(value)
         if isinstance(rule, Mapping) and isinstance(value, Mapping):
             entries = [(n, self._part(rule.get(n), value[n], rows, arguments)) for n in value]
-            return tuple(sorted(entries, key=_name))
+            return tuple(sorted(entries, key=name_of))
         if isinstance(rule, State):
             if (state := rule.key(value)) is None:
                 raise Unfusable
@@ -166,18 +155,20 @@ class Fuser:
         if rule is SCALAR and not isinstance(value, Tensor):
             return str(type(value))
         if rule is SHARE and isinstance(value, (list, tuple)) and value:
-            return type(value), tuple(self._digest(entry) for entry in value)
+            return self._digests.nested(value)
+        if rule is CONCAT and isinstance(value, (list, tuple)):
+            return type(value), tuple(self._part(CONCAT, one, rows, arguments) for one in value)
         if not isinstance(value, Tensor):
             raise Unfusable
         if rule is SHARE:
-            return self._digest(value)
+            return self._digests.of(value)
         if rule is SCALAR and not value.ndim:
             return value.dtype, value.device
         shape = list(value.shape)
         if not shape or (shape[0] != rows and rule is not CONCAT):
             raise Unfusable
         if isinstance(rule, Pad) and rule.places and self.is_exact:
-            return self._digest(value)
+            return self._digests.of(value)
         if isinstance(rule, Pad) and (rule.makes_mask or arguments.get(rule.mask) is not None):
             is_tuple = arguments.get("return_dict") is False  # has no names to cut back by
             if not (rule.cut and is_tuple) and not self.is_exact:
@@ -186,13 +177,7 @@ class Fuser:
 
     def content(self, value: Any) -> Hashable:
         """What tells arguments of different content apart: a digest of each tensor."""
-        if isinstance(value, Tensor):
-            return id(value) if value.is_inference() else self._digest(value)
-        if isinstance(value, Mapping):
-            return tuple(sorted(((str(n), self.content(v)) for n, v in value.items()), key=_name))
-        if isinstance(value, (list, tuple)):
-            return tuple(self.content(entry) for entry in value)
-        return repr(value)
+        return self._digests.content(value)
 
     def _is_said_anyway(self, target: Target, name: str, value: Any, rows: int) -> bool:
         """Whether calls that leave this argument out, or pass another, may share its forward."""
@@ -206,25 +191,6 @@ class Fuser:
         default = target.defaults.get(name, target)  # `target`: equal to no argument
         return type(value) is type(default) and isinstance(value, _PLAIN) and bool(value == default)
 
-    def _digest(self, value: Tensor) -> Hashable:
-        """A fingerprint of a tensor's content, computed once for every object (and version)."""
-        if value.is_inference():
-            raise Unfusable  # does not count its versions: a change would go unseen
-        version = value._version
-        known = self._digests.get(value)  # type: ignore[no-untyped-call]
-        if known is None or known[0] != version:
-            if (made_of := parts_of(value)) is not None:
-                axis, parts = made_of
-                raw = repr((axis, [self._digest(part) for part in parts])).encode()
-            else:
-                source = source_of(value)
-                flat = (value if source is None else source).detach().reshape(-1).cpu()
-                flat = flat.clone(memory_format=torch.contiguous_format)  # expanded: strides of 0
-                raw = flat.view(torch.uint8).numpy().tobytes()
-            known = (version, hashlib.blake2b(raw, digest_size=16).digest())
-            self._digests[value] = known
-        return value.dtype, value.device, tuple(value.shape), known[1]
-
     def _join(
         self, rule: Rule | None, values: Sequence[Any], rows: Sequence[int], device: torch.device
     ) -> Any:
@@ -233,7 +199,7 @@ class Fuser:
             return first
         if isinstance(rule, State):
             return first
-        if rule is STACKS:
+        if rule is STACKS or (rule is CONCAT and isinstance(first, (list, tuple))):
             return type(first)(torch.cat(column) for column in zip(*values, strict=True))
         if isinstance(rule, Mapping):
             return {n: self._join(rule.get(n), [v[n] for v in values], rows, device) for n in first}
@@ -242,48 +208,12 @@ class Fuser:
         if rule is SCALAR:
             return torch.cat([_expand(v, n, device) for v, n in zip(values, rows, strict=True)])
         if isinstance(rule, Pad):
-            return torch.cat(_padded(values, rule.axis))
-        return self._stack(values)
-
-    def _stack(self, values: Sequence[Tensor]) -> Tensor:
-        """Concatenate along the rows, or reuse what the same tensors gave before.
-
-        Text embeddings are the same objects at every step, latents never are. So a stack is only
-        kept from the second time on, and is dropped as soon as one of its parts is gone.
-        """
-        if any(value.is_inference() for value in values):
-            return torch.cat(list(values))  # such tensors do not count their versions
-        ids = tuple([id(value) for value in values])
-        versions = tuple([value._version for value in values])
-        known = self._stacks.pop(ids, None)
-        if known is None or known.versions != versions:
-            forget = _Forget(self._stacks, ids)
-            self._stacks[ids] = _Stack(versions, [weakref.ref(v, forget) for v in values])
-            return torch.cat(list(values))
-        if len(self._stacks) >= MAX_STACKS:
-            del self._stacks[next(iter(self._stacks))]  # the one not used for longest
-        self._stacks[ids] = known
-        if known.joined is None or known.joined._version != known.joined_version:
-            known.joined = torch.cat(list(values))
-            known.joined_version = known.joined._version
-            joined = known.joined
-            self._drop_stacks_above(MAX_STACK_BYTES)
-            return joined
-        return known.joined
+            return torch.cat(padded(values, rule.axis))
+        return self.stacks.join(values)
 
     def forget(self) -> None:
         """Drop what is only kept for speed: memory is short."""
-        self._stacks.clear()
-
-    def _drop_stacks_above(self, most_bytes: int) -> None:
-        kept = ((ids, one.joined) for ids, one in self._stacks.items())
-        held = [(ids, joined.nbytes) for ids, joined in kept if joined is not None]
-        total = sum(size for _, size in held)
-        for ids, size in held:  # the one not used for longest first
-            if total <= most_bytes:
-                return
-            del self._stacks[ids]
-            total -= size
+        self.stacks.clear()
 
 
 class _Alone:
@@ -294,39 +224,6 @@ class _Alone:
 
     def __repr__(self) -> str:
         return f"<alone: {self._name}>"
-
-
-@dataclass(slots=True)
-class _Stack:
-    versions: tuple[int, ...]
-    parts: list[weakref.ref[Tensor]]  # alive: their ids still mean them
-    joined: Tensor | None = None
-    joined_version: int = 0
-
-
-class _Forget:
-    """Drops a remembered stack when one of its parts dies."""
-
-    def __init__(self, stacks: dict[tuple[int, ...], _Stack], ids: tuple[int, ...]) -> None:
-        self._stacks, self._ids = stacks, ids
-
-    def __call__(self, _: object) -> None:
-        self._stacks.pop(self._ids, None)
-
-
-def _name(entry: tuple[str, Hashable]) -> str:
-    return entry[0]
-
-
-def _flag(value: Any) -> Hashable:
-    """A plain Python value as part of a key."""
-    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
-        return type(value), value  # True, 1 and 1.0 are equal in Python, not to a model
-    if isinstance(value, (list, tuple)):
-        return type(value), tuple(_flag(entry) for entry in value)
-    if isinstance(value, Mapping):
-        return tuple(sorted(((str(n), _flag(v)) for n, v in value.items()), key=_name))
-    raise Unfusable
 
 
 def _mark(exact: Exact, rule: Rule | None, name: str, value: Any, alone: Any) -> None:
@@ -350,30 +247,6 @@ def _is_length(name: str, value: Any) -> bool:
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def _make_masks(spec: Spec, everyone: Sequence[dict[str, Any]]) -> None:
-    """Where lengths differ, give calls without a mask one of ones, in place."""
-    for name, rule in spec.rules.items():
-        if not isinstance(rule, Pad) or not rule.makes_mask or name == rule.mask:
-            continue
-        if everyone[0].get(name) is None:
-            continue
-        values = [arguments[name] for arguments in everyone]
-        masks = [arguments.get(rule.mask) for arguments in everyone]
-        if all(mask is None for mask in masks):
-            if len({value.shape[rule.axis] for value in values}) == 1:
-                continue  # as it would be alone: other kernels are not as exact
-            dtype = torch.int64
-        else:
-            dtype = next(mask.dtype for mask in masks if mask is not None)
-        for arguments, value, mask in zip(everyone, values, masks, strict=True):
-            ones = (value.shape[0], value.shape[rule.axis])
-            arguments[rule.mask] = (
-                torch.ones(ones, dtype=dtype, device=value.device)
-                if mask is None
-                else mask.to(dtype)
-            )
-
-
 def decode_bytes(call: Call) -> int:
     """Memory that a row of a decode takes at its peak, where its table says so; else 0."""
     spec = call.target.spec
@@ -389,12 +262,6 @@ def _expand(value: Any, rows: int, device: torch.device) -> Tensor:
         return value  # the usual case
     number: Tensor = torch.as_tensor(value, device=device)
     return number.reshape(1).expand(rows) if number.ndim == 0 else number
-
-
-def _padded(values: Sequence[Tensor], axis: int) -> list[Tensor]:
-    longest = max(value.shape[axis] for value in values)
-    after = [0, 0] * (values[0].ndim - 1 - axis)  # `pad` counts axes from the last
-    return [pad(value, [*after, 0, longest - value.shape[axis]]) for value in values]
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

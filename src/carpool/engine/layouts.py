@@ -6,11 +6,13 @@ whether channels come last. So the exact mode (`numerics`) notes, at each reshap
 is not contiguous, the strides that every call's part would have alone, and follows them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from carpool.engine.operations import tensors
 
 Strides = tuple[int, ...]
 Layouts = tuple[Strides | None, ...]  # of each call; None: as its part of the batch is laid out
@@ -69,21 +71,60 @@ def _scaled(args: Sequence[Any], made: Tensor, rows: int, total: int) -> tuple[A
     return tuple(args)
 
 
-def keep(made: Tensor, operands: Sequence[tuple[Tensor, Layouts | None]]) -> Layouts | None:
-    """The layouts after an operation by entries: those of its first operand.
+def keep(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    made: Tensor,
+    rows: Sequence[int],
+    known: Callable[[Tensor], Layouts | None],
+    has_rows: Callable[[Tensor], bool],
+) -> Layouts | None:
+    """The layouts after an operation by entries, which is repeated with zeros.
 
-    Where all operands have their channels last, what they give is laid out as a batch is.
+    Torch lays its result out by the strides of all its operands, and by other rules where one of
+    them is a number or is broadcast; those of the meta device are not the same.
+
+    Args:
+        func: the operation, with its arguments.
+        made: what it gave.
+        rows: of each call.
+        known: the layouts of an operand.
+        has_rows: whether axis 0 of an operand is the batch.
     """
-    whole = [(one, layouts) for one, layouts in operands if one.shape == made.shape]
-    if not whole or whole[0][1] is None or whole[0][0].stride() != made.stride():
+    operands = tensors(args, kwargs)
+    with_rows = [one for one in operands if has_rows(one)]
+    if all(known(one) is None for one in with_rows):
         return None
-    (_, layouts), *others = whole
-    if all(its == layouts for _, its in others):
-        return layouts
-    is_last = made.ndim == 4 and all(
-        one.is_contiguous(memory_format=torch.channels_last) for one, _ in whole
-    )
-    return None if is_last else layouts
+    total = sum(rows)
+    if any(not one.ndim or one.shape[0] % total for one in with_rows):
+        return None
+
+    def alone(value: Any, i: int) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)([alone(entry, i) for entry in value])
+        if not isinstance(value, Tensor):
+            return value
+        own, shape = known(value), tuple(value.shape)
+        if has_rows(value):
+            shape = (shape[0] // total * rows[i], *shape[1:])
+        strides = (own and own[i]) or value.stride()
+        laid = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+        return laid.zero_()
+
+    found: dict[Hashable, Strides | None] = {}
+    layouts: list[Strides | None] = []
+    for i, n in enumerate(rows):
+        form = n, tuple([(known(one) or {i: None})[i] for one in with_rows])
+        if form not in found:
+            named = {name: alone(value, i) for name, value in kwargs.items()}
+            try:
+                strides = func(*[alone(value, i) for value in args], **named).stride()
+            except (RuntimeError, TypeError, IndexError):
+                return None
+            found[form] = None if strides == made.stride() else strides
+        layouts.append(found[form])
+    return tuple(layouts) if any(one is not None for one in layouts) else None
 
 
 def as_alone(part: Tensor, strides: Strides | None) -> Tensor:

@@ -12,7 +12,7 @@ on the whole batch, so that a module that mixes its rows still shows it. While i
 batch, the mode also notes what a forward reads of single rows (`Exact.suspicion`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,50 +21,29 @@ from torch.overrides import TorchFunctionMode
 
 from carpool.engine.intercept import is_compiled
 from carpool.engine.layouts import PERMUTES, RESHAPES, Layouts, as_alone, follow, join, keep
+from carpool.engine.operations import (
+    BY_CALL,
+    CUTS,
+    HANDLES,
+    JOINS,
+    MADE,
+    OVER_AXES,
+    OVER_ROWS,
+    PICKS,
+    PRODUCTS,
+    READS,
+    WEIGHTED,
+    axes,
+    axis,
+    is_unbatched,
+    tensors,
+)
 
 # marks of a tensor: bits
 ROWS = 1  # axis 0 is the batch, or is folded with it, call after call
 ROW = 2  # a part of one row: belongs to one call, and is never split
 DATA = 4  # made of more than lengths and masks: no decision may hang on its values
 AGAIN = 8  # times this: the batch is on axis 0 so many times more, one after another
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_WEIGHTED = _names(
-    "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
-    "layer_norm group_norm rms_norm instance_norm prelu"
-)  # of their tensors only the first has rows
-_BY_ENTRY = _names(
-    "silu sigmoid logsigmoid gelu tanh exp exp2 expm1 log log1p log2 sin cos pow softplus mish elu "
-    "selu celu hardswish erf rsqrt sqrt sinc lerp addcmul addcdiv glu polar reciprocal square "
-    "__pow__ __rpow__ interpolate scaled_dot_product_attention avg_pool1d avg_pool2d avg_pool3d "
-    "adaptive_avg_pool2d pixel_shuffle grid_sample"
-)
-_OVER_AXES = _names(
-    "mean sum std var var_mean std_mean norm vector_norm softmax log_softmax logsumexp cumsum "
-    "cumprod normalize prod linalg_norm linalg_vector_norm nansum"
-)  # safe to split when axis 0 is not among the axes
-_PRODUCTS = _names("matmul __matmul__ __rmatmul__ bmm baddbmm einsum mm addmm addbmm")
-
-BY_CALL = _WEIGHTED | _BY_ENTRY | _OVER_AXES | _PRODUCTS
-"""Names of the operations that are split."""
-
-_MADE = _names(
-    "expand repeat repeat_interleave broadcast_to tile zeros ones full empty new_zeros new_ones "
-    "new_full new_empty"
-)  # whatever these give with the batch's size on axis 0 is taken for a batch
-_JOINS = _names("stack cat concat concatenate pad_sequence __setitem__ hstack vstack")
-_CUTS = _names("unbind split tensor_split chunk unsafe_split unsafe_chunk __iter__")
-_READS = _names(
-    "item tolist numpy __bool__ __int__ __float__ __index__ __complex__ is_nonzero equal allclose "
-    "nonzero argwhere __contains__ __array__ masked_select unique"
-)
-_PICKS = _names("__getitem__ select narrow index_select")
-_OVER_ROWS = _names("max min amax amin any all argmax argmin median mean sum")
-_HANDLES = _names("size dim stride numel is_contiguous is_floating_point")
 
 
 class Exact(TorchFunctionMode):
@@ -118,15 +97,15 @@ class Exact(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name in _HANDLES:
+        if name in HANDLES:
             return func(*args, **kwargs)
-        marks = [self.mark_of(one) for one in _tensors(args, kwargs)]
+        marks = [self.mark_of(one) for one in tensors(args, kwargs)]
         seen = 0
         for mark in marks:
             seen |= mark
         if not seen:
             made = func(*args, **kwargs)
-            if name in _MADE and isinstance(made, Tensor) and made.shape[:1] == (self._total,):
+            if name in MADE and isinstance(made, Tensor) and made.shape[:1] == (self._total,):
                 self.mark(made, ROWS)
             return made
         if seen & ROWS:
@@ -135,7 +114,7 @@ class Exact(TorchFunctionMode):
                 parts = self._parts(name, args, kwargs)
                 if parts is not None:
                     return self._by_call(func, name, args, kwargs, parts)
-        elif name in _READS and seen & DATA:
+        elif name in READS and seen & DATA:
             self._reads = f"{name} reads values of a row"
         made = func(*args, **kwargs)
         after = self._after(name, args, kwargs, seen)
@@ -167,11 +146,13 @@ class Exact(TorchFunctionMode):
             if before is not None or (1 in self.rows and not args[0].is_contiguous()):
                 layouts = follow(func, args, kwargs, made, self.rows, before)
         elif self._has_layouts:
-            operands = [(one, self._layouts(one)) for one in _tensors(args, kwargs)]
-            layouts = keep(made, operands)
+            layouts = keep(func, args, kwargs, made, self.rows, self._layouts, self._has_rows)
         if layouts is not None or self._has_layouts:
             self._has_layouts |= layouts is not None
             setattr(made, self._laid, layouts)
+
+    def _has_rows(self, value: Tensor) -> bool:
+        return bool(self.mark_of(value) & ROWS)
 
     def _layouts(self, value: Tensor) -> Layouts | None:
         return getattr(value, self._laid, None)
@@ -179,17 +160,17 @@ class Exact(TorchFunctionMode):
     def _after(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], seen: int) -> int:
         """The mark of what an operation on whole batches gives."""
         if seen & ROWS:
-            if name in _CUTS and _axis(name, args, kwargs) == 0:
+            if name in CUTS and axis(name, args, kwargs) == 0:
                 count = args[1] if len(args) > 1 else kwargs.get("chunks")
                 if seen >= AGAIN and name.endswith("chunk") and count == 1 + seen // AGAIN:
                     return seen % AGAIN
                 return ROW | (seen & DATA)
-            if name in ("cat", "concat") and _axis(name, args, kwargs, 1) == 0 and seen < AGAIN:
+            if name in ("cat", "concat") and axis(name, args, kwargs, 1) == 0 and seen < AGAIN:
                 return seen | AGAIN * (len(args[0]) - 1)
-            if name in _PICKS and self._is_cut(name, args, kwargs) is not None:
+            if name in PICKS and self._is_cut(name, args, kwargs) is not None:
                 return ROW | (seen & DATA)
             return seen
-        if name in _JOINS:
+        if name in JOINS:
             return ROWS | (seen & DATA)
         return seen
 
@@ -199,11 +180,11 @@ class Exact(TorchFunctionMode):
         if not isinstance(first, Tensor) or not self.mark_of(first) & ROWS:
             return
         is_data = self.mark_of(first) & DATA
-        if name in _READS and is_data:
+        if name in READS and is_data:
             self._reads = self._reads or f"{name} reads values of the batch"
-        elif name in _OVER_ROWS and is_data and 0 in _axes(name, args, kwargs, first.ndim):
+        elif name in OVER_ROWS and is_data and 0 in axes(name, args, kwargs, first.ndim):
             self._reads = self._reads or f"{name} goes over the batch"
-        elif name in _PICKS and first.shape[:1] == (self._total,):
+        elif name in PICKS and first.shape[:1] == (self._total,):
             cut = self._is_cut(name, args, kwargs)
             if cut is not None:
                 key = (f"{name} of a tensor of shape {tuple(first.shape)}", id(first))
@@ -212,7 +193,7 @@ class Exact(TorchFunctionMode):
     def _is_cut(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int] | None:
         """The rows that an index takes, if it is one of axis 0 and not all of it."""
         if name != "__getitem__":
-            if _axis(name, args, kwargs) != 0:
+            if axis(name, args, kwargs) != 0:
                 return None
             if name == "select":
                 index = kwargs.get("index", args[2] if len(args) > 2 else 0)
@@ -241,20 +222,20 @@ class Exact(TorchFunctionMode):
         first = next((one for one in args if isinstance(one, Tensor)), None)
         if first is None:
             first = next((one for one in kwargs.values() if isinstance(one, Tensor)), None)
-        batched = [one for one in _tensors(args, kwargs) if self.mark_of(one) & ROWS]
-        if plain in _WEIGHTED:
+        batched = [one for one in tensors(args, kwargs) if self.mark_of(one) & ROWS]
+        if plain in WEIGHTED:
             if (
                 first is None
                 or not self.mark_of(first) & ROWS
-                or _is_unbatched(plain, first, args, kwargs)
+                or is_unbatched(plain, first, args, kwargs)
             ):
                 return None
-        elif plain in _PRODUCTS:
+        elif plain in PRODUCTS:
             if len(batched) > 1 and any(one.ndim < 3 for one in batched):
                 return None  # rows by rows: that mixes them
             if first is not None and not self.mark_of(first) & ROWS and batched[0].ndim < 3:
                 return None
-        elif plain in _OVER_AXES and (first is None or 0 in _axes(plain, args, kwargs, first.ndim)):
+        elif plain in OVER_AXES and (first is None or 0 in axes(plain, args, kwargs, first.ndim)):
             return None
         ndim = max(one.ndim for one in batched)
         sizes = {one.shape[0] for one in batched if one.ndim == ndim and one.shape[0] != 1}
@@ -296,11 +277,11 @@ class Exact(TorchFunctionMode):
     ) -> Any:
         total, calls = sum(sizes), len(self.rows)
         changes = (name.endswith("_") and not name.endswith("__")) or bool(kwargs.get("inplace"))
-        tensors = [one for one in _tensors(args, kwargs) if self.mark_of(one) & ROWS]
-        ndim = max(one.ndim for one in tensors)
-        mark = max(self.mark_of(one) for one in tensors) // AGAIN * AGAIN
-        mark |= ROWS | (DATA if any(self.mark_of(one) & DATA for one in tensors) else 0)
-        weighted = name in _WEIGHTED
+        with_rows = [one for one in tensors(args, kwargs) if self.mark_of(one) & ROWS]
+        ndim = max(one.ndim for one in with_rows)
+        mark = max(self.mark_of(one) for one in with_rows) // AGAIN * AGAIN
+        mark |= ROWS | (DATA if any(self.mark_of(one) & DATA for one in with_rows) else 0)
+        weighted = name in WEIGHTED
 
         def is_cut(one: Any, is_first: bool) -> bool:
             if not isinstance(one, Tensor) or not one.ndim or one.shape[0] != total:
@@ -362,47 +343,3 @@ def is_followed(module: nn.Module) -> bool:
     return not any(
         is_compiled(part) or isinstance(part, torch.jit.ScriptModule) for part in module.modules()
     )
-
-
-def _tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    found = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += [entry for entry in value if isinstance(entry, Tensor)]
-    return found
-
-
-def _axis(
-    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], place: int | None = None
-) -> int:
-    """The axis that an operation cuts or joins along."""
-    if place is None:
-        place = 1 if name in ("unbind", "__iter__", "select", "narrow", "index_select") else 2
-    axis = kwargs.get("dim", kwargs.get("axis", args[place] if len(args) > place else 0))
-    first = args[0][0] if args and isinstance(args[0], (list, tuple)) else args[0] if args else None
-    ndim = first.ndim if isinstance(first, Tensor) else 1
-    return int(axis) % max(1, ndim)
-
-
-def _axes(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], ndim: int) -> set[int]:
-    """The axes that a reduction goes over; all of them where it names none."""
-    place = {"norm": 2, "vector_norm": 2, "linalg_norm": 2, "linalg_vector_norm": 2, "normalize": 2}
-    position = place.get(name, 1)
-    given = kwargs.get("dim", kwargs.get("axis", args[position] if len(args) > position else None))
-    if given is None and name == "normalize":
-        given = 1
-    if given is None or isinstance(given, Tensor):
-        return set(range(ndim))
-    axes = given if isinstance(given, (list, tuple)) else [given]
-    return {int(axis) % max(1, ndim) for axis in axes}
-
-
-def _is_unbatched(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    if name.startswith("conv"):
-        return x.ndim != int(name[-2]) + 2
-    if name in ("layer_norm", "rms_norm"):
-        shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else ())
-        return x.ndim <= len(shape)
-    return x.ndim < 2

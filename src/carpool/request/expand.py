@@ -12,7 +12,7 @@ from carpool.request.parameters import PER_PROMPT
 from carpool.types import CheckedRequest, Request, new_request_id
 
 MAX_N = 1000  # outputs of one request
-_TEXTS = re.compile(r"(negative_)?prompt(_\d+)?")  # may be lists, one entry a prompt
+TEXTS = re.compile(r"(negative_)?prompt(_\d+)?")  # may be lists, one entry a prompt
 
 
 def merged(request: Any, parameters: Mapping[str, Any]) -> Request:
@@ -94,7 +94,7 @@ def _lists(parameters: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
     return {
         name: value
         for name, value in parameters.items()
-        if isinstance(value, (list, tuple)) and _TEXTS.fullmatch(name)
+        if isinstance(value, (list, tuple)) and TEXTS.fullmatch(name)
     }
 
 

@@ -59,7 +59,8 @@ def _check_one(
 ) -> None:
     if isinstance(picture, (list, tuple)):  # of an IP-adapter: a list an adapter
         for one in picture:
-            _check_one(name, one, modes, least_px, max_pixels)
+            if one is not None:  # the gap in a grid of examples, which VisualCloze fills
+                _check_one(name, one, modes, least_px, max_pixels)
         return
     size = size_of(picture)
     if size is None:

@@ -1,6 +1,7 @@
 """A guessed table fuses exactly, or is never trusted, whatever a toy module tries."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from carpool.engine.fuse import Fuser
-from carpool.engine.probation.probation import NEEDED, Probation
+from carpool.engine.probation.evidence import NEEDED
+from carpool.engine.probation.probation import Probation
 from carpool.engine.probation.verdicts import Verdicts
+from carpool.engine.specs import CONCAT, SPECS, STACK, Spec
+from carpool.engine.specs.infer import covers
 from support.fake_models import call_on, randn
 
 WIDTH, TOKENS = 6, 5
@@ -113,7 +117,7 @@ def check(trial: Trial, rounds: Sequence[Sequence[dict[str, Any]]]) -> float:
     """Run rounds of calls; the most that any answer is off what it is alone."""
     worst = 0.0
     for calls in rounds:
-        alone = Toy(trial.module.quirk)  # of its own state
+        alone = type(trial.module)(trial.module.quirk)  # of its own state
         alone.load_state_dict(trial.module.state_dict())
         alone.train(trial.module.training)
         expected = [alone(**one)[0].clone() for one in calls]
@@ -316,6 +320,51 @@ def test_a_buffer_that_is_given_again_and_again_answers_each_call_with_its_own()
     assert "overwrites" in why_alone(trial)
 
 
+class Rotated(Toy):
+    """Takes tensors in tuples of tuples, one for all rows: as Allegro does."""
+
+    def forward(self, hidden_states: Tensor, timestep: Tensor, rotary: Any) -> tuple[Tensor]:  # type: ignore[override]
+        (cos, sin), grid = rotary
+        x = super().forward(hidden_states, timestep)[0]
+        return (x * cos + sin * grid[0],)
+
+
+def test_tensors_deep_in_tuples_are_shared_by_calls_whose_tensors_are_equal() -> None:
+    def calls(i: int, others: float) -> list[dict[str, Any]]:
+        made = [request(10 * i + j) for j in range(3)]
+        for j, one in enumerate(made):
+            del one["encoder_hidden_states"]
+            cos = torch.full((TOKENS, 1), 1.0 if j < 2 else others)
+            one["rotary"] = (cos, torch.ones(TOKENS, 1)), [torch.tensor([0.5])]
+        return made
+
+    trial = Trial(Rotated())
+
+    assert check(trial, [calls(i, 1.0) for i in range(NEEDED + 2)]) < 1e-5
+    assert trial.fused == 2
+    assert check(trial, [calls(i, 2.0) for i in range(3)]) < 1e-5
+    assert trial.fused == 2 + 2  # the two that are equal: proven first, as is any new width
+
+
+class Framed(Toy):
+    """Takes a list of tensors with frames folded into the rows: as AnimateDiff's UNet does."""
+
+    def forward(self, hidden_states: Tensor, timestep: Tensor, residuals: Any) -> tuple[Tensor]:  # type: ignore[override]
+        x = super().forward(hidden_states, timestep)[0]
+        return (x + sum(one.reshape(x.shape[0], TOKENS, -1) for one in residuals),)
+
+
+def test_a_list_of_tensors_with_frames_in_their_rows_is_joined() -> None:
+    batches = many(NEEDED + 2)
+    for i, one in enumerate(one for batch in batches for one in batch):
+        del one["encoder_hidden_states"]
+        one["residuals"] = [randn(TOKENS, WIDTH, 1, seed=900 + i + j) for j in range(2)]
+    trial = Trial(Framed())
+
+    assert check(trial, batches) < 1e-5
+    assert trial.fused == 2
+
+
 class Placed(Toy):
     """Takes ids with a row axis, and reads row 0 of them: as FLUX.2 does."""
 
@@ -393,3 +442,28 @@ def test_a_guess_fuses_exactly_or_is_never_trusted(quirk: Any, rounds: list[Any]
     assert check(trial, made) < 1e-5
     if quirk not in (None, mixes_under_a_flag, mixes_above_two):
         assert trial.fused == 0
+
+
+def test_a_table_covers_a_call_only_if_it_says_what_each_of_its_tensors_means() -> None:
+    rules = SPECS["UNet2DConditionModel", "forward"].rules
+    one, row = torch.ones(2, 4, 8, 8), torch.ones(2, 7)
+    plain = {"sample": one, "timestep": 3, "encoder_hidden_states": row, "added_cond_kwargs": None}
+
+    assert covers(rules, plain)
+    assert covers(rules, {**plain, "added_cond_kwargs": {"image_embeds": [row]}})
+    assert not covers(rules, {**plain, "added_cond_kwargs": {"image_embeds": row}})  # Kandinsky 2.2
+    assert not covers(rules, {**plain, "class_labels": row})
+    assert not covers(rules, {**plain, "cross_attention_kwargs": {"gligen": {"boxes": row}}})
+
+
+def test_a_call_outside_of_its_table_fuses_once_it_has_proven_itself() -> None:
+    trial = Trial(Framed())
+    table = Spec(rows="hidden_states", rules={"hidden_states": STACK, "timestep": STACK})
+    call = call_on(trial.module, **request(1), residuals=[randn(TOKENS, WIDTH, 1, seed=1)])
+    with_table = replace(call, target=replace(call.target, spec=table))
+
+    guessed = trial.probation.with_table(with_table).target.spec
+
+    assert guessed is not None
+    assert guessed.is_inferred
+    assert guessed.rules["residuals"] is CONCAT

@@ -59,10 +59,12 @@ class Overlay:
     def covers(self, component: nn.Module) -> bool:
         """Whether the request has changed this component, or a module inside of it."""
         self._take_buffers()
-        return any(
-            id(component) in self._shared.owners[known] and one.is_changed
-            for known, one in self._touched.items()
-        )
+        for known, one in self._touched.items():
+            if id(component) in self._shared.owners[known] and one.is_changed:
+                one.before.reunite()  # a view was taken, and nothing written on it
+                if one.is_changed:
+                    return True
+        return False
 
     def apply(self) -> None:
         """Show the request its own modules."""

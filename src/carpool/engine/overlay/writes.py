@@ -38,6 +38,17 @@ _IN_PLACE = (
     ),
 )
 
+# What shares a tensor's values: it may be written on later, without a report. `detach` and
+# `numpy` give the values themselves; torch's functions of these names are not followed.
+_VIEWS = (
+    *("__getitem__", "__iter__", "__array__", "numpy", "detach", "view", "view_as", "reshape"),
+    *("reshape_as", "flatten", "ravel", "unflatten", "squeeze", "unsqueeze", "transpose", "t"),
+    *("swapaxes", "swapdims", "adjoint", "permute", "movedim", "moveaxis", "narrow", "select"),
+    *("unbind", "split", "tensor_split", "hsplit", "vsplit", "dsplit", "chunk", "unfold"),
+    *("diagonal", "expand", "expand_as", "as_strided", "untyped_storage", "__dlpack__"),
+)
+_VIEW_PROPERTIES = ("T", "mT", "H", "mH", "real")
+
 
 def data(tensor: Tensor) -> Tensor:
     """`tensor.data`, unreported: it shares the tensor's storage, and none of its versions."""
@@ -68,8 +79,8 @@ def _reporting(
     return method
 
 
-def _in_place(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of parameters that writes values: of a copy, which is the request's own."""
+def _on_a_copy(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that writes a parameter's values, or lets them be written: the request's own."""
 
     @functools.wraps(plain)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -97,6 +108,10 @@ def _data_property(_: Any) -> property:
         point(self, value)
 
     return property(get, put)
+
+
+def _view_property(plain: Any) -> property:
+    return property(_on_a_copy(plain.__get__))
 
 
 def _flag_property(_: Any) -> property:
@@ -128,7 +143,8 @@ PATCHES = (
     ),
     Patches(
         nn.Parameter,
-        dict.fromkeys(_IN_PLACE, _in_place)
+        dict.fromkeys((*_IN_PLACE, *_VIEWS), _on_a_copy)
+        | dict.fromkeys(_VIEW_PROPERTIES, _view_property)
         | {"requires_grad_": _reporting, "data": _data_property, "requires_grad": _flag_property},
     ),
     Patches(FrozenDict, dict.fromkeys(("__setattr__", "__setitem__"), _reporting)),

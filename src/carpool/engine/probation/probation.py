@@ -15,18 +15,19 @@ weights, decides by values of some rows, or reads only some rows.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from carpool.engine.answers import copied
 from carpool.engine.execute import Failure, Ready
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call
 from carpool.engine.numerics import Exact, is_followed
+from carpool.engine.probation.evidence import NEEDED, Evidence, fate
+from carpool.engine.probation.kinds import Kind, kind_of, width
 from carpool.engine.probation.snapshot import (
     Snapshot,
     difference,
@@ -36,61 +37,14 @@ from carpool.engine.probation.snapshot import (
     versions,
 )
 from carpool.engine.probation.verdicts import Verdicts
-from carpool.engine.specs.infer import TIMES, infer
-from carpool.engine.specs.rules import CONCAT, SCALAR, SHARE, STACK, STACKS, Pad, Rule, Spec
+from carpool.engine.specs.infer import TIMES, covers, infer
+from carpool.engine.specs.rules import SCALAR, Spec
 
 log = logging.getLogger("carpool")
 
-NEEDED = 3  # forwards of a kind that must agree
 MAX_UNSETTLED = 4  # of them, how many may find the module changed: caches fill in the first
 MAX_KNOWN = 4096
 NEVER_SHARED = ("encoder_hidden_states", "pooled_projections")  # differ in nearly all requests
-
-
-@dataclass(slots=True)
-class Evidence:
-    """What is known of one kind of call."""
-
-    agreed: int = 0
-    unsettled: int = 0
-    sizes: set[str] = field(default_factory=set)
-    widths: set[str] = field(default_factory=set)
-    varied: set[str] = field(default_factory=set)  # arguments that differed where bits agreed
-    shared: set[str] = field(default_factory=set)  # what the next guess shares: this one is wrong
-    alone: str | None = None  # why it runs alone, for good
-
-    def to_json(self) -> dict[str, Any]:
-        if self.alone is not None:
-            return {"alone": self.alone}
-        names = ("sizes", "widths", "varied", "shared")
-        return {"agreed": self.agreed} | {name: sorted(getattr(self, name)) for name in names}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Evidence":
-        if "alone" in data:
-            return cls(alone=str(data["alone"]))
-        known = cls(agreed=int(data["agreed"]))
-        for name in ("sizes", "widths", "varied", "shared"):
-            setattr(known, name, set(map(str, data[name])))
-        return known
-
-
-def fate(data: Mapping[str, Any]) -> tuple[str, str]:
-    """How a kind of call fuses by its evidence (`Evidence.to_json`), and why."""
-    if "alone" in data:
-        return "alone", str(data["alone"])
-    agreed = int(data["agreed"])
-    if agreed < NEEDED:
-        return "probation", f"{agreed} of {NEEDED} forwards agreed"
-    return "proven", f"{agreed} forwards agreed"
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    text: str  # class, method, flags, types: what evidence is kept under
-    sizes: str
-    module: int
-    stacked: tuple[str, ...]  # arguments whose entries may differ from call to call
 
 
 Run = Callable[[Sequence[Any]], list[Any]]  # of what is `Ready`
@@ -110,16 +64,19 @@ class Probation:
         self._fuser, self._infers = fuser, infers
         self._verdicts = verdicts or Verdicts(None)
         self._evidence: dict[tuple[str, str], Evidence] = {}  # by the class's identity and kind
-        self._kinds: dict[Any, tuple[_Kind, Evidence]] = {}  # by fuse key
+        self._kinds: dict[Any, tuple[Kind, Evidence]] = {}  # by fuse key
         # second guesses: by module and method, and by the kind that the first one made
         self._second: dict[tuple[int, str], dict[str, frozenset[str]]] = {}
         self._seen: dict[tuple[str, str], str] = {}  # tables: component and method -> how it fuses
         self.forwards = {"agreed": 0, "differed": 0, "unsettled": 0}
 
     def with_table(self, call: Call) -> Call:
-        """The call with a guessed table, where its class has none and one can be guessed."""
+        """The call with a guessed table, where one can be guessed.
+
+        Its class has none, or one that does not say what a tensor of this call means.
+        """
         target = call.target
-        if target.spec is not None:
+        if target.spec is not None and covers(target.spec.rules, call.arguments()):
             self._seen.setdefault((target.component, target.method), "table")
             return call
         is_named = len(call.args) <= len(target.positional)
@@ -129,7 +86,7 @@ class Probation:
         if guessed is None:
             return call
         if second := self._second.get((id(target.module), target.method)):
-            shared = second.get(_kind(guessed, is_exact=self._fuser.is_exact).text)
+            shared = second.get(kind_of(guessed, is_exact=self._fuser.is_exact).text)
             guessed = guessed if shared is None else _guessed(call, shared) or guessed
         return guessed
 
@@ -189,14 +146,14 @@ class Probation:
     def _is_tried(self, spec: Spec | None) -> bool:
         return spec is not None and (spec.is_inferred or self._fuser.is_exact)
 
-    def _of(self, call: Call, key: Any) -> tuple[_Kind, Evidence]:
+    def _of(self, call: Call, key: Any) -> tuple[Kind, Evidence]:
         module = call.target.module
         found = self._kinds.get((key, bool(call.lora), module.training))
         if found is not None and found[0].module == id(module):
             return found
         if len(self._kinds) >= MAX_KNOWN:
             self._kinds.clear()
-        kind = _kind(call, is_exact=self._fuser.is_exact)
+        kind = kind_of(call, is_exact=self._fuser.is_exact)
         place = (self._verdicts.identity(module), kind.text)
         if place not in self._evidence:
             known = self._verdicts.read(*place)
@@ -207,16 +164,16 @@ class Probation:
         self._kinds[key, bool(call.lora), module.training] = kind, self._evidence[place]
         return kind, self._evidence[place]
 
-    def _guess_again(self, call: Call, kind: _Kind, shared: Collection[str]) -> None:
+    def _guess_again(self, call: Call, kind: Kind, shared: Collection[str]) -> None:
         second = self._second.setdefault((id(call.target.module), call.target.method), {})
         second[kind.text] = frozenset(shared)
 
     def _is_trusted(
-        self, kind: _Kind, evidence: Evidence, calls: Sequence[Call], rows: Sequence[int]
+        self, kind: Kind, evidence: Evidence, calls: Sequence[Call], rows: Sequence[int]
     ) -> bool:
         if evidence.agreed < NEEDED or kind.sizes not in evidence.sizes:
             return False
-        if _width(calls, rows) not in evidence.widths:
+        if width(calls, rows) not in evidence.widths:
             return False
         open_ = [name for name in kind.stacked if name not in evidence.varied]
         return not self._varying(calls, open_)
@@ -232,7 +189,7 @@ class Probation:
 
     def _prove(
         self,
-        kind: _Kind,
+        kind: Kind,
         evidence: Evidence,
         ready: Sequence[Ready],
         run: Run,
@@ -285,7 +242,7 @@ class Probation:
 
     def _compare(
         self,
-        kind: _Kind,
+        kind: Kind,
         evidence: Evidence,
         calls: Sequence[Call],
         rows: Sequence[int],
@@ -324,13 +281,13 @@ class Probation:
             evidence.agreed += 1
             evidence.unsettled = 0
             evidence.sizes.add(kind.sizes)
-            evidence.widths.add(_width(calls, rows))
+            evidence.widths.add(width(calls, rows))
             evidence.varied |= varying
             self.forwards["agreed"] += 1
             if evidence.agreed == NEEDED:
                 log.info("%s fuses: %d forwards gave the same bits as alone", kind.text, NEEDED)
 
-    def _not_settled(self, kind: _Kind, evidence: Evidence, call: Call, changed: str) -> None:
+    def _not_settled(self, kind: Kind, evidence: Evidence, call: Call, changed: str) -> None:
         self.forwards["unsettled"] += 1
         evidence.unsettled += 1
         if evidence.unsettled >= MAX_UNSETTLED:
@@ -338,7 +295,7 @@ class Probation:
 
     def _give_up(
         self,
-        kind: _Kind,
+        kind: Kind,
         evidence: Evidence,
         call: Call,
         why: str,
@@ -370,56 +327,3 @@ class Probation:
 def _guessed(call: Call, shared: Collection[str]) -> Call | None:
     spec = infer(call.arguments(), shared)
     return None if spec is None else replace(call, target=replace(call.target, spec=spec))
-
-
-def _kind(call: Call, *, is_exact: bool) -> _Kind:
-    target, arguments = call.target, call.arguments()
-    spec = target.spec
-    assert spec is not None
-    parts, sizes, stacked = [], [], []
-    for name, value in sorted(arguments.items()):
-        rule = spec.rules.get(name)
-        if value is None:
-            continue
-        text, size = _described(rule, value)
-        parts.append(f"{name}={text}")
-        if size:
-            sizes.append(f"{name}:{size}")
-        if rule in (STACK, STACKS, CONCAT, SCALAR) or isinstance(rule, (Pad, Mapping)):
-            stacked.append(name)
-    extra = [
-        *(["lora"] if call.lora else []),
-        *(["exact"] if is_exact else []),
-        *(["training"] if target.module.training else []),
-    ]
-    name = f"{type(target.module).__name__}.{target.method}"
-    return _Kind(
-        f"{name}({', '.join([*parts, *extra])})",
-        " ".join(sizes),
-        id(target.module),
-        tuple(stacked) if spec.is_inferred else (),
-    )
-
-
-def _described(rule: Rule | None, value: Any) -> tuple[str, str]:
-    """The type of an argument, and its size, as text."""
-    if isinstance(value, Tensor):
-        word = rule.value if rule in (STACK, STACKS, CONCAT, SCALAR, SHARE) else "tensor"
-        shape = value.shape if rule is SHARE else value.shape[1:]
-        if not value.ndim:
-            shape = value.shape
-        kind = str(value.dtype).removeprefix("torch.")
-        return f"{word} {kind} {value.ndim}d", "x".join(map(str, shape))
-    if isinstance(value, Mapping):
-        rules = rule if isinstance(rule, Mapping) else {}
-        all_ = {str(n): _described(rules.get(n), v) for n, v in sorted(value.items())}
-        texts = ", ".join(f"{n}={text}" for n, (text, _) in all_.items())
-        return f"{{{texts}}}", " ".join(f"{n}:{size}" for n, (_, size) in all_.items() if size)
-    if isinstance(value, (list, tuple)) and any(isinstance(one, Tensor) for one in value):
-        described = [_described(rule, one) for one in value]
-        return f"{len(value)} of {described[0][0]}", " ".join(size for _, size in described)
-    return repr(value)[:200], ""
-
-
-def _width(calls: Sequence[Call], rows: Sequence[int]) -> str:
-    return "+".join(map(str, sorted(rows)))

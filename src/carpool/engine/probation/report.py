@@ -6,7 +6,7 @@ from carpool.config import EngineSettings
 from carpool.engine.cost_store import Table
 from carpool.engine.intercept import Interception
 from carpool.engine.model.load import load, versions
-from carpool.engine.probation.probation import fate
+from carpool.engine.probation.evidence import fate
 from carpool.engine.probation.verdicts import Verdicts
 
 

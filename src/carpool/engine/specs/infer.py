@@ -2,8 +2,9 @@
 
 The rows of a call are axis 0 of its main input. A tensor with as many entries stacks; one with a
 multiple of them, by an axis of the main input, has that axis folded into its rows (the frames of
-AnimateDiff); any other is shared. Lists of tensors likewise; plain values are flags, which must be
-equal; lengths are never padded. A guess proves nothing: see `probation.py`.
+AnimateDiff); any other is shared. Lists of tensors likewise, and deeper ones are shared; plain
+values are flags, which must be equal; lengths are never padded. A guess proves nothing: see
+`probation.py`.
 """
 
 from collections.abc import Collection, Mapping
@@ -49,6 +50,25 @@ def infer(arguments: Mapping[str, Any], shared: Collection[str] = ()) -> Spec | 
     )
 
 
+def covers(rules: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+    """Whether a table says what each tensor of a call means.
+
+    A class serves several pipelines: diffusers' UNet gets a tensor from Kandinsky 2.2 under a name
+    that lists have in the table, and a hint that it does not name.
+    """
+    for name, value in arguments.items():
+        rule = rules.get(name)
+        if isinstance(value, Tensor):
+            if rule is None or rule is STACKS:
+                return False
+        elif isinstance(value, Mapping):
+            if not covers(rule if isinstance(rule, Mapping) else {}, value):
+                return False
+        elif rule is None and holds_tensors(value):
+            return False
+    return True
+
+
 def _rule(name: str, value: Any, lead: Tensor, shared: Collection[str]) -> Rule | None:
     rows = lead.shape[0]
     if isinstance(value, Tensor):
@@ -58,13 +78,29 @@ def _rule(name: str, value: Any, lead: Tensor, shared: Collection[str]) -> Rule 
             return SCALAR if name in TIMES else SHARE
         if value.shape[0] == rows:
             return STACK
-        times, rest = divmod(value.shape[0], rows)
-        is_folded = not rest and value.ndim >= 3 and times in lead.shape[1:3]
-        return CONCAT if is_folded and value.is_floating_point() else SHARE
+        return CONCAT if _is_folded(value, lead) else SHARE
     if isinstance(value, Mapping):
         rules = {str(n): _rule(str(n), entry, lead, shared) for n, entry in value.items()}
         return {n: rule for n, rule in rules.items() if rule is not None}
     if isinstance(value, (list, tuple)) and value and all(isinstance(v, Tensor) for v in value):
-        has_rows = all(v.ndim and v.shape[0] == rows for v in value)
-        return STACKS if has_rows and name not in shared else SHARE
-    return None
+        if name in shared:
+            return SHARE
+        if all(v.ndim and v.shape[0] == rows for v in value):
+            return STACKS
+        return CONCAT if all(_is_folded(v, lead) for v in value) else SHARE
+    return SHARE if holds_tensors(value) else None
+
+
+def _is_folded(value: Tensor, lead: Tensor) -> bool:
+    """Whether an axis of the main input, such as its frames, is folded into a tensor's rows."""
+    if value.ndim < 3 or not value.is_floating_point():
+        return False
+    times, rest = divmod(value.shape[0], lead.shape[0])
+    return not rest and times in lead.shape[1:3]
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether a value is a tensor, or a list or tuple with one in it, however deep."""
+    if isinstance(value, (list, tuple)):
+        return any(holds_tensors(entry) for entry in value)
+    return isinstance(value, Tensor)

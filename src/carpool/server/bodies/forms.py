@@ -30,6 +30,7 @@ from carpool.errors import (
 )
 from carpool.media.reader import Sent
 from carpool.media.uploads import MOST_BYTES, digest_of
+from carpool.request.expand import TEXTS
 from carpool.request.parameters import Card
 from carpool.server.bodies.json_bodies import check, check_is_json, cut, parse
 
@@ -296,16 +297,22 @@ def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
     kinds: dict[str, str] = {p.name: p.kind for task in card.tasks for p in task.parameters}
     kinds |= _KINDS
     values: dict[str, Any] = {}
+    forms: dict[str, str] = {}  # by name: in brackets, with a key in them, or neither
     for key, text in texts:
         value: Any = text
         inner = _INNER.fullmatch(key)
         name = inner[1] if inner else key.removesuffix("[]")
         try:
             # of lists, an entry at a time; of objects, numbers look like numbers
-            is_single = not inner and not key.endswith("[]")
-            value = _PARSERS[kinds[name]](text) if is_single else _loads(text)
+            if not inner and not key.endswith("[]"):
+                value = _PARSERS[kinds[name]](text)
+            elif not TEXTS.fullmatch(name):  # a prompt "7" is no number
+                value = _loads(text)
         except (KeyError, ValueError):
             value = text
+        form = "object" if inner else "list" if key.endswith("[]") else "single"
+        if forms.setdefault(name, form) != form or (form == "single" and name in values):
+            raise InvalidValue(f"{name[:60]} is given twice: say it once", param=name[:60])
         if inner:
             entries = values.setdefault(name, [])
             if not entries or inner[2] in entries[-1]:
@@ -313,8 +320,6 @@ def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
             entries[-1][inner[2]] = value
         elif key.endswith("[]"):
             values.setdefault(name, []).append(value)
-        elif name in values:
-            raise InvalidValue(f"{name[:60]} is given twice: say it once", param=name[:60])
         else:
             values[name] = value
     return values

@@ -1,0 +1,77 @@
+"""Digests of tensors: whether arguments of different calls have the same content."""
+
+import hashlib
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from carpool.engine.provenance import parts_of, source_of
+
+
+class Unfusable(Exception):
+    """The call holds something that its spec does not cover: it has to run alone."""
+
+
+class Digests:
+    """Digests of tensors, each computed once for every object and version."""
+
+    def __init__(self) -> None:
+        self._known = WeakTensorKeyDictionary()
+
+    def of(self, value: Tensor) -> Hashable:
+        """A fingerprint of a tensor's content, computed once for every object (and version)."""
+        if value.is_inference():
+            raise Unfusable  # does not count its versions: a change would go unseen
+        version = value._version
+        known = self._known.get(value)  # type: ignore[no-untyped-call]
+        if known is None or known[0] != version:
+            if (made_of := parts_of(value)) is not None:
+                axis, parts = made_of
+                raw = repr((axis, [self.of(part) for part in parts])).encode()
+            else:
+                source = source_of(value)
+                flat = (value if source is None else source).detach().reshape(-1).cpu()
+                flat = flat.clone(memory_format=torch.contiguous_format)  # expanded: strides of 0
+                raw = flat.view(torch.uint8).numpy().tobytes()
+            known = (version, hashlib.blake2b(raw, digest_size=16).digest())
+            self._known[value] = known
+        return value.dtype, value.device, tuple(value.shape), known[1]
+
+    def nested(self, value: Any) -> Hashable:
+        """Of tensors in lists, tuples and dicts, with the plain values beside them."""
+        if isinstance(value, Tensor):
+            return self.of(value)
+        if isinstance(value, (list, tuple)):
+            return type(value), tuple(self.nested(entry) for entry in value)
+        if isinstance(value, Mapping):
+            return tuple(sorted(((str(n), self.nested(v)) for n, v in value.items()), key=name_of))
+        return flag(value)
+
+    def content(self, value: Any) -> Hashable:
+        """What tells arguments of different content apart: a digest of each tensor."""
+        if isinstance(value, Tensor):
+            return id(value) if value.is_inference() else self.of(value)
+        if isinstance(value, Mapping):
+            return tuple(sorted(((str(n), self.content(v)) for n, v in value.items()), key=name_of))
+        if isinstance(value, (list, tuple)):
+            return tuple(self.content(entry) for entry in value)
+        return repr(value)
+
+
+def name_of(entry: tuple[str, Hashable]) -> str:
+    """What pairs of names and parts are sorted by; the parts need not compare."""
+    return entry[0]
+
+
+def flag(value: Any) -> Hashable:
+    """A plain Python value as part of a key."""
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
+        return type(value), value  # True, 1 and 1.0 are equal in Python, not to a model
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(flag(entry) for entry in value)
+    if isinstance(value, Mapping):
+        return tuple(sorted(((str(n), flag(v)) for n, v in value.items()), key=name_of))
+    raise Unfusable

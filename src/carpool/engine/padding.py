@@ -1,0 +1,41 @@
+"""Pad the arguments of calls whose lengths differ, and make the masks that hide the padding."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from carpool.engine.specs import Pad, Spec
+
+
+def make_masks(spec: Spec, everyone: Sequence[dict[str, Any]]) -> None:
+    """Where lengths differ, give calls without a mask one of ones, in place."""
+    for name, rule in spec.rules.items():
+        if not isinstance(rule, Pad) or not rule.makes_mask or name == rule.mask:
+            continue
+        if everyone[0].get(name) is None:
+            continue
+        values = [arguments[name] for arguments in everyone]
+        masks = [arguments.get(rule.mask) for arguments in everyone]
+        if all(mask is None for mask in masks):
+            if len({value.shape[rule.axis] for value in values}) == 1:
+                continue  # as it would be alone: other kernels are not as exact
+            dtype = torch.int64
+        else:
+            dtype = next(mask.dtype for mask in masks if mask is not None)
+        for arguments, value, mask in zip(everyone, values, masks, strict=True):
+            ones = (value.shape[0], value.shape[rule.axis])
+            arguments[rule.mask] = (
+                torch.ones(ones, dtype=dtype, device=value.device)
+                if mask is None
+                else mask.to(dtype)
+            )
+
+
+def padded(values: Sequence[Tensor], axis: int) -> list[Tensor]:
+    """Tensors with zeros after the shorter ones along an axis."""
+    longest = max(value.shape[axis] for value in values)
+    after = [0, 0] * (values[0].ndim - 1 - axis)  # `pad` counts axes from the last
+    return [pad(value, [*after, 0, longest - value.shape[axis]]) for value in values]

@@ -1,0 +1,75 @@
+"""Pipelines made of others' parts: six at once, then the pipeline is compared with a fresh one."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+
+from support.engine_driver import driving, gap
+from support.isolation import build, differences, state_of
+from support.newcomers import NEWCOMERS
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:UserWarning")
+
+FAST = {"MarigoldDepthPipeline", "FluxKontextInpaintPipeline"}
+REQUESTS: tuple[dict[str, Any], ...] = (
+    {"prompt": "a cat", "num_inference_steps": 3},
+    {"prompt": "a dog", "num_inference_steps": 4, "guidance_scale": 3.5},
+    {"prompt": "a cat", "num_inference_steps": 3, "guidance_scale": 1.0},
+    {"prompt": "the sea", "num_inference_steps": 2, "negative_prompt": None, "output_type": "np"},
+)
+USUAL = {"output_type": "pt", "max_sequence_length": 24}
+
+
+def requests_of(name: str) -> list[dict[str, Any]]:
+    make, own = NEWCOMERS[name]
+    taken = inspect.signature(type(build(make)).__call__).parameters
+    return [{n: v for n, v in {**USUAL, **own, **one}.items() if n in taken} for one in REQUESTS]
+
+
+def plain(pipe: DiffusionPipeline, seed: int, arguments: dict[str, Any]) -> torch.Tensor:
+    torch.manual_seed(seed)
+    for module in pipe.components.values():
+        if isinstance(module, torch.nn.Module):
+            module.requires_grad_(False)
+    output = pipe(**arguments, generator=torch.Generator().manual_seed(seed))
+    return torch.as_tensor(next(iter(output.values())))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in NEWCOMERS]
+)
+def test_six_at_once_get_what_each_gets_alone_and_the_pipeline_comes_back(name: str) -> None:
+    make, _ = NEWCOMERS[name]
+    requests = requests_of(name)
+    pipe, before = build(make), state_of(build(make))
+    assert type(pipe).__name__ == name
+
+    def fail(*_: Any) -> dict[str, Any]:
+        raise ValueError("on purpose")
+
+    failure: dict[str, Any] = {"num_inference_steps": -1}
+    for way in ("callback_on_step_end", "callback"):
+        if way in inspect.signature(type(pipe).__call__).parameters:
+            failure = {way: fail}
+    with driving(pipe) as drive:
+        cancelled = drive.submit(**{"prompt": None, **requests[0]}, seed=90, request_id="cancelled")
+        heard = []
+        for seed, one in enumerate(requests):
+            heard.append(drive.submit(**{"prompt": None, **one}, seed=seed))
+        failing = None
+        if "num_inference_steps" not in failure:
+            failing = drive.submit(**{"prompt": None, **requests[0], **failure}, seed=91)
+        drive.turn_until(lambda: cancelled.step >= 1)
+        drive.engine.cancel("cancelled")
+        drive.finish()
+
+    assert cancelled.error is not None
+    assert failing is None or failing.error is not None
+    for seed, (one, recorder) in enumerate(zip(requests, heard, strict=True)):
+        assert recorder.error is None
+        got = torch.as_tensor(next(iter(recorder.outcome.fields.values())))
+        assert gap(got, plain(build(make), seed, one)) < 5e-5
+    assert differences(before, state_of(pipe)) == []
