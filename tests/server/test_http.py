@@ -75,6 +75,8 @@ def test_the_openapi_document_has_every_route_and_the_shape_of_errors(server: Se
     paths |= {f"/v1/videos/{{video_id}}{more}" for more in ("", "/content", "/remix")}
     paths |= {"/", "/v1/chat/completions", "/v1/videos/sync", "/v1/model_info", "/model_info"}
     paths |= {"/server_info", "/health_generate", "/v1/events", "/v1/estimates"}
+    paths |= {f"/v1/{name}" for name in ("set_lora", "list_loras", "unmerge_lora_weights")}
+    paths |= {f"/sdapi/v1/refresh-{what}" for what in ("loras", "checkpoints")}
     names = "txt2img img2img progress interrupt skip options sd-models samplers schedulers loras"
     paths |= {f"/sdapi/v1/{name}" for name in [*names.split(), *EMPTY]}
     assert document["paths"].keys() == paths
