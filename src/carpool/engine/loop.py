@@ -6,7 +6,6 @@ called from any thread.
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -22,20 +21,18 @@ from carpool.engine.adapters.registry import AdapterRegistry
 from carpool.engine.cost_store import Table
 from carpool.engine.delivery import OffLoop, RunOffLoop, named
 from carpool.engine.describe import Describer
-from carpool.engine.execute import execute
-from carpool.engine.faults import Faults, Run
+from carpool.engine.faults import Run
 from carpool.engine.fuse import Fuser
-from carpool.engine.intercept import Call, Interception, tell_of_compilations
+from carpool.engine.intercept import Interception, tell_of_compilations
 from carpool.engine.isolation import Isolation
 from carpool.engine.journal import Identity, Journal
 from carpool.engine.model.device import DeviceLost
 from carpool.engine.model.load import Loaded, versions
 from carpool.engine.model.preview import PreviewSender
-from carpool.engine.model.tiling import can_tile, tiles
-from carpool.engine.numerics import Exact
+from carpool.engine.model_runner import ModelRunner
 from carpool.engine.observe import truncation
 from carpool.engine.observe.activity import Snapshot, snapshot
-from carpool.engine.observe.forward import Observer, forward_of
+from carpool.engine.observe.forward import Observer
 from carpool.engine.observe.heartbeat import Heartbeat
 from carpool.engine.observe.stats import Stats, memory
 from carpool.engine.observe.timeline import Timelines
@@ -111,11 +108,10 @@ class EngineCore:
             loaded.group.attach(self._adapters)
         for problem in self.reload():
             log.warning("%s", problem)
-        faults = Faults.from_environment(os.environ)
-        run: Run = self._run
-        if faults:
-            run = faults.around(run, is_exact=self._fuser.is_exact)
-        self._run_forward = self._probation.around(around(run), self._run_to_compare)
+        self._runner = ModelRunner(
+            loaded, self._fuser, self._probation, self._adapters, self._interception,
+            self._scheduler, self.heartbeat, self._sweeps, clock, self._observers, around,
+        )  # fmt: skip
         self._off_loop = OffLoop(off_loop)
         previews = PreviewSender(
             loaded.pipe, loaded.device, clock, self._off_loop.finish,
@@ -348,7 +344,7 @@ class EngineCore:
             selected = [state for selection in selections for state in selection]
         if selected:
             forward_at_s = self._clock()
-            answers = self._execute(selections or (selected,))
+            answers = self._runner.execute(selections or (selected,))
             forward_s = self._clock() - forward_at_s
             self._running.end_cancelled()
             self._running.resume(zip(selected, answers, strict=True))
@@ -360,69 +356,6 @@ class EngineCore:
             self._scheduler.turned(len(selected), loop_s, fiber_s, self._running.longest_s)
         return bool(selected or results or self._queue.has_host_results)
 
-    def _execute(self, selections: Sequence[Sequence[RequestState]]) -> list[Any]:
-        """Answers, or `Failure`s, of these forwards' calls, in order."""
-        run, widths, free = self._run_forward, self._scheduler.widths, self._free_memory
-        if self._sweeps is None or not self._sweeps.streams(selections[0][0].call.target):
-            [selected] = selections
-            return execute(selected, run, widths, free, in_tiles=self._run_in_tiles)
-        return self._sweeps.execute(
-            selections, run, widths, free, self._probation.is_settled, in_tiles=self._run_in_tiles
-        )
-
     def _may_pause(self, state: RequestState) -> bool:
         """Whether other forwards may run while the forward of this call stands before a block."""
         return self._sweeps is not None and self._sweeps.may_pause(state.call)
-
-    def _run(self, states: Sequence[RequestState]) -> list[Any]:
-        """Run these calls as one forward, and tell the observers of it."""
-        calls, rows = [state.call for state in states], [state.rows for state in states]
-        self._interception.check()
-        self._scheduler.began()
-        expected_s = self._scheduler.expected_s(rows)
-        self.heartbeat.beat(expected_s)
-        began_s = self._clock()
-        try:
-            with self._adapters.riding(calls, rows):
-                if self._sweeps is None:
-                    answers, spent_s = self._launch(calls, rows), self._clock() - began_s
-                else:
-                    answers, spent_s = self._sweeps.timed(self._launch, calls, rows)
-            if self.loaded.device.runs_ahead:
-                self.heartbeat.launched(expected_s)
-        except RuntimeError as error:
-            self.loaded.device.check(error)
-            raise
-        why = self._scheduler.why_not_wider(len(states))
-        forward = forward_of(states, began_s, began_s + spent_s, why)
-        for observe in self._observers:
-            observe(forward)
-        return answers
-
-    def _launch(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
-        answers = self._fuser.run(calls, rows)
-        self.loaded.device.launched()
-        return answers
-
-    def _free_memory(self) -> None:
-        self._fuser.forget()
-        self.loaded.device.free()
-
-    def _run_in_tiles(self, state: RequestState) -> list[Any] | None:
-        """Run a call that does not fit; None if its module knows no tiles."""
-        target = state.call.target
-        if not can_tile(target.module):
-            return None
-        with tiles(target.module):
-            answers = self._run_forward([state])
-        state.warnings.append(
-            f"{target.component}.{target.method} did not fit the device's memory and ran in tiles: "
-            "seams may show; a smaller size needs none"
-        )
-        return answers
-
-    def _run_to_compare(self, calls: Sequence[Call], rows: Sequence[int], mode: Exact) -> list[Any]:
-        """Run calls as one forward that answers no request: evidence of how they fuse."""
-        self.heartbeat.beat(self._scheduler.expected_s(rows))
-        with self._adapters.riding(calls, rows):
-            return self._fuser.fused(calls, rows, mode)

@@ -1,0 +1,121 @@
+"""Run chosen calls on the device: one forward or one sweep, adapters applied, observers told.
+
+What does not fit the device's memory is split, or runs in tiles; what a forward raises becomes the
+failure of the calls that cause it (`execute.py`). Which calls run is not decided here.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from carpool.engine.adapters.hooks import Adapters
+from carpool.engine.execute import execute
+from carpool.engine.faults import Faults, Run
+from carpool.engine.fuse import Fuser
+from carpool.engine.intercept import Call, Interception
+from carpool.engine.model.load import Loaded
+from carpool.engine.model.tiling import can_tile, tiles
+from carpool.engine.numerics import Exact
+from carpool.engine.observe.forward import Observer, forward_of
+from carpool.engine.observe.heartbeat import Heartbeat
+from carpool.engine.probation.probation import Probation
+from carpool.engine.request import RequestState
+from carpool.engine.scheduler import Scheduler
+from carpool.engine.sweep import Sweeps
+from carpool.types import Clock
+
+
+class ModelRunner:
+    """Runs the forwards of one engine, on its thread.
+
+    Args:
+        sweeps: of a model whose weights are streamed.
+        observers: called after every forward that answers requests.
+        around: wraps what runs those forwards, as fault injection does.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        fuser: Fuser,
+        probation: Probation,
+        adapters: Adapters,
+        interception: Interception,
+        scheduler: Scheduler,
+        heartbeat: Heartbeat,
+        sweeps: Sweeps | None,
+        clock: Clock,
+        observers: Sequence[Observer],
+        around: Callable[[Run], Run],
+    ) -> None:
+        self._device, self._clock, self._heartbeat = loaded.device, clock, heartbeat
+        self._fuser, self._probation, self._adapters = fuser, probation, adapters
+        self._interception, self._scheduler, self._sweeps = interception, scheduler, sweeps
+        self._observers = observers
+        run: Run = self._run
+        if faults := Faults.from_environment(os.environ):
+            run = faults.around(run, is_exact=fuser.is_exact)
+        self._run_forward = probation.around(around(run), self._run_to_compare)
+
+    def execute(self, selections: Sequence[Sequence[RequestState]]) -> list[Any]:
+        """Run each selection as one forward; their calls' answers, or `Failure`s, in order."""
+        run, widths, free = self._run_forward, self._scheduler.widths, self._free_memory
+        if self._sweeps is None or not self._sweeps.streams(selections[0][0].call.target):
+            [selected] = selections
+            return execute(selected, run, widths, free, in_tiles=self._run_in_tiles)
+        return self._sweeps.execute(
+            selections, run, widths, free, self._probation.is_settled, in_tiles=self._run_in_tiles
+        )
+
+    def _run(self, states: Sequence[RequestState]) -> list[Any]:
+        """Run these calls as one forward, and tell the observers of it."""
+        calls, rows = [state.call for state in states], [state.rows for state in states]
+        self._interception.check()
+        self._scheduler.began()
+        expected_s = self._scheduler.expected_s(rows)
+        self._heartbeat.beat(expected_s)
+        began_s = self._clock()
+        try:
+            with self._adapters.riding(calls, rows):
+                if self._sweeps is None:
+                    answers, spent_s = self._launch(calls, rows), self._clock() - began_s
+                else:
+                    answers, spent_s = self._sweeps.timed(self._launch, calls, rows)
+            if self._device.runs_ahead:
+                self._heartbeat.launched(expected_s)
+        except RuntimeError as error:
+            self._device.check(error)
+            raise
+        why = self._scheduler.why_not_wider(len(states))
+        forward = forward_of(states, began_s, began_s + spent_s, why)
+        for observe in self._observers:
+            observe(forward)
+        return answers
+
+    def _launch(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
+        answers = self._fuser.run(calls, rows)
+        self._device.launched()
+        return answers
+
+    def _free_memory(self) -> None:
+        self._fuser.forget()
+        self._device.free()
+
+    def _run_in_tiles(self, state: RequestState) -> list[Any] | None:
+        """Run a call that does not fit; None if its module knows no tiles."""
+        target = state.call.target
+        if not can_tile(target.module):
+            return None
+        with tiles(target.module):
+            answers = self._run_forward([state])
+        state.warnings.append(
+            f"{target.component}.{target.method} did not fit the device's memory and ran in tiles: "
+            "seams may show; a smaller size needs none"
+        )
+        return answers
+
+    def _run_to_compare(self, calls: Sequence[Call], rows: Sequence[int], mode: Exact) -> list[Any]:
+        """Run calls as one forward that answers no request: evidence of how they fuse."""
+        self._heartbeat.beat(self._scheduler.expected_s(rows))
+        with self._adapters.riding(calls, rows):
+            return self._fuser.fused(calls, rows, mode)
