@@ -5,6 +5,7 @@ So a function under `@on_pretended_device` runs in a second process, one for eac
 pytest, which is started by the first such test and ends with it.
 """
 
+import atexit
 import contextlib
 import functools
 import importlib.util
@@ -52,6 +53,7 @@ class _Child:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
             env={**os.environ, _MARK: "1", "PYTHONPATH": path},
         )  # fmt: skip
+        atexit.register(self.end)
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
