@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,13 +12,16 @@ import torch
 from diffusers import EulerAncestralDiscreteScheduler
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from carpool.config import EngineSettings
 from carpool.engine import journal as journals
 from carpool.engine.answers import copied, pack, size, unpack
+from carpool.engine.intercept import Call, Target
 from carpool.engine.journal import Answered, Journal
+from carpool.engine.model.device import Device
 from carpool.engine.probation.snapshot import difference
 from carpool.errors import Released
 from carpool.request.parameters import check
-from carpool.types import JournalEntry, Request
+from carpool.types import CheckedRequest, JournalEntry, Request
 from support.engine_driver import Drive, Recorder, driving, fresh
 from support.lora_files import adapter
 from support.tiny import ARGUMENTS
@@ -218,6 +222,27 @@ def test_a_journal_of_another_request_is_dropped(change: dict[str, Any]) -> None
         other.finish()
         assert torch.equal(tensor_of(again), tensor_of(alone))
         assert replayed(other, request) == 0
+
+
+def test_a_call_is_told_from_one_whose_argument_was_changed_in_place() -> None:
+    # its form is kept from the call before, as long as it is the same tensor and nobody wrote on it
+    module = torch.nn.Identity()
+    target = Target("transformer", module, "forward", module.forward, ("time",), "denoise", None)
+    kept: list[Answered] = []
+    journal = Journal((), kept.append)
+    device = Device(EngineSettings(device="cpu"))
+    model: Any = SimpleNamespace(device=device, of=lambda request: b"one")
+    journal.begin(model, CheckedRequest("one", 7, {}))
+    time = torch.tensor([999])
+    for change in (0, 0, -100):
+        time += change
+        call = Call(target, (time,), {})
+        assert journal.answer(call) is None
+        journal.ran(call, torch.zeros(1))
+
+    first, second, changed = (one.mark for one in kept)
+    assert first == second
+    assert changed != first
 
 
 def test_a_journal_of_other_weights_is_dropped() -> None:

@@ -79,6 +79,7 @@ class Journal:
         self._calls = 0
         self._mark: bytes | None = None  # of the call that waits; None: it is not written down
         self._versions: list[tuple[Tensor, int]] = []  # of its arguments' tensors
+        self._forms: Forms = {}
         self._identity, self._request_id = b"", ""
         self._device: Device
         self.replayed = 0  # calls
@@ -121,12 +122,13 @@ class Journal:
             return None
         arguments = call.arguments()
         try:
-            self._mark = _mark(self._identity, call, arguments)
+            self._mark = _mark(self._identity, call, arguments, self._forms)
         except _Unknown:
             self._pass()
             return None
         if not self.is_replaying:
-            self._versions = [(one, _version(one)) for one in tensors_in(arguments)]
+            tensors = tensors_in(arguments)
+            self._versions = [(one, one._version) for one in tensors if not one.is_inference()]
             return None
         entry = self._past[self._next]
         if entry.number > self._calls:
@@ -159,7 +161,7 @@ class Journal:
         if mark is None or self._sink is None or self.is_replaying:
             return
         before, self._versions = self._versions, []
-        if any(_version(tensor) != version for tensor, version in before):
+        if any(tensor._version != version for tensor, version in before):
             return  # its arguments are part of what it gave
         try:
             if (size := answers.size(answer)) > MOST_BYTES:
@@ -194,18 +196,24 @@ def _is_kept(call: Call) -> bool:
     return call.target.phase != "decode" and not call.target.is_exclusive
 
 
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
 class _Unknown(Exception):
     """An argument is of an unknown class: it may carry anything."""
 
 
-def _mark(identity: bytes, call: Call, arguments: Mapping[str, Any]) -> bytes:
+Forms = dict[str, tuple[Tensor, int, str]]
+"""By the name of an argument the tensor of the last call, its version, and its form."""
+
+
+def _mark(identity: bytes, call: Call, arguments: Mapping[str, Any], known: Forms) -> bytes:
     parts = [call.target.component, call.target.method]
     for name, value in arguments.items():
-        parts += name, _form(value)
+        if not isinstance(value, Tensor) or value.is_inference():
+            parts += name, _form(value)
+            continue
+        last = known.get(name)  # most arguments are the same at every step
+        if last is None or last[0] is not value or last[1] != value._version:
+            last = known[name] = value, value._version, _form(value)
+        parts += name, last[2]
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12, key=identity).digest()
 
 
