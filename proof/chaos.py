@@ -30,7 +30,15 @@ import httpx2
 from proof.clients import Clients
 from proof.diary import Diary, Findings, findings
 from proof.disk import Disk, disk
-from proof.house import RESTART_S, START_LIMIT_S, House, now_s, open_house, start_of
+from proof.house import (
+    RESTART_S,
+    START_LIMIT_S,
+    House,
+    now_s,
+    open_house,
+    parent_of,
+    start_of,
+)
 from proof.page import machine, table, write_section
 from proof.tickets import EXACT, Ticket, tickets
 
@@ -55,7 +63,7 @@ class Struck:
 
     what: str
     away_s: float  # from the fault until it was ready again
-    loading_s: float  # of that: from the start of the new worker's process
+    loading_s: float  # of that: since the new worker's process, or its fork server, began
 
     @property
     def beyond_s(self) -> float:
@@ -113,7 +121,7 @@ class Chaos:
         fault_s, self.known = now_s(), set(self.house.workers())
         if "killed" in what or "stopped" in what:
             await self.faults[what]()
-            began_s = await self._new_worker()
+            began_s = await self._loading_since(fault_s)
             ready_s = await self.house.ready(self.http)
             return Struck(what, ready_s - fault_s, ready_s - began_s)
         fault, was_away = asyncio.ensure_future(self.faults[what]()), False
@@ -124,8 +132,8 @@ class Chaos:
         ready_s = await self.house.ready(self.http)
         return Struck(what, ready_s - fault_s if was_away else 0.0, 0.0)
 
-    async def _new_worker(self) -> float:
-        """When the process of the successor began.
+    async def _loading_since(self, fault_s: float) -> float:
+        """When the successor's process began, or that which made its imports after the fault.
 
         Raises:
             RuntimeError: there is none.
@@ -134,7 +142,9 @@ class Chaos:
         while now_s() < deadline_s:
             lost = self.buried | self.known
             if new := [pid for pid in self.house.workers() if pid not in lost]:
-                return start_of(new[-1])
+                is_fresh = (importing_s := start_of(parent_of(new[-1]))) >= fault_s
+                is_forked = parent_of(new[-1]) != self.house.front
+                return importing_s if is_fresh and is_forked else start_of(new[-1])
             await asyncio.sleep(0.02)
         raise RuntimeError(f"no new worker after {START_LIMIT_S:g} s:\n{self.house.last_words()}")
 
@@ -156,7 +166,7 @@ class Chaos:
 
     async def _kill_two_workers(self) -> None:
         await self._kill_worker()
-        await self._new_worker()
+        await self._loading_since(now_s())
         await asyncio.sleep(self.rng.uniform(*LOADING_S))
         self.known = set(self.house.workers())
         if (pid := self.house.signal_worker(signal.SIGKILL)) is not None:  # the newest
@@ -239,7 +249,7 @@ async def run(minutes: float, seed: int, most: int | None = None, workers: int =
                             print(f"{struck[-1].what}: away {struck[-1].away_s:.1f} s",
                                   file=sys.stderr)  # fmt: skip
                         clients.is_over = True
-                    left_over = await _left_over(house, http, 1 + workers)
+                    left_over = await _left_over(house, http, 2 + workers)
                     again += await _steps_again(http)
                     await clients.last_look()
             kind_of_disk = "a tmpfs" if volume.is_mounted else "a limit on file sizes"
@@ -274,8 +284,12 @@ async def _steps_again(http: httpx2.AsyncClient) -> int:
     return int(stats.get("steps_again") or 0)
 
 
-async def _left_over(house: House, http: httpx2.AsyncClient, processes: int = 2) -> list[str]:
-    """What is still there although nobody asks any more: processes, requests."""
+async def _left_over(house: House, http: httpx2.AsyncClient, processes: int) -> list[str]:
+    """What is still there although nobody asks any more: processes, requests.
+
+    Args:
+        processes: that belong there: the front, the fork server, the workers.
+    """
     for _ in range(100):
         stats = (await http.get("/stats")).json()
         held = {name: stats[name] for name in ("running", "waiting") if stats.get(name)}

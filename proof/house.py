@@ -152,8 +152,19 @@ async def open_house(house: House, http: httpx2.AsyncClient) -> AsyncIterator[Ho
 
 def start_of(pid: int) -> float:
     """When a process was started, in `now_s`; 0 if it is gone."""
-    fields = _read(pid, "stat").rpartition(b") ")[2].split()
+    fields = _stat(pid)
     return int(fields[19]) / _TICKS if fields else 0.0
+
+
+def parent_of(pid: int) -> int:
+    """The process that started it; 0 if it is gone."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def _stat(pid: int) -> list[bytes]:
+    """What Linux tells of a process, from its state on (proc_pid_stat(5), field 3)."""
+    return _read(pid, "stat").rpartition(b") ")[2].split()
 
 
 def _read(pid: int, what: str) -> bytes:
