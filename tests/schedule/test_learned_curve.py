@@ -3,13 +3,16 @@
 import random
 import statistics
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from math import exp
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from carpool.schedule import regression
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.learned_curve import LearnedCurve
@@ -312,3 +315,22 @@ def test_trials_lose_no_more_than_their_share_of_the_device_and_are_counted() ->
     assert trials["lost_s"] <= SHARE * trials["device_s"] + FREE * 2.5
     lost_s = sum(slow_s.seconds(n) - n for n in widths[100:])  # against one after the other
     assert lost_s < 0.02 * sum(slow_s.seconds(n) for n in widths[100:])
+
+
+def test_a_curve_may_be_asked_by_another_thread_while_it_is_fitted_for_the_first_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # whoever submits a request asks what it will take, while the engine's thread learns
+    curve, plain = LearnedCurve(), regression.fit
+    asked: list[Future[float]] = []
+
+    def fitting(*args: Any, **options: Any) -> Any:
+        if not asked:
+            asked.append(threads.submit(curve.seconds, 3))
+            wait(asked, timeout=0.2)  # it has to wait for this fit: there are no values yet
+        return plain(*args, **options)
+
+    monkeypatch.setattr(regression, "fit", fitting)
+    with ThreadPoolExecutor(1) as threads:
+        mine = curve.seconds(3)
+        assert asked[0].result(10) == mine

@@ -12,6 +12,7 @@ in time-varying bandits, Bogunovic, Scarlett & Cevher, Time-Varying Gaussian Pro
 Optimization, AISTATS 2016.
 """
 
+import threading
 from bisect import insort
 from collections import deque
 from collections.abc import Mapping
@@ -45,9 +46,9 @@ class Block:
 
     __slots__ = ("_sorted", "at_s")
 
-    def __init__(self, at_s: float) -> None:
+    def __init__(self, at_s: float, seconds: float) -> None:
         self.at_s = at_s  # device seconds, of the first
-        self._sorted: list[float] = []
+        self._sorted = [seconds]
 
     @property
     def seconds(self) -> float:
@@ -77,6 +78,8 @@ class LearnedCurve:
         self._noise = NOISE
         self._runs_since_fit, self._fits, self._fitted_s = 0, 0, 0.0
         self._is_stale = True
+        # those who submit ask what forwards take, while the engine's thread learns it
+        self._changing = threading.Lock()
         self._seconds: list[float] = []  # by rows less one
         self._sd: list[float] = []
         self._speedups: dict[int, float] = {}  # by the most rows
@@ -121,15 +124,16 @@ class LearnedCurve:
 
     def rescale(self, factor: float) -> None:
         """Give all that is known in other units, where the machine's usual speed is another."""
-        for rows, prior in self._prior.items():
-            self._prior[rows] = Point(prior.seconds * factor, prior.weight)
-        for rows, (seconds, at_s) in self._first.items():
-            self._first[rows] = seconds * factor, at_s
-        for runs in self._runs.values():
-            for block in runs:
-                block.rescale(factor)
-        self._mean_s *= factor
-        self._is_stale = True
+        with self._changing:
+            for rows, prior in self._prior.items():
+                self._prior[rows] = Point(prior.seconds * factor, prior.weight)
+            for rows, (seconds, at_s) in self._first.items():
+                self._first[rows] = seconds * factor, at_s
+            for runs in self._runs.values():
+                for block in runs:
+                    block.rescale(factor)
+            self._mean_s *= factor
+            self._is_stale = True
 
     def learn(self, rows: int, seconds: float, noise: float = NOISE) -> None:
         """Take notice of a run, at the time `now_s`.
@@ -138,6 +142,10 @@ class LearnedCurve:
             seconds: at the machine's usual speed.
             noise: relative standard deviation of a run, as known by now.
         """
+        with self._changing:
+            self._learn(rows, seconds, noise)
+
+    def _learn(self, rows: int, seconds: float, noise: float) -> None:
         self._noise = max(NOISE, noise)  # what the machine's speed was then is not known exactly
         self._learned += 1
         self._mean_s += (seconds - self._mean_s) * (MEAN if self._mean_s else 1.0)
@@ -150,8 +158,9 @@ class LearnedCurve:
         doubted = self._doubted.get(rows, 0)
         self._doubted[rows] = max(0, doubted - 1)
         if doubted or len(runs) < KEPT or self.now_s - runs[-1].at_s >= APART * self._forgotten_s:
-            runs.append(Block(self.now_s))
-        runs[-1].add(seconds)
+            runs.append(Block(self.now_s, seconds))
+        else:
+            runs[-1].add(seconds)
         self._runs_since_fit += 1
         is_new = len(runs) <= 3 or self._fits < REFIT_EVERY
         is_due = self._runs_since_fit >= max(REFIT_EVERY, min(REFIT_AT_LEAST, self._learned // 8))
@@ -206,16 +215,18 @@ class LearnedCurve:
         """Fit again: enough was learned, or much time has passed."""
         from carpool.schedule.regression import fit  # numpy: 0.1 s that `--help` need not wait
 
-        self._is_stale, self._fitted_s, self._runs_since_fit = False, self.now_s, 0
-        self._fits += 1
-        self._fresh_until_s = self.now_s + self._forgotten_s
-        self._speedups = {}
-        most = min(MOST, self._known + BEYOND)
-        points = self._points() or {1: Point(1.0, COLD)}  # a kind that never ran: a guess
-        fitted = fit(points, noise=self._noise, most=most)
-        self._sd = fitted.sd.tolist()
-        weights = [1 / max(one, 1e-9) ** 2 for one in self._sd]
-        self._seconds = monotone(fitted.seconds.tolist(), weights)
+        with self._changing:
+            most = min(MOST, self._known + BEYOND)
+            points = self._points() or {1: Point(1.0, COLD)}  # a kind that never ran: a guess
+            fitted = fit(points, noise=self._noise, most=most)
+            self._sd = fitted.sd.tolist()
+            weights = [1 / max(one, 1e-9) ** 2 for one in self._sd]
+            self._seconds = monotone(fitted.seconds.tolist(), weights)
+            self._speedups = {}
+            self._fitted_s, self._runs_since_fit = self.now_s, 0
+            self._fits += 1
+            self._fresh_until_s = self.now_s + self._forgotten_s
+            self._is_stale = False  # last: until then another thread must not take what is there
 
     def _points(self) -> dict[int, Point]:
         now_s, forgotten_s = self.now_s, self._forgotten_s
