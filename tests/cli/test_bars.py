@@ -4,8 +4,9 @@ import re
 import threading
 
 import pytest
+from PIL import Image
 
-from carpool.cli.bars import MOST_SHOWN, bars
+from carpool.cli.bars import MOST_PREVIEWS, MOST_SHOWN, PREVIEW_WIDTH, Previews, bars
 
 
 @pytest.fixture
@@ -50,3 +51,23 @@ def test_without_a_terminal_nothing_is_written(capsys: pytest.CaptureFixture[str
         move(0, 1)
 
     assert capsys.readouterr().err == ""
+
+
+def test_previews_are_below_the_bars_until_their_pictures_are_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # a terminal of no abilities is written to once, in the end
+    for name, value in {"TERM": "dumb", "COLUMNS": "200", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    previews, picture = Previews(), Image.new("RGB", (PREVIEW_WIDTH, 8), "red")
+    with bars([str(i) for i in range(8)], previews, are_shown=True) as move:
+        for place in range(6):
+            previews.put(place, picture)
+        move(0, 1)
+        move(1, 1)
+        move(2, 0.5)
+    assert capsys.readouterr().err.count("\u2580") == 4 * PREVIEW_WIDTH * (8 // 2)
+
+    assert MOST_PREVIEWS == 4
+    assert len(previews.table(2 * PREVIEW_WIDTH + 2).columns) == 2  # as many as have room
+    assert len(previews.table(10).columns) == 1

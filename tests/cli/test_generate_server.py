@@ -33,6 +33,7 @@ from support.server_process import (
 
 pytestmark = pytest.mark.timeout(PATIENCE_S + 60)
 KEY = "a-key"
+BLOCKS = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
 FLAGS = [
     "--size", f"{SIZE[0]}x{SIZE[1]}", "--seed", "5", "--steps", str(DRAW["num_inference_steps"]),
     "-p", f"max_sequence_length={DRAW['max_sequence_length']}",
@@ -212,12 +213,12 @@ def test_a_list_longer_than_the_server_takes_at_once_is_sent_bit_by_bit(
 # Pictures in the terminal
 
 
-def shown(server: Server, terminal: Mapping[str, str]) -> str:
+def shown(server: Server, terminal: Mapping[str, str], *flags: str) -> str:
     """What `carpool generate --show` writes to a terminal with these variables."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     command = [
         sys.executable, "-m", "carpool", "generate", "--server", server.url, "a red circle",
-        "--show", *FLAGS, "--api-key", KEY,
+        "--show", *FLAGS, "--api-key", KEY, *flags,
     ]  # fmt: skip
     process, terminal_fd = pty.fork()
     if process == 0:  # the child: only exec is safe
@@ -233,6 +234,16 @@ def shown(server: Server, terminal: Mapping[str, str]) -> str:
         _, status = os.waitpid(process, 0)
     assert status == 0, written
     return written.decode()
+
+
+def test_what_a_server_draws_is_seen_below_the_bar_before_it_is_done(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    while_drawn, _, _ = shown(server, BLOCKS, "--steps", "400").partition("out.png")
+
+    assert "\u2580" in while_drawn
 
 
 def test_each_protocol_carries_the_picture_that_was_written(
@@ -260,7 +271,7 @@ def test_elsewhere_half_blocks_have_the_colours_of_the_picture(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    written = shown(server, {"TERM": "xterm-256color", "COLORTERM": "truecolor"})
+    bar, _, written = shown(server, BLOCKS).partition("out.png")
 
     drawn = Image.open("out.png").convert("RGB")
     columns = min(48, drawn.width)
@@ -273,7 +284,7 @@ def test_elsewhere_half_blocks_have_the_colours_of_the_picture(
     assert top == [small.getpixel((x, 0)) for x in range(columns)]
     assert below == [small.getpixel((x, 1)) for x in range(columns)]
     assert len(pairs) == columns * small.height // 2
-    assert "a red circle" in written  # its bar
+    assert "a red circle" in bar  # its bar
 
 
 def test_a_terminal_without_colours_gets_the_file_and_a_sentence(

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import carpool
-from carpool.cli.bars import Move
+from carpool.cli.bars import Move, Previews
 from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import PipelineFailed
 from carpool.media import read_settings
@@ -273,8 +273,9 @@ def test_each_picture_has_a_bar_that_its_own_steps_move(
     moves: list[tuple[int, float]] = []
 
     @contextmanager
-    def bars(names: Sequence[str]) -> Iterator[Move]:
+    def bars(names: Sequence[str], previews: Previews | None) -> Iterator[Move]:
         assert names == ["one", "one", "two", "two"]
+        assert previews is None  # without --show
         yield lambda place, done: moves.append((place, done))
 
     monkeypatch.setattr("carpool.cli.generate.bars", bars)
@@ -288,6 +289,24 @@ def test_each_picture_has_a_bar_that_its_own_steps_move(
         assert mine[0] == 0.0
         assert mine[-1] == 1.0
         assert {(i + 1) / steps for i in range(steps - 1)} <= set(mine)
+
+
+def test_what_is_drawn_so_far_is_shown_where_the_terminal_can(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Previews] = []
+
+    @contextmanager
+    def bars(names: Sequence[str], previews: Previews) -> Iterator[Move]:
+        seen.append(previews)
+        yield lambda place, done: None
+
+    monkeypatch.setattr("carpool.cli.generate.bars", bars)
+    monkeypatch.setattr("carpool.cli.generate.why_not", lambda environ: None)
+
+    assert run("generate", "one", "two", *FLAGS, "--show").status == 0
+
+    assert len(seen[0].table(200).columns) == 2
 
 
 def test_what_the_others_made_is_written_before_a_failure_is_told(

@@ -171,20 +171,25 @@ def test_a_worker_that_ray_does_not_place_is_worth_a_line(
     told(story)
 
 
+def host_of_ready_workers() -> tuple[WorkerHost, list[FakeChild]]:
+    """A host whose workers are ready at once, and the workers that it will have started."""
+    children: list[FakeChild] = []
+
+    async def opened(spool: Path) -> FakeChild:
+        children.append(FakeChild())
+        children[-1].told.put_nowait(READY)
+        return children[-1]
+
+    return WorkerHost(SECRET, keep_s=1000, at_end=lambda: None, open_child=opened), children
+
+
 def test_a_front_goes_on_trying_to_reach_its_first_worker_instead_of_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
 
     async def story() -> None:
-        children: list[FakeChild] = []
-
-        async def opened(spool: Path) -> FakeChild:
-            children.append(FakeChild())
-            children[-1].told.put_nowait(READY)
-            return children[-1]
-
-        host = WorkerHost(SECRET, keep_s=1000, at_end=lambda: None, open_child=opened)
+        host, children = host_of_ready_workers()
         cluster = FakeCluster("first")
         cluster.at = {"first": ConnectionError("nobody answers")}
         front = Supervisor(
@@ -208,14 +213,7 @@ def test_what_a_lost_worker_ran_is_moved_and_the_worker_is_taken_over_when_it_an
     monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
 
     async def story() -> None:
-        children: list[FakeChild] = []
-
-        async def opened(spool: Path) -> FakeChild:
-            children.append(FakeChild())
-            children[-1].told.put_nowait(READY)
-            return children[-1]
-
-        host = WorkerHost(SECRET, keep_s=1000, at_end=lambda: None, open_child=opened)
+        host, children = host_of_ready_workers()
         cluster = FakeCluster("first")
         cluster.at = {"first": Address("127.0.0.1", await host.listen("127.0.0.1"), SECRET)}
         listener = Fronts()

@@ -1,32 +1,83 @@
-"""Progress bars on standard error, one for each picture."""
+"""Progress bars on standard error, one for each picture, and below them what is drawn so far."""
 
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from carpool.cli.show import blocks
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from rich.table import Table
 
 MOST_SHOWN = 12
 """Bars at once; of more pictures only those that are being drawn have one."""
+
+PREVIEW_WIDTH = 24  # columns
+MOST_PREVIEWS = 4  # side by side; of more pictures the first ones
 
 Move = Callable[[int, float], None]
 """Moves one bar: its place, and how much is done, from 0 to 1. From any thread."""
 
 
+class Previews:
+    """Pictures that are being drawn, by place. From any thread.
+
+    They are half blocks in any terminal: text can be written over, and so change with each step.
+    """
+
+    def __init__(self) -> None:
+        self._pictures: dict[int, Image.Image] = {}
+
+    def put(self, place: int, picture: "Image.Image") -> None:
+        self._pictures[place] = picture
+
+    def drop(self, place: int) -> None:
+        """It is finished, and shown as such."""
+        self._pictures.pop(place, None)
+
+    def table(self, columns: int) -> "Table":
+        """Those that have room in so many columns, side by side."""
+        from rich.console import Group
+        from rich.table import Table
+
+        grid = Table.grid(padding=(0, 1))
+        most = max(1, min(MOST_PREVIEWS, columns // (PREVIEW_WIDTH + 1)))
+        shown = [picture for _, picture in sorted(dict(self._pictures).items())][:most]
+        for _ in shown:
+            grid.add_column(width=PREVIEW_WIDTH)
+        if shown:
+            grid.add_row(*(Group(*blocks(one, PREVIEW_WIDTH)) for one in shown))
+        return grid
+
+
 @contextmanager
-def bars(names: Sequence[str], *, are_shown: bool | None = None) -> Iterator[Move]:
+def bars(
+    names: Sequence[str], previews: Previews | None = None, *, are_shown: bool | None = None
+) -> Iterator[Move]:
     """A bar for each name, and one for all where there are several.
 
     Args:
+        previews: shown below the bars; what is done leaves them.
         are_shown: default: if standard error is a terminal.
     """
     if not (sys.stderr.isatty() if are_shown is None else are_shown):
         yield lambda place, done: None
         return
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    class WithPreviews(Progress):
+        def get_renderables(self) -> Iterator[RenderableType]:
+            yield from super().get_renderables()
+            if previews is not None:
+                yield previews.table(console.width)
+
+    console = Console(stderr=True)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with WithPreviews(*columns, console=console) as progress:
         count, lock = len(names), threading.Lock()
         every = progress.add_task(_all(0, count), total=count or 1, visible=count > 1)
         are_few = count <= MOST_SHOWN
@@ -45,6 +96,8 @@ def bars(names: Sequence[str], *, are_shown: bool | None = None) -> Iterator[Mov
                 progress.update(tasks[place], completed=done)
                 if done >= 1 and place not in ended:
                     ended.add(place)
+                    if previews is not None:
+                        previews.drop(place)
                     progress.stop_task(tasks[place])
                     progress.update(tasks[place], visible=are_few)
                     so_far = len(ended)

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 import carpool
 from carpool import jsonfile
-from carpool.cli.bars import Move, bars
+from carpool.cli.bars import Move, Previews, bars
 from carpool.cli.files import FORMATS, check_output, output_for, path_of
 from carpool.cli.options import GenerateHelp, settings_from, settings_options
 from carpool.cli.show import Protocol, protocol_of, show, why_not
@@ -25,8 +25,10 @@ _NOT_PARAMETERS = {
     "n": "use --n",
     "seed": "use --seed",
     "output_type": "use --output",
+    "partial_images": "use --show",
     **dict.fromkeys(("self", "requests", "request_id", "return_errors", "progress"), "not taken"),
 }
+PREVIEWS = 8  # of each picture, with --show; a server gives fewer
 
 
 @click.command(cls=GenerateHelp)
@@ -80,7 +82,9 @@ _NOT_PARAMETERS = {
     show_default=True,
     help="write prompts there too",
 )
-@click.option("--show", "is_shown", is_flag=True, help="show each picture in the terminal, too")
+@click.option(
+    "--show", "is_shown", is_flag=True, help="show pictures in the terminal, too, as they are drawn"
+)
 @click.option("--json", "as_json", is_flag=True, help="print a JSON line for each picture")
 @settings_options(EngineSettings)
 def generate(
@@ -165,10 +169,12 @@ def generate(
         if task.takes("output_type"):
             pictures["output_type"] = "pil"
         names = [prompt for prompt in everything for _ in range(n)]
-        with bars(names) as move:
+        previews = None if shown is None else Previews()
+        with bars(names, previews) as move:
             outputs = engine.generate(
                 everything, n=n, seed=seed, return_errors=True, **parameters, **pictures,
-                progress=lambda i, event: _moved(move, i, event),
+                partial_images=PREVIEWS if shown is not None else 0,
+                progress=lambda i, event: _moved(move, previews, i, event),
             )  # fmt: skip
     taken: set[Path] = set()
     for i, one in enumerate(outputs):
@@ -207,8 +213,12 @@ def _shown(is_wanted: bool) -> Protocol | None:
     return protocol_of(os.environ)
 
 
-def _moved(move: Move, i: int, event: Event) -> None:
+def _moved(move: Move, previews: Previews | None, i: int, event: Event) -> None:
     """Move the bar of one request by what happened to it."""
+    if event.kind == "preview" and previews is not None:
+        from PIL import Image
+
+        previews.put(i, Image.fromarray(event.picture))
     if event.kind == "step":
         move(i, min(event.step / max(event.steps, 1), 0.99))  # its decoding is to come
     elif event.kind in ("started", "finished"):
@@ -267,6 +277,7 @@ def _on_server(
         made = remote.draw(
             server, prompts, body, videos=kind == "videos", images=read,
             mask=None if painted is None else remote.data_url(painted, "mask.png"),
+            are_shown=shown is not None,
         )  # fmt: skip
         count = len(prompts) * int(parameters.get("n", 1))
         taken: set[Path] = set()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from functools import wraps
 from pathlib import Path
@@ -73,6 +73,17 @@ class JobsClient:
         """The same for any path of the server."""
         with self._reachable():
             return self._checked(self._http.request(method, path, **sent))
+
+    def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What the server does, as it happens; ends with the connection."""
+        from carpool.cli.top import events
+
+        with (
+            suppress(self._failures),
+            self._http.stream("GET", "v1/events", timeout=60) as answer,
+        ):
+            if answer.is_success:
+                yield from events(answer.iter_lines())
 
     def content(self, job_id: str, name: str) -> bytes:
         """A file of a job."""

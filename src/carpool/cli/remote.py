@@ -2,18 +2,21 @@
 
 import base64
 import mimetypes
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from carpool.cli.bars import bars
+from carpool.cli.bars import Previews, bars
 from carpool.cli.jobs import JobsClient
 from carpool.errors import CarpoolError, Overloaded
 
 POLL_S = 0.2
+PREVIEWS = 3  # of a picture: the most that a request may ask for
 OPEN = ("queued", "in_progress")
 THUMBNAIL = "thumbnail.webp"
 
@@ -58,12 +61,14 @@ def draw(
     videos: bool,
     images: Sequence[str] = (),
     mask: str | None = None,
+    are_shown: bool = False,
 ) -> Iterator[Made]:
     """Have a server draw, with a bar for each prompt; yields what it made, in their order.
 
     Args:
         body: common to all requests.
         images, mask: `data:` URLs.
+        are_shown: show previews of pictures below the bars.
 
     Raises:
         CarpoolError: a request was refused, and those before it are cancelled; or a job failed,
@@ -76,12 +81,23 @@ def draw(
         path, pictures["images"] = "v1/images/edits", [{"image_url": one} for one in images]
         if mask is not None:
             pictures["mask"] = {"image_url": mask}
-    more, n = ({} if videos else {"background_job": True}), int(body.get("n", 1))
+    more, n = dict[str, Any](), int(body.get("n", 1))
+    if not videos:
+        more["background_job"] = True
+    previews = Previews() if are_shown and not videos else None
+    if previews is not None:
+        more["partial_images"] = PREVIEWS
     done: dict[str, dict[str, Any]] = {}
     ids: list[str] = []
+    is_over = threading.Event()
+    if previews is not None:
+        follow = threading.Thread(
+            target=_follow, args=[server, ids, previews, is_over], daemon=True
+        )
+        follow.start()
     try:
         names = [f"{prompt} ({n} pictures)" if n > 1 else prompt for prompt in prompts]
-        with bars(names) as move:
+        with bars(names, previews) as move:
             while len(done) < len(prompts):
                 try:
                     for prompt in prompts[len(ids) :]:
@@ -113,12 +129,27 @@ def draw(
         for one in ids:
             _check(done[one])
     finally:
+        is_over.set()
         for one in ids:  # it was refused or interrupted: nobody waits for the rest
             if one not in done:
                 try:
                     server.ask("POST", one, "cancel")
                 except CarpoolError:
                     break
+
+
+def _follow(
+    server: JobsClient, ids: Sequence[str], previews: Previews, is_over: threading.Event
+) -> None:
+    """Keep the previews of these jobs; where several pictures belong to one, the newest."""
+    from carpool.media import read_picture
+
+    for kind, data in server.events():
+        if is_over.is_set():
+            return
+        if kind == "preview" and data["id"] in ids:
+            picture = read_picture(BytesIO(base64.b64decode(data["webp"])))
+            previews.put(ids.index(data["id"]), picture)
 
 
 def _check(job: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from PIL import Image
+    from rich.segment import Segments
 
 Protocol = Literal["kitty", "iterm2", "blocks"]
 WIDTH = 48  # columns, the most
@@ -50,8 +51,8 @@ def show(picture: "Image.Image", protocol: Protocol) -> None:
         from rich.console import Console
 
         console = Console()
-        for line in _blocks(picture, min(WIDTH, console.width)):
-            console.print(line)
+        for line in blocks(picture, min(WIDTH, console.width)):
+            console.print(line, end="")
         return
     from carpool.media import encode_image
 
@@ -78,7 +79,7 @@ def _iterm2(png: str, columns: int) -> Iterator[str]:
     yield f"\033]1337;File=inline=1;size={size};width={columns};preserveAspectRatio=1:{png}\a"
 
 
-def _blocks(picture: "Image.Image", columns: int) -> Iterator[object]:
+def blocks(picture: "Image.Image", columns: int) -> Iterator["Segments"]:
     """Lines of upper half blocks: the ink is one row of pixels, the paper the next one."""
     from rich.color import Color
     from rich.segment import Segment, Segments
@@ -93,7 +94,8 @@ def _blocks(picture: "Image.Image", columns: int) -> Iterator[object]:
         return Color.from_rgb(*values[at : at + 3])
 
     for y in range(0, 2 * rows, 2):
-        yield Segments(
+        cells = [
             Segment("\N{UPPER HALF BLOCK}", Style(color=colour(x, y), bgcolor=colour(x, y + 1)))
             for x in range(columns)
-        )
+        ]
+        yield Segments([*cells, Segment.line()])

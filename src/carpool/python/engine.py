@@ -113,6 +113,7 @@ class Engine:
         n: int = 1,
         return_errors: bool = False,
         progress: bool | Callable[[int, Event], object] | None = None,
+        partial_images: int = 0,
         **parameters: Any,
     ) -> list[Output]:
         """Run requests together and wait for all of them.
@@ -125,7 +126,7 @@ class Engine:
             progress: show a bar; default: on a terminal, when several requests run. Or a function
                 that is called with an output's place and each of its events, on a thread of the
                 engine's.
-            parameters: for all of them, as for `submit`.
+            partial_images, parameters: for all of them, as for `submit`.
 
         Returns:
             The outputs in the order of the requests and their prompts; the n of one side by side.
@@ -140,6 +141,7 @@ class Engine:
         if not requests:
             raise InvalidValue("the list of prompts is empty: give at least one", param="prompt")
         check_n(n, MAX_N)
+        previews = check_previews(partial_images)
         jobs: list[CheckedRequest | Output] = []
         for one in requests:
             request = merged(one, parameters)
@@ -147,7 +149,9 @@ class Engine:
             try:
                 singles = list(repeated(request, n))
                 wanted = len(singles)
-                checked = [check(self.card, single) for single in singles]
+                checked = [
+                    replace(check(self.card, single), previews=previews) for single in singles
+                ]
                 jobs += grouped(checked, outputs_each(request, n))
             except CarpoolError as error:
                 if not return_errors:
