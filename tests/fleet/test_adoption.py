@@ -189,7 +189,7 @@ def test_a_front_goes_on_trying_to_reach_its_first_worker_instead_of_ending(
     monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
 
     async def story() -> None:
-        host, children = host_of_ready_workers()
+        host, _ = host_of_ready_workers()
         cluster = FakeCluster("first")
         cluster.at = {"first": ConnectionError("nobody answers")}
         front = Supervisor(
