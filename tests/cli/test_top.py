@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from carpool.cli.top import Board, events
+from carpool.cli.jobs import events
+from carpool.cli.top import Board
 from support.command_line import Run
 from support.server_process import Server, serving
 

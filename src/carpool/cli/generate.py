@@ -216,9 +216,10 @@ def _shown(is_wanted: bool) -> Protocol | None:
 def _moved(move: Move, previews: Previews | None, i: int, event: Event) -> None:
     """Move the bar of one request by what happened to it."""
     if event.kind == "preview" and previews is not None:
-        from PIL import Image
+        from carpool.worker.protocol import Picture, image_of
 
-        previews.put(i, Image.fromarray(event.picture))
+        height, width, _ = event.picture.shape
+        previews.put(i, image_of(Picture(width, height, event.picture.tobytes())))
     if event.kind == "step":
         move(i, min(event.step / max(event.steps, 1), 0.99))  # its decoding is to come
     elif event.kind in ("started", "finished"):

@@ -1,7 +1,7 @@
 """`carpool jobs`: the jobs of a running server, over HTTP."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from functools import wraps
@@ -49,6 +49,16 @@ def server_client(url: str, api_key: str | None, flag: str = "--url") -> "httpx2
     )
 
 
+def events(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Server-sent events of lines of text."""
+    kind = ""
+    for line in lines:
+        if line.startswith("event:"):
+            kind = line.removeprefix("event:").strip()
+        elif line.startswith("data:"):
+            yield kind, json.loads(line.removeprefix("data:"))
+
+
 class JobsClient:
     """HTTP client of a server's job endpoints."""
 
@@ -76,8 +86,6 @@ class JobsClient:
 
     def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """What the server does, as it happens; ends with the connection."""
-        from carpool.cli.top import events
-
         with (
             suppress(self._failures),
             self._http.stream("GET", "v1/events", timeout=60) as answer,

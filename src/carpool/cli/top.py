@@ -1,15 +1,13 @@
 """`carpool top`: what a running server does, live in a terminal, from `GET /v1/events`."""
 
-import json
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from carpool.cli.jobs import URL, server_client
+from carpool.cli.jobs import URL, events, server_client
 from carpool.errors import CarpoolError
 
 if TYPE_CHECKING:
@@ -141,16 +139,6 @@ def _reason(why: str) -> str:
     if why.startswith("differs:"):
         return f"the others differ in {why.removeprefix('differs:')}"
     return REASONS.get(why, why or "?")
-
-
-def events(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Server-sent events of lines of text."""
-    kind = ""
-    for line in lines:
-        if line.startswith("event:"):
-            kind = line.removeprefix("event:").strip()
-        elif line.startswith("data:"):
-            yield kind, json.loads(line.removeprefix("data:"))
 
 
 @click.command()
