@@ -44,6 +44,7 @@ class Ride:
     waiting: QueuedRequest
     stages: tuple[Stage, ...]
     label: str = ""  # its class, for the report
+    number: int = 0  # in the fleet, from 1
     ended_s: float = inf
     at: int = 0  # stage
     done: int = 0  # calls of the stage
