@@ -210,6 +210,8 @@ def play(
         changes.sort(key=lambda change: (change.at_s, change.worker))
     rides = model.rides(arrivals, Labels.among(arrivals))
     chosen = ROUTERS[router]() if workers > 1 else None
+    for device in devices:
+        device.is_whole = mode != "continuous" and workers == 1 and not (changes or moves)
     return simulate(rides, devices, chosen, clients=clients, changes=changes, moves=moves)
 
 
