@@ -107,17 +107,6 @@ def test_a_width_that_ran_often_has_what_it_took_whatever_the_shape(
         assert curve.sd(rows) < 0.08 * seconds
 
 
-def test_many_runs_of_one_moment_do_not_outweigh_some_of_several() -> None:
-    curve = learned((1, 1.0), (2, 1.2), times=40)  # the machine's speed was taken for another
-
-    for moment in range(1, 7):
-        curve.now_s = moment * 20.0
-        for _ in range(3):
-            curve.learn(2, 1.5)
-
-    assert curve.seconds(2) == pytest.approx(1.5, rel=0.03)
-
-
 def test_widths_that_nobody_ran_are_uncertain_the_more_the_farther() -> None:
     curve = learned((1, 1.0), (2, 1.5))
 

@@ -28,7 +28,7 @@ APART = 1 / 50  # of `FORGOTTEN_S`: what a block lasts, once `KEPT` runs were ke
 # slower than the machine's speed, and a width that runs all the time does not take for its own what
 # is a change of the machine.
 BLOCK = 25  # runs of a block whose median is kept
-COMMON = 0.06  # of a run's variance: what runs within `APART` have in common, the machine's speed
+COMMON = 0.04  # of a run's variance: what all of a block have in common, the machine's speed then
 MEAN = 0.05  # weight of a run in the mean
 COLD = 0.2  # runs that the first of a width in a process stands for
 NOISE = 0.1  # relative standard deviation of a run, at least: of its seconds at the usual speed
@@ -55,8 +55,9 @@ class Block:
         return self._sorted[len(self._sorted) // 2]
 
     @property
-    def count(self) -> int:
-        return len(self._sorted)
+    def weight(self) -> float:
+        """Runs that it stands for: fewer than there were, as they have the speed in common."""
+        return 1 / (COMMON + (1 - COMMON) / len(self._sorted))
 
     def add(self, seconds: float) -> None:
         if len(self._sorted) < BLOCK:
@@ -229,7 +230,6 @@ class LearnedCurve:
 
     def _points(self) -> dict[int, Point]:
         now_s, forgotten_s = self.now_s, self._forgotten_s
-        together_s = APART * forgotten_s
 
         def newness(at_s: float) -> float:
             return max(LEAST_WEIGHT, exp((at_s - now_s) / forgotten_s))
@@ -240,16 +240,8 @@ class LearnedCurve:
         for rows, (seconds, at_s) in self._first.items():
             seen.setdefault(rows, []).append((seconds, COLD * newness(at_s)))
         for rows, runs in self._runs.items():
-            # runs soon one after the other, and in blocks or not, are wrong by the machine's speed
-            # alike: many of them are worth little more than some
-            counts: dict[float, int] = {}
-            for block in runs:
-                when = block.at_s // together_s
-                counts[when] = counts.get(when, 0) + block.count
-            pairs = seen.setdefault(rows, [])
-            for block in runs:
-                common = COMMON * counts[block.at_s // together_s] + 1 - COMMON
-                pairs.append((block.seconds, block.count / common * newness(block.at_s)))
+            pairs = [(block.seconds, block.weight * newness(block.at_s)) for block in runs]
+            seen.setdefault(rows, []).extend(pairs)
         return {
             rows: Point(weighted_median(pairs), sum(weight for _, weight in pairs))
             for rows, pairs in seen.items()
