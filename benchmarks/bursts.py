@@ -272,20 +272,22 @@ first burst of each engine is not counted. *Busy*: beside a process that takes a
 {PHASE_S:g} of every {2 * PHASE_S:g} seconds. *Fresh*: nothing was learned before; *wrong*: one
 width of each kind is {WRONG:g} times off. Throughput is over that of the best other mode (`off`,
 `dynamic` and `request` with 8), mean latency over the least of theirs; *CPU* is the CPU
-time of a burst over that of the best other mode, which neighbours disturb least. Promised are at least
-{LEAST_THROUGHPUT:g} and at most {MOST_LATENCY:g}, kept in {kept} of {len(found)} rows."""
+time of a burst over that of the best other mode, which neighbours disturb least. Promised are at
+least {LEAST_THROUGHPUT:g} and at most {MOST_LATENCY:g}, kept in {kept} of {len(found)} rows."""
     lines = [
         MARKS[0],
         "## Live: closed bursts, costs learned on the way",
         "",
         text,
         "",
-        "| model, mix, machine | table | requests/s | best other | throughput | mean latency | CPU | |",
+        "| model, mix, machine | table | requests/s | best other | throughput | mean latency | CPU "
+        "| |",
         "| --- | --- | ---: | --- | ---: | ---: | ---: | --- |",
     ]
     lines += [
         f"| {row.part} | {row.table} | {row.per_s:.2f} | {row.best} | {row.throughput:.2f} "
-        f"| {row.latency:.2f} | {f'{row.cpu:.2f}' if row.cpu else '-'} | {'' if row.is_kept else 'missed'} |"
+        f"| {row.latency:.2f} | {f'{row.cpu:.2f}' if row.cpu else '-'} "
+        f"| {'' if row.is_kept else 'missed'} |"
         for row in found
     ]
     return "\n".join([*lines, MARKS[1]])
