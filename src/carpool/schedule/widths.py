@@ -98,7 +98,7 @@ class Widths:
             if mean_s < best_s * near:
                 best, best_s = n, mean_s
         waited_s = 2 * waited * seconds_of(line[0].rows)  # rounds are twice the mean
-        if not between:  # else others would wait for it
+        if best < len(means) and not between:  # else others would wait for it
             is_burst = _is_burst(line, means[best - 1][2] / means[best - 1][3])
             best = _wider(curve, means, best, backlog, waited_s, is_burst=is_burst)
         trial = self._trial(curve, means, best)
