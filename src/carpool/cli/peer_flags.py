@@ -88,9 +88,9 @@ def translated(flags: dict[str, Any]) -> dict[str, Any]:
 def _one_device(name: str, count: int | None) -> None:
     if count not in (None, 1):
         raise click.UsageError(
-            f"--{name.replace('_', '-')} {count}: here weights are on one device; --workers {count} "
-            f"puts a worker with the whole model on each of {count}, --context-parallel {count} "
-            "has them compute each request together"
+            f"--{name.replace('_', '-')} {count}: here weights are on one device; --workers "
+            f"{count} puts a worker with the whole model on each of {count}, --context-parallel "
+            f"{count} has them compute each request together"
         )
 
 
