@@ -17,7 +17,6 @@ from carpool.errors import (
     UnknownParameter,
     UnsupportedParameter,
     nearest,
-    show,
 )
 from carpool.request.images import NAMES as PICTURE_NAMES
 from carpool.request.images import check_pictures
@@ -272,7 +271,7 @@ def _value(task: Task, parameter: Parameter, value: Any, from_json: bool) -> Any
         return float(value) if kind == "float" and is_int(value) else value
     if kind == "other":
         raise UnsupportedParameter(f"{name} cannot be sent as JSON", param=name)
-    raise InvalidValue(f"{name}={show(value)}: must be {rule}", param=name)
+    raise InvalidValue.of(name, value, f"must be {rule}")
 
 
 def _check_texts(arguments: Mapping[str, Any]) -> None:
@@ -305,9 +304,8 @@ def _check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
     """Rules that hold for every pipeline, so that nobody waits in line to be told."""
     steps = arguments.get("num_inference_steps")
     if steps is not None and not 1 <= steps <= card.max_steps:
-        raise InvalidValue(
-            f"num_inference_steps={show(steps)}: must be a whole number from 1 to {card.max_steps}",
-            param="num_inference_steps",
+        raise InvalidValue.of(
+            "num_inference_steps", steps, f"must be a whole number from 1 to {card.max_steps}"
         )
     for name in ("sigmas", "timesteps"):  # one entry a step
         given = arguments.get(name)
@@ -316,11 +314,11 @@ def _check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
             raise InvalidValue(f"{name} has {len(given)} entries: {rule}", param=name)
     strength = arguments.get("strength")
     if strength is not None and is_number(strength) and not 0 <= strength <= 1:
-        raise InvalidValue(f"strength={show(strength)}: must be from 0 to 1", param="strength")
+        raise InvalidValue.of("strength", strength, "must be from 0 to 1")
     for name in ("max_sequence_length", "num_frames"):
         value = arguments.get(name)
         if value is not None and value < 1:
-            raise InvalidValue(f"{name}={show(value)}: must be at least 1", param=name)
+            raise InvalidValue.of(name, value, "must be at least 1")
     check_size(card, arguments)
 
 
@@ -339,9 +337,7 @@ def _check_strength(task: Task, arguments: Mapping[str, Any]) -> None:
         return
     least = f"{math.ceil(10_000 / steps) / 10_000:g}"  # in digits that can be read
     rule = f"must be above 0, such as {least}" if is_rounded_up else f"must be at least {least}"
-    raise InvalidValue(
-        f"strength={show(strength)}: leaves none of {steps} steps, {rule}", param="strength"
-    )
+    raise InvalidValue.of("strength", strength, f"leaves none of {steps} steps, {rule}")
 
 
 def rounded_size(card: Card, arguments: Mapping[str, Any]) -> str | None:

@@ -207,8 +207,7 @@ def _pictures(body: Text2Image) -> int:
     counts = {"batch_size": body.batch_size, "n_iter": body.n_iter}
     for name, count in counts.items():
         if count is not None and not (is_int(count) and 1 <= count <= 1000):
-            rule = "must be a whole number above 0"
-            raise InvalidValue(f"{name}={show(count)}: {rule}", param=name)
+            raise InvalidValue.of(name, count, "must be a whole number above 0")
     return int(body.batch_size or 1) * int(body.n_iter or 1)
 
 
@@ -237,7 +236,7 @@ def _settings(settings: Mapping[str, Any], card: Card, model: str) -> dict[str, 
     if not is_int(skip) or not 1 <= skip <= 12 or "clip_skip" not in known:
         rule = "must be 1" if "clip_skip" not in known else "must be from 1 to 12"
         name = "CLIP_stop_at_last_layers"
-        raise InvalidValue(f"{name}={show(skip)}: {rule} for this model", param=name)
+        raise InvalidValue.of(name, skip, f"{rule} for this model")
     return {"clip_skip": skip - 1}
 
 

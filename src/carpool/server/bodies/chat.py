@@ -136,9 +136,8 @@ def conversation(card: Card, body: ChatRequest) -> Conversation:
         UnsupportedParameter: it asks for something else than pictures.
     """
     if body.modalities is not None and "image" not in body.modalities:
-        rule = 'only pictures are made here: send ["image", "text"]'
-        raise UnsupportedParameter(
-            f"modalities={show(body.modalities)}: {rule}", param="modalities"
+        raise UnsupportedParameter.of(
+            "modalities", body.modalities, 'only pictures are made here: send ["image", "text"]'
         )
     *earlier, last = body.messages
     if last.get("role") != "user":

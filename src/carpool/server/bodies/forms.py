@@ -26,7 +26,6 @@ from carpool.errors import (
     InvalidValue,
     StoreFailed,
     UnsupportedParameter,
-    show,
 )
 from carpool.media.reader import Sent
 from carpool.media.uploads import MOST_BYTES, digest_of
@@ -287,8 +286,7 @@ def _url(value: Any, name: str) -> str:
         raise UnsupportedParameter(f"{name}.file_id: {rule}", param=name)
     url = said["image_url"] if said.keys() == {"image_url"} else value
     if not isinstance(url, str):
-        rule = 'must be {"image_url": "data:image/png;base64,..."}'
-        raise InvalidValue(f"{name}={show(value)}: {rule}", param=name)
+        raise InvalidValue.of(name, value, 'must be {"image_url": "data:image/png;base64,..."}')
     return url
 
 

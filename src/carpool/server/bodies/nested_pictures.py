@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import Request
 
-from carpool.errors import InvalidJSON, InvalidValue, show
+from carpool.errors import InvalidJSON, InvalidValue
 from carpool.media.reader import Sent
 from carpool.server.bodies.json_bodies import check_is_json, cut, parse
 
@@ -61,8 +61,7 @@ def as_url(sent: Any, name: str) -> Sent:
         InvalidValue: it is no text at all.
     """
     if not isinstance(sent, str | memoryview):
-        rule = "must be a picture: base64, or data:image/png;base64,..."
-        raise InvalidValue(f"{name}={show(sent)}: {rule}", param=name)
+        raise InvalidValue.of(name, sent, "must be a picture: base64, or data:image/png;base64,...")
     start = sent[:8] if isinstance(sent, str) else bytes(sent[:8]).decode("latin-1")
     if ":" in start:
         return sent

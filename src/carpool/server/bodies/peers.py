@@ -55,9 +55,7 @@ def translated(values: Mapping[str, Any], card: Card) -> dict[str, Any]:
     if "generator_device" not in known and device is not None:
         if found.get("seed") is not None and device != "cpu":
             rule = "noise is drawn on the CPU here, the same for every device: send cpu"
-            raise UnsupportedParameter(
-                f"generator_device={show(device)}: {rule}, or no seed", param="generator_device"
-            )
+            raise UnsupportedParameter.of("generator_device", device, f"{rule}, or no seed")
         del found["generator_device"]
     return found
 
@@ -119,7 +117,7 @@ def _object(value: Any, name: str) -> dict[str, Any]:
         except (ValueError, RecursionError):
             pass
     if value is not None and not isinstance(value, dict):
-        raise InvalidValue(f"{name}={show(value)}: must be an object of fields", param=name)
+        raise InvalidValue.of(name, value, "must be an object of fields")
     return value or {}
 
 
