@@ -19,7 +19,8 @@ from carpool.errors import (
 )
 from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import Record
-from carpool.jobs.runner import OnProgress, Runner
+from carpool.jobs.interfaces import OnProgress
+from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import work_of
 from carpool.types import CheckedRequest, Timings

@@ -13,7 +13,7 @@ from carpool.config import ServeSettings
 from carpool.engine.loop import EngineCore
 from carpool.errors import InvalidValue, LibraryMissing, UnsupportedParameter
 from carpool.jobs.database import Record
-from carpool.jobs.runner import OnPreview, OnProgress
+from carpool.jobs.interfaces import OnPreview, OnProgress
 from carpool.jobs.work import work_of
 from carpool.media import outputs
 from carpool.media.metadata import made_with, told

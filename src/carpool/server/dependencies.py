@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import Depends, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials
 from starlette.types import Receive, Scope, Send
@@ -18,6 +18,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for status in (400, 401, 403, 404, 405, 413, 415, 422, 429, 500, 503, 504)
 }
 """For the OpenAPI document: how any path under `/v1` may answer."""
+FORBIDDEN: dict[int | str, dict[str, Any]] = {403: ERRORS[403]}
+"""The same of paths that need no key: refused by `Host` or `Origin`."""
 
 
 async def server_state(request: Request) -> AppState:
@@ -69,7 +71,15 @@ class AuthenticatedRoute(APIRoute):
 
 
 class WorkRoute(AuthenticatedRoute):
+    """A route whose POSTs are requests for work: limited and traced."""
+
     is_work = True
+
+
+def router_of(route: type[AuthenticatedRoute], prefix: str = "") -> APIRouter:
+    """A router for routes of one class."""
+    before = Depends(traced if route.is_work else request_context)
+    return APIRouter(prefix=prefix, route_class=route, responses=ERRORS, dependencies=[before])
 
 
 class _StrictRequest(Request):

@@ -20,12 +20,15 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+
 import carpool
 from carpool import media
 from carpool.errors import CarpoolError, Overloaded
 from carpool.fleet.serving import Serving
 from carpool.jobs.database import Record
-from carpool.jobs.runner import Output, Runner
+from carpool.jobs.interfaces import JobListener, JobOutput
+from carpool.jobs.runner import Runner
 from carpool.media.executors import FairExecutor
 from carpool.server.observer import Observer
 from carpool.types import CheckedRequest
@@ -58,7 +61,7 @@ class _Viewer:
         self.events.put_nowait(event)
 
 
-class Events:
+class Events(JobListener):
     """Distributes events to viewers. For the event loop.
 
     Args:
@@ -88,8 +91,7 @@ class Events:
         self._encoding: set[asyncio.Task[None]] = set()
         self._is_closed = False
         if runner is not None:
-            runner.watch(self)
-            runner.follow(self)
+            runner.listen(self)
 
     async def follow(self, owner: str, for_s: float | None = None) -> AsyncIterator[bytes]:
         """The events for one viewer, from now on.
@@ -108,18 +110,15 @@ class Events:
         self._viewers[viewer] = None
         self._update()
         try:
-            until_s = inf if for_s is None else asyncio.get_running_loop().time() + for_s
-            is_first = True
-            while not self._is_closed:
-                left_s = until_s - asyncio.get_running_loop().time()
-                if left_s <= 0 and not is_first:
-                    return
-                is_first = False
+            now_s = asyncio.get_running_loop().time
+            until_s, is_first = inf if for_s is None else now_s() + for_s, True
+            while not self._is_closed and (is_first or now_s() < until_s):
+                left_s, is_first = until_s - now_s(), False
                 try:
                     async with asyncio.timeout(max(0.0, min(SILENCE_S, left_s))):
                         event = await viewer.events.get()
                 except TimeoutError:
-                    event = b": ping\n\n"
+                    event = KEEPALIVE_COMMENT
                 if event is None or not self._knows(owner):
                     return
                 yield event
@@ -231,12 +230,12 @@ class Events:
         name = self._observer.own_name(request_id, owner)
         return {} if name is None else {"id": name[0], "part": name[1]}
 
-    # Jobs: a `JobListener` and `JobFollower`
+    # As a `JobListener`
 
     def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
         self._tell_job(record, "in_progress", parts=len(parts))
 
-    def ended(self, record: Record, state: str, took_s: float, done: Sequence[Output]) -> None:
+    def ended(self, record: Record, state: str, took_s: float, done: Sequence[JobOutput]) -> None:
         self._progress.pop(record.id, None)
         self._tell_job(record, state)
 
@@ -276,4 +275,4 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _event(kind: str, data: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+    return format_sse_event(data_str=json.dumps(data, separators=(",", ":")), event=kind)

@@ -120,8 +120,7 @@ def video_request(
     seconds = _number(body.seconds)
     if seconds is not None:
         if not 0 < seconds <= max_frames:
-            rule = f"must be above 0, at most {max_frames}"
-            raise InvalidValue(f"seconds={show(body.seconds)}: {rule}", param="seconds")
+            raise InvalidValue.of("seconds", body.seconds, f"must be above 0, at most {max_frames}")
         if body.num_frames is not None:
             raise InvalidValue("give seconds or num_frames, not both", param="seconds")
         parameters["num_frames"] = round(seconds * fps) + 1  # models count k * n + 1
@@ -274,7 +273,7 @@ def _rate(name: str, value: Any) -> float | None:
     """Frames a second; None where the body has none."""
     rate = _number(value)
     if rate is not None and not 1 <= rate <= MOST_FPS:
-        raise InvalidValue(f"{name}={show(value)}: must be from 1 to {MOST_FPS}", param=name)
+        raise InvalidValue.of(name, value, f"must be from 1 to {MOST_FPS}")
     return rate
 
 

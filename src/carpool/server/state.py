@@ -1,5 +1,6 @@
 """What all routes of one server share: the worker, jobs, API keys, limits and caches."""
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -100,6 +101,7 @@ class AppState:
             has_metadata=settings.metadata,
         )
         self.started_s = int(time.time())
+        self.interruptible: dict[str, dict[str, asyncio.Task[Any]]] = {}  # by owner and request id
         self.default_lora: dict[tuple[str, str], list[dict[str, Any]]] = {}  # by model and API key
         self._json = FairExecutor("carpool-json", 4, per_tenant=1, rests=True)
         self._memory = MemoryBudget(settings.max_in_flight_bytes, settings.max_upload_bytes)
@@ -221,6 +223,11 @@ class RequestContext:
     state: AppState
     request: Request
     client: APIClient
+
+    @property
+    def interruptible(self) -> dict[str, asyncio.Task[Any]]:
+        """The client's running requests that `/sdapi/v1/interrupt` cancels, by their ids."""
+        return self.state.interruptible.setdefault(self.client.owner, {})
 
     def intake(self, n: int = 1) -> Intake:
         """The reader of its pictures, if it is for `n` outputs."""

@@ -8,17 +8,17 @@ import base64
 import re
 from typing import Any
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from carpool.errors import BodyTooLarge, InvalidValue, MissingParameter, UnsupportedParameter, show
+from carpool.errors import BodyTooLarge, InvalidValue, MissingParameter, UnsupportedParameter
 from carpool.media.reader import Sent
 from carpool.media.uploads import MOST_BYTES
 from carpool.server.answers.draw import draw
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import validated
 from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
-from carpool.server.dependencies import ERRORS, Context, WorkRoute, traced
+from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.state import RequestContext
 
 _FILE = {"schema": {"type": "string", "format": "binary"}}
@@ -50,7 +50,7 @@ _CONTENT = {
     **dict.fromkeys(_KINDS, _FILE),
 }
 
-router = APIRouter(route_class=WorkRoute, responses=ERRORS, dependencies=[Depends(traced)])
+router = router_of(WorkRoute)
 
 
 @router.post(
@@ -73,7 +73,7 @@ async def infer(context: Context) -> Response:
         if isinstance(asked.inputs, memoryview) or _BASE64.match(str(asked.inputs)):
             images.append(as_url(asked.inputs, "inputs"))
         elif not isinstance(asked.inputs, str):
-            raise InvalidValue(f"inputs={show(asked.inputs)}: must be a text", param="inputs")
+            raise InvalidValue.of("inputs", asked.inputs, "must be a text")
         elif "prompt" in values:
             rule = "inputs is the prompt, or else a picture: leave one out"
             raise InvalidValue(f"prompt is given beside a text in inputs: {rule}", param="prompt")
@@ -97,12 +97,10 @@ def _body(values: dict[str, Any], request: Any) -> schema.ImageRequest:
     for name in ("n", "stream", "partial_images", "response_format", "background_job"):
         value = values.pop(name, None)
         if value is not None and value is not False and (name, value) != ("n", 1):
-            rule = "the answer is one picture: leave it out"
-            raise UnsupportedParameter(f"{name}={show(value)}: {rule}", param=name)
+            raise UnsupportedParameter.of(name, value, "the answer is one picture: leave it out")
     if (size := values.pop("target_size", None)) is not None:
         if not isinstance(size, dict) or size.keys() != {"width", "height"}:
-            rule = 'must be {"width": ..., "height": ...}'
-            raise InvalidValue(f"target_size={show(size)}: {rule}", param="target_size")
+            raise InvalidValue.of("target_size", size, 'must be {"width": ..., "height": ...}')
         values |= size
     accepted = request.headers.get("accept", "").partition(",")[0].strip().lower()
     values.setdefault("output_format", _FORMATS.get(accepted, "png"))

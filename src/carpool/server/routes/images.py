@@ -1,10 +1,10 @@
 """`/v1/images`, the models that draw them, and signed links to files."""
 
 import asyncio
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from carpool.errors import ModelNotFound
@@ -12,16 +12,13 @@ from carpool.fleet.fleet import Fleet
 from carpool.request.parameters import Card
 from carpool.server.access.signed_links import TTL_S, TYPES
 from carpool.server.answers.downloads import PARTS, Download
-from carpool.server.answers.draw import in_our_words
-from carpool.server.answers.generation import ImageGeneration, Kind
-from carpool.server.answers.respond import respond, unless_disconnected
+from carpool.server.answers.draw import answer, in_our_words, read_pictures, sent_as
+from carpool.server.answers.generation import Kind
 from carpool.server.answers.stage_metrics import stage_metrics
 from carpool.server.answers.stream import STREAMED
 from carpool.server.bodies import peers, schema
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, read_body, validated
-from carpool.server.bodies.input_images import edit_images, edit_task
-from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, traced
-from carpool.server.requests import image_requests, outputs_of
+from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, router_of
 from carpool.server.routes.jobs import ACCEPTED, status_of, submit_images
 from carpool.server.state import AppState, RequestContext, ServedModel
 
@@ -37,9 +34,7 @@ _ANSWERS: dict[str, Any] = {
     "responses": {**STREAMED, **ACCEPTED},
 }
 
-router = APIRouter(
-    prefix="/v1", route_class=WorkRoute, responses=ERRORS, dependencies=[Depends(traced)]
-)
+router = router_of(WorkRoute, "/v1")
 links = APIRouter(responses=ERRORS)  # without keys: browsers that show a picture have none
 
 
@@ -83,11 +78,7 @@ async def _edit(context: RequestContext, kind: Kind) -> Any:
     body = validated(schema.ImageRequest, form.values)
     await state.loaded(body.model)
     model = state.model(needs if body.background_job else "ready", body.model)
-    task = edit_task(model.card, form, is_variation=is_variation)
-    intake = context.intake(outputs_of(model, body))
-    digests = await unless_disconnected(request, intake.run(form.digests))
-    reading = edit_images(model.card, task, form, body, intake)
-    pictures = await unless_disconnected(request, reading)
+    pictures, digests = await read_pictures(context, model, body, form, is_variation=is_variation)
     return await _answer(context, model, body, kind, pictures, digests)
 
 
@@ -97,27 +88,18 @@ async def _answer(
     body: schema.ImageRequest,
     kind: Kind,
     pictures: dict[str, Any] | None = None,
-    digests: list[str] | None = None,
+    digests: Sequence[str] = (),
 ) -> Any:
     """Answer with a job, with pictures, or with a stream of them."""
     context.with_headers(body)
-
-    def sent() -> dict[str, Any]:
-        return body.model_dump(exclude_unset=True) | ({"pictures": digests} if digests else {})
-
-    make = partial(image_requests, model, body, key=context.client.key, pictures=pictures)
     if body.background_job:
-        record = await submit_images(context, model, body, make, sent, pictures)
+        record = await submit_images(context, model, body, pictures, sent_as(body, digests))
         return JSONResponse((await status_of(context, record)).model_dump(), 202)
-
-    def generation() -> ImageGeneration:
-        return ImageGeneration(model, body, make(), kind)
-
-    answer = await respond(context, sent, generation, is_streamed=body.stream)
-    if body.return_stage_metrics and isinstance(answer, schema.ImagesResponse):
-        metrics = await stage_metrics(context.state, answer.timings)
-        return answer.model_copy(update={"metrics": metrics})
-    return answer
+    drawn = await answer(context, model, body, kind, pictures, digests)
+    if body.return_stage_metrics and isinstance(drawn, schema.ImagesResponse):
+        metrics = await stage_metrics(context.state, drawn.timings)
+        return drawn.model_copy(update={"metrics": metrics})
+    return drawn
 
 
 @router.get("/models")

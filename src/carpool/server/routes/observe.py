@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Query, Response
 
 import carpool
 from carpool.fleet.fleet import Fleet
@@ -10,26 +10,21 @@ from carpool.fleet.pool import Pool
 from carpool.server.answers.stream import STREAMED, EventStream
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import validated
-from carpool.server.dependencies import (
-    ERRORS,
-    AuthenticatedRoute,
-    Context,
-    State,
-    request_context,
-)
+from carpool.server.dependencies import FORBIDDEN, AuthenticatedRoute, Context, State, router_of
 from carpool.server.requests import image_requests, video_request
 from carpool.server.transport.middleware import IS_HEAD
 from carpool.telemetry.metrics import CONTENT_TYPE
 
-_FORBIDDEN: dict[int | str, dict[str, Any]] = {403: ERRORS[403]}  # by Host or Origin
+public = APIRouter(responses=FORBIDDEN)
+router = router_of(AuthenticatedRoute)
+_UNHEALTHY: dict[str, Any] = {
+    "responses": {503: {"model": schema.Health}},
+    "response_model_exclude_none": True,
+}
 
-public = APIRouter(responses=_FORBIDDEN)
-router = APIRouter(
-    route_class=AuthenticatedRoute, responses=ERRORS, dependencies=[Depends(request_context)]
-)
 
-
-@public.get("/health", responses={503: {"model": schema.Health}}, response_model_exclude_none=True)
+@public.get("/health", **_UNHEALTHY)
+@public.get("/health_generate", **_UNHEALTHY)  # as SGLang has it; nothing is drawn for it
 async def health(response: Response, state: State) -> schema.Health:
     """200 when a request would be accepted now; `degraded` when not every worker is ready."""
     serving = state.supervisor

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
-from fastapi import APIRouter, Depends, Response
+from fastapi import Response
 
 from carpool.errors import (
     FileNotReady,
@@ -35,7 +35,7 @@ from carpool.server.bodies import forms, peers
 from carpool.server.bodies.input_images import REFERENCE, reference_images
 from carpool.server.bodies.schema import RemixRequest, VideoRequest
 from carpool.server.bodies.schema_jobs import Video, VideoDeleted, VideoList
-from carpool.server.dependencies import ERRORS, Context, WorkRoute, traced
+from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import video_request
 from carpool.server.routes.jobs import Limit, Order, common_fields, file_of, submit
 from carpool.server.state import AppState, RequestContext
@@ -49,9 +49,7 @@ UNSUPPORTED = {f"/videos/{name}": "POST" for name in ("edits", "extensions", "ch
 UNSUPPORTED |= {"/videos/characters/{name}": "GET"}
 """The rest of OpenAI's API of videos."""
 
-router = APIRouter(
-    prefix="/v1", route_class=WorkRoute, responses=ERRORS, dependencies=[Depends(traced)]
-)
+router = router_of(WorkRoute, "/v1")
 
 
 def write_video(record: Record, done: Sequence[Done], folder: Path) -> None:
