@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from PIL import Image
 
-from carpool.request.parameters import Task
+from carpool.request.card import Task
 from support.app import Grey, app_of, ask, open_app, refusal
 from support.forms import BOTH, FILL, OWN, worker_of
 from support.pictures import picture, png, saved

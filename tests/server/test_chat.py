@@ -10,7 +10,7 @@ import httpx2
 import openai
 import pytest
 
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.server.bodies.chat import NEUTRAL
 from carpool.types import CheckedRequest
 from carpool.worker import protocol

@@ -17,7 +17,7 @@ from carpool.config import ServeSettings
 from carpool.errors import SettingRejected
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
-from carpool.request.parameters import Task
+from carpool.request.card import Task
 from carpool.server.access.keys import Keyring, parse_keys
 from carpool.server.app import create_app
 from carpool.worker import protocol

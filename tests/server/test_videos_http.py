@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from carpool.request.parameters import Parameter
+from carpool.request.card import Parameter
 from carpool.worker import protocol
 from support.app import AppClient, Grey, refusal
 from support.endpoints import VIDEOS

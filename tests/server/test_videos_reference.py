@@ -11,7 +11,7 @@ import torch
 from diffusers import LTX2ImageToVideoPipeline
 from PIL import Image
 
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.protocol import Done

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 
 from carpool.errors import PipelineFailed
-from carpool.request.parameters import Card, Parameter, Task
+from carpool.request.card import Card, Parameter, Task
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.protocol import Done, RawVideo
