@@ -17,7 +17,8 @@ from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import work_of
 from carpool.server.app import create_app
-from carpool.telemetry.metrics import ALL, Metrics
+from carpool.telemetry.metric_list import ALL
+from carpool.telemetry.metrics import Metrics
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.supervisor import Supervisor
