@@ -61,12 +61,7 @@ def open_store(settings: ServeSettings) -> JobStore:
         StoreFailed: its folder cannot be used, or another process uses it.
     """
     folder = None if settings.state_dir in (None, "none") else Path(str(settings.state_dir))
-    return JobStore(
-        folder and folder.expanduser(),
-        ttl_s=settings.job_ttl,
-        max_bytes=settings.max_store_bytes,
-        max_waiting=settings.max_queue,
-    )
+    return JobStore.of(folder and folder.expanduser(), settings)
 
 
 class Jobs:
