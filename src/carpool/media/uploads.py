@@ -161,7 +161,7 @@ def read_data_url(
                 raise ValueError("Excess data after padding")
             data.write(piece)
     except ValueError as error:
-        raise InvalidValue.of(name, cut(url), error) from error
+        raise InvalidValue.of(name, cut(url), str(error)) from error
     return data.getvalue()  # not a copy
 
 
