@@ -250,7 +250,9 @@ class Events(JobListener):
             task.add_done_callback(self._encoding.discard)
 
     async def _tell_preview(self, record: Record, part: int, preview: protocol.Preview) -> None:
-        encode = partial(media.encode, preview.picture, "webp", PREVIEW_QUALITY, self._metadata)
+        encode = partial(
+            media.encode_image, preview.picture, "webp", PREVIEW_QUALITY, self._metadata
+        )
         picture = await self._encoder.run(record.owner, encode)
         told = {"id": record.id, "part": part, "step": preview.step, "steps": preview.steps}
         told["webp"] = base64.b64encode(picture).decode()

@@ -14,10 +14,12 @@ from carpool.errors import (
     show,
 )
 from carpool.media.outputs import FPS, MOST_FPS
+from carpool.request.card import Card
 from carpool.request.expand import fanned_out, grouped, prompts_in
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.own_values import check_n, seeds
-from carpool.request.parameters import Card, check, check_size
+from carpool.request.parameters import check
+from carpool.request.sizes import check_size
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import number
 from carpool.server.state import ServedModel

@@ -18,9 +18,9 @@ from carpool.fleet.fleet import Deployment, Fleet
 from carpool.fleet.serving import Serving
 from carpool.jobs.runner import Runner
 from carpool.media.executors import FairExecutor
-from carpool.media.metadata import made_with, told
+from carpool.media.metadata import in_files, made_with
 from carpool.media.reader import Intake, PictureReader
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.server.access.idempotency import IdempotencyCache
 from carpool.server.access.keys import APIClient, Keyring
 from carpool.server.access.limits import RateLimiter, Slot
@@ -49,8 +49,7 @@ class ServedModel:
     id: str
     card: Card
     max_n: int
-    metadata: bool = True  # do files carry the settings that made them?
-    metadata_prompt: bool = False  # the prompts too?
+    settings: ServeSettings = field(default_factory=ServeSettings)
     default_lora: Mapping[str, Any] = field(default_factory=dict)  # `set_lora`; by API key
 
     def check_name(self, name: str | None) -> None:
@@ -62,8 +61,9 @@ class ServedModel:
 
     def file_metadata(self, made: CheckedRequest | None, **more: Any) -> dict[str, Any] | None:
         """The settings that a file may carry; {} without a request, None where files carry none."""
-        settings = {} if made is None else made_with(self.id, made, **more)
-        return told(settings, metadata=self.metadata, metadata_prompt=self.metadata_prompt)
+        said = {} if made is None else made_with(self.id, made, **more)
+        own = self.settings
+        return in_files(said, metadata=own.metadata, metadata_prompt=own.metadata_prompt)
 
 
 class AppState:
@@ -163,8 +163,7 @@ class AppState:
             id_,
             ready.card,
             min(settings.max_n, settings.max_running + settings.max_queue),
-            settings.metadata,
-            settings.metadata_prompt,
+            settings,
             {key: lora for (model, key), lora in self.default_lora.items() if model == id_},
         )
 

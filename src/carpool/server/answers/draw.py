@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from carpool.media.reader import Intake, Sent
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.server.answers.generation import ImageGeneration, Kind
 from carpool.server.answers.respond import respond, unless_disconnected
 from carpool.server.answers.stream import EventStream

@@ -54,7 +54,7 @@ class ImageGeneration:
     def file(self, number: int, picture: protocol.Picture, *, is_final: bool = True) -> bytes:
         """A picture as a file. Blocks: not on the event loop."""
         compression = self.body.output_compression
-        return media.encode(
+        return media.encode_image(
             picture,
             self.format,
             100 if compression is None else compression,

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from carpool.errors import InvalidValue, ModelNotFound, UnsupportedParameter, show
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.request.values import is_int
 from carpool.server.bodies import schema
 

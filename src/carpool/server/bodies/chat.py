@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from carpool.errors import InvalidValue, UnsupportedParameter, show
 from carpool.media.reader import Sent
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.server.bodies import peers, schema
 from carpool.server.bodies.forms import MOST_IMAGES
 from carpool.server.bodies.nested_pictures import as_url

@@ -5,14 +5,14 @@ out, and those that would change the picture are refused by name. A field that t
 pipeline takes is always handed on to it.
 """
 
-import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from carpool.errors import InvalidValue, UnsupportedParameter, show
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.server.bodies.forms import Body, validated
-from carpool.server.bodies.json_bodies import check
+from carpool.server.bodies.json_bodies import in_text
 from carpool.types import Timings
 
 NESTED = ("extra_body", "diffusers_kwargs", "extra_params", "extra_args")
@@ -67,15 +67,6 @@ def retold(body: Body, card: Card) -> Body:
     return body if said == sent else validated(type(body), said)
 
 
-def single(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a body that asks for one video."""
-    if values.pop("n", 1) not in (1, None):
-        raise UnsupportedParameter(
-            "num_outputs_per_prompt: a request makes one video, send several", param="n"
-        )
-    return values
-
-
 def stage_durations(timings: Timings) -> dict[str, float]:
     """Where the time went, under the names that vLLM-Omni's clients look for.
 
@@ -89,12 +80,7 @@ def stage_durations(timings: Timings) -> dict[str, float]:
 
 def _seed(seed: Any) -> Any:
     """A seed, or a list of several, which a form writes as JSON."""
-    if isinstance(seed, str) and seed.startswith("["):
-        try:
-            check(seed.encode())
-            seed = json.loads(seed)
-        except (ValueError, RecursionError):
-            return seed
+    seed = _parsed(seed) if isinstance(seed, str) and seed.startswith("[") else seed
     return seed[0] if isinstance(seed, list) and len(seed) == 1 else seed
 
 
@@ -110,15 +96,17 @@ def _merge(found: dict[str, Any], more: Mapping[str, Any], source: str) -> None:
 
 def _object(value: Any, name: str) -> dict[str, Any]:
     """An object, which a form writes as JSON."""
-    if isinstance(value, str):
-        try:
-            check(value.encode())
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            pass
+    value = _parsed(value) if isinstance(value, str) else value
     if value is not None and not isinstance(value, dict):
         raise InvalidValue.of(name, value, "must be an object of fields")
     return value or {}
+
+
+def _parsed(text: str) -> Any:
+    """The JSON in a text, or the text itself if it is none."""
+    with suppress(ValueError, RecursionError):
+        return in_text(text)
+    return text
 
 
 def _count(value: Any) -> Any:

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from carpool.errors import InvalidValue
-from carpool.request.parameters import MOST_TEXT
+from carpool.request.rules import MOST_TEXT
 from carpool.types import Timings
 
 
@@ -234,13 +234,15 @@ class ModelEntry(BaseModel):
     id: str = Field(description="what requests name it by")
     object: Literal["model"] = "model"
     created: int = Field(description="when the server started, Unix time")
-    owned_by: str
-    pipeline: str = Field(description="the diffusers class")
-    tasks: list[str] = Field(description="what it does; the first one without any picture given")
-    default_size: str | None = Field(description="WIDTHxHEIGHT; null where the model decides")
-    size_multiple_px: int = Field(description="both sides are multiples of it")
-    parameters: list[ModelParameter] = Field(description="what requests may say")
-    lora: list[str] = Field(description="adapters that a request may name")
+    owned_by: Literal["carpool"] = "carpool"
+    pipeline: str = Field("", description="the diffusers class")
+    tasks: list[str] = Field(
+        [], description="what it does; the first one without any picture given"
+    )
+    default_size: str | None = Field(None, description="WIDTHxHEIGHT; null where the model decides")
+    size_multiple_px: int = Field(1, description="both sides are multiples of it")
+    parameters: list[ModelParameter] = Field([], description="what requests may say")
+    lora: list[str] = Field([], description="adapters that a request may name")
     limits: ModelLimits | None = Field(
         default=None, description="the most that one request may ask for, once it is loaded"
     )

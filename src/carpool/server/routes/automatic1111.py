@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 from carpool.errors import CarpoolError, InvalidValue, SizeRejected, show
 from carpool.media.masks import fitted
 from carpool.media.reader import Intake, Sent
-from carpool.request.parameters import Card, within
+from carpool.request.card import Card
+from carpool.request.sizes import within
 from carpool.request.values import is_int
 from carpool.server.answers.draw import draw
 from carpool.server.answers.stage_metrics import PATIENCE_S

@@ -11,15 +11,15 @@ from typing import Any
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from carpool.errors import BodyTooLarge, InvalidValue, MissingParameter, UnsupportedParameter
+from carpool.errors import InvalidValue, MissingParameter, UnsupportedParameter
 from carpool.media.reader import Sent
 from carpool.media.uploads import MOST_BYTES
 from carpool.server.answers.draw import draw
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import validated
+from carpool.server.bodies.json_bodies import received
 from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
 from carpool.server.dependencies import Context, WorkRoute, router_of
-from carpool.server.state import RequestContext
 
 _FILE = {"schema": {"type": "string", "format": "binary"}}
 _KINDS = ("image/png", "image/jpeg", "image/webp", "application/octet-stream")
@@ -66,7 +66,9 @@ async def infer(context: Context) -> Response:
     images = list[Sent]()
     values: dict[str, Any] = {}
     if kind in _KINDS or not kind:  # the client does not name the kind of bytes
-        images.append(await _file(context))
+        if not (body := await received(request, MOST_BYTES)):
+            raise MissingParameter("the body is empty: send a picture's file, or JSON")
+        images.append(bytes(body))
     else:
         asked = validated(InferenceRequest, await read_json(request, takes_base64=True))
         values = without_pictures(dict(asked.parameters or {}))
@@ -81,10 +83,10 @@ async def infer(context: Context) -> Response:
             values["prompt"] = asked.inputs
     if values.get("prompt") is None and images:
         values["prompt"] = ""
-    body = _body(values, request)
-    await context.state.loaded(body.model)
-    model = context.state.model("ready", body.model)
-    answer = await draw(context, model, body, images, name="inputs")
+    asked_for = _body(values, request)
+    await context.state.loaded(asked_for.model)
+    model = context.state.model("ready", asked_for.model)
+    answer = await draw(context, model, asked_for, images, name="inputs")
     assert isinstance(answer, schema.ImagesResponse)  # `stream` is refused
     [picture] = answer.data
     content = base64.b64decode(picture.b64_json or "")
@@ -105,15 +107,3 @@ def _body(values: dict[str, Any], request: Any) -> schema.ImageRequest:
     accepted = request.headers.get("accept", "").partition(",")[0].strip().lower()
     values.setdefault("output_format", _FORMATS.get(accepted, "png"))
     return validated(schema.ImageRequest, values)
-
-
-async def _file(context: RequestContext) -> bytes:
-    """The body, a picture's file."""
-    body = bytearray()
-    async for chunk in context.request.stream():
-        body += chunk
-        if len(body) > MOST_BYTES:
-            raise BodyTooLarge(f"the picture is larger than {MOST_BYTES} bytes")
-    if not body:
-        raise MissingParameter("the body is empty: send a picture's file, or JSON")
-    return bytes(body)

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from carpool.errors import ModelNotFound
 from carpool.fleet.fleet import Fleet
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.server.access.signed_links import TTL_S, TYPES
 from carpool.server.answers.downloads import PARTS, Download
 from carpool.server.answers.draw import answer, in_our_words, read_pictures, sent_as
@@ -104,54 +104,36 @@ async def _answer(
 
 @router.get("/models")
 async def list_models(context: Context) -> schema.ModelList:
-    state = context.state
-    if isinstance(state.supervisor, Fleet):
-        return schema.ModelList(
-            data=[_entry_of(state, one) for one in state.supervisor.deployments]
-        )
-    return schema.ModelList(data=[_model_entry(state)])
+    fleet = context.state.supervisor
+    names = list(fleet.deployments) if isinstance(fleet, Fleet) else [None]
+    return schema.ModelList(data=[_model_entry(context.state, name) for name in names])
 
 
 @router.get("/models/{model:path}")
 async def get_model(model: str, context: Context) -> schema.ModelEntry:
-    if isinstance(context.state.supervisor, Fleet):
-        return _entry_of(context.state, context.state.supervisor.of(model).name)
+    fleet = context.state.supervisor
+    if isinstance(fleet, Fleet):
+        return _model_entry(context.state, fleet.of(model).name)
     entry = _model_entry(context.state)
     if model != entry.id:
         raise ModelNotFound(f"model {model[:60]!r} is not served here, {entry.id!r} is")
     return entry
 
 
-def _entry_of(state: AppState, name: str) -> schema.ModelEntry:
-    """One of several models, loaded or not."""
-    assert isinstance(state.supervisor, Fleet)
-    one = state.supervisor.of(name)
-    now_s = asyncio.get_running_loop().time()
-    more: dict[str, Any] = {"state": one.state, "ready_in_s": one.ready_in_s(now_s)}
-    if one.ready is not None:
-        return _model_entry(state, name).model_copy(update=more)
-    return schema.ModelEntry(
-        id=name,
-        created=state.started_s,
-        owned_by="carpool",
-        pipeline="",
-        tasks=[],
-        default_size=None,
-        size_multiple_px=1,
-        parameters=[],
-        lora=[],
-        **more,
-    )
-
-
 def _model_entry(state: AppState, name: str | None = None) -> schema.ModelEntry:
-    """A served model; the worker may be away."""
+    """A model, whose worker may be away; one of several (`name`) may never have been loaded."""
+    now: dict[str, Any] = {"state": state.supervisor.state}
+    if isinstance(state.supervisor, Fleet):
+        one = state.supervisor.of(name)
+        now_s = asyncio.get_running_loop().time()
+        now = {"state": one.state, "ready_in_s": one.ready_in_s(now_s)}
+        if one.ready is None:
+            return schema.ModelEntry(id=one.name, created=state.started_s, **now)
     model = state.model("loaded", name)
     card, size = model.card, model.card.usual_size_px
     return schema.ModelEntry(
         id=model.id,
         created=state.started_s,
-        owned_by="carpool",
         pipeline=card.pipeline,
         tasks=[task.name for task in card.tasks],
         default_size=None if size is None else f"{size[0]}x{size[1]}",
@@ -165,8 +147,7 @@ def _model_entry(state: AppState, name: str | None = None) -> schema.ModelEntry:
             num_frames=state.settings.max_frames,
             pictures=max((one.max_images for one in card.tasks if one.takes("image")), default=0),
         ),
-        state=state.supervisor.state,
-        ready_in_s=None,
+        **now,
     )
 
 

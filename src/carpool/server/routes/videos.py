@@ -19,6 +19,7 @@ from carpool.errors import (
     LibraryMissing,
     PipelineFailed,
     UnsupportedEndpoint,
+    UnsupportedParameter,
     VideoNotFound,
     VideoNotReady,
     by_code,
@@ -26,7 +27,7 @@ from carpool.errors import (
 from carpool.jobs.database import Record
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
-from carpool.media.outputs import FPS, encode_video, spritesheet, thumbnail
+from carpool.media.outputs import FPS, spritesheet, thumbnail, write_mp4
 from carpool.server.answers.downloads import PARTS, Download
 from carpool.server.answers.draw import in_our_words
 from carpool.server.answers.respond import unless_disconnected
@@ -63,7 +64,7 @@ def write_video(record: Record, done: Sequence[Done], folder: Path) -> None:
     audio = None
     if clip.rate:
         audio = np.frombuffer(clip.sound, np.float32).reshape(clip.channels, -1), clip.rate
-    encode_video(pixels, output["fps"], audio, path, metadata=output["told"])
+    write_mp4(pixels, output["fps"], audio, path, metadata=output["told"])
     (folder / FILES["thumbnail"]).write_bytes(thumbnail(path))
     (folder / FILES["spritesheet"]).write_bytes(spritesheet(path))
 
@@ -143,12 +144,12 @@ async def _submit(
     return await _video(state, record)
 
 
-@router.post(
-    "/videos",
-    openapi_extra=forms.document(
-        VideoRequest, ["prompt"], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE}
-    ),
+_BODY = forms.document(
+    VideoRequest, ["prompt"], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE}
 )
+
+
+@router.post("/videos", openapi_extra=_BODY)
 async def create_video(context: Context) -> Video:
     return await _create(context)
 
@@ -159,19 +160,16 @@ async def _create(context: RequestContext) -> Video:
     form = await forms.read_body(
         request, model.card, REFERENCE, "image_reference", cards=state.card_of
     )
-    form.values = peers.single(await in_our_words(state, form.values, model.card))
+    form.values = await in_our_words(state, form.values, model.card)
+    if form.values.pop("n", 1) not in (1, None):
+        rule = "a request makes one video, send several"
+        raise UnsupportedParameter(f"num_outputs_per_prompt: {rule}", param="n")
     digests = await unless_disconnected(request, context.intake().run(form.digests))
     sent = form.values | ({"pictures": digests} if digests else {})
     return await _submit(context, form, sent)
 
 
-@router.post(
-    "/videos/sync",
-    response_class=Download,
-    openapi_extra=forms.document(
-        VideoRequest, ["prompt"], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE}
-    ),
-)
+@router.post("/videos/sync", response_class=Download, openapi_extra=_BODY)
 async def create_video_at_once(context: Context) -> Download:
     """Make a video, and answer with the MP4 file once it is there; a disconnect cancels it.
 
