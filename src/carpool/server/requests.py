@@ -85,7 +85,7 @@ def outputs_of(model: ServedModel, body: schema.ImageRequest) -> int:
         InvalidValue: n, or lists of prompts that do not fit together, or too many in all.
     """
     n = check_n(1 if body.n is None else body.n, model.max_n)
-    prompts = prompts_in(body.model_dump())
+    prompts = prompts_in(body.model_dump(exclude_unset=True))
     if prompts * n > model.max_n:
         name = "n" if prompts <= model.max_n else "prompt"
         most = f"{model.max_n // prompts} of each" if name == "n" else f"{model.max_n} prompts"
@@ -190,7 +190,7 @@ def _parameters(
             f"{model.id} makes {made}, and this endpoint answers with {makes}: {way}",
             param="model",
         )
-    sent = body.model_dump(exclude_none=makes == "videos")
+    sent = body.model_dump(exclude_unset=True, exclude_none=makes == "videos")
     for name, value in sent.items():  # JSON can write half a character, "\ud800"
         try:
             for text in value if isinstance(value, list) else [value]:
@@ -198,7 +198,7 @@ def _parameters(
         except UnicodeEncodeError:
             rule = "must be text without lone surrogates"
             raise InvalidValue(f"{name}={text[:40]!a}: {rule}", param=name) from None
-    declared = type(body).model_fields  # null unless said, also where the model knows no such
+    declared = type(body).model_fields
     parameters = {
         name: value
         for name, value in sent.items()

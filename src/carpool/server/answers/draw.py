@@ -1,4 +1,4 @@
-"""Draw for clients that speak another API than OpenAI's: from a text, or from pictures."""
+"""Draw what a body asks for: read the pictures that it starts from, run its requests, answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -57,7 +57,7 @@ async def draw(
     """
     context.with_headers(body)
     if not images:
-        return await answer(context, model, body, "image_generation", event=event, **fields)
+        return await draw_from(context, model, body, "image_generation", event=event, **fields)
     form = Form(images=list(images), name=name)
     pictures, digests = await read_pictures(context, model, body, form, has_mask=mask is not None)
     request, intake = context.request, context.intake(outputs_of(model, body))
@@ -67,7 +67,7 @@ async def draw(
         pictures["image"] = first = await unless_disconnected(request, resizing)
     if mask is not None:
         pictures["mask_image"] = await unless_disconnected(request, mask(intake, first))
-    return await answer(
+    return await draw_from(
         context, model, body, "image_edit", pictures, digests, event=event, **fields
     )
 
@@ -98,7 +98,7 @@ def sent_as(body: schema.ImageRequest, digests: Sequence[str], **fields: Any) ->
     return said | ({"pictures": list(digests)} if digests else {})
 
 
-async def answer(
+async def draw_from(
     context: RequestContext,
     model: ServedModel,
     body: schema.ImageRequest,

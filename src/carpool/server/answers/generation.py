@@ -95,6 +95,8 @@ def encoded(file: bytes) -> str:
 
 async def gather(submit: Callable[[int], Coroutine[Any, Any, T]], count: int) -> list[T]:
     """Run requests side by side. If one fails, the others are cancelled, and it is raised."""
+    if count == 1:
+        return [await submit(0)]
     tasks = []
     try:
         async with asyncio.TaskGroup() as group:

@@ -12,7 +12,7 @@ from carpool.fleet.fleet import Fleet
 from carpool.request.card import Card
 from carpool.server.access.signed_links import TTL_S, TYPES
 from carpool.server.answers.downloads import PARTS, Download
-from carpool.server.answers.draw import answer, in_our_words, read_pictures, sent_as
+from carpool.server.answers.draw import draw_from, in_our_words, read_pictures, sent_as
 from carpool.server.answers.generation import Kind
 from carpool.server.answers.stage_metrics import stage_metrics
 from carpool.server.answers.stream import STREAMED
@@ -95,7 +95,7 @@ async def _answer(
     if body.background_job:
         record = await submit_images(context, model, body, pictures, sent_as(body, digests))
         return JSONResponse((await status_of(context, record)).model_dump(), 202)
-    drawn = await answer(context, model, body, kind, pictures, digests)
+    drawn = await draw_from(context, model, body, kind, pictures, digests)
     if body.return_stage_metrics and isinstance(drawn, schema.ImagesResponse):
         metrics = await stage_metrics(context.state, drawn.timings)
         return drawn.model_copy(update={"metrics": metrics})
