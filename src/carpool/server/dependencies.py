@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
-from fastapi.security import HTTPAuthorizationCredentials
+from fastapi.security import HTTPBearer
 from starlette.types import Receive, Scope, Send
 
 from carpool.server.bodies import schema
 from carpool.server.bodies.json_bodies import check_is_json, read
-from carpool.server.state import AppState, RequestContext, bearer
+from carpool.server.state import AppState, RequestContext
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schema.Error}
@@ -26,12 +26,17 @@ async def server_state(request: Request) -> AppState:
     return request.app.state.server  # type: ignore[no-any-return]
 
 
-async def request_context(
-    request: Request,
-    _: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],  # for the document
-) -> RequestContext:
-    return RequestContext(request.app.state.server, request, request.state.client)
+class _RequestContext(HTTPBearer):
+    """Gives the context of a request, whose key its route has checked before.
 
+    As a security scheme it stands in the OpenAPI document, so that paths want a key there.
+    """
+
+    async def __call__(self, request: Request) -> RequestContext:  # type: ignore[override]
+        return RequestContext(request.app.state.server, request, request.state.client)
+
+
+request_context = _RequestContext(scheme_name="HTTPBearer")
 
 State = Annotated[AppState, Depends(server_state)]
 Context = Annotated[RequestContext, Depends(request_context)]

@@ -18,6 +18,7 @@ from carpool.jobs.database import Record
 from carpool.jobs.interfaces import JobListener
 from carpool.jobs.runner import Runner
 from carpool.server.bodies import schema
+from carpool.server.bodies import schema_reports as reports
 from carpool.telemetry import tracing
 from carpool.telemetry.metrics import Metrics
 from carpool.types import CheckedRequest
@@ -110,7 +111,7 @@ class Observer(JobListener):
         """A request for work was answered."""
         self._metrics.answered(self.model, endpoint, status, duration_s)
 
-    async def report(self, owner: str, request_id: str) -> schema.RequestReport:
+    async def report(self, owner: str, request_id: str) -> reports.RequestReport:
         """What became of a request that the same API key made, or of a job in its last run.
 
         Raises:
@@ -133,7 +134,7 @@ class Observer(JobListener):
         for phase in (phase for output in outputs for phase in output["phases"]):
             names = (self.own_name(one, owner) for one in phase["others"])
             phase["others"] = list(dict.fromkeys(name[0] if name else "another" for name in names))
-        return schema.RequestReport.model_validate({"id": request_id, "outputs": outputs})
+        return reports.RequestReport.model_validate({"id": request_id, "outputs": outputs})
 
     def own_name(self, output_id: str, owner: str) -> tuple[str, int] | None:
         """The id of the HTTP request or job that became a request of the engine's, and which of

@@ -17,6 +17,7 @@ from carpool.server.answers.generation import Kind
 from carpool.server.answers.stage_metrics import stage_metrics
 from carpool.server.answers.stream import STREAMED
 from carpool.server.bodies import peers, schema
+from carpool.server.bodies import schema_reports as reports
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, read_body, validated
 from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, router_of
 from carpool.server.routes.jobs import ACCEPTED, status_of, submit_images
@@ -103,14 +104,14 @@ async def _answer(
 
 
 @router.get("/models")
-async def list_models(context: Context) -> schema.ModelList:
+async def list_models(context: Context) -> reports.ModelList:
     fleet = context.state.supervisor
     names = list(fleet.deployments) if isinstance(fleet, Fleet) else [None]
-    return schema.ModelList(data=[_model_entry(context.state, name) for name in names])
+    return reports.ModelList(data=[_model_entry(context.state, name) for name in names])
 
 
 @router.get("/models/{model:path}")
-async def get_model(model: str, context: Context) -> schema.ModelEntry:
+async def get_model(model: str, context: Context) -> reports.ModelEntry:
     fleet = context.state.supervisor
     if isinstance(fleet, Fleet):
         return _model_entry(context.state, fleet.of(model).name)
@@ -120,7 +121,7 @@ async def get_model(model: str, context: Context) -> schema.ModelEntry:
     return entry
 
 
-def _model_entry(state: AppState, name: str | None = None) -> schema.ModelEntry:
+def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry:
     """A model, whose worker may be away; one of several (`name`) may never have been loaded."""
     now: dict[str, Any] = {"state": state.supervisor.state}
     if isinstance(state.supervisor, Fleet):
@@ -128,10 +129,10 @@ def _model_entry(state: AppState, name: str | None = None) -> schema.ModelEntry:
         now_s = asyncio.get_running_loop().time()
         now = {"state": one.state, "ready_in_s": one.ready_in_s(now_s)}
         if one.ready is None:
-            return schema.ModelEntry(id=one.name, created=state.started_s, **now)
+            return reports.ModelEntry(id=one.name, created=state.started_s, **now)
     model = state.model("loaded", name)
     card, size = model.card, model.card.usual_size_px
-    return schema.ModelEntry(
+    return reports.ModelEntry(
         id=model.id,
         created=state.started_s,
         pipeline=card.pipeline,
@@ -140,7 +141,7 @@ def _model_entry(state: AppState, name: str | None = None) -> schema.ModelEntry:
         size_multiple_px=card.size_multiple_px,
         parameters=_parameters_of(card),
         lora=list(card.lora),
-        limits=schema.ModelLimits(
+        limits=reports.ModelLimits(
             n=model.max_n,
             num_inference_steps=card.max_steps,
             pixels=card.max_pixels,
@@ -151,17 +152,17 @@ def _model_entry(state: AppState, name: str | None = None) -> schema.ModelEntry:
     )
 
 
-def _parameters_of(card: Card) -> list[schema.ModelParameter]:
+def _parameters_of(card: Card) -> list[reports.ModelParameter]:
     """What requests may say, each with the default that counts and the tasks that take it."""
     known = set(card.names()) - {"output_type"}  # output_format instead
-    found: dict[str, schema.ModelParameter] = {}
+    found: dict[str, reports.ModelParameter] = {}
     for task in card.tasks:
         sent = {"image": "input_reference"} if task.makes == "videos" else {"mask_image": "mask"}
         for one in task.parameters:
             is_picture = one.name in ("image", "mask_image")
             if one.name not in known or (one.kind == "other" and not is_picture):
                 continue
-            entry = schema.ModelParameter(
+            entry = reports.ModelParameter(
                 name=sent.get(one.name, one.name),
                 kind="picture" if is_picture else one.kind,
                 required=one.required,
