@@ -66,7 +66,6 @@ class Events(JobListener):
 
     Args:
         knows: whether an owner's key is still one of the server's.
-        model: the served model's name.
         encoder: encodes previews.
         has_metadata: do files say that a model made them?
     """
@@ -78,12 +77,11 @@ class Events(JobListener):
         runner: Runner | None,
         *,
         knows: Callable[[str], bool],
-        model: Callable[[], str],
         encoder: FairExecutor,
         has_metadata: bool = True,
     ) -> None:
         self._supervisor, self._observer = supervisor, observer
-        self._knows, self._model, self._encoder = knows, model, encoder
+        self._knows, self._encoder = knows, encoder
         self._metadata: dict[str, Any] | None = {} if has_metadata else None
         self._viewers: dict[_Viewer, None] = {}
         self._progress: dict[str, tuple[Record, int, int]] = {}  # of jobs, since the last tick
@@ -167,7 +165,7 @@ class Events(JobListener):
                 statistics = await self._supervisor.statistics()
         except (CarpoolError, TimeoutError):  # the worker died, or is busy
             return
-        models = statistics.get("models") or {self._model(): statistics}
+        models = statistics.get("models") or {self._observer.model: statistics}
         for model, several in models.items():
             held = {"held": one["requests"]} if (one := several.get("held")) else {}
             for worker in several.get("workers", [several]):
@@ -177,7 +175,7 @@ class Events(JobListener):
                     self._send_all(_event("stats", about | shown))
 
     def _status(self) -> bytes:
-        status = {"status": self._supervisor.state, "model": self._model()}
+        status = {"status": self._supervisor.state, "model": self._observer.model}
         return _event("status", {**status, "version": carpool.__version__})
 
     def _activity(self, activity: protocol.Activity) -> None:
@@ -194,7 +192,7 @@ class Events(JobListener):
             for one in activity.forwards
         ]
         common = {
-            "model": activity.model or self._model(),
+            "model": activity.model or self._observer.model,
             "worker": activity.worker,
             "now_s": round(activity.now_s, 5),
             "forwards": forwards,

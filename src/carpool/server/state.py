@@ -96,7 +96,6 @@ class AppState:
             self.observer,
             runner,
             knows=self.keys.knows,
-            model=lambda: self.observer.model,
             encoder=self.encoder,
             has_metadata=settings.metadata,
         )
