@@ -19,7 +19,8 @@ from carpool.config import EngineSettings
 from carpool.engine.streams import stream_of, why_no_events
 from carpool.engine_settings import DEVICES
 from carpool.errors import SettingRejected
-from carpool.preparation import ALL, types
+from carpool.preparation import types
+from carpool.setting_rules import ALL
 
 log = logging.getLogger("carpool")
 
