@@ -1,4 +1,4 @@
-"""The nouns that every part of Carpool shares.
+"""The data types that every part of Carpool shares.
 
 Plain data: no torch, no I/O, no behaviour beyond what the data itself implies.
 """

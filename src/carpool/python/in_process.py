@@ -1,4 +1,4 @@
-"""The work of jobs in the process that keeps them: checked, run by its own engine, made files."""
+"""Jobs in the process of the engine: how they are checked and run, and their files written."""
 
 import asyncio
 import contextlib

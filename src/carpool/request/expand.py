@@ -1,4 +1,4 @@
-"""What callers of the Python API say, as requests: one request for every output."""
+"""One request for each output that a caller asks for: lists of prompts, n of each, seeds."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Rules that hold for the parameters of every pipeline, so that nobody waits in line to be told."""
+"""Rules for the parameters of every pipeline: steps, sigmas, strength, lengths, texts, the size."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -19,8 +19,8 @@ MakeMask = Callable[[Intake, Any], Any]
 """Makes a mask, white where to draw anew, for the picture that it belongs to; awaitable."""
 
 
-async def in_our_words(state: AppState, values: dict[str, Any], card: Card) -> dict[str, Any]:
-    """The fields of a form in this server's words (`peers.translated`).
+async def translated(state: AppState, values: dict[str, Any], card: Card) -> dict[str, Any]:
+    """The fields of a form under the names that they have here (`peers.translated`).
 
     Args:
         card: of the model that is meant where the form names none.

@@ -1,4 +1,4 @@
-"""Bodies of AUTOMATIC1111's API, in this server's words.
+"""Bodies of AUTOMATIC1111's API, and the fields of `ImageRequest` that they stand for.
 
 Clients send all fields of that API always. Those that are at rest, or that change no picture, are
 left out; those that would change it in a way that is not known here are refused by name.

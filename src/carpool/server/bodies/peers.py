@@ -1,4 +1,4 @@
-"""Fields that clients of SGLang and vLLM-Omni send, in this server's words.
+"""Fields that clients of SGLang and vLLM-Omni send, and what stands for them here.
 
 Those that mean the same under another name are renamed, those that change nothing here are left
 out, and those that would change the picture are refused by name. A field that the model's own
@@ -30,7 +30,7 @@ _OFF = (None, False, "false", "False", 0, "0", "")
 
 
 def translated(values: Mapping[str, Any], card: Card) -> dict[str, Any]:
-    """The fields of a body in this server's words.
+    """The fields of a body under the names that they have here.
 
     Raises:
         InvalidValue: a field is given twice with different values, or is no object.
@@ -60,8 +60,8 @@ def translated(values: Mapping[str, Any], card: Card) -> dict[str, Any]:
     return found
 
 
-def retold(body: Body, card: Card) -> Body:
-    """A body whose fields are in this server's words; the same one where they are already."""
+def with_own_names(body: Body, card: Card) -> Body:
+    """A body with its fields translated; the same one where there is nothing to translate."""
     sent = body.model_dump(exclude_unset=True)
     said = translated(sent, card)
     return body if said == sent else validated(type(body), said)

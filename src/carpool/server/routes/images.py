@@ -12,7 +12,7 @@ from carpool.fleet.fleet import Fleet
 from carpool.request.card import Card
 from carpool.server.access.signed_links import TTL_S, TYPES
 from carpool.server.answers.downloads import PARTS, Download
-from carpool.server.answers.draw import draw_from, in_our_words, read_pictures, sent_as
+from carpool.server.answers.draw import draw_from, read_pictures, sent_as, translated
 from carpool.server.answers.generation import Kind
 from carpool.server.answers.stage_metrics import stage_metrics
 from carpool.server.answers.stream import STREAMED
@@ -43,7 +43,7 @@ links = APIRouter(responses=ERRORS)  # without keys: browsers that show a pictur
 async def create_images(body: schema.ImageRequest, context: Context) -> Any:
     await context.state.loaded(body.model)
     model = context.state.model("restarting" if body.background_job else "ready", body.model)
-    body = peers.retold(body, model.card)
+    body = peers.with_own_names(body, model.card)
     return await _answer(context, model, body, "image_generation")
 
 
@@ -73,7 +73,7 @@ async def _edit(context: RequestContext, kind: Kind) -> Any:
     model = await state.some_model(needs)
     is_variation = kind == "image_generation"
     form = await read_body(request, model.card, *_NAMES, "url", "mask", cards=state.card_of)
-    form.values = await in_our_words(state, form.values, model.card)
+    form.values = await translated(state, form.values, model.card)
     if is_variation:
         form.values.setdefault("prompt", "")
     body = validated(schema.ImageRequest, form.values)

@@ -29,7 +29,7 @@ from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.media.outputs import FPS, spritesheet, thumbnail, write_mp4
 from carpool.server.answers.downloads import PARTS, Download
-from carpool.server.answers.draw import in_our_words
+from carpool.server.answers.draw import translated
 from carpool.server.answers.respond import unless_disconnected
 from carpool.server.answers.stage_metrics import peak_memory_mb
 from carpool.server.bodies import forms, peers
@@ -160,7 +160,7 @@ async def _create(context: RequestContext) -> Video:
     form = await forms.read_body(
         request, model.card, REFERENCE, "image_reference", cards=state.card_of
     )
-    form.values = await in_our_words(state, form.values, model.card)
+    form.values = await translated(state, form.values, model.card)
     if form.values.pop("n", 1) not in (1, None):
         rule = "a request makes one video, send several"
         raise UnsupportedParameter(f"num_outputs_per_prompt: {rule}", param="n")
