@@ -97,7 +97,7 @@ class Harness:
 
     async def submit(self, *seeds: int, **fields: Any) -> str:
         jobs = [CheckedRequest("old", seed, {"prompt": "a"}, **fields) for seed in seeds]
-        return (await self.runner.submit("video", {}, work_of("mine", jobs)))[0].id
+        return (await self.runner.submit("video", {}, work_of("mine", jobs))).id
 
     async def runs(self, *seeds: int) -> None:
         await until(lambda: sorted(self.worker.running) == sorted(seeds), f"{seeds} run")
@@ -457,7 +457,7 @@ def test_a_runner_that_is_stopped_just_as_something_happens_stops() -> None:
 
 def test_a_job_that_cannot_be_read_any_more_fails() -> None:
     async def scene(harness: Harness) -> None:
-        job = (await harness.runner.submit("video", {}, {"jobs": [{"seed": 1}]}))[0]
+        job = await harness.runner.submit("video", {}, {"jobs": [{"seed": 1}]})
         failed = await harness.becomes(job.id, "failed")
         assert failed.error is not None
         assert "cannot be read any more" in failed.error["message"]
@@ -468,7 +468,7 @@ def test_a_job_that_cannot_be_read_any_more_fails() -> None:
 def test_a_job_for_a_model_that_was_served_before_fails() -> None:
     async def scene(harness: Harness) -> None:
         work = work_of("other", [CheckedRequest("old", 1, {})])
-        job = (await harness.runner.submit("video", {}, work))[0]
+        job = await harness.runner.submit("video", {}, work)
         failed = await harness.becomes(job.id, "failed")
         assert failed.error is not None
         assert failed.error["message"] == (

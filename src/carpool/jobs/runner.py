@@ -98,7 +98,7 @@ class Runner:
 
     # For clients. A job that does not exist, or is another owner's, raises `JobNotFound`
 
-    async def submit(self, *args: Any, **options: Any) -> tuple[Record, bool]:
+    async def submit(self, *args: Any, **options: Any) -> Record:
         """Accept a job; see `JobStore.submit`."""
         accepted = await asyncio.to_thread(self.store.submit, *args, **options)
         self._news.set()

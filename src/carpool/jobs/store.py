@@ -125,19 +125,16 @@ class JobStore:
         digest: str = "",
         room: Callable[[int], None] | None = None,
         inputs: Mapping[str, bytes] | None = None,
-    ) -> tuple[Record, bool]:
-        """Accept a job; it is on the disk when this returns.
+    ) -> Record:
+        """Accept a job; it is on the disk when this returns. The same `key` gives the same job.
 
         Args:
             asked: as the client may see it again.
             work: of `work_of`.
-            key: the client's idempotency key: the same one again gives the same job.
+            key: the client's idempotency key.
             digest: of what the client sent with that key.
             room: is called with the number of the owner's open jobs; raises if it is too many.
             inputs: files that the job needs to be run, by name: see `input`.
-
-        Returns:
-            The job, and whether it is new.
 
         Raises:
             IdempotencyMismatch: this key came before with another digest.
@@ -153,12 +150,12 @@ class JobStore:
 
         try:
             if inputs and (earlier := find()) is not None:
-                return earlier, False
+                return earlier
             if inputs:
                 size = sum(self._files.write(self._files.inputs, job_id, write).values())
             with self._db.writing() as db:
                 if (earlier := find()) is not None:
-                    return earlier, False
+                    return earlier
                 [row] = db.execute(
                     "INSERT INTO jobs (id, kind, owner, state, asked, work, created_s,"
                     " created_up_s, bytes, idempotency_key, digest)"
@@ -172,7 +169,7 @@ class JobStore:
                 self._files.inputs.restore([job_id])
             elif inputs:
                 self._files.inputs.drop(job_id)
-        return record_of(row), True
+        return record_of(row)
 
     def _earlier(
         self, owner: str, key: str | None, digest: str, room: Callable[[int], None] | None

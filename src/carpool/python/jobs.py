@@ -120,7 +120,7 @@ class Jobs:
         names, files = packed(jobs[0].arguments)
         kind, work = work_and_kind(card, jobs, self._settings, output_format, fps, names)
         asked = {"model": card.id, "seeds": [job.seed for job in jobs]}
-        record, _ = self._ask(self._runner.submit(kind, asked, work, inputs=files))
+        record = self._ask(self._runner.submit(kind, asked, work, inputs=files))
         return self._shown(record)
 
     def get(self, job_id: str) -> BackgroundJob:

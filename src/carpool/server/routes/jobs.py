@@ -62,7 +62,7 @@ async def submit(
     request = context.request
     digest = digest_of(kind, request.url.path, body)
     request.state.slot.release()  # a job counts as one in the store
-    record, _ = await context.state.runner.submit(
+    record = await context.state.runner.submit(
         kind,
         asked,
         work | {"trace": tracing.carried()},
