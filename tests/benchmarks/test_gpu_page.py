@@ -35,16 +35,19 @@ def test_each_command_of_the_page_exists_and_takes_its_flags(
     how, what, *flags = part.command
     monkeypatch.setattr(sys, "argv", [what, *flags, "--help"])
 
+    status: object = 0
     try:
         if how == "-c":
             exec(what, {"__name__": "__main__"})
         else:
             assert how == "-m"
-            assert (found := importlib.util.find_spec(what)) is not None
+            found = importlib.util.find_spec(what)
+            assert found is not None
             runpy.run_path(str(found.origin), run_name="__main__")
     except SystemExit as ended:
-        assert not ended.code
+        status = ended.code
 
+    assert not status
     told = capsys.readouterr().out
     for flag in (one for one in flags if one.startswith("--")):
         assert flag in told

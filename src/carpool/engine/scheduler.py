@@ -272,9 +272,15 @@ class Scheduler:
         """Refuse a request that would wait too long; see `AdmissionControl.check`."""
         self.admission.check(job.priority, self._predictor.whole_s(job))
 
-    def alone_s(self, job: CheckedRequest) -> float | None:
-        """The predicted work of a request, if anything is known."""
-        return self._predictor.whole_s(job) if self._predictor.is_informed else None
+    def estimate(self, request: CheckedRequest) -> tuple[float | None, float, float]:
+        """What a request would take if it came now; from any thread.
+
+        Returns:
+            Seconds of its denoising steps alone on the device, None while nothing is known; the
+            predicted wait; and the speed of shared forwards, against doing all alone.
+        """
+        alone_s = self._predictor.whole_s(request) if self._predictor.is_informed else None
+        return alone_s, self.admission.wait_s, self.admission.speed
 
     def check_deadline(
         self, job: CheckedRequest, running: Iterable[RequestState], waited_s: float = 0.0

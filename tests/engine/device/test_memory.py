@@ -39,4 +39,4 @@ def test_requests_that_do_not_fit_together_are_drawn_one_after_another() -> None
         drive.finish()
 
     assert all(gap(one.image, alone.image) < CLOSE for one in heard)
-    assert drive.engine._scheduler.widths.are_limited
+    assert drive.engine.scheduler.widths.are_limited

@@ -10,18 +10,25 @@ import inspect
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.video_processor import VideoProcessor
 
 USUAL = ("pil", "np", "pt", "latent")
-_KEPT = 256  # answers: to read the sources of three classes takes 0.1 s
+# To read the sources of three classes takes 0.1 s: answers are kept.
+_KNOWN: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
 _CONVERTERS = {"postprocess": VaeImageProcessor, "postprocess_video": VideoProcessor}
 
 
-@lru_cache(_KEPT)
 def output_types(cls: type) -> tuple[str, ...]:
     """The values of `output_type` that a pipeline class compares it with, and the usual ones."""
+    if cls not in _KNOWN:
+        _KNOWN[cls] = _output_types(cls)
+    return _KNOWN[cls]
+
+
+def _output_types(cls: type) -> tuple[str, ...]:
     found = dict.fromkeys(USUAL)
     for function in _functions(cls):
         for node in ast.walk(function):
@@ -43,7 +50,7 @@ def only_converts(pipe: Any) -> bool:
     return _only_converts(type(pipe).__call__, tuple(processors.items()))
 
 
-@lru_cache(_KEPT)
+@lru_cache(256)
 def _only_converts(call: Any, processors: tuple[tuple[str, type], ...]) -> bool:
     try:
         tree = _parsed(call)
