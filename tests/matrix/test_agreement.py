@@ -65,12 +65,12 @@ class Timed:
         scheduler.select = self.chosen  # type: ignore[method-assign]
         drive.engine._fuser.run = self.run  # type: ignore[method-assign]
 
-    def chosen(self, states: Any) -> list[RequestState]:
-        chosen = self.choose(states)
-        if chosen:
+    def chosen(self, states: Any) -> list[list[RequestState]]:
+        selections = self.choose(states)
+        for chosen in selections:
             name = self.drive.engine.scheduler._kind.name
             self.batches.append((name, tuple(sorted(rider.number for rider in chosen))))
-        return chosen
+        return selections
 
     def run(self, calls: Any, rows: Any) -> Any:
         name = f"{calls[0].target.component}.{calls[0].target.method}"

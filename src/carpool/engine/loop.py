@@ -27,6 +27,7 @@ from carpool.engine.journal import Identity, Journal
 from carpool.engine.model.device import DeviceLost
 from carpool.engine.model.load import Loaded, versions
 from carpool.engine.model.preview import PreviewSender
+from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.model_runner import ModelRunner
 from carpool.engine.observe.activity import Snapshot, snapshot
 from carpool.engine.observe.forward import Observer
@@ -36,7 +37,7 @@ from carpool.engine.observe.timeline import Timelines
 from carpool.engine.probation.probation import Probation
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.queue import RequestQueue
-from carpool.engine.request import Listener, RequestState
+from carpool.engine.request import Listener
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
 from carpool.engine.sweep import Sweeps
@@ -75,14 +76,16 @@ class EngineCore:
         self._turn_s = self._forward_s = 0.0  # busy time: all, and in modules
         self.heartbeat, self._stats, self._timelines = Heartbeat(clock), Stats(clock), Timelines()
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
+        self._installation = Installation(loaded, self.heartbeat)
+        isolation, adapters = self._installation.isolation, self._installation.adapters
+        watch, streamer = Stopwatch(loaded.device), loaded.streamer
+        self._sweeps = Sweeps(streamer, adapters, clock, watch) if streamer is not None else None
         self.scheduler = Scheduler(
-            loaded, settings, self._queue, clock, table, policy, self._may_pause
+            loaded, settings, self._queue, clock, table, policy, watch, self._sweeps
         )
         self._observers: list[Observer] = [
             self.scheduler.forward, self._stats.forward, self._timelines.forward, *observers
         ]  # fmt: skip
-        self._installation = Installation(loaded, self.heartbeat)
-        isolation, adapters = self._installation.isolation, self._installation.adapters
         self._fuser = Fuser(is_exact=settings.numerics == "exact")
         kept = table.path.with_suffix(".fusing.json") if table else None
         self._probation = Probation(
@@ -90,10 +93,6 @@ class EngineCore:
         )
         is_grouped = settings.lora_batching == "grouped"
         describer = Describer(self._fuser, self._probation, is_grouped_by_lora=is_grouped)
-        streamer = loaded.streamer
-        self._sweeps: Sweeps | None = None
-        if streamer is not None:
-            self._sweeps = Sweeps(streamer, adapters, clock, self.scheduler.watch)
         self._registry = AdapterRegistry(adapters, settings.lora_dir, self._offer)
         self._registry.add_all(loaded.lora)
         if loaded.group is not None:
@@ -269,15 +268,11 @@ class EngineCore:
         while states := self.scheduler.admit(len(self.running)):
             for state in states:
                 self.running.start(state)
-        selections: Sequence[Sequence[RequestState]] = ()
-        if self._sweeps is None:
-            selected = self.scheduler.select(self.running.parked)
-        else:
-            selections = self.scheduler.select_sweep(self.running.parked)
-            selected = [state for selection in selections for state in selection]
+        selections = self.scheduler.select(self.running.parked)
+        selected = [state for selection in selections for state in selection]
         if selected:
             forward_at_s = self._clock()
-            answers = self._runner.execute(selections or (selected,))
+            answers = self._runner.execute(selections)
             forward_s = self._clock() - forward_at_s
             self.running.end_cancelled()
             self.running.resume(zip(selected, answers, strict=True))
@@ -288,7 +283,3 @@ class EngineCore:
             loop_s = turn_s - forward_s - fiber_s
             self.scheduler.turned(len(selected), loop_s, fiber_s, self.running.longest_s)
         return bool(selected or results or self._queue.has_host_results)
-
-    def _may_pause(self, state: RequestState) -> bool:
-        """Whether other forwards may run while the forward of this call stands before a block."""
-        return self._sweeps is not None and self._sweeps.may_pause(state.call)
