@@ -5,6 +5,8 @@ from support.pretended.process import on_pretended_device
 
 @on_pretended_device
 def test_a_model_that_does_not_fit_is_a_load_error_that_says_what_helps() -> None:
+    import gc
+
     import pytest
 
     from carpool.config import EngineSettings
@@ -13,6 +15,7 @@ def test_a_model_that_does_not_fit_is_a_load_error_that_says_what_helps() -> Non
     from support.pretended.order import MEMORY
     from support.tiny import checkpoint
 
+    gc.collect()  # what earlier tests left may not be freed meanwhile
     before, MEMORY.limit = MEMORY.taken, MEMORY.taken + 100_000
 
     with pytest.raises(LoadFailed, match=r"do not fit the memory .* smaller\s+dtype"):
