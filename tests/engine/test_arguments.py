@@ -89,7 +89,7 @@ def test_what_a_class_does_with_its_output_type_is_read_from_its_source() -> Non
 def test_sources_are_read_once_and_yet_each_pipeline_is_judged_by_its_own_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Marking(VaeImageProcessor):
+    class Marking(VaeImageProcessor):  # type: ignore[misc]
         def postprocess(self, *args: Any, **kwargs: Any) -> Any:
             return super().postprocess(*args, **kwargs)
 

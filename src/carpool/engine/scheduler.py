@@ -215,18 +215,15 @@ class Scheduler:
         self.watch.start()
 
     def forward(self, forward: Forward) -> None:
-        """An observer of forwards: learns from them."""
+        """An observer of forwards: notes what each took; where they run ahead, what those took
+        that are over by now."""
         parked = forward.states[0].parked
         if self._streamer is not None and parked is not None:
             self._kind = parked.kind  # forwards of several kinds end in one sweep
-        self.ended(forward.row_counts, forward.duration_s)
-
-    def ended(self, rows: Sequence[int], duration_s: float) -> None:
-        """Note what a forward took; where they run ahead, what those took that are over by now."""
         if self._clock() - self._reported_s >= REPORT_EVERY_S:
             self._reported_s = self._clock()
             self.step_costs = self._predictor.step_costs(self._settings.max_batch_size)
-        self.watch.stop((self._kind, tuple(rows)), duration_s)
+        self.watch.stop((self._kind, forward.row_counts), forward.duration_s)
         for (kind, widths), seconds in self.watch.read():
             if kind.name not in self._seconds:
                 self._seconds[kind.name] = Histogram(FORWARD_BUCKETS_S)
