@@ -39,7 +39,7 @@ def put(
     recorder = Recorder()
     sink = None if kept is None else kept.append
     checked = replace(check(drive.engine.loaded.card, request), **changes)
-    drive.engine.submit_held(checked, recorder, 0.0, Journal(past, sink))
+    drive.engine.submit(checked, recorder, 0.0, Journal(past, sink))
     return recorder
 
 

@@ -71,6 +71,11 @@ class RunningRequests:
         """All of them. From any thread."""
         return list(self._states.values())
 
+    def steps_left(self) -> dict[str, float]:
+        """Denoising steps that requests have left, as far as their number is known. From any
+        thread."""
+        return {one.request_id: float(one.steps - one.step) for one in self.states if one.steps}
+
     @property
     def parked(self) -> list[RequestState]:
         """Those that wait for a forward."""
