@@ -5,9 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline, Lumina2Transformer2DModel
+from diffusers import (
+    AudioLDM2Pipeline,
+    DiffusionPipeline,
+    Lumina2Pipeline,
+    Lumina2Transformer2DModel,
+)
 from torch import nn
+from transformers import Gemma2Model
 
+from carpool.engine.specs.infer import reads_caches
 from support.engine_driver import Drive, driving, fresh, gap
 from support.matrix.case import IMAGE, VIDEO
 from support.tiny import ARGUMENTS
@@ -198,6 +205,35 @@ def test_lumina_2_fuses_by_its_table_whatever_the_lengths_of_its_texts(numerics:
         assert torch.equal(ours, whole(solo.outcome.fields))
     assert fuses(drive, "transformer").keys() <= {"proven"}
     assert drive.widest("transformer") == (5 if numerics == "fast" else 3)  # exact: equal lengths
+
+
+class Reader(Gemma2Model):  # type: ignore[misc]
+    """A language model of no table; it gives a key-value cache, which its pipeline never reads."""
+
+
+def test_a_language_model_fuses_where_its_pipeline_reads_no_cache_of_it() -> None:
+    pipe = plain("lumina2")
+    expected = [alone(pipe, one) for one in requests_of("lumina2")]
+    reader = Reader(pipe.text_encoder.config)
+    reader.load_state_dict(pipe.text_encoder.state_dict())
+    pipe.register_modules(text_encoder=reader.eval())
+
+    with driving(pipe) as drive:
+        learning = ride("lumina2", drive)
+        drive.forwards.clear()
+        proven = ride("lumina2", drive)
+
+    for ours in (learning, proven):
+        for one, other in zip(ours, expected, strict=True):
+            assert gap(one, other) < IMAGE
+    assert fuses(drive, "text_encoder").keys() == {"proven"}
+    assert drive.widest("text_encoder") >= 3
+
+
+def test_a_pipeline_reads_caches_if_its_package_names_them_or_nobody_knows() -> None:
+    assert not reads_caches(Lumina2Pipeline)
+    assert reads_caches(AudioLDM2Pipeline)
+    assert reads_caches(type("Own", (Lumina2Pipeline,), {}))
 
 
 def test_inference_can_be_turned_off() -> None:

@@ -42,6 +42,7 @@ from carpool.engine.queue import RequestQueue
 from carpool.engine.request import Listener, RequestState
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
+from carpool.engine.specs.infer import reads_caches
 from carpool.engine.sweep import Sweeps
 from carpool.engine.tokenizers import Tokenizers
 from carpool.errors import Cancelled, CarpoolError, PipelineFailed, SettingRejected, WorkerLost
@@ -93,7 +94,10 @@ class EngineCore:
         self._fuser = Fuser(is_exact=settings.numerics == "exact")
         kept = table.path.with_suffix(".fusing.json") if table else None
         self._probation = Probation(
-            self._fuser, infers=settings.infer_specs, verdicts=Verdicts(kept, versions())
+            self._fuser,
+            infers=settings.infer_specs,
+            verdicts=Verdicts(kept, versions()),
+            without_caches=not reads_caches(type(loaded.pipe)),
         )
         is_grouped = settings.lora_batching == "grouped"
         describer = Describer(self._fuser, self._probation, is_grouped_by_lora=is_grouped)
