@@ -28,10 +28,10 @@ MEANING = {
     "itself at run time",
     "proven, alone": "likewise, and its denoiser runs alone",
     "exclusive": "likewise; a request that changes a shared component has it to itself",
-    "tried": "tiny models of diffusers' own tests, five requests with others that are cancelled and "
-    "fail: each got, bit for bit in `exact` numerics, what plain diffusers gives it alone, and the "
-    "pipeline came back as it was; named are the difference in `fast` (of values up to one) and the "
-    "most requests in a forward (`make test-diffusers`)",
+    "tried": "with tiny models of diffusers' own tests, five requests beside others that are "
+    "cancelled and fail: each got, bit for bit in `exact` numerics, what plain diffusers gives it "
+    "alone, and the pipeline came back as it was; named are the difference in `fast` (of values up "
+    "to one) and the most requests in a forward (`make test-diffusers`)",
     "refused": "it cannot be loaded",
     "never tried": "no test has run it; nothing in it is refused, and `carpool check MODEL` shows "
     "what it does",

@@ -143,7 +143,7 @@ def requests(name: str) -> list[dict[str, Any]]:
         return {"num_inference_steps": steps + count} if isinstance(steps, int) else {}
 
     guided, unguided = ({scale: given[scale] + 1.5}, {scale: 1.0}) if scale else ({}, {})
-    changes = (
+    changes: tuple[dict[str, Any], ...] = (
         {},
         {**more(1), **other},
         guided,
