@@ -40,6 +40,10 @@ test-noise: .venv/ready build/torchvision  ## all tests, slow ones too, with oth
 build/torchvision: | .venv/ready
 	$(BIN)/pip install --quiet --no-deps --target $@ torchvision==0.28.0
 
+test-diffusers: .venv/ready  ## pipelines of diffusers' own tests; DIFFUSERS_CHECKOUT names their folder
+	WRITE_RESULTS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -o addopts=--import-mode=importlib \
+		--timeout 300 -rs tests/matrix/test_diffusers_tests.py
+
 test-models: .venv/ready build/torchvision  ## every model and task against plain diffusers
 	$(ONE_THREAD) CARPOOL_WRITE_PROOF=1 $(BIN)/python -m pytest -m "slow or not slow" \
 	  tests/matrix/test_matrix.py tests/matrix/test_outsiders.py tests/matrix/test_traps_*.py tests/lab/test_load_http.py tests/benchmarks/test_benchmark_gpu.py \

@@ -1,7 +1,8 @@
 """What is known of every pipeline class that diffusers ships, for `docs/models.md`.
 
 Rows of the matrix prove classes (`models/proof.json`), and tests do: those are named in
-`known_pipelines.json`. How a denoiser fuses is read from the types of the class's arguments.
+`known_pipelines.json`. `tried_pipelines.json` is what `make test-diffusers` saw. How a denoiser
+fuses is read from the types of the class's arguments.
 """
 
 import inspect
@@ -16,9 +17,10 @@ import diffusers
 from torch import nn
 
 from carpool.engine.specs import SPECS
-from carpool.models.grid import proof
+from carpool.models.grid import proof, short
 
 FROM_TESTS = Path(__file__).parent / "known_pipelines.json"
+TRIED = Path(__file__).parent / "tried_pipelines.json"
 MEANING = {
     "proven": "requests together got what plain diffusers gives each alone, in the rows of the "
     "matrix or the test that is named",
@@ -26,6 +28,10 @@ MEANING = {
     "itself at run time",
     "proven, alone": "likewise, and its denoiser runs alone",
     "exclusive": "likewise; a request that changes a shared component has it to itself",
+    "tried": "with tiny models of diffusers' own tests, five requests beside others that are "
+    "cancelled and fail: each got, bit for bit in `exact` numerics, what plain diffusers gives it "
+    "alone, and the pipeline came back as it was; named are the difference in `fast` (of values up "
+    "to one) and the most requests in a forward (`make test-diffusers`)",
     "refused": "it cannot be loaded",
     "never tried": "no test has run it; nothing in it is refused, and `carpool check MODEL` shows "
     "what it does",
@@ -59,6 +65,12 @@ def from_tests() -> dict[str, dict[str, str]]:
     return {one["pipeline"]: one for one in json.loads(FROM_TESTS.read_text())}
 
 
+def tried() -> dict[str, dict[str, Any]]:
+    """What `make test-diffusers` measured, by class; each was the same in exact numerics."""
+    known: dict[str, dict[str, Any]] = json.loads(TRIED.read_text())
+    return known
+
+
 def _known(name: str) -> Known:
     cls = getattr(diffusers, name)
     if missing := sorted({*getattr(cls, "_backends", ())} - {"torch", "transformers"}):
@@ -70,6 +82,10 @@ def _known(name: str) -> Known:
     rows = sorted(row for row, one in proof().items() if one["pipeline"] == name)
     if rows:
         return Known(name, "proven", ", ".join(rows), denoisers)
+    if tested is None and (seen := tried().get(name)) is not None:
+        widths = ", ".join(f"{short(method)} {n}" for method, n in seen["widths"].items())
+        vague = "" if seen["is_told_apart"] else "; its answers hardly depend on what is asked"
+        return Known(name, "tried", f"{seen['fast']:.0e}; {widths}{vague}", denoisers)
     if tested is not None:
         file, _, test = tested["test"].partition("::")
         how = f"{tested['why']}{'; ' * bool(tested['why'])}`{Path(file).name}`: {test}"

@@ -39,6 +39,7 @@ class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
         self.register_buffer("shift", torch.ones(4))
+        self.register_buffer("large", torch.ones(2**18 + 1))  # its copy is not kept
         self.gain = 1.0
         self.gains = [1.0]
         self.added = self.second.register_forward_hook(add_one)
@@ -51,7 +52,8 @@ class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
             x = x + 1
         if any(weight.requires_grad for weight in self.parameters()):
             x = x + 2
-        y: Tensor = x * self.gain * self.config.factor * sum(self.gains) + self.shift
+        x = x * self.gain * self.config.factor * sum(self.gains)
+        y: Tensor = x + self.shift * self.large[0]
         return y.float()
 
 
@@ -159,6 +161,11 @@ def write_numpy(net: Any) -> None:
     net.second.weight.numpy()[0] += 1.0
 
 
+def write_parts(net: Any) -> None:
+    for part in torch.split(torch.detach(net.second.weight), 2):
+        torch.narrow(part, 1, 0, 2).add_(1.0)
+
+
 WRITES: dict[str, Write] = {
     "data in place": lambda net: net.second.weight.data.add_(1.0),
     "data of all weights": write_data_later,
@@ -176,7 +183,14 @@ WRITES: dict[str, Write] = {
     "state dict": lambda net: net.state_dict()["second.weight"].add_(1.0),
     "initialization": lambda net: nn.init.zeros_(net.first.weight),
     "loaded weights": load,
+    "function's view of a weight": lambda net: torch.transpose(net.second.weight, 0, 1).add_(1.0),
+    "functions' views of weights": write_parts,
+    "weight for the output": lambda net: torch.add(net.first.weight, 1.0, out=net.second.weight),
+    "function on a list": lambda net: torch._foreach_mul_(list(net.parameters()), 0.5),
     "buffer in place": lambda net: net.shift.zero_(),
+    "large buffer in place": lambda net: net.large.zero_(),
+    "data of a large buffer": lambda net: net.large.data.zero_(),
+    "view of a large buffer": lambda net: net.large[:1].zero_(),
     "one requires_grad": lambda net: net.second.bias.requires_grad_(),
     "one requires_grad set": lambda net: setattr(net.first.weight, "requires_grad", True),
     "removed hook": lambda net: net.added.remove(),
@@ -290,10 +304,13 @@ def test_a_buffer_that_forwards_write_on_is_everybodys() -> None:
 
 
 def write_unseen(net: Any) -> None:
-    torch.transpose(net.second.weight, 0, 1).add_(1.0)  # by a function, which is not followed
+    weight = net.second.weight
+    thread = threading.Thread(target=lambda: weight.view(-1).add_(1.0))  # which no fiber has
+    thread.start()
+    thread.join()
 
 
-def test_weights_that_were_written_through_a_view_are_told_with_what_helps(
+def test_weights_that_were_written_unseen_are_told_with_what_helps(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with driving(made()) as drive:
@@ -413,8 +430,8 @@ def test_what_is_generated_draws_from_the_requests_own_numbers_and_goes_on_with_
         assert same(one, Writing(net)("")["images"])
 
 
-def test_gradients_autocast_and_inference_mode_stay_with_the_request_that_wants_them() -> None:
-    seen: list[tuple[bool, bool, bool]] = []
+def test_torchs_modes_and_devices_stay_with_the_request_that_wants_them() -> None:
+    seen: list[tuple[bool, bool, bool, str]] = []
 
     class Switching(Meddler):
         def __call__(  # type: ignore[override]
@@ -429,6 +446,10 @@ def test_gradients_autocast_and_inference_mode_stay_with_the_request_that_wants_
             if mode == "autocast":
                 with torch.autocast("cpu", torch.bfloat16):
                     return {"images": self.net(self.net(x)).float()}
+            if mode == "device":
+                with torch.device("meta"):
+                    y = self.net(self.net(x))
+                    return {"images": y + torch.zeros(4).is_meta}
             if mode == "inference":
                 with torch.inference_mode():
                     x = self.net(self.net(x)) * 1
@@ -440,17 +461,18 @@ def test_gradients_autocast_and_inference_mode_stay_with_the_request_that_wants_
                         torch.is_grad_enabled(),
                         torch.is_autocast_enabled("cpu"),
                         torch.is_inference_mode_enabled(),
+                        torch.zeros(1).device.type,
                     )
                 )
             return {"images": x}
 
     pipe, judge = Switching(made().net), Switching(made().net.requires_grad_(False).eval())
-    modes = ("", "gradients", "autocast", "inference", "")
+    modes = ("", "gradients", "autocast", "inference", "device", "")
     with driving(pipe) as drive:
         heard = [drive.submit("", seed=seed, mode=mode) for seed, mode in enumerate(modes)]
         drive.finish()
 
-    assert set(seen) == {(False, False, False)}
+    assert set(seen) == {(False, False, False, "cpu")}
     for seed, (mode, one) in enumerate(zip(modes, heard, strict=True)):
         with torch.no_grad():
             given = torch.Generator().manual_seed(seed)

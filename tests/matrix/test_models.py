@@ -7,7 +7,7 @@ from pathlib import Path
 import diffusers
 import pytest
 from click.testing import CliRunner
-from known_pipelines import BASES, MEANING, everything, from_tests
+from known_pipelines import BASES, MEANING, everything, from_tests, tried
 from make_models import PAGE, page
 
 from carpool.cli.main import cli
@@ -101,6 +101,14 @@ def test_a_class_is_listed_once_with_a_state_that_is_explained() -> None:
     assert from_tests().keys() <= set(listed)
     proven = {one["pipeline"] for one in proof().values()}
     assert proven == {one.pipeline for one in everything() if one.how.startswith(tuple(KNOWN))}
+
+
+def test_what_was_tried_with_diffusers_tests_had_the_bits_of_plain_diffusers() -> None:
+    states = {one.pipeline: one.known for one in everything()}
+
+    assert tried().keys() <= states.keys()
+    assert {one["exact"] for one in tried().values()} == {0.0}
+    assert "tried" in states.values()
 
 
 @pytest.mark.parametrize("name", from_tests())

@@ -5,9 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline, Lumina2Transformer2DModel
+from diffusers import (
+    AudioLDM2Pipeline,
+    DiffusionPipeline,
+    Lumina2Pipeline,
+    Lumina2Transformer2DModel,
+)
 from torch import nn
+from transformers import Gemma2Model
 
+from carpool.engine.specs.infer import reads_caches
 from support.engine_driver import Drive, driving, fresh, gap
 from support.matrix.case import IMAGE, VIDEO
 from support.tiny import ARGUMENTS
@@ -56,7 +63,6 @@ FUSE = {  # its denoiser, how far an answer may be off, whether it is part of `m
     "ovis": ("transformer", IMAGE, False),
     "ltx": ("transformer", VIDEO, False),
     "cogvideox": ("transformer", VIDEO, False),
-    "mochi": ("transformer", VIDEO, False),
     "latte": ("transformer", VIDEO, False),
     "stable_audio": ("transformer", VIDEO, False),
     "sana_video": ("transformer", VIDEO, False),
@@ -173,14 +179,24 @@ def test_a_denoiser_that_decides_by_the_values_of_its_rows_runs_alone() -> None:
     assert set(drive.widths("transformer")) == {1}
 
 
-@pytest.mark.parametrize("numerics", ["fast", "exact"])
-def test_lumina_2_fuses_by_its_table_whatever_the_lengths_of_its_texts(numerics: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "numerics"),
+    [
+        ("lumina2", "fast"),
+        ("lumina2", "exact"),
+        pytest.param("mochi", "fast", marks=pytest.mark.slow),
+        pytest.param("mochi", "exact", marks=pytest.mark.slow),
+    ],
+)
+def test_a_denoiser_that_reads_a_mask_fuses_by_its_table_whatever_the_lengths_of_its_texts(
+    family: str, numerics: str
+) -> None:
     words = ("a cat", "a very small red dog by the sea", "a dog", "a cat", "two", "a dog")
-    requests = [{**one, "prompt": words[i]} for i, one in enumerate(requests_of("lumina2"))]
-    pipe = plain("lumina2")
+    requests = [{**one, "prompt": words[i]} for i, one in enumerate(requests_of(family))]
+    pipe = plain(family)
     expected = [alone(pipe, one) for one in requests]
 
-    with driving(fresh("lumina2"), numerics=numerics) as drive:
+    with driving(fresh(family), numerics=numerics) as drive:
         by_itself = []
         for one in requests[:5] if numerics == "exact" else []:
             by_itself.append(drive.submit(**one))
@@ -193,11 +209,41 @@ def test_lumina_2_fuses_by_its_table_whatever_the_lengths_of_its_texts(numerics:
 
     got = [whole(one.outcome.fields) for one in heard]
     for ours, theirs in zip(got, expected, strict=True):
-        assert gap(ours, theirs) < IMAGE
+        assert gap(ours, theirs) < VIDEO
     for ours, solo in zip(got, by_itself, strict=False):
         assert torch.equal(ours, whole(solo.outcome.fields))
     assert fuses(drive, "transformer").keys() <= {"proven"}
-    assert drive.widest("transformer") == (5 if numerics == "fast" else 3)  # exact: equal lengths
+    widest = {("lumina2", "fast"): 5, ("lumina2", "exact"): 3}  # in exact of one length
+    assert drive.widest("transformer") == widest.get((family, numerics), 4)
+
+
+class Reader(Gemma2Model):  # type: ignore[misc]
+    """A language model of no table; it gives a key-value cache, which its pipeline never reads."""
+
+
+def test_a_language_model_fuses_where_its_pipeline_reads_no_cache_of_it() -> None:
+    pipe = plain("lumina2")
+    expected = [alone(pipe, one) for one in requests_of("lumina2")]
+    reader = Reader(pipe.text_encoder.config)
+    reader.load_state_dict(pipe.text_encoder.state_dict())
+    pipe.register_modules(text_encoder=reader.eval())
+
+    with driving(pipe) as drive:
+        learning = ride("lumina2", drive)
+        drive.forwards.clear()
+        proven = ride("lumina2", drive)
+
+    for ours in (learning, proven):
+        for one, other in zip(ours, expected, strict=True):
+            assert gap(one, other) < IMAGE
+    assert fuses(drive, "text_encoder").keys() == {"proven"}
+    assert drive.widest("text_encoder") >= 3
+
+
+def test_a_pipeline_reads_caches_if_its_package_names_them_or_nobody_knows() -> None:
+    assert not reads_caches(Lumina2Pipeline)
+    assert reads_caches(AudioLDM2Pipeline)
+    assert reads_caches(type("Own", (Lumina2Pipeline,), {}))
 
 
 def test_inference_can_be_turned_off() -> None:

@@ -90,6 +90,12 @@ def test_a_picture_that_does_not_suit_is_refused_with_the_rule(
     assert refused.value.param in given
 
 
+def test_a_mask_of_a_pictures_proportions_is_made_as_large_by_the_pipeline() -> None:
+    small = Request("a cat", image=picture(), mask_image=picture(32, 32, "L"))
+
+    assert check(CARD, small).arguments["mask_image"].size == (32, 32)
+
+
 def test_a_mask_without_an_image_is_refused() -> None:
     with pytest.raises(MissingParameter, match="image is missing: mask_image says which part"):
         check(CARD, Request("a cat", mask_image=picture(mode="L")))

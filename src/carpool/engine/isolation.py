@@ -2,7 +2,7 @@
 
 A fiber's context makes three kinds of state private to its request, whatever runs between two of
 its turns: the changes that it makes to shared modules (`overlay`), the global random numbers
-(`random_state`), and torch's modes of the thread (gradients, inference mode, autocast).
+(`random_state`), and torch's modes of the thread (gradients, inference mode, autocast, functions).
 
 A call to a component that its request has changed cannot share a forward: it runs alone, inside
 the request's own state. Which requests are like that is observed, not listed.
@@ -20,6 +20,7 @@ from torch import nn
 from carpool.engine import pinned_copies, provenance, random_state
 from carpool.engine.intercept import Target, computes_together
 from carpool.engine.model.pins import Pins
+from carpool.engine.overlay.functions import FunctionModes, WeightsWatch
 from carpool.engine.overlay.overlay import Overlay
 from carpool.engine.overlay.shared_modules import SharedModules
 from carpool.engine.random_state import RandomState
@@ -57,12 +58,18 @@ class Isolation:
                 patches.drop()
         self._is_installed = False
 
-    def context(self, seed: int) -> "RequestContext":
-        """The state of a request that is about to start."""
+    def context(self, seed: int, *, is_watched: bool = False) -> "RequestContext":
+        """The state of a request that is about to start.
+
+        Args:
+            is_watched: what it does to weights by functions of torch is followed, too.
+        """
         random = RandomState(seed, self._device)
         # a tensor of the CPU can be read without waiting: nothing has to be known of it beforehand
         is_copied = self._device.type != "cpu"
-        return RequestContext(Overlay(self._shared), random, self._pins, copies=is_copied)
+        overlay = Overlay(self._shared)
+        functions = FunctionModes(*([WeightsWatch(overlay)] if is_watched else []))
+        return RequestContext(overlay, random, self._pins, functions, copies=is_copied)
 
     def exclusive(self, context: "RequestContext") -> list[str]:
         """The components that a request has changed for itself; each kind is logged once."""
@@ -81,7 +88,7 @@ class Isolation:
         """Look after the end of a request whether the weights are still those that were loaded."""
         for name in self._shared.changed_weights():
             log.error(
-                "weights of %s were changed in place, through a view of them; it was noticed at "
+                "weights of %s were changed in place, where nothing reports it; it was noticed at "
                 "the end of request %s and cannot be undone: later answers differ from those of "
                 "the model. Load it anew, and keep the pipeline from writing on its weights",
                 name,
@@ -92,8 +99,17 @@ class Isolation:
 class RequestContext:
     """The private state of one request; see `fiber.Context`."""
 
-    def __init__(self, overlay: Overlay, random: RandomState, pins: Pins, *, copies: bool) -> None:
+    def __init__(
+        self,
+        overlay: Overlay,
+        random: RandomState,
+        pins: Pins,
+        functions: FunctionModes,
+        *,
+        copies: bool,
+    ) -> None:
         self.overlay, self.random, self.pins = overlay, random, pins
+        self._functions = functions
         self.request_id, self.warnings = "", list[str]()  # whose it is; what its answer is to say
         self._modes = self._outside = _PLAIN
         self._no_inference: torch.inference_mode | None = None
@@ -113,8 +129,10 @@ class RequestContext:
             provenance.watch()
             pinned_copies.watch()
         self.overlay.apply()
+        self._functions.enter()
 
     def leave(self) -> None:
+        self._functions.leave()
         if self._copies:
             provenance.ignore()
             pinned_copies.ignore()
@@ -133,13 +151,14 @@ class RequestContext:
         """The method that a call from this request means.
 
         That is `target` itself, or one that runs alone and in the request's own state: where the
-        request has changed the component, where it wants gradients through it, and where tokens
-        are drawn from the global random numbers.
+        request has changed the component, where it wants gradients through it or a device of its
+        own (`with torch.device(...)`), and where tokens are drawn from the global random numbers.
 
         Raises:
             PipelineFailed: other processes compute the component, too, and know of no change.
         """
         is_plain = not torch.is_grad_enabled() and target.method != "generate"
+        is_plain = is_plain and not self._functions.are_changed
         if is_plain and not self.overlay.covers(target.module):
             return target
         if computes_together(target.module):
@@ -152,7 +171,7 @@ class RequestContext:
 
     def _inside(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def method(*args: Any, **kwargs: Any) -> Any:
-            with self.applied():
+            with self.applied(), self._functions.of_forward():
                 return original(*args, **kwargs)
 
         return method

@@ -40,6 +40,7 @@ from carpool.engine.queue import RequestQueue
 from carpool.engine.request import Listener
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
+from carpool.engine.specs.infer import reads_caches
 from carpool.engine.sweep import Sweeps
 from carpool.errors import Cancelled, CarpoolError, PipelineFailed, SettingRejected, WorkerLost
 from carpool.schedule.policy import Policy
@@ -89,7 +90,10 @@ class EngineCore:
         self._fuser = Fuser(is_exact=settings.numerics == "exact")
         kept = table.path.with_suffix(".fusing.json") if table else None
         self._probation = Probation(
-            self._fuser, infers=settings.infer_specs, verdicts=Verdicts(kept, versions())
+            self._fuser,
+            infers=settings.infer_specs,
+            verdicts=Verdicts(kept, versions()),
+            without_caches=not reads_caches(type(loaded.pipe)),
         )
         is_grouped = settings.lora_batching == "grouped"
         describer = Describer(self._fuser, self._probation, is_grouped_by_lora=is_grouped)

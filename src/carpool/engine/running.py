@@ -21,6 +21,7 @@ from carpool.engine.model.view import call, view
 from carpool.engine.observe.heartbeat import Heartbeat
 from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.timeline import Timelines
+from carpool.engine.overlay.functions import runs_foreign_code
 from carpool.engine.pipeline_errors import to_api_error
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import FiberState, RequestState
@@ -98,7 +99,8 @@ class RunningRequests:
         state.preview_hook = self._previews.hook(mine, request, state.listener.event)
         threshold = self._step_cache if request.step_cache is None else request.step_cache
         state.step_cache = StepCache(threshold) if threshold else None
-        context = self._isolation.context(request.seed)
+        is_watched = runs_foreign_code(mine, request.arguments)
+        context = self._isolation.context(request.seed, is_watched=is_watched)
         context.request_id, context.warnings = request.request_id, state.warnings
         if (told := rounded_size(self._loaded.card, request.arguments)) is not None:
             state.warnings.append(told)

@@ -107,10 +107,13 @@ def _check_mask(arguments: Mapping[str, Any]) -> None:
     if image is None:
         raise MissingParameter("image is missing: mask_image says which part of it", param="image")
     of_mask, of_image = size_of(_first(mask)), size_of(_first(image))
-    if of_mask != of_image and of_mask is not None and of_image is not None:
+    if of_mask is None or of_image is None:
+        return
+    # pipelines make the one as large as the other
+    if of_mask[0] * of_image[1] != of_mask[1] * of_image[0]:
         raise InvalidValue(
             f"mask_image has {of_mask[0]}x{of_mask[1]} pixels, and image {of_image[0]}x"
-            f"{of_image[1]}: both must have the same size",
+            f"{of_image[1]}: both must have the same size, or sides in the same proportion",
             param="mask_image",
         )
 

@@ -8,12 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import FluxImg2ImgPipeline, FluxInpaintPipeline
+from diffusers import (
+    FluxImg2ImgPipeline,
+    FluxInpaintPipeline,
+    KandinskyV22PriorEmb2EmbPipeline,
+    UnCLIPScheduler,
+)
 from diffusers.pipelines import auto_pipeline
 from diffusers.pipelines.ltx2.pipeline_output import LTX2PipelineOutput
 from PIL import Image
 
-from carpool.engine.model.tasks import _kinds, linked_pipelines
+from carpool.engine.model.tasks import _kinds, _strength_rounds, linked_pipelines
 from carpool.engine.model.view import Answer, finish
 from carpool.errors import Rejected, SizeRejected, UnsupportedParameter
 from carpool.request.card import Card, Parameter, Task
@@ -46,6 +51,13 @@ def test_pipelines_are_linked_as_diffusers_auto_pipelines_link_them() -> None:
         starts_from_a_picture = "mage" in name.replace("ImagePipeline", "")
         if not is_decoder and not starts_from_a_picture:
             assert linked_pipelines(name) == linked, name
+
+
+def test_steps_are_counted_with_a_scheduler_that_has_no_order() -> None:
+    pipe = KandinskyV22PriorEmb2EmbPipeline.__new__(KandinskyV22PriorEmb2EmbPipeline)
+    vars(pipe)["scheduler"] = UnCLIPScheduler()
+
+    assert _strength_rounds(pipe) == "down"
 
 
 @pytest.mark.timeout(150)  # all libraries are imported in a process of its own

@@ -1,5 +1,6 @@
 """A guessed table fuses exactly, or is never trusted, whatever a toy module tries."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -281,6 +282,24 @@ def test_a_cache_that_fills_once_does_no_harm() -> None:
     trial = Trial(Toy(fills))
 
     assert check(trial, many(NEEDED + 3)) < 1e-5
+    assert trial.fused == 2
+
+
+class Normed(Toy):
+    """Its weight is made anew, from a length and a direction, each time it is called."""
+
+    def __init__(self, quirk: Callable[..., Tensor] | None = None) -> None:
+        super().__init__(quirk)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            nn.utils.weight_norm(self.inner)
+
+
+def test_a_weight_that_is_made_anew_of_parameters_is_no_state() -> None:
+    trial = Trial(Normed())
+
+    assert check(trial, many(NEEDED + 2)) < 1e-5
+    assert why_alone(trial) == ""
     assert trial.fused == 2
 
 

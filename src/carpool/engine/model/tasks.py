@@ -146,7 +146,7 @@ def _strength_rounds(pipe: DiffusionPipeline) -> Literal["up", "down"] | None:
     try:
         scheduler.set_timesteps(10)
         mine = types.SimpleNamespace(timesteps=scheduler.timesteps, order=scheduler.order)
-    except (ValueError, TypeError):  # it wants to know the picture's size
+    except (ValueError, TypeError, AttributeError):  # it wants the picture's size, has no order
         mine = types.SimpleNamespace(timesteps=range(10), order=1)
     given = {"num_inference_steps": 10, "timesteps": mine.timesteps, "device": None}
     names = inspect.signature(choose).parameters

@@ -43,8 +43,12 @@ class Overlay:
                 before = ModuleState.of(one, self._shared.children[id(one)])
                 self._touched[id(one)] = _Touched(one, before)
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether it is a weight or a buffer of a shared module."""
+        return id(tensor) in self._shared.holders
+
     def own(self, parameter: Tensor) -> None:
-        """Give the request a copy of a shared parameter's values, before it writes on them."""
+        """Give the request a copy of what a weight or buffer holds, before it writes on that."""
         modules = [
             module
             for module in self._shared.holders.get(id(parameter), ())

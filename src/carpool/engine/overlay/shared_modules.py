@@ -1,8 +1,8 @@
 """The modules that all requests of an engine share: whose parts are whose, and what was written.
 
 Buffers are plain tensors, whose in-place methods report nothing: copies of the small ones are
-kept, and compared by version when a fiber pauses. Weights that were written through a view are
-only found at the end of a request, too late to give them back.
+kept, and compared by version when a fiber pauses. Weights that were written where nothing reports
+it, on another thread, are only found at the end of a request, too late to give them back.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class SharedModules:
         self.names: dict[int, str] = {}  # "transformer.blocks.0", by id of the module
         self.owners: dict[int, set[int]] = {}  # ids of the components that it is part of
         self.children: dict[int, dict[str, nn.Module | None]] = {}
-        # whose config, hooks or parameter it is, by its id
+        # whose config, hooks, parameter or buffer it is, by its id
         self.holders: dict[int, list[nn.Module]] = {}
         self.buffers: list[Buffer] = []
         self._weights: dict[int, tuple[str, Tensor, int]] = {}  # component, version; by id
@@ -63,7 +63,8 @@ class SharedModules:
 
     def _know(self, component: str, module: nn.Module) -> None:
         held = [value for name, value in vars(module).items() if name.endswith("_hooks")]
-        held += [one for one in module._parameters.values() if one is not None]
+        tensors = (*module._parameters.values(), *module._buffers.values())
+        held += [one for one in tensors if one is not None]
         if isinstance(config := vars(module).get("_internal_dict"), FrozenDict):
             held.append(config)
         for one in held:

@@ -25,7 +25,7 @@ _ON_MODULES = (
     *("__setattr__", "__delattr__", "_apply", "add_module"),
     *(name for name in vars(nn.Module) if name.startswith("register_")),
 )
-_IN_PLACE = (
+IN_PLACE = (
     "__setitem__",
     *(
         f"__i{name}__"
@@ -39,7 +39,7 @@ _IN_PLACE = (
 )
 
 # What shares a tensor's values: it may be written on later, without a report. `detach` and
-# `numpy` give the values themselves; torch's functions of these names are not followed.
+# `numpy` give the values themselves; for torch's functions of these names see `functions`.
 _VIEWS = (
     *("__getitem__", "__iter__", "__array__", "numpy", "detach", "view", "view_as", "reshape"),
     *("reshape_as", "flatten", "ravel", "unflatten", "squeeze", "unsqueeze", "transpose", "t"),
@@ -143,7 +143,7 @@ PATCHES = (
     ),
     Patches(
         nn.Parameter,
-        dict.fromkeys((*_IN_PLACE, *_VIEWS), _on_a_copy)
+        dict.fromkeys((*IN_PLACE, *_VIEWS), _on_a_copy)
         | dict.fromkeys(_VIEW_PROPERTIES, _view_property)
         | {"requires_grad_": _reporting, "data": _data_property, "requires_grad": _flag_property},
     ),

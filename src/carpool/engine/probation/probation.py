@@ -57,11 +57,19 @@ class Probation:
     Args:
         fuser: describes and joins calls.
         infers: guess tables for classes that have none.
+        without_caches: language models that only read need not give their key-value caches.
         verdicts: where evidence is kept between runs.
     """
 
-    def __init__(self, fuser: Fuser, *, infers: bool, verdicts: Verdicts | None = None) -> None:
-        self._fuser, self._infers = fuser, infers
+    def __init__(
+        self,
+        fuser: Fuser,
+        *,
+        infers: bool,
+        verdicts: Verdicts | None = None,
+        without_caches: bool = False,
+    ) -> None:
+        self._fuser, self._infers, self._without_caches = fuser, infers, without_caches
         self._verdicts = verdicts or Verdicts(None)
         self._evidence: dict[tuple[str, str], Evidence] = {}  # by the class's identity and kind
         self._kinds: dict[Any, tuple[Kind, Evidence]] = {}  # by fuse key
@@ -82,12 +90,12 @@ class Probation:
         is_named = len(call.args) <= len(target.positional)
         if not self._infers or target.method == "generate" or not is_named:
             return call
-        guessed = _guessed(call, ())
+        guessed = self._guessed(call, ())
         if guessed is None:
             return call
         if second := self._second.get((id(target.module), target.method)):
             shared = second.get(kind_of(guessed, is_exact=self._fuser.is_exact).text)
-            guessed = guessed if shared is None else _guessed(call, shared) or guessed
+            guessed = guessed if shared is None else self._guessed(call, shared) or guessed
         return guessed
 
     def runs_alone(self, call: Call, key: Any) -> bool:
@@ -142,6 +150,12 @@ class Probation:
         self._verdicts.keep(
             {key: one.to_json() for key, one in self._evidence.items() if not one.unsettled}
         )
+
+    def _guessed(self, call: Call, shared: Collection[str]) -> Call | None:
+        spec = infer(call.arguments(), shared)
+        if spec is not None and self._without_caches and _may_go_without_cache(call):
+            spec = replace(spec, adds={"use_cache": False})
+        return None if spec is None else replace(call, target=replace(call.target, spec=spec))
 
     def _is_tried(self, spec: Spec | None) -> bool:
         return spec is not None and (spec.is_inferred or self._fuser.is_exact)
@@ -313,7 +327,7 @@ class Probation:
                 if name not in (spec.rows, *NEVER_SHARED)
                 and (spec.rules[name] is SCALAR or name not in TIMES)
             )
-            first = _guessed(call, ())
+            first = self._guessed(call, ())
             is_first = first is not None and first.target.spec == spec
             if suspects and is_first and not evidence.shared:
                 evidence.shared, evidence.agreed = set(suspects), 0
@@ -324,6 +338,7 @@ class Probation:
         log.warning("%s runs alone from now on: %s", kind.text, why)
 
 
-def _guessed(call: Call, shared: Collection[str]) -> Call | None:
-    spec = infer(call.arguments(), shared)
-    return None if spec is None else replace(call, target=replace(call.target, spec=spec))
+def _may_go_without_cache(call: Call) -> bool:
+    """Whether a call gives a cache that it neither asks for nor goes on with."""
+    said = call.arguments().keys() & {"use_cache", "past_key_values", "return_dict"}
+    return "use_cache" in call.target.positional and not said

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.weight_norm import WeightNorm
 
 from carpool.engine.random_state import default_generators
 
@@ -28,8 +29,9 @@ class Snapshot:
         state: dict[str, Any] = {}
         held: list[Any] = []
         for path, part in module.named_modules():
+            normed = {h.name for h in part._forward_pre_hooks.values() if isinstance(h, WeightNorm)}
             for name, value in part.__dict__.items():
-                if name not in _SKIPPED:
+                if name not in _SKIPPED and name not in normed:  # made anew from the parameters
                     state[f"{path}.{name}".lstrip(".")] = _fingerprint(value, held, _DEPTH)
             for kind in (part._parameters, part._buffers):
                 for name, value in kind.items():

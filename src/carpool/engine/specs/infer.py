@@ -7,7 +7,9 @@ values are flags, which must be equal; lengths are never padded. A guess proves 
 `probation.py`.
 """
 
+import inspect
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -48,6 +50,17 @@ def infer(arguments: Mapping[str, Any], shared: Collection[str] = ()) -> Spec | 
         rules={name: rule for name, rule in rules.items() if rule is not None} | {main: STACK},
         is_inferred=True,
     )
+
+
+def reads_caches(pipeline: type) -> bool:
+    """Whether a pipeline may read the key-value caches that its language models give.
+
+    One of diffusers' does if code of its package names them; of any other it is not known.
+    """
+    if not pipeline.__module__.startswith("diffusers.pipelines."):
+        return True
+    folder = Path(inspect.getfile(pipeline)).parent
+    return any("past_key_values" in file.read_text() for file in folder.glob("*.py"))
 
 
 def covers(rules: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:

@@ -52,6 +52,15 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
         needs=("video_coords", "audio_coords"),
     ),
+    ("MochiTransformer3DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, 12, frames, H / 8, W / 8)
+            "encoder_hidden_states": STACK,  # (rows, 256, 4096): always padded
+            "timestep": STACK,  # (rows,), 0-1000
+            "encoder_attention_mask": STACK,  # (rows, 256): rows attend one by one
+        },
+    ),
     ("LTX2TextConnectors", "forward"): Spec(  # its registers make it depend on the padding
         rows="text_encoder_hidden_states",
         rules={
