@@ -209,16 +209,9 @@ def check_form(settings: Any) -> None:
     by_component("place", settings.place, needs_name=True)
     replaced, kinds = replacements(settings.component), quantizations(settings.quantize)
     for component, where in replaced.items():
-        if where.endswith(".gguf") and component in kinds:
-            raise SettingRejected(
-                f"component={component}={where}: its weights are quantized in the file, and "
-                f"quantize has {component}, too: leave one of them out"
-            )
+        check_gguf(settings, component, where)
     for kind in kinds.values():
-        if kind.needs_gpu and settings.device.startswith("cpu"):
-            raise SettingRejected(
-                f"quantize={settings.quantize!r}: needs a GPU; on a CPU take {kind.instead}"
-            )
+        check_gpu(kind, settings.device)
     for width, height in sizes(settings.warmup):
         if width * height > settings.max_pixels:
             limit = f"max_pixels is {settings.max_pixels}"
@@ -276,6 +269,39 @@ def _check_group(settings: Any) -> None:
         )
 
 
+def kind_of(settings: Any, component: str) -> Kind | None:
+    """The kind of quantized weights that settings have a component have."""
+    kinds = quantizations(settings.quantize)
+    return kinds.get(component) or (kinds.get(ALL) if is_denoiser(component) else None)
+
+
+def check_gguf(settings: Any, component: str, where: str) -> None:
+    """Check that a component is not to be quantized that a GGUF file has quantized already.
+
+    Raises:
+        SettingRejected: it is.
+    """
+    if where.endswith(".gguf") and kind_of(settings, component) is not None:
+        raise SettingRejected(
+            f"{component}={where}: its weights are quantized in the file, and quantize has "
+            f"{component}, too: leave one of them out",
+            param="quantize",
+        )
+
+
+def check_gpu(kind: Kind, device: str) -> None:
+    """Check that a kind of quantized weights runs on a device, by the name of its type.
+
+    Raises:
+        SettingRejected: it needs a GPU; says what does not.
+    """
+    if kind.needs_gpu and device.startswith("cpu"):
+        name = next((name for name, one in KINDS.items() if one == kind), kind.backend)
+        raise SettingRejected(
+            f"quantize={name}: needs a GPU; on a CPU take {kind.instead}", param="quantize"
+        )
+
+
 def check_streamed(settings: Any, streamed: Collection[str]) -> None:
     """Check how components are prepared whose blocks are streamed.
 
@@ -286,7 +312,7 @@ def check_streamed(settings: Any, streamed: Collection[str]) -> None:
     Raises:
         SettingRejected: says what works.
     """
-    kinds, places = quantizations(settings.quantize), by_component("place", settings.place)
+    places = by_component("place", settings.place)
     for name in streamed:
         rule = f"blocks of {name} are streamed"
         if settings.compile and is_denoiser(name):
@@ -294,7 +320,7 @@ def check_streamed(settings: Any, streamed: Collection[str]) -> None:
                 f"compile: {rule}, and compiled blocks cannot wait for their weights: leave "
                 "compile out, or let the model fit: quantize=int8, or more memory"
             )
-        kind = kinds.get(name) or (kinds.get(ALL) if is_denoiser(name) else None)
+        kind = kind_of(settings, name)
         if kind is not None and kind.backend not in STREAMED:
             raise SettingRejected(
                 f"quantize={settings.quantize!r}: {rule}, which those of {kind.backend} cannot be: "
