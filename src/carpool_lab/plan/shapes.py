@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
+from inspect import signature
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -147,24 +148,38 @@ def _from_folder(name: str, dtype: torch.dtype, others: str) -> Model:
         index = dict(diffusers.DiffusionPipeline.load_config(source, local_files_only=True))
     except (LoadFailed, OSError) as error:
         raise LoadFailed(f"no configs of {name!r} here ({error}){others}") from error
-    parts: dict[str, Any] = {}
-    modules = modules_of(index)
-    for component, entry in index.items():
-        if not isinstance(entry, (list, tuple)) or entry[0] is None:
-            continue
-        cls = class_of(*map(str, entry))
-        if component not in modules:
-            parts[component] = cls.from_pretrained(source, subfolder=component)
-        elif entry[0] == "transformers":
-            config = cls.config_class.from_pretrained(source, subfolder=component)
-            with META:
-                parts[component] = cls(config).to(dtype)
-        else:
-            config = cls.load_config(source, subfolder=component)
-            with META:
-                parts[component] = cls.from_config(config).to(dtype)
-    pipe = class_of("diffusers", str(index["_class_name"]))(**parts)
+    cls = class_of("diffusers", str(index.get("_class_name")))
+    if cls is None:
+        raise LoadFailed(f"{name}: diffusers has no pipeline {index.get('_class_name')!r}")
+    modules, takes = modules_of(index), signature(cls.__init__).parameters
+    try:
+        parts = {
+            component: _read(source, component, entry, component in modules, dtype)
+            for component, entry in index.items()
+            if component in takes
+        }
+        pipe = cls(**parts)
+    except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
+        raise LoadFailed(f"the configs of {name!r} cannot be read: {error}") from error
     return _model(Path(source).name, pipe, {"call": {}, "sizes": ["default"], "source": source})
+
+
+def _read(source: str, component: str, entry: Any, is_module: bool, dtype: torch.dtype) -> Any:
+    """A part of a pipeline from its entry in the index; a module has no weights."""
+    if not isinstance(entry, (list, tuple)):
+        return entry  # a plain value
+    if entry[0] is None:
+        return None  # a part that this model leaves out
+    cls = class_of(*map(str, entry))
+    if cls is None:
+        raise ValueError(f"{component} is a {entry[1]}, which neither library has")
+    if not is_module:
+        return cls.from_pretrained(source, subfolder=component)
+    with META:
+        if entry[0] == "transformers":
+            config = cls.config_class.from_pretrained(source, subfolder=component)
+            return cls(config).to(dtype)
+        return cls.from_config(cls.load_config(source, subfolder=component)).to(dtype)
 
 
 def _model(name: str, pipe: Any, data: Mapping[str, Any]) -> Model:

@@ -24,9 +24,13 @@ _OF_WHOLE_MODELS = ("first_stage_model.", "vae.", "cond_stage_model.", "conditio
 
 
 def class_of(library: str, name: str) -> Any:
-    """The class of a component; None where neither library has it."""
+    """The class of a component; None where neither library has it.
+
+    Args:
+        library: diffusers, transformers, or one of diffusers' pipelines that has parts of its own.
+    """
     module = {"diffusers": diffusers, "transformers": transformers}.get(library)
-    return getattr(module, name, None)
+    return getattr(module or getattr(diffusers.pipelines, library, None), name, None)
 
 
 def modules_of(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

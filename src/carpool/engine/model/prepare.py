@@ -92,7 +92,7 @@ def read(
         name
         for name in quantized
         if whole is not None
-        or (modules[name][0] == "diffusers" and replaced.get(name, "").endswith(SINGLE_FILES))
+        or (modules[name][0] != "transformers" and replaced.get(name, "").endswith(SINGLE_FILES))
         or not is_read_quantized(kinds[name], device.torch)
     }
     while_read = {name: one for name, one in quantized.items() if name not in afterwards}

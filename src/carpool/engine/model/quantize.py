@@ -58,7 +58,7 @@ def quantization_of(kind: Kind, library: str, dtype: torch.dtype, device: torch.
     check_gpu(kind, device.type)
     if kind.backend == "layerwise":
         return None
-    module = diffusers if library == "diffusers" else transformers
+    module = transformers if library == "transformers" else diffusers
     known: Mapping[str, Any] = module.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING
     if kind.backend not in known:
         raise SettingRejected(
