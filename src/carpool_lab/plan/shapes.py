@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import numpy as np
 import torch
 import transformers
-from PIL import Image
+from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -357,7 +358,8 @@ def _sized(pipe: Any, size: str) -> dict[str, Any]:
         given = {"width": width, "height": height}
     image = signature(pipe.__call__).parameters.get("image")
     if image is not None and image.default is Parameter.empty:
-        given["image"] = Image.new("RGB", (given.get("width", 512), given.get("height", 512)))
+        shape = 1, given.get("height", 512), given.get("width", 512), 3
+        given["image"] = VaeImageProcessor.numpy_to_pil(np.full(shape, 0.5))[0]
     return given
 
 
