@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -150,10 +151,10 @@ def generate(
     check(model, settings)
     if makes := grid.makes(pipeline_of(model)):
         output_for(makes, output)
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from carpool.engine.model.load import log_as_others
     from carpool.media import encode_image, encode_video, read_picture
-    from carpool.media.metadata import told
-    from carpool.request.parameters import check_size
+    from carpool.media.metadata import in_files
+    from carpool.request.sizes import check_size
 
     pictures: dict[str, Any] = {}
     if images:
@@ -161,6 +162,7 @@ def generate(
         pictures["image"] = read[0] if len(read) == 1 else read
     if mask is not None:
         pictures["mask_image"] = read_picture(mask, is_mask=True)
+    log_as_others(bars=sys.stderr.isatty())  # large models load for minutes
     with carpool.load(model, **dataclasses.asdict(settings)) as engine:
         if size is not None:  # the files are to have it
             check_size(dataclasses.replace(engine.card, rounds_sizes=False), sides(size))
@@ -186,7 +188,7 @@ def generate(
         made = one.frames[0] if one.frames is not None else one.images
         made_with = {"model": model, "prompt": prompt, "seed": one.seed, **parameters}
         made_with |= {"width": made[0].width, "height": made[0].height}
-        said = told(made_with, metadata=metadata, metadata_prompt=metadata_prompt)
+        said = in_files(made_with, metadata=metadata, metadata_prompt=metadata_prompt)
         if one.frames is not None:
             path.write_bytes(encode_video(made, fps, said))
         else:

@@ -12,7 +12,7 @@ import msgspec
 from PIL import Image
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.types import CheckedRequest, JournalEntry, Phase, Timings
 
 LENGTH = struct.Struct(">I")

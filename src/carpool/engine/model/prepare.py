@@ -35,13 +35,8 @@ from carpool.engine.model.quantize import (
 )
 from carpool.errors import LoadFailed, SettingRejected
 from carpool.models.source import SINGLE_FILES, is_single_file
-from carpool.preparation import (
-    by_component,
-    check_components,
-    check_gguf,
-    check_packages,
-    replacements,
-)
+from carpool.preparation import check_components, check_gguf, check_packages, replacements
+from carpool.setting_rules import by_component
 
 
 def read(

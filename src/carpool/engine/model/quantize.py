@@ -11,7 +11,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from carpool.config import EngineSettings
 from carpool.errors import SettingRejected, nearest
-from carpool.preparation import ALL, KINDS, Kind, check_gpu, is_denoiser, quantizations
+from carpool.preparation import is_denoiser
+from carpool.quantization import KINDS, Kind, check_gpu, quantizations
+from carpool.setting_rules import ALL
 
 BLOCK_IN, BLOCK_OUT = 64, 32  # features of layers for which bitsandbytes has kernels on CPUs
 
