@@ -33,8 +33,16 @@ test: .venv/ready  ## all tests: no network, no GPU
 test-ray: .venv/ray  ## workers on a Ray cluster of two nodes on this machine (some minutes)
 	$(ONE_THREAD) $(BIN)/python -m pytest -m ray tests/fleet/test_ray.py
 
+# Beside the environment: where it is there, diffusers imports it in every process, for seconds.
+build/bitsandbytes: | .venv/ready
+	$(BIN)/pip install --quiet --no-deps --target $@ bitsandbytes==0.50.2
+
+test-bitsandbytes: .venv/ready build/bitsandbytes  ## weights of bitsandbytes, by its kernels for CPUs
+	$(ONE_THREAD) PYTHONPATH=build/bitsandbytes $(BIN)/python -m pytest -m bitsandbytes tests/engine/model/test_quantize.py
+
 test-noise: .venv/ready build/torchvision  ## all tests, slow ones too, with other last bits in every shared forward
 	$(KEEP_COMPILED) $(ONE_THREAD) CARPOOL_FAULT=forward:noise:1 $(BIN)/python -m pytest $(BY_FILE) -m "not ray"
+	$(ONE_THREAD) CARPOOL_FAULT=forward:noise:1 $(BIN)/python -m pytest $(TWO_PROCESSES) -m "not ray and not bitsandbytes"
 
 # torchvision's wheels want a CUDA build of torch; the tests only need its Python part.
 build/torchvision: | .venv/ready

@@ -49,7 +49,7 @@ class EngineSettings:
     quantize: str | None = setting(
         None,
         "[COMPONENT=]KIND of quantized weights, as in transformer=int8,text_encoder_2=nf4; without "
-        "COMPONENT: denoisers and text encoders. KIND is "
+        "COMPONENT: denoisers. KIND is "
         "int8, int8-dynamic, int4, fp8, fp8-dynamic, nf4, fp4, llm-int8, quanto-int8, quanto-int4 "
         'or quanto-fp8. Or JSON by component: {NAME: {"quant_backend": ..., ...}}',
         listed=True,

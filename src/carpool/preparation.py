@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from carpool.errors import SettingRejected, nearest
-from carpool.quantization import STREAMED, quantizations
+from carpool.quantization import STREAMED, Kind, check_gpu, quantizations
 from carpool.setting_rules import ALL, by_component
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -89,16 +89,9 @@ def check_form(settings: Any) -> None:
     by_component("place", settings.place, needs_name=True)
     replaced, kinds = replacements(settings.component), quantizations(settings.quantize)
     for component, where in replaced.items():
-        if where.endswith(".gguf") and component in kinds:
-            raise SettingRejected(
-                f"component={component}={where}: its weights are quantized in the file, and "
-                f"quantize has {component}, too: leave one of them out"
-            )
+        check_gguf(settings, component, where)
     for kind in kinds.values():
-        if kind.needs_gpu and settings.device.startswith("cpu"):
-            raise SettingRejected(
-                f"quantize={settings.quantize!r}: needs a GPU; on a CPU take {kind.instead}"
-            )
+        check_gpu(kind, settings.device)
     for width, height in sizes(settings.warmup):
         if width * height > settings.max_pixels:
             limit = f"max_pixels is {settings.max_pixels}"
@@ -156,6 +149,26 @@ def _check_group(settings: Any) -> None:
         )
 
 
+def kind_of(settings: Any, component: str) -> Kind | None:
+    """The kind of quantized weights that settings have a component have."""
+    kinds = quantizations(settings.quantize)
+    return kinds.get(component) or (kinds.get(ALL) if is_denoiser(component) else None)
+
+
+def check_gguf(settings: Any, component: str, where: str) -> None:
+    """Check that a component is not to be quantized that a GGUF file has quantized already.
+
+    Raises:
+        SettingRejected: it is.
+    """
+    if where.endswith(".gguf") and kind_of(settings, component) is not None:
+        raise SettingRejected(
+            f"{component}={where}: its weights are quantized in the file, and quantize has "
+            f"{component}, too: leave one of them out",
+            param="quantize",
+        )
+
+
 def check_streamed(settings: Any, streamed: Collection[str]) -> None:
     """Check how components are prepared whose blocks are streamed.
 
@@ -166,7 +179,7 @@ def check_streamed(settings: Any, streamed: Collection[str]) -> None:
     Raises:
         SettingRejected: says what works.
     """
-    kinds, places = quantizations(settings.quantize), by_component("place", settings.place)
+    places = by_component("place", settings.place)
     for name in streamed:
         rule = f"blocks of {name} are streamed"
         if settings.compile and is_denoiser(name):
@@ -174,7 +187,7 @@ def check_streamed(settings: Any, streamed: Collection[str]) -> None:
                 f"compile: {rule}, and compiled blocks cannot wait for their weights: leave "
                 "compile out, or let the model fit: quantize=int8, or more memory"
             )
-        kind = kinds.get(name) or (kinds.get(ALL) if is_denoiser(name) else None)
+        kind = kind_of(settings, name)
         if kind is not None and kind.backend not in STREAMED:
             raise SettingRejected(
                 f"quantize={settings.quantize!r}: {rule}, which those of {kind.backend} cannot be: "

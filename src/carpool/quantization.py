@@ -109,3 +109,16 @@ def _from_json(text: str) -> dict[str, Kind]:
             package = "bitsandbytes"
         found[component] = Kind(backend, package, others)
     return found
+
+
+def check_gpu(kind: Kind, device: str) -> None:
+    """Check that a kind of quantized weights runs on a device, by the name of its type.
+
+    Raises:
+        SettingRejected: it needs a GPU; says what does not.
+    """
+    if kind.needs_gpu and device.startswith("cpu"):
+        name = next((name for name, one in KINDS.items() if one == kind), kind.backend)
+        raise SettingRejected(
+            f"quantize={name}: needs a GPU; on a CPU take {kind.instead}", param="quantize"
+        )

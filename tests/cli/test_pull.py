@@ -65,8 +65,15 @@ COMMIT = "0" * 39 + "1"
 
 
 @contextmanager
-def hub() -> Iterator[tuple[str, Counter[str]]]:
-    """A hub with one repository; yields its URL and how often each file was fetched."""
+def hub(
+    *, cut: str = "", always: bool = False, files: dict[str, bytes] = FILES, is_gated: bool = False
+) -> Iterator[tuple[str, Counter[str]]]:
+    """A hub with one repository; yields its URL and how often each file was fetched.
+
+    Args:
+        cut: a file whose connection breaks in the middle the first time, or `always`.
+        is_gated: no file is given to who has not accepted the terms.
+    """
     fetched: Counter[str] = Counter()
 
     class Hub(http.server.BaseHTTPRequestHandler):
@@ -79,26 +86,47 @@ def hub() -> Iterator[tuple[str, Counter[str]]]:
             if self.command == "GET":
                 self.wfile.write(body)
 
+        def part(self, name: str, body: bytes, headers: dict[str, str]) -> None:
+            """The rest of a file, of which half is sent where the connection breaks."""
+            begin = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
+            fetched[f"{name} from {begin}"] += 1
+            left, half = body[begin:], len(body) // 2
+            self.send_response(206 if begin else 200)
+            if begin:
+                headers["Content-Range"] = f"bytes {begin}-{len(body) - 1}/{len(body)}"
+            for key, text in {**headers, "Content-Length": str(len(left))}.items():
+                self.send_header(key, text)
+            self.end_headers()
+            is_cut = always or fetched[name] == 1
+            self.wfile.write(left[: half if is_cut else None])
+            self.close_connection = True
+
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             if path.startswith("/api/models/org/name"):
-                siblings = [{"rfilename": name, "size": len(one)} for name, one in FILES.items()]
+                siblings = [{"rfilename": name, "size": len(one)} for name, one in files.items()]
                 told: Any = {"id": "org/name", "sha": COMMIT, "siblings": siblings}
                 if "/tree/" in path:
                     told = [
                         {"type": "file", "path": name, "size": len(one), "oid": COMMIT}
-                        for name, one in FILES.items()
+                        for name, one in files.items()
                     ]
                 self.answer(json.dumps(told).encode(), "application/json", {})
                 return
             name = path.split("/", 5)[-1]
-            if name not in FILES:
+            if is_gated:
+                self.answer(b"", "text/plain", {"X-Error-Code": "GatedRepo"}, 403)
+                return
+            if name not in files:
                 self.answer(b"", "text/plain", {"X-Error-Code": "EntryNotFound"}, 404)
                 return
-            etag = hashlib.sha256(FILES[name]).hexdigest()
+            etag = hashlib.sha256(files[name]).hexdigest()
             fetched[name] += self.command == "GET"
             headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-            self.answer(FILES[name], "application/octet-stream", headers)
+            if name == cut and self.command == "GET":
+                self.part(name, files[name], headers)
+                return
+            self.answer(files[name], "application/octet-stream", headers)
 
         do_HEAD = do_GET
 
@@ -137,6 +165,35 @@ def test_what_loading_reads_is_fetched_once_and_nothing_else(tmp_path: Path) -> 
     assert there == NEEDED
     assert {name: fetched[name] for name in NEEDED} == dict.fromkeys(NEEDED, 1)
     assert set(fetched) - {name for name, n in fetched.items() if not n} == NEEDED
+
+
+SHARD = "transformer/diffusion_pytorch_model-00001-of-00002.safetensors"
+
+
+def test_a_file_whose_connection_breaks_is_resumed_where_it_was(tmp_path: Path) -> None:
+    large = {**FILES, SHARD: bytes(24_000_000)}  # the library keeps pieces of ten
+    with hub(cut=SHARD, files=large) as (url, fetched):
+        status, said, _ = pull(url, tmp_path, "org/name")
+
+    assert status == 0
+    assert (Path(said.strip()) / SHARD).read_bytes() == large[SHARD]
+    begins = [int(name.rpartition(" ")[2]) for name in fetched if name.startswith(f"{SHARD} from")]
+    assert min(begins) == 0 < max(begins)
+
+
+def test_what_a_hub_refuses_or_breaks_off_is_told_in_a_line(tmp_path: Path) -> None:
+    with hub(is_gated=True) as (url, _):
+        gated, _, closed = pull(url, tmp_path, "org/name")
+    with hub(files={**FILES, "model_index.json": b"[1, 2]"}) as (url, _):
+        strange, _, listed = pull(url, tmp_path, "org/name")
+    with hub(cut=SHARD, always=True) as (url, _):
+        broken, _, why = pull(url, tmp_path / "other", "org/name")
+
+    assert (gated, strange, broken) == (1, 1, 1)
+    assert "org/name is gated: accept its terms at" in closed
+    assert "org/name: model_index.json is a list: must be an object" in listed
+    assert "the connection to the hub broke while org/name was fetched" in why
+    assert "Traceback" not in closed + listed + why
 
 
 def test_one_file_of_a_repository_is_fetched(tmp_path: Path) -> None:

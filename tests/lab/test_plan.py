@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from carpool.engine.weights.placement import components_of
 from carpool.engine.weights.residency import plan as residency
-from carpool.errors import InvalidValue, LoadFailed
+from carpool.errors import InvalidValue, LoadFailed, SettingRejected
 from carpool.setting_rules import parse_bytes
 from carpool_lab.plan.advice import bits_of, commands
 from carpool_lab.plan.command import plan as command
@@ -20,7 +20,7 @@ from carpool_lab.plan.predict import RESERVED_BYTES, WIDTHS, device, forward_s, 
 from carpool_lab.plan.shapes import Stage, Work, build, known, stages
 from carpool_lab.simulate.command import simulate
 from support.engine_driver import fresh
-from support.tiny import checkpoint
+from support.tiny import ARGUMENTS, checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -47,6 +47,31 @@ def test_a_plan_counts_the_weights_calls_and_flops_of_the_real_pipeline(family: 
     assert products == sum(
         one.calls * (one.work.flops - one.work.attention_flops) for one in counted
     )
+
+
+@pytest.mark.parametrize("family", ["sd15", "flux2_klein", "ltx2", "ernie", "hunyuan_i2v", "sana"])
+def test_pipelines_run_on_shapes_alone_whatever_they_take_of_their_modules(family: str) -> None:
+    model = build(str(checkpoint(family)))
+    model.call.update({**ARGUMENTS[family], "num_inference_steps": 2})  # type: ignore[attr-defined]
+
+    work = stages(model)
+
+    assert {"encode", "denoise", "decode"} <= {one.phase for one in work}
+    assert all(one.work.flops > 0 for one in work if one.phase == "denoise")
+    assert model.parameters()["transformer" if "transformer" in model.modules else "unet"] > 0
+
+
+def test_what_cannot_be_planned_is_told_in_a_line(tmp_path: Path) -> None:
+    model = build(str(checkpoint("flux")))
+    model.call["num_inference_steps"] = "many"  # type: ignore[index]
+
+    with pytest.raises(LoadFailed, match="flux cannot be run on shapes alone: TypeError"):
+        stages(model)
+    with pytest.raises(InvalidValue, match="size 'large': write WIDTHxHEIGHT"):
+        stages(model, "large")
+    (tmp_path / "model_index.json").write_text('{"_class_name": "NoSuchPipeline"}')
+    with pytest.raises(LoadFailed, match="diffusers has no pipeline 'NoSuchPipeline'"):
+        build(str(tmp_path))
 
 
 def test_no_module_of_a_plan_has_weights_and_all_are_left_as_they_were() -> None:
@@ -145,7 +170,7 @@ def test_what_is_proposed_for_a_model_that_does_not_fit_is_accepted_by_the_engin
 
     assert not planned.fits
     if quantize == "fp8":  # whose denoiser fits no better streamed
-        assert "cannot be streamed: --quantize int8" in found[0]
+        assert "cannot be streamed: --quantize transformer=int8" in found[0]
         return
     said = found[0].partition("#")[0].split()
     assert "--compile" not in said  # of a streamed denoiser it would be refused
@@ -155,6 +180,33 @@ def test_what_is_proposed_for_a_model_that_does_not_fit_is_accepted_by_the_engin
     assert said[-2:] == (["--quantize", quantize] if quantize else ["--memory", memory])
     if quantize is None:
         assert residency(components_of(model.modules), "auto", budget).streamed
+
+
+def test_what_quantizers_leave_as_it_is_keeps_its_sixteen_bits() -> None:
+    model = build(str(checkpoint("sdxl")))
+    unet = model.modules["unet"]
+    linear = sum(m.weight.numel() for m in unet.modules() if isinstance(m, torch.nn.Linear))
+    every = model.parameters()["unet"]
+
+    bits = bits_of("nf4", model)
+
+    assert set(bits) == {"unet"}
+    assert bits["unet"] * every == pytest.approx(4 * linear + 16 * (every - linear))
+    assert 4 < bits["unet"] < 16  # convolutions stay
+    assert bits_of('{"unet": {"quant_backend": "quanto"}}', model)["unet"] < 16
+
+
+@pytest.mark.parametrize(
+    ("quantize", "told"),
+    [
+        ("vae=fp8", "only denoisers can store weights as float8"),
+        ("transformer=int8", "the model has no component 'transformer'"),
+        ("int9", "'int9' is unknown; did you mean 'int8'"),
+    ],
+)
+def test_what_the_engine_refuses_to_quantize_is_not_planned(quantize: str, told: str) -> None:
+    with pytest.raises(SettingRejected, match=told):
+        bits_of(quantize, build(str(checkpoint("sdxl"))))
 
 
 def test_what_does_not_fit_even_streamed_is_said_with_the_least() -> None:

@@ -1,9 +1,13 @@
 """Which calls share a sweep over streamed weights."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from math import inf
 from typing import Any
+
+import pytest
 
 from carpool.schedule.batch_modes import together
 from carpool.schedule.continuous import Continuous
@@ -125,3 +129,73 @@ def test_mixed_sizes_over_streamed_weights_are_served_three_times_as_many_in_tim
     assert ours.goodput_qps >= 3 * fixed.goodput_qps
     assert ours.throughput_qps >= 2 * fixed.throughput_qps
     assert ours.latency.mean_s < 0.2 * fixed.latency.mean_s
+
+
+# Shares, and who has waited long
+
+
+def served(
+    lines: dict[str, list[int]], weights: dict[str, float] | None, stream_s: float, sweeps: int
+) -> tuple[dict[str, float], int]:
+    """Keep requests of so many sizes parked; each tenant's part of the computing, longest wait.
+
+    Args:
+        lines: sizes of the requests of each tenant.
+    """
+    kinds = {size: CallKind("transformer.forward", size) for size in (1, 2, 4)}
+    known = Costs({kind: Curve({1: 0.1 * n, 8: 0.8 * n}) for n, kind in kinds.items()})
+    known.streams = {"transformer.forward": stream_s}
+    policy, numbers, orders = Continuous(known, fair_share=weights), count(1), count(10**6)
+    got, waits, longest, now_s = Counter[str](), Counter[int](), 0, 0.0
+
+    def newcomer(tenant: str, size: int) -> ParkedCall:
+        whole_s, number = 4 * known.compute_s(kinds[size], 1), next(numbers)
+        more: Any = {"arrived_s": now_s, "left_s": whole_s, "whole_s": whole_s, "tenant": tenant}
+        return replace(call(number, kinds[size], key=size), **more)
+
+    parked = [newcomer(tenant, size) for tenant, sizes in lines.items() for size in sizes]
+    for _ in range(sweeps):
+        choices = choose_sweep(policy, parked, 0.0, now_s, known)
+        now_s += sweep_s(choices, known)
+        taken = [one for choice in choices for one in choice.calls]
+        waits.update(one.request for one in parked)
+        for one in taken:
+            waits[one.request] = 0
+            got[one.tenant] += one.kind.size
+            parked.remove(one)
+            left_s = one.left_s - one.whole_s / 4
+            is_over = left_s < 1e-9
+            parked.append(
+                newcomer(one.tenant, one.kind.size)
+                if is_over
+                else replace(one, order=next(orders), left_s=left_s)
+            )
+        longest = max(longest, *waits.values())
+    return {tenant: part / got.total() for tenant, part in got.items()}, longest
+
+
+@pytest.mark.parametrize("stream_s", [0.0, 1.0, 3.0])
+def test_tenants_whose_calls_share_sweeps_get_their_shares_of_the_computing(
+    stream_s: float,
+) -> None:
+    parts, _ = served({"a": [1] * 20, "b": [4] * 4}, {"a": 1.0, "b": 1.0}, stream_s, 200)
+
+    assert parts["a"] == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("stream_s", [0.0, 1.0, 3.0])
+def test_a_large_call_does_not_starve_among_small_ones_of_its_tenant(stream_s: float) -> None:
+    lines = {"a": [1, 2, 4] * 4, "b": [1, 2, 4] * 4}
+
+    parts, longest = served(lines, {"a": 3.0, "b": 1.0}, stream_s, 600)
+
+    assert longest < 300
+    assert parts["a"] > 0.65  # b's ride in forwards that a leads
+
+
+def test_a_sweep_does_not_make_a_policy_forget_whom_it_let_wait() -> None:
+    policy, parked = Continuous(costs()), [call(1, LARGE), *(call(n, key=n) for n in range(2, 6))]
+    policy._passed = {1: 5}
+    policy.choose_among(parked[1:], parked, 0.0, 0.0)
+
+    assert policy._passed[1] == 5

@@ -2,22 +2,61 @@
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+LOUD = 1000.0  # times the other row: outliers, and the largest value of a whole activation
+TOKENS = 16  # of a row
 
 
 def mixes_rows(module: nn.Module) -> str | None:
     """Why the rows of a batch change each other in a module, if its quantization has it so.
 
     A scale that is taken of a whole activation depends on all rows, and so does the choice of the
-    columns that LLM.int8 multiplies unquantized (Dettmers et al., 2022, section 3.2). The calls of
-    such a module run alone.
+    columns that LLM.int8 multiplies unquantized (Dettmers et al., 2022, section 3.2). One layer of
+    each kind is tried: is a row the same beside a quiet row and beside a loud one? The calls of a
+    module that has another one run alone.
     """
+    tried: set[str] = set()
     for part in module.modules():
-        state: Any = getattr(part, "state", None)
-        if type(part).__name__ == "Linear8bitLt" and state.threshold > 0:
-            return "LLM.int8 chooses by all rows of a batch what it multiplies unquantized"
-        weight = part._parameters.get("weight")
+        weight: Any = part._parameters.get("weight")
         dynamic = getattr(weight, "act_quant_kwargs", None)
         if "PerTensor" in repr(getattr(dynamic, "granularity", None)):
             return "its quantization takes one scale of all rows of a batch"
+        kind = f"{type(part)} {type(weight)} {dynamic}"
+        if not _is_quantized(part) or kind in tried:
+            continue
+        tried.add(kind)
+        if _is_changed_by_others(part, module):
+            return f"a row of its {type(part).__name__} depends on the other rows of a batch"
     return None
+
+
+def _is_quantized(part: nn.Module) -> bool:
+    """Whether a linear layer is another than torch's own, or has other weights."""
+    if not hasattr(part, "in_features") or not hasattr(part, "weight"):
+        return False
+    weight = part._parameters.get("weight")
+    return type(part) is not nn.Linear or type(weight) is not nn.Parameter or _is_wrapped(weight)
+
+
+def _is_wrapped(weight: Tensor) -> bool:
+    return type(weight.data) is not Tensor
+
+
+@torch.no_grad()
+def _is_changed_by_others(layer: nn.Module, module: nn.Module) -> bool:
+    """Whether a layer gives a row other values if another row is loud; False if it does not run."""
+    weight: Any = layer.weight
+    plain = (one.dtype for one in module.parameters() if type(one) is nn.Parameter)
+    dtype = next((one for one in plain if one.is_floating_point), torch.float32)
+    dice = torch.Generator().manual_seed(0)
+    shape = 2, TOKENS, int(layer.in_features)  # type: ignore[arg-type]
+    rows = torch.rand(shape, generator=dice).to(weight.device, dtype) - 0.5
+    loud = torch.stack([rows[0], LOUD * rows[1]])
+    try:
+        quiet, again, beside = (layer(one)[0] for one in (rows, rows, loud))
+    except Exception:  # whatever a kernel raises; requests will be told
+        return False
+    noise = (again - quiet).abs().max()  # none, but for kernels whose sums have no order
+    return bool((beside - quiet).abs().max() > 2 * noise)  # of streamed weights, NaN: not known

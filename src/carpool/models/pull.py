@@ -76,6 +76,9 @@ def pull(model: str, revision: str | None = None, variant: str | None = None) ->
         index = jsonfile.loads(
             jsonfile.read(Path(hf_hub_download(model, "model_index.json", revision=revision)))
         )
+        if not isinstance(index, dict):
+            kind = type(index).__name__
+            raise LoadFailed(f"{model}: model_index.json is a {kind}: must be an object")
         files = {
             one.filename: one for one in snapshot_download(model, revision=revision, dry_run=True)
         }

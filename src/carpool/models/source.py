@@ -140,7 +140,14 @@ def hub_errors(model: str, revision: str | None, file: str) -> Iterator[None]:
         raise LoadFailed(f"{model}{at} has no {file}: {rule}") from error
     except errors.HFValidationError as error:
         raise LoadFailed(f"no model at {model!r}: {error}") from error
-    except (errors.HfHubHTTPError, OSError, ValueError) as error:
+    except errors.HTTPError as error:  # type: ignore[attr-defined]  # of its HTTP client
+        if isinstance(error, errors.HfHubHTTPError):
+            raise LoadFailed(f"the hub does not give {model}{at}: {_last_cause(error)}") from error
+        raise LoadFailed(
+            f"the connection to the hub broke while {model}{at} was fetched "
+            f"({_last_cause(error)}): try again, it goes on where it was"
+        ) from error
+    except (OSError, ValueError) as error:
         raise LoadFailed(f"the hub does not give {model}{at}: {_last_cause(error)}") from error
 
 

@@ -88,8 +88,22 @@ class Continuous:
             waiting_s: predicted work of requests that are not aboard yet.
             now_s: on the clock of `arrived_s` and `deadline_s`.
         """
+        return self.choose_among(parked, parked, waiting_s, now_s)
+
+    def choose_among(
+        self,
+        parked: Sequence[ParkedCall],
+        everyone: Sequence[ParkedCall],
+        waiting_s: float,
+        now_s: float,
+    ) -> Choice:
+        """Choose as if these calls alone were parked, but forget none of the others.
+
+        Args:
+            everyone: all that are parked: also those that the sweep has taken, or leaves.
+        """
         if self._shares is not None:
-            self._shares.running(parked)
+            self._shares.running(everyone)
         if not parked:
             return Choice(())
         self._trials.clear()
@@ -98,7 +112,7 @@ class Continuous:
             if parked[0].phase == "denoise" and parked[0].request not in self._begun:
                 self._begun = set()
             choice = Choice(tuple(parked), why="nobody")
-            self._note(choice, parked)
+            self._note(choice, parked, everyone)
             return choice
         phases: dict[str, list[ParkedCall]] = {"decode": [], "encode": [], "denoise": []}
         for call in parked:
@@ -119,7 +133,7 @@ class Continuous:
         else:
             decode, encode = (self._due(phases[one], parked) for one in ("decode", "encode"))
             choice = self._beside(decode or encode, parked, waiting_s, now_s)
-        self._note(choice, parked)
+        self._note(choice, parked, everyone)
         return choice
 
     def _due(
@@ -296,7 +310,9 @@ class Continuous:
         mean_s = sum([call.left_s for call in group]) / len(group)
         return mean_s * curve.seconds(rows) / curve.seconds(one.rows)
 
-    def _note(self, choice: Choice, parked: Sequence[ParkedCall]) -> None:
+    def _note(
+        self, choice: Choice, parked: Sequence[ParkedCall], everyone: Sequence[ParkedCall]
+    ) -> None:
         leader = choice.calls[0]
         loss_s = self._trials.get((leader.order, len(choice.calls)))
         if loss_s is not None:
@@ -305,35 +321,40 @@ class Continuous:
         chosen, is_denoise = {call.order for call in choice.calls}, leader.phase == "denoise"
         if is_denoise:
             self._load.ran(choice.calls, self.costs.curve(leader.kind))
-        before, first = self._passed, leader.request
+        before = self._passed
         passed = {
             call.order: before.get(call.order, 0) + 1
             for call in parked
-            if (call.request < first or (is_denoise and call.phase != "denoise"))
-            and call.order not in chosen
-            and self._is_passed(call, leader)
+            if call.order not in chosen and self._is_passed(call, choice.calls)
         }
         if before:  # counts of others stay; those of calls that were cancelled do not
-            others = [c.order for c in parked if c.order in before and c.order not in chosen]
+            others = [c.order for c in everyone if c.order in before and c.order not in chosen]
             passed = {order: before[order] for order in others} | passed
         self._passed = passed
-        self._decodes.ran(parked, chosen)
+        self._decodes.ran(everyone, chosen)
         if is_denoise and not self._begun:
             self._begun = {call.request for call in choice.calls}
         seconds = self.costs.seconds(leader.kind, sum(call.rows for call in choice.calls))
         self._spent_s = 0.0 if is_denoise else self._spent_s + seconds
         if self._shares is not None:
+            # a copy of streamed weights is for all that share the sweep, and charged to nobody
+            seconds = self.costs.compute_s(leader.kind, sum(call.rows for call in choice.calls))
             for call in choice.calls:
                 self._shares.charge(call, seconds / len(choice.calls))
 
-    def _is_passed(self, call: ParkedCall, leader: ParkedCall) -> bool:
-        """Whether a forward of the leader counts as one that the call had to let pass.
+    def _is_passed(self, call: ParkedCall, chosen: Sequence[ParkedCall]) -> bool:
+        """Whether a forward counts as one that the call had to let pass.
 
         Where shares are fair, they see to it that nobody starves: a tenant that has many calls
-        parked would get more than its share if it might lead for each of them.
+        parked would get more than its share if it might lead for each of them. But among the calls
+        of one user, a late one may lead: the others ride with other tenants, and are charged.
         """
-        same = (call.tenant, call.user) == (leader.tenant, leader.user)
-        return self._shares is None or same or call.phase != "denoise"
+        if call.phase != "denoise":
+            return chosen[0].phase == "denoise" or call.request < chosen[0].request
+        if self._shares is None:
+            return call.request < chosen[0].request
+        flow = call.tenant, call.user
+        return any(call.request < one.request and (one.tenant, one.user) == flow for one in chosen)
 
 
 def _may_interrupt(one: ParkedCall, begun: ParkedCall) -> bool:

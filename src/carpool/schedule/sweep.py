@@ -43,7 +43,16 @@ def choose_sweep(
         Forwards in the order in which they were chosen, all of one component if there are
         several; empty only if nothing is parked.
     """
-    first = policy.choose(_newcomers(parked, costs) or parked, waiting_s, now_s)
+    # a policy that remembers who is parked must not take those for gone that it is not asked about
+    among = getattr(policy, "choose_among", None)
+
+    def choose(some: Sequence[ParkedCall]) -> Choice:
+        if among is None or len(some) == len(parked):
+            return policy.choose(some, waiting_s, now_s)
+        choice: Choice = among(some, parked, waiting_s, now_s)
+        return choice
+
+    first = choose(_newcomers(parked, costs) or parked)
     if not first.calls:
         return []
     choices, leader = [first], first.calls[0]
@@ -69,7 +78,7 @@ def choose_sweep(
             ]
         if not left:
             break
-        choice = policy.choose(left, waiting_s, now_s)
+        choice = choose(left)
         choices.append(choice)
         compute_s += _compute_s(costs, choice)
         taken |= {call.order for call in choice.calls}

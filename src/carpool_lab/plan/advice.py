@@ -9,13 +9,17 @@ from dataclasses import replace
 from math import floor
 from typing import TYPE_CHECKING
 
+from torch import nn
+
+from carpool.config import EngineSettings
+from carpool.engine.model.quantize import kinds_of
 from carpool.engine.weights.placement import components_of
 from carpool.engine.weights.residency import Component, gib
 from carpool.engine.weights.residency import plan as residency
 from carpool.errors import SettingRejected
-from carpool.preparation import is_denoiser
-from carpool.quantization import KINDS, STREAMED
-from carpool.setting_rules import ALL, by_component, parse_bytes
+from carpool.preparation import check_names, is_denoiser
+from carpool.quantization import STREAMED, Kind, quantizations
+from carpool.setting_rules import parse_bytes
 from carpool_lab.plan.predict import VALUE_BYTES, Plan
 
 if TYPE_CHECKING:
@@ -24,20 +28,37 @@ if TYPE_CHECKING:
 LESS = ("fp8", "int8", "int4", "quanto-int4")  # proposed where weights do not fit, in this order
 
 
-def bits_of(quantize: str | None, model: "Model") -> dict[str, int]:
-    """Bits of a weight by component, as `--quantize` has them.
+def kinds_in(quantize: str | None, model: "Model") -> dict[str, Kind]:
+    """The kinds of quantized weights by component, as the engine takes `--quantize`.
 
     Raises:
-        SettingRejected: a kind or a component is unknown.
+        SettingRejected: a kind or a component is unknown, or they do not go together.
     """
-    found: dict[str, int] = {}
-    for component, kind in by_component("quantize", quantize).items():
-        if kind not in KINDS or (component and component not in model.modules):
-            known = f"kinds are {', '.join(KINDS)}; components {', '.join(model.modules)}"
-            raise SettingRejected(f"quantize={quantize!r}: {known}")
-        names = [component] if component else [n for n in model.modules if is_denoiser(n)]
-        found |= dict.fromkeys(names, KINDS[kind].bits)
-    return found
+    check_names("quantize", quantizations(quantize), model.modules)
+    return kinds_of(EngineSettings(quantize=quantize), model.modules)
+
+
+def bits_of(quantize: str | None, model: "Model") -> dict[str, float]:
+    """Mean bits of a weight by component: those of linear layers are quantized, and no others.
+
+    By layers (float8), all but vectors are.
+
+    Raises:
+        SettingRejected: as `kinds_in`.
+    """
+    kinds = kinds_in(quantize, model)
+    return {name: _mean_bits(model.modules[name], kind) for name, kind in kinds.items()}
+
+
+def _mean_bits(module: nn.Module, kind: Kind) -> float:
+    whole = 8.0 * VALUE_BYTES
+    every = sum(weight.numel() for weight in module.parameters())
+    if kind.backend == "layerwise":
+        changed = sum(weight.numel() for weight in module.parameters() if weight.ndim > 1)
+    else:
+        layers = (part for part in module.modules() if isinstance(part, nn.Linear))
+        changed = sum(weight.numel() for weight in {part.weight for part in layers})
+    return whole - (whole - kind.bits) * changed / every
 
 
 def commands(model: "Model", plan: Plan, quantize: str | None, is_compiled: bool) -> Iterator[str]:
@@ -53,10 +74,9 @@ def commands(model: "Model", plan: Plan, quantize: str | None, is_compiled: bool
         names = [name for name in model.modules if is_denoiser(name)]
         if kind != "fp8":  # which is for denoisers only
             names += [name for name in model.modules if "encoder" in name and name not in names]
-        bits = {**dict.fromkeys(model.modules, 8 * VALUE_BYTES)}
-        bits |= dict.fromkeys(names, KINDS[kind].bits)
+        less = ",".join(f"{name}={kind}" for name in names)
+        bits = dict.fromkeys(model.modules, 8.0 * VALUE_BYTES) | bits_of(less, model)
         if sum(n * bits[name] / 8 for name, n in model.parameters().items()) <= room:
-            less = ",".join(f"{name}={kind}" for name in names)
             yield f"{said}{compiled} --quantize {less}  # all of it fits"
             return
 
@@ -75,11 +95,9 @@ def _below(n_bytes: float) -> str:
 def _streamed(
     model: "Model", plan: Plan, said: str, quantize: str | None, is_compiled: bool
 ) -> Iterator[str]:
-    kinds = by_component("quantize", quantize)
-    for component, kind in kinds.items():
-        if KINDS[kind].backend not in STREAMED:
-            instead = f"{component}=int8" if component != ALL else "int8"
-            rule = f"those of {kind} cannot be streamed: --quantize {instead}"
+    for component, kind in kinds_in(quantize, model).items():
+        if kind.backend not in STREAMED:
+            rule = f"those of {kind.backend} cannot be streamed: --quantize {component}=int8"
             yield f"weights do not fit, and {rule}"
             return
     memory = _below(_room(plan))
@@ -95,7 +113,7 @@ def _streamed(
     yield f"{said}{compiled} --memory {memory}{quantized}  # {what}"
 
 
-def _scaled(model: "Model", bits: dict[str, int]) -> list[Component]:
+def _scaled(model: "Model", bits: dict[str, float]) -> list[Component]:
     """The modules' weights as they are on the device: 16 bits each, or as they are quantized."""
     parameters, found = model.parameters(), []
     for one in components_of(model.modules):

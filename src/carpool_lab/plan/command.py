@@ -47,7 +47,7 @@ def plan(
 
     diffusers.utils.logging.set_verbosity_error()  # of types that are kept where weights are read
     keys = devices.split(",") if devices else list(json.loads(predict.DEVICES.read_text()))
-    found = [predict.device(key) for key in keys]
+    found = [predict.device(key.strip()) for key in keys]
     built = build(model)
     bits = bits_of(quantize, built)
     wanted = {size: stages(built, size) for size in (sizes.split(",") if sizes else built.sizes)}

@@ -134,7 +134,7 @@ def plan(
     stages: Sequence[Stage],
     on: Device,
     *,
-    bits: Mapping[str, int] | None = None,
+    bits: Mapping[str, float] | None = None,
     is_compiled: bool = False,
 ) -> Plan:
     """Predict what requests of one size take.
@@ -143,7 +143,7 @@ def plan(
         size: as it is called.
         parameters: weights by component.
         stages: of one request.
-        bits: of a weight by component, where it is not 16.
+        bits: of a weight by component, in the mean, where it is not 16.
     """
     each = {name: (bits or {}).get(name, 8 * VALUE_BYTES) / 8 for name in parameters}
     weights = {name: count * each[name] for name, count in parameters.items()}

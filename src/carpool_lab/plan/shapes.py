@@ -8,16 +8,20 @@ zeros. So whatever a pipeline does, in whatever order, is what is counted.
 import json
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
+from inspect import Parameter, signature
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import diffusers
+import numpy as np
 import torch
 import transformers
+from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,8 +30,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from carpool.engine.intercept import methods_of
 from carpool.engine.model.files import class_of, modules_of
-from carpool.errors import LoadFailed, nearest
+from carpool.errors import InvalidValue, LoadFailed, SettingRejected, nearest
 from carpool.models.source import find
+from carpool.preparation import sizes
 from carpool.types import Phase, phase_of
 
 MODELS = Path(__file__).with_name("models.json")
@@ -147,24 +152,38 @@ def _from_folder(name: str, dtype: torch.dtype, others: str) -> Model:
         index = dict(diffusers.DiffusionPipeline.load_config(source, local_files_only=True))
     except (LoadFailed, OSError) as error:
         raise LoadFailed(f"no configs of {name!r} here ({error}){others}") from error
-    parts: dict[str, Any] = {}
-    modules = modules_of(index)
-    for component, entry in index.items():
-        if not isinstance(entry, (list, tuple)) or entry[0] is None:
-            continue
-        cls = class_of(*map(str, entry))
-        if component not in modules:
-            parts[component] = cls.from_pretrained(source, subfolder=component)
-        elif entry[0] == "transformers":
-            config = cls.config_class.from_pretrained(source, subfolder=component)
-            with META:
-                parts[component] = cls(config).to(dtype)
-        else:
-            config = cls.load_config(source, subfolder=component)
-            with META:
-                parts[component] = cls.from_config(config).to(dtype)
-    pipe = class_of("diffusers", str(index["_class_name"]))(**parts)
+    cls = class_of("diffusers", str(index.get("_class_name")))
+    if cls is None:
+        raise LoadFailed(f"{name}: diffusers has no pipeline {index.get('_class_name')!r}")
+    modules, takes = modules_of(index), signature(cls.__init__).parameters
+    try:
+        parts = {
+            component: _read(source, component, entry, component in modules, dtype)
+            for component, entry in index.items()
+            if component in takes
+        }
+        pipe = cls(**parts)
+    except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
+        raise LoadFailed(f"the configs of {name!r} cannot be read: {error}") from error
     return _model(Path(source).name, pipe, {"call": {}, "sizes": ["default"], "source": source})
+
+
+def _read(source: str, component: str, entry: Any, is_module: bool, dtype: torch.dtype) -> Any:
+    """A part of a pipeline from its entry in the index; a module has no weights."""
+    if not isinstance(entry, (list, tuple)):
+        return entry  # a plain value
+    if entry[0] is None:
+        return None  # a part that this model leaves out
+    cls = class_of(*map(str, entry))
+    if cls is None:
+        raise ValueError(f"{component} is a {entry[1]}, which neither library has")
+    if not is_module:
+        return cls.from_pretrained(source, subfolder=component)
+    with META:
+        if issubclass(cls, transformers.PreTrainedModel):
+            config = cls.config_class.from_pretrained(source, subfolder=component)
+            return cls(config).to(dtype)
+        return cls.from_config(cls.load_config(source, subfolder=component)).to(dtype)
 
 
 def _model(name: str, pipe: Any, data: Mapping[str, Any]) -> Model:
@@ -240,12 +259,35 @@ class _Attention(TorchFunctionMode):
         return query.new_empty(*batch, length, value.shape[-1])
 
 
+class _OnHost(TorchFunctionMode):
+    """Gives a pipeline's own code zeros where it takes values of its modules, as a VAE's means."""
+
+    is_off = False  # while a module runs
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = args, kwargs or {}
+        if not self.is_off:
+            given = _zeros(given)
+        return func(*given[0], **given[1])
+
+
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Without what switches autocast off for parts of a module, and does not know `meta`."""
+    autocast = torch.autocast
+    setattr(torch, "autocast", lambda *_, **__: nullcontext())  # noqa: B010 - it is a class
+    try:
+        yield
+    finally:
+        setattr(torch, "autocast", autocast)  # noqa: B010
+
+
 def work_of(original: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Work]:
     """Run a method on `meta`; its answer, and what it takes."""
     work = Work()
     given = tree_map(lambda one: one.to(META) if isinstance(one, Tensor) else one, (args, kwargs))
     flops = FlopCounterMode(display=False)
-    with torch.no_grad(), flops, _Attention(work), _Counter(work):
+    with torch.no_grad(), _no_autocast(), flops, _Attention(work), _Counter(work):
         answer = original(*given[0], **given[1])
     work.flops = flops.get_total_flops() + work.attention_flops
     return answer, work
@@ -257,8 +299,13 @@ def stages(model: Model, size: str = "default") -> list[Stage]:
     Args:
         model: of `build`; nothing of it is changed.
         size: WIDTHxHEIGHT in pixels, or `default` for the model's own.
+
+    Raises:
+        InvalidValue: the size is none.
+        LoadFailed: the pipeline cannot be run on shapes alone.
     """
     found: dict[Any, tuple[Stage, Any]] = {}
+    host = _OnHost()
 
     def stub(component: str, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)  # pipelines and libraries read its signature
@@ -266,7 +313,9 @@ def stages(model: Model, size: str = "default") -> list[Stage]:
             tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
             key = component, method, tuple(tuple(one.shape) for one in tensors)
             if key not in found:
+                host.is_off = True
                 answer, work = work_of(original, args, kwargs)
+                host.is_off = False
                 rows = tensors[0].shape[0] if tensors else 1
                 found[key] = Stage(component, method, rows, work), answer
             stage, answer = found[key]
@@ -275,10 +324,8 @@ def stages(model: Model, size: str = "default") -> list[Stage]:
 
         return call
 
-    given = dict(model.call)
-    if size != "default":
-        given["width"], given["height"] = map(int, size.split("x"))
     pipe, own = model.pipe, type(model.pipe)
+    given = {"prompt": "a plan", "output_type": "pt", **model.call, **_sized(pipe, size)}
     pins = {"_execution_device": torch.device("cpu"), "__module__": own.__module__}
     replaced: list[tuple[nn.Module, str]] = []
     try:
@@ -288,7 +335,11 @@ def stages(model: Model, size: str = "default") -> list[Stage]:
                     vars(module)[method] = stub(component, method, getattr(module, method))
                     replaced.append((module, method))
         pipe.__class__ = type(own.__name__, (own,), pins)
-        pipe(prompt="a plan", output_type="pt", **given)
+        with host:
+            pipe(**given)
+    except Exception as error:  # whatever a pipeline raises of zeros, or of what it lacks
+        told = f"{type(error).__name__}: {error}"
+        raise LoadFailed(f"{model.name} cannot be run on shapes alone: {told}") from error
     finally:
         pipe.__class__ = own
         for module, method in replaced:
@@ -296,11 +347,27 @@ def stages(model: Model, size: str = "default") -> list[Stage]:
     return [stage for stage, _ in found.values()]
 
 
+def _sized(pipe: Any, size: str) -> dict[str, Any]:
+    """What to call a pipeline with for a size; a picture too, where it needs one."""
+    given: dict[str, Any] = {}
+    if size != "default":
+        try:
+            [(width, height)] = sizes(size)
+        except SettingRejected as error:
+            raise InvalidValue(f"size {size!r}: write WIDTHxHEIGHT, as 1024x1024") from error
+        given = {"width": width, "height": height}
+    image = signature(pipe.__call__).parameters.get("image")
+    if image is not None and image.default is Parameter.empty:
+        shape = 1, given.get("height", 512), given.get("width", 512), 3
+        given["image"] = VaeImageProcessor.numpy_to_pil(np.full(shape, 0.5))[0]
+    return given
+
+
 def _zeros(answer: Any) -> Any:
     """An answer on `meta` as zeros on the host, which take next to no memory."""
 
     def zero(one: Any) -> Any:
-        if not isinstance(one, Tensor):
+        if not isinstance(one, Tensor) or not one.is_meta:
             return one
         return torch.zeros((), dtype=one.dtype).expand(one.shape)
 

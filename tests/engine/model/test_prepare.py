@@ -1,6 +1,5 @@
 """However a model is prepared, requests that share forwards get what they would get alone."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,10 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from safetensors.torch import load_file, save_file
 
 from carpool.config import EngineSettings
-from carpool.engine.intercept import Interception
 from carpool.engine.model.border import at_border
 from carpool.engine.model.compiling import _calls
 from carpool.engine.model.load import load
-from carpool.engine.model.quantize import quantization_of, quantize_read
-from carpool.engine.row_mixing import mixes_rows
 from carpool.errors import LoadFailed, SettingRejected
-from carpool.quantization import KINDS
 from support.engine_driver import driving, gap, mean
 from support.prepared import alone, drawn, gguf_of, requests_of
 from support.tiny import checkpoint
@@ -97,91 +92,6 @@ def test_requests_that_share_forwards_get_what_they_get_alone(prepared: Prepared
     for one, solo in zip(heard, solos, strict=True):
         assert gap(one, solo) <= most
     assert mean(widths) > 1.4 or most == 0.0  # in exact numerics, what is not proven runs alone
-
-
-# Quantized weights
-
-
-def weight_types(module: torch.nn.Module) -> set[str]:
-    return {
-        type(weight).__name__ if weight.dtype != torch.float8_e4m3fn else "float8"
-        for weight in module.parameters()
-    }
-
-
-@pytest.mark.parametrize(
-    ("quantize", "holds"),
-    [
-        ("int8", {"transformer": "Int8Tensor"}),
-        ("fp8", {"transformer": "float8"}),
-        ("quanto-int4", {"transformer": "WeightQBitsTensor"}),
-        (
-            "transformer=int8,text_encoder_2=quanto-int8",
-            {"transformer": "Int8Tensor", "text_encoder_2": "WeightQBytesTensor"},
-        ),
-        (
-            '{"text_encoder": {"quant_backend":"torchao", "quant_type":"Float8WeightOnlyConfig"}}',
-            {"text_encoder": "Float8Tensor"},
-        ),
-    ],
-)
-def test_the_weights_of_the_named_components_are_quantized_and_no_others(
-    quantize: str, holds: Mapping[str, str]
-) -> None:
-    loaded = load(checkpoint("flux"), EngineSettings(device="cpu", quantize=quantize))
-
-    for name, module in loaded.modules.items():
-        found = weight_types(module) - {"Parameter"}
-        assert found == ({holds[name]} if name in holds else set()), name
-
-
-def mixing(**weight: Any) -> torch.nn.Module:
-    """A module with a layer that looks as quantizers that mix rows leave it."""
-    layer = torch.nn.Linear(4, 4)
-    for name, value in weight.items():
-        setattr(layer.weight, name, value)
-    return torch.nn.Sequential(layer)
-
-
-class Linear8bitLt(torch.nn.Linear):
-    """As bitsandbytes has it: columns above the threshold are chosen by all rows."""
-
-    def __init__(self, threshold: float) -> None:
-        super().__init__(4, 4)
-        self.state = type("State", (), {"threshold": threshold})()
-
-
-def test_quantization_that_mixes_rows_is_seen() -> None:
-    from torchao.quantization import PerRow, PerTensor
-
-    per_tensor = type("Kwargs", (), {"granularity": PerTensor()})()
-    per_row = type("Kwargs", (), {"granularity": PerRow()})()
-
-    assert "one scale" in str(mixes_rows(mixing(act_quant_kwargs=per_tensor)))
-    assert mixes_rows(mixing(act_quant_kwargs=per_row)) is None
-    assert "LLM.int8" in str(mixes_rows(torch.nn.Sequential(Linear8bitLt(6.0))))
-    assert mixes_rows(torch.nn.Sequential(Linear8bitLt(0.0))) is None
-    assert mixes_rows(mixing()) is None
-
-
-@pytest.mark.parametrize("kind", ["int8", "int8-dynamic"])
-def test_a_row_of_a_quantized_layer_is_the_same_whatever_the_other_rows_hold(kind: str) -> None:
-    config = quantization_of(KINDS[kind], "diffusers", torch.float32)
-    layer = torch.nn.Sequential(torch.nn.Linear(64, 32)).requires_grad_(False)
-    quantize_read(layer, config)
-    rows = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(0))
-    loud = torch.stack([rows[0], 1000 * rows[1]])
-
-    assert torch.equal(layer(rows)[0], layer(loud)[0])
-
-
-def test_calls_of_a_module_that_mixes_rows_run_alone() -> None:
-    with driving(checkpoint("flux"), max_running=4) as probe:
-        block = probe.engine.loaded.pipe.transformer.transformer_blocks[0]
-        block.add_module("quantized", Linear8bitLt(6.0))
-        targets = Interception(probe.engine.loaded.modules).targets
-
-    assert {one.component for one in targets if one.is_exclusive} == {"transformer"}
 
 
 # Attention, tiles: undone, and the process's defaults stay
@@ -273,16 +183,6 @@ def test_a_component_is_read_from_a_single_file(other_flux: Path) -> None:
     own = load(checkpoint("flux"), EngineSettings(device="cpu")).pipe.transformer.state_dict()
     for name, weight in loaded.pipe.transformer.state_dict().items():
         assert torch.equal(weight, own[name] * 1.1), name
-
-
-def test_a_component_of_a_single_file_is_quantized_like_any_other(other_flux: Path) -> None:
-    settings = EngineSettings(
-        device="cpu", component=(f"transformer={other_flux}",), quantize="int8"
-    )
-
-    loaded = load(checkpoint("flux"), settings)
-
-    assert "Int8Tensor" in weight_types(loaded.pipe.transformer)
 
 
 def test_a_component_is_read_from_its_own_folder_or_that_of_a_pipeline(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from carpool.engine.model.quantize import quantize_read
 from carpool.errors import LoadFailed
 from carpool.models.source import SINGLE_FILES, check_hub, find
 
@@ -25,9 +24,13 @@ _OF_WHOLE_MODELS = ("first_stage_model.", "vae.", "cond_stage_model.", "conditio
 
 
 def class_of(library: str, name: str) -> Any:
-    """The class of a component; None where neither library has it."""
+    """The class of a component; None where neither library has it.
+
+    Args:
+        library: diffusers, transformers, or one of diffusers' pipelines that has parts of its own.
+    """
     module = {"diffusers": diffusers, "transformers": transformers}.get(library)
-    return getattr(module, name, None)
+    return getattr(module or getattr(diffusers.pipelines, library, None), name, None)
 
 
 def modules_of(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -67,7 +70,7 @@ def read_component(
             file = _local(where)
             if kind[0] == "transformers":
                 return _encoder(name, file, class_of(*kind), source, dtype, quantization)
-            return _single(name, file, class_of(*kind), source, dtype, quantization, revision)
+            return _single(name, file, class_of(*kind), source, dtype, revision)
         return _from_folder(name, where, kind, dtype, quantization)
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -95,7 +98,6 @@ def _single(
     cls: Any,
     source: str,
     dtype: torch.dtype,
-    quantization: Any,
     revision: str | None,
 ) -> nn.Module:
     given: dict[str, Any] = {"dtype": dtype}
@@ -109,8 +111,6 @@ def _single(
     module: nn.Module = cls.from_single_file(str(file), config=source, subfolder=name, **given)
     if left := [path for path, one in module.named_parameters() if one.is_meta]:
         raise ValueError(f"the file lacks {left[0]} and {len(left) - 1} other weights")
-    if quantization is not None:
-        quantize_read(module, quantization)
     return module
 
 

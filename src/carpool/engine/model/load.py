@@ -99,6 +99,11 @@ def _modules(pipe: DiffusionPipeline) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
+_LIBRARIES_RAISE = (  # that read files and quantize; RuntimeError: what a device or a kernel lacks
+    OSError, ValueError, TypeError, AttributeError, ImportError, LookupError, RuntimeError,
+    AssertionError,
+)  # fmt: skip
+
 Load = TypeVar("Load", bound=Callable[..., Any])
 
 
@@ -156,10 +161,12 @@ def load(
         try:
             with CLASSES:  # of nn.Module, which an engine that starts meanwhile would patch, too
                 pipe = read(source, settings, device, None, begin)
-        except (OSError, ValueError, TypeError, AttributeError, ImportError, LookupError) as error:
-            raise LoadFailed(f"cannot load {model!s}: {error}") from error
         except RecursionError as error:
             raise _too_deep(model) from error
+        except torch.OutOfMemoryError:
+            raise  # told by `says_what_does_not_fit`
+        except _LIBRARIES_RAISE as error:
+            raise LoadFailed(f"cannot load {model!s}: {error}") from error
     refuse_what_breaks(pipe)
     with ExitStack() as undo:
         for module in dict(_modules(pipe)).values():

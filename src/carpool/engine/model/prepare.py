@@ -26,10 +26,16 @@ from carpool.engine.model.compiling import compile_blocks
 from carpool.engine.model.device import Device
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.files import class_of, modules_of, read_component, single_file
-from carpool.engine.model.quantize import kinds_of, quantization_of, store_as_float8
+from carpool.engine.model.quantize import (
+    is_read_quantized,
+    kinds_of,
+    quantization_of,
+    quantize_read,
+    store_as_float8,
+)
 from carpool.errors import LoadFailed, SettingRejected
-from carpool.models.source import is_single_file
-from carpool.preparation import check_components, check_packages, replacements
+from carpool.models.source import SINGLE_FILES, is_single_file
+from carpool.preparation import check_components, check_gguf, check_packages, replacements
 from carpool.setting_rules import by_component
 
 
@@ -69,12 +75,22 @@ def read(
     check_components(settings, modules)
     begin(source, {name: class_of(*where) for name, where in modules.items()})
     left_out = {name for name in modules if only is not None and name not in only}
+    for name, where in replaced.items():
+        check_gguf(settings, name, where)
+    kinds = {n: one for n, one in kinds_of(settings, modules).items() if n not in left_out}
     quantized = {
-        name: quantization_of(kind, modules[name][0], device.dtype_of(name))
-        for name, kind in kinds_of(settings, modules).items()
-        if name not in left_out
+        name: quantization_of(kind, modules[name][0], device.dtype_of(name), device.torch)
+        for name, kind in kinds.items()
     }
     quantized = {name: config for name, config in quantized.items() if config is not None}
+    afterwards = {
+        name
+        for name in quantized
+        if whole is not None
+        or (modules[name][0] != "transformers" and replaced.get(name, "").endswith(SINGLE_FILES))
+        or not is_read_quantized(kinds[name], device.torch)
+    }
+    while_read = {name: one for name, one in quantized.items() if name not in afterwards}
     given: dict[str, Any] = dict.fromkeys(left_out) | {
         name: read_component(
             name,
@@ -82,13 +98,16 @@ def read(
             modules[name],
             source,
             dtype=device.dtype_of(name),
-            quantization=quantized.pop(name, None),
+            quantization=while_read.pop(name, None),
             revision=settings.revision,
         )
         for name, where in replaced.items()
         if name not in left_out
     }
-    return _pipeline(source, index, whole, {**given, **_common(settings, device, quantized)})
+    pipe = _pipeline(source, index, whole, {**given, **_common(settings, device, while_read)})
+    for name in afterwards:
+        quantize_read(getattr(pipe, name), kinds[name], device.dtype_of(name))
+    return pipe
 
 
 def _common(
@@ -111,10 +130,11 @@ def _pipeline(
 ) -> DiffusionPipeline:
     name = str(index.get("_class_name"))
     if whole is not None:
-        if "quantization_config" in given or isinstance(given["dtype"], dict):
+        if isinstance(given["dtype"], dict):
             raise SettingRejected(
-                f"{whole} is a whole model in one file, which is read in one number type and "
-                "unquantized: save it as a folder (save_pretrained) for more"
+                f"{whole} is a whole model in one file, which is read in one number type: save it "
+                "as a folder (save_pretrained) for more",
+                param="dtype",
             )
         cls = class_of("diffusers", name)
         if not hasattr(cls, "from_single_file"):

@@ -7,12 +7,15 @@ import diffusers
 import torch
 import transformers
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from carpool.config import EngineSettings
 from carpool.errors import SettingRejected, nearest
 from carpool.preparation import is_denoiser
-from carpool.quantization import KINDS, Kind, quantizations
+from carpool.quantization import KINDS, Kind, check_gpu, quantizations
 from carpool.setting_rules import ALL
+
+BLOCK_IN, BLOCK_OUT = 64, 32  # features of layers for which bitsandbytes has kernels on CPUs
 
 
 def kinds_of(settings: EngineSettings, modules: Collection[str]) -> dict[str, Kind]:
@@ -43,19 +46,21 @@ def kinds_of(settings: EngineSettings, modules: Collection[str]) -> dict[str, Ki
     return said
 
 
-def quantization_of(kind: Kind, library: str, dtype: torch.dtype) -> Any:
+def quantization_of(kind: Kind, library: str, dtype: torch.dtype, device: torch.device) -> Any:
     """The configuration by which a library reads weights as this kind; None for `layerwise`.
 
     Args:
         library: of the component's class, "diffusers" or "transformers".
         dtype: to compute in.
+        device: to compute on.
 
     Raises:
         SettingRejected: the library has no such back end, or it does not take these options.
     """
+    check_gpu(kind, device.type)
     if kind.backend == "layerwise":
         return None
-    module = diffusers if library == "diffusers" else transformers
+    module = transformers if library == "transformers" else diffusers
     known: Mapping[str, Any] = module.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING
     if kind.backend not in known:
         raise SettingRejected(
@@ -94,24 +99,83 @@ def _torchao(options: dict[str, Any]) -> dict[str, Any]:
         raise SettingRejected(f"quantize: torchao's {name}: {error}") from error
 
 
-def quantize_read(module: nn.Module, config: Any) -> None:
-    """Quantize a module that was read from a single file: diffusers' loader leaves that out.
+def is_read_quantized(kind: Kind, device: torch.device) -> bool:
+    """Whether the libraries quantize weights of this kind while they read a folder.
 
-    Args:
-        config: of `quantization_of`.
+    For bitsandbytes diffusers wants an accelerator, though it has kernels for CPUs.
+    """
+    return device.type != "cpu" or not kind.backend.startswith("bitsandbytes")
+
+
+def quantize_read(module: nn.Module, kind: Kind, dtype: torch.dtype) -> None:
+    """Quantize the linear layers of a module that was read as it is, from a single file say.
+
+    Layers that the options leave out, and those that the class keeps in float32, stay as they are.
 
     Raises:
         SettingRejected: its back end only quantizes while it reads a folder.
     """
-    if not isinstance(config, diffusers.TorchAoConfig):
-        able = [name for name, kind in KINDS.items() if kind.backend in ("torchao", "layerwise")]
-        raise SettingRejected(
-            f"quantize: {config.quant_method.value} does not quantize what is read from a single "
-            f"file: take one of {', '.join(able)}, or a folder"
-        )
-    from torchao.quantization import quantize_
+    options = dict(kind.options)
+    kept = (options.pop("modules_to_not_convert", None) or options.get("llm_int8_skip_modules"),
+            getattr(module, "_keep_in_fp32_modules", None))  # fmt: skip
+    layers = _linear_layers(module, [name for names in kept for name in names or ()])
+    if kind.backend == "torchao":
+        from torchao.quantization import quantize_
 
-    quantize_(module, config.quant_type)
+        wanted = _torchao(options)["quant_type"]
+        quantize_(module, wanted, filter_fn=lambda _, path: path in layers)
+    elif kind.backend == "quanto":
+        from optimum import quanto
+
+        quanto.quantize(module, weights=f"q{options.get('weights_dtype', 'int8')}", include=layers)
+        quanto.freeze(module)
+    elif kind.backend.startswith("bitsandbytes"):
+        for path in layers:
+            module.set_submodule(path, _bitsandbytes(module.get_submodule(path), options, dtype))
+    else:
+        able = [name for name, one in KINDS.items() if one.backend != kind.backend]
+        raise SettingRejected(
+            f"quantize: {kind.backend} does not quantize what is read from a single file: take one "
+            f"of {', '.join(able)}, or a folder"
+        )
+
+
+def _linear_layers(module: nn.Module, kept: Collection[str]) -> list[str]:
+    """Paths of linear layers, but for those that bear one of these names, or lie below one."""
+
+    def is_kept(path: str) -> bool:
+        return any(f".{name}." in f".{path}." for name in kept)
+
+    return [
+        path
+        for path, one in module.named_modules()
+        if isinstance(one, nn.Linear)
+        and not isinstance(one, NonDynamicallyQuantizableLinear)
+        and not is_kept(path)
+    ]
+
+
+def _bitsandbytes(layer: nn.Module, options: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
+    """A layer as bitsandbytes has it; its weights are quantized when they are moved to a device."""
+    import bitsandbytes as bnb  # takes seconds
+
+    assert isinstance(layer, nn.Linear)
+    shape = layer.in_features, layer.out_features, layer.bias is not None
+    if options.get("load_in_8bit"):
+        threshold = options.get("llm_int8_threshold", 6.0)
+        made = bnb.nn.Linear8bitLt(*shape, has_fp16_weights=False, threshold=threshold)
+    else:
+        made = bnb.nn.Linear4bit(
+            *shape,
+            compute_dtype=options.get("bnb_4bit_compute_dtype", dtype),
+            compress_statistics=options.get("bnb_4bit_use_double_quant", False),
+            quant_type=options.get("bnb_4bit_quant_type", "fp4"),
+        )
+        if layer.in_features % BLOCK_IN or layer.out_features % BLOCK_OUT:
+            made.support_avx512bf16_for_cpu = False  # the others are computed another way there
+    made.load_state_dict(layer.state_dict())
+    quantized: nn.Module = made.to(layer.weight.device).requires_grad_(False)
+    return quantized.train(layer.training)
 
 
 def store_as_float8(module: nn.Module, storage: str, dtype: torch.dtype) -> None:
