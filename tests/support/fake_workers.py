@@ -59,10 +59,15 @@ class FakeWorker:
         if self.on_activity is not None:
             self.on_activity(protocol.Activity(now_s, [], 0, [], [], 0))
 
-    def report(self, seconds: Sequence[float], **steps_left: float) -> None:
+    def report(
+        self,
+        seconds: Sequence[float],
+        replays: Sequence[protocol.Replay] = (),
+        **steps_left: float,
+    ) -> None:
         assert self.listener is not None
         cost = protocol.StepCost(None, None, None, list(seconds))
-        self.listener.reported(protocol.Report([cost], steps_left))
+        self.listener.reported(protocol.Report([cost], steps_left, replays=list(replays)))
 
     def _tell(self) -> None:
         if self.listener is not None:

@@ -40,7 +40,7 @@ from carpool.engine.probation.probation import Probation
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import Listener, RequestState
-from carpool.engine.running import RunningRequests
+from carpool.engine.running import Replay, RunningRequests
 from carpool.engine.scheduler import Scheduler
 from carpool.engine.sweep import Sweeps
 from carpool.engine.tokenizers import Tokenizers
@@ -220,6 +220,12 @@ class EngineCore:
         """Denoising steps that running requests have left, as far as their number is known."""
         running = self._running.states
         return {one.request_id: float(one.steps - one.step) for one in running if one.steps}
+
+    def take_replays(self) -> list[tuple[Replay, float]]:
+        """Requests that were replayed from journals since the last time, and how long ago."""
+        replays, now_s = self._running.replays, self._clock()
+        taken = [replays.popleft() for _ in range(len(replays))]
+        return [(one, now_s - one.ended_s) for one in taken]
 
     @property
     def overload_stage(self) -> int:

@@ -182,7 +182,12 @@ class WorkerProcess:
                 protocol.StepCost(size[0], size[1], size[2], seconds)
                 for size, seconds in engine.step_costs.items()
             ]
-            report = protocol.Report(costs, engine.steps_left(), engine.loaded.streamer is not None)
+            replays = [
+                protocol.Replay(one.request_id, one.steps, one.took_s, ago_s)
+                for one, ago_s in engine.take_replays()
+            ]
+            streams = engine.loaded.streamer is not None
+            report = protocol.Report(costs, engine.steps_left(), streams, replays)
             self.send(protocol.Heartbeat(stalled_s, expected_s, engine.place_s, report))
             time.sleep(INTERVAL_S)
 

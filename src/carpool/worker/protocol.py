@@ -184,12 +184,22 @@ class StepCost(msgspec.Struct, array_like=True):
     seconds: list[float]  # by the requests that share it, from one on
 
 
+class Replay(msgspec.Struct, array_like=True):
+    """A request was replayed from its journal, and goes on."""
+
+    request_id: str
+    steps: int  # that were replayed
+    took_s: float
+    ago_s: float  # since it ended
+
+
 class Report(msgspec.Struct, array_like=True):
     """What the router of the front wants to know of a worker."""
 
     costs: list[StepCost]
     steps_left: dict[str, float]  # of running requests, by their ids
     shares_sweeps: bool = False  # weights are streamed: requests of all sizes share every step
+    replays: list[Replay] = []  # since the last report
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
@@ -273,6 +283,16 @@ class WaitingRequest(msgspec.Struct, array_like=True):
     starts_s: float | None
 
 
+class SeenMove(msgspec.Struct, array_like=True):
+    """A running request went on in another worker. Only within the front."""
+
+    request_id: str
+    at: float  # Unix time
+    from_worker: int
+    to_worker: int
+    why: str
+
+
 class Activity(msgspec.Struct, tag="activity"):
     """What the engine did since the last one, and its requests now. Only while it is watched."""
 
@@ -284,6 +304,7 @@ class Activity(msgspec.Struct, tag="activity"):
     waiting_count: int
     worker: int = 0  # of several; the front says which
     model: str = ""  # of several; the front says which
+    moves: list[SeenMove] = []  # between workers, since the last one; the front says which
 
 
 ToWorker = (
