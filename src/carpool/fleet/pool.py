@@ -174,7 +174,7 @@ class Pool:
         assert self.ready is not None
         return self.ready
 
-    async def wait_open(self) -> None:
+    async def wait_open(self, model: str | None = None) -> None:
         """Wait until requests are accepted; for ever once the server drains."""
         if self._is_alone:
             await self.handles[0].wait_open()

@@ -63,7 +63,7 @@ _STOP_S = 10.0  # for files that are being written as the server ends
 class EngineClient(Protocol):
     """Runs the requests of jobs: a `Supervisor`, or a test's own."""
 
-    async def wait_open(self) -> None: ...
+    async def wait_open(self, model: str | None = None) -> None: ...
     async def submit(
         self,
         job: CheckedRequest,
@@ -319,6 +319,7 @@ class Runner:
             if self._journals is not None:
                 await self._journals.resume(record.id, part, request.request_id)
             try:
+                await self._client.wait_open(request.model)  # its own, of several
                 return await self._client.submit(request, on_progress, on_preview)
             except Overloaded as error:
                 await asyncio.sleep(max(error.retry_after_s or 0.0, self._again_s))
