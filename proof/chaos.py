@@ -38,7 +38,7 @@ from proof.chaos_report import (
     page,
     problems,
 )
-from proof.clients import Clients
+from proof.clients import SILENCE_S, Clients
 from proof.diary import Diary
 from proof.disk import Disk, disk
 from proof.house import (
@@ -60,6 +60,7 @@ CLIENTS = {"waits": 3, "streams": 2, "polls": 3, "vanishes": 2}
 TICKETS = 24
 HELD_S = 2.0  # how long a connection is held: less than a worker may be silent
 CUT_S = 6.0  # how long a node is stopped or a worker cut off: longer than it may be silent
+PLACING_S = 150.0  # until an answer counts as none: Ray notices, places, starts and imports anew
 LONE_S = 3.0  # until a new node comes in the place of one that was killed
 FULL_S = 4.0  # how long the disk is full
 CALM_S = (2.0, 10.0)  # between readiness and the next fault
@@ -122,7 +123,10 @@ class Chaos:
             await asyncio.sleep(0.05)
         await fault
         ready_s = await self.house.ready(self.http)
-        return Struck(what, ready_s - fault_s if was_away else 0.0, 0.0)
+        if not was_away:
+            return Struck(what, 0.0, 0.0)
+        loading_s = ready_s - start_of(self.house.workers()[-1]) if "node killed" in what else 0.0
+        return Struck(what, ready_s - fault_s, loading_s)
 
     async def _loading_since(self, fault_s: float) -> float:
         """When the successor's process began, or that which made its imports after the fault.
@@ -158,7 +162,7 @@ class Chaos:
         assert self.nodes is not None
         await asyncio.to_thread(self.nodes.kill, self.rng)
         await asyncio.sleep(LONE_S)
-        await asyncio.to_thread(self.nodes.add)
+        self.nodes.add()  # on the main thread only: Ray sets signal handlers
 
     async def _freeze_node(self) -> None:
         assert self.nodes is not None
@@ -263,7 +267,8 @@ async def _break(
     ):
         await house.all_ready(http, workers)
         asked = await tickets(http, TICKETS, seed, MODELS if workers > 1 else ())
-        clients = Clients(http, asked, diary)
+        silence_s = SILENCE_S if there is None else PLACING_S
+        clients = Clients(http, asked, diary, silence_s=silence_s)
         chaos = Chaos(house, volume, clients, http, rng, workers, there)
         kinds = order(list(chaos.faults), rng)
         end_s = now_s() + 60 * minutes
@@ -308,7 +313,7 @@ async def _left_over(
         # the front, the fork server and the workers belong there; a cluster has many others
         extra = len(house.workers()) if on_ray else len(house.processes()) - 2
         extra -= workers
-        if not held and not extra:
+        if not held and extra <= 0:  # one may still be loading on another node
             return []
         await asyncio.sleep(0.1)
     return [f"{extra} processes", *(f"{name}: {count}" for name, count in held.items())]

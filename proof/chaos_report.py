@@ -11,6 +11,7 @@ from proof.tickets import Ticket
 WORKER_TIMEOUT_S = 5.0
 READY_AGAIN_S = 5.0  # the promise: plus the time that loading takes
 LOADING_S = (0.2, 3.0)  # after the start of a worker: when it is killed as it loads
+RAY_NOTICES_S = 15.0  # that a node is gone, before it starts its workers on another one
 OUT_OF_MEMORY = 0.002  # of the forwards
 
 
@@ -75,7 +76,8 @@ All the while every {round(1 / OUT_OF_MEMORY)}th forward runs out of memory.
 
 *Away* is from the fault to the next `/health` 200, *loading* from the start of the new worker's
 process, or of the front whose workers live on Ray. A stopped worker is taken for dead after
-{WORKER_TIMEOUT_S:g} s (`--worker-timeout`), a silent one on another node after 2.25 s.
+{WORKER_TIMEOUT_S:g} s (`--worker-timeout`), a silent one on another node after 2.25 s. When a node is killed that had all workers
+there were, Ray notices it after {RAY_NOTICES_S:g} s, and starts them on another one.
 """
 
 
@@ -128,4 +130,6 @@ def problems(run: Run) -> list[str]:
 
 def _allowed_s(what: str) -> float:
     """What the fault itself takes: until it is noticed, or struck for the second time."""
+    if "node killed" in what:
+        return RAY_NOTICES_S
     return WORKER_TIMEOUT_S if "stopped" in what else LOADING_S[1] if "as it loads" in what else 0.0
