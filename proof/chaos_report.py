@@ -76,8 +76,8 @@ All the while every {round(1 / OUT_OF_MEMORY)}th forward runs out of memory.
 
 *Away* is from the fault to the next `/health` 200, *loading* from the start of the new worker's
 process, or of the front whose workers live on Ray. A stopped worker is taken for dead after
-{WORKER_TIMEOUT_S:g} s (`--worker-timeout`), a silent one on another node after 2.25 s. When a node is killed that had all workers
-there were, Ray notices it after {RAY_NOTICES_S:g} s, and starts them on another one.
+{WORKER_TIMEOUT_S:g} s (`--worker-timeout`), a silent one on another node after 2.25 s. That a node
+is gone on which all workers were, Ray notices after {RAY_NOTICES_S:g} s, and places them anew.
 """
 
 
