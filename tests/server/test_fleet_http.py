@@ -4,25 +4,43 @@ import base64
 import json
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.endpoints import ENDPOINT
+from support.lora_files import weights, write
 from support.pictures import gap, picture
-from support.server_process import MODEL, Server, body, drawn_by_diffusers, eventually, serving
+from support.server_process import (
+    FAMILY,
+    MODEL,
+    Server,
+    body,
+    drawn_by_diffusers,
+    eventually,
+    serving,
+)
 from support.tiny import checkpoint
 
 OTHER = str(checkpoint("sd3"))
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of adapters of the first model."""
+    return tmp_path_factory.mktemp("adapters")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, adapters: Path) -> Iterator[Server]:
     file = tmp_path_factory.mktemp("fleet") / "models.yaml"
+    first: dict[str, Any] = {"model": MODEL, "name": "first", "workers": 2, "device": "cpu"}
     models: list[dict[str, Any]] = [
-        {"model": MODEL, "name": "first", "workers": 2, "device": "cpu"},
+        {**first, "lora_dir": str(adapters)},
         {"model": OTHER, "name": "second", "load": "on_demand", "keep_alive": 600},
     ]
     file.write_text(json.dumps({"models": models}))
@@ -96,3 +114,103 @@ def test_jobs_and_streams_and_adapters_are_those_of_the_model_that_is_named(serv
     assert job["model"] == "first"
     assert "image_generation.completed" in events.text
     assert timeline["outputs"][0]["status"] == "ok"
+
+
+def drawn(server: Server, seed: int = 3, **more: Any) -> bytes:
+    answer = server.draw(seed=seed, model="first", **more)
+    assert answer.status_code == 200, answer.text
+    return base64.b64decode(answer.json()["data"][0]["b64_json"])
+
+
+def test_an_adapter_that_is_set_at_run_time_is_on_every_worker_and_on_those_that_come_later(
+    server: Server, adapters: Path
+) -> None:
+    """`/v1/set_lora`, `/v1/list_loras` and `/v1/unmerge_lora_weights` over two workers."""
+    bare = picture(drawn(server))
+    write(adapters / "ink.safetensors", weights(FAMILY, seed=5))
+    with server.client() as client:
+        asked = {"lora_nickname": "ink", "lora_path": "ink.safetensors", "model": "first"}
+        assert client.post("/v1/set_lora", json=asked).json()["status"] == "ok"
+        listed = client.get("/v1/list_loras", params={"model": "first"}).json()
+        assert listed["loaded_adapters"] == [{"nickname": "ink", "path": None}]
+        assert listed["active"]["transformer"][0]["nickname"] == "ink"
+
+    named = picture(drawn(server, lora=[{"id": "ink"}]))
+    assert gap(named, bare) > 1
+    gone, *_ = server.workers()
+    os.kill(gone, signal.SIGKILL)
+    eventually(
+        lambda: server.get("/health").json()["status"] == "ready" and gone not in server.workers(),
+        60,
+        "its successor is there",
+    )
+    before = {
+        one["worker"]: one["requests"] for one in server.stats()["models"]["first"]["workers"]
+    }
+    with ThreadPoolExecutor(8) as threads:
+        drawing = [threads.submit(drawn, server, num_inference_steps=30) for _ in range(8)]
+        pictures = [picture(one.result()) for one in drawing]
+    after = {one["worker"]: one["requests"] for one in server.stats()["models"]["first"]["workers"]}
+    assert all(after[number] > before[number] for number in after)  # both drew some
+    likewise = picture(drawn(server, num_inference_steps=30, lora=[{"id": "ink"}]))
+    assert max(gap(one, likewise) for one in pictures) <= 1
+
+    with server.client() as client:
+        client.post("/v1/unmerge_lora_weights", json={"model": "first"}).raise_for_status()
+        assert client.get("/v1/list_loras", params={"model": "first"}).json()["active"] == {}
+    assert gap(picture(drawn(server)), bare) <= 1
+
+
+def busiest(pids: Sequence[int]) -> int:
+    """The process that uses the processor most just now."""
+
+    def ticks(pid: int) -> int:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    before = {pid: ticks(pid) for pid in pids}
+    for _ in range(100):
+        time.sleep(0.05)
+        used = {pid: ticks(pid) - before[pid] for pid in pids}
+        if max(used.values()) >= 5:
+            break
+    return max(used, key=lambda pid: used[pid])
+
+
+def test_previews_and_progress_of_a_request_go_on_after_a_death_and_nothing_is_told_twice(
+    server: Server,
+) -> None:
+    asked = body(model="first", num_inference_steps=400, partial_images=3)
+    events, is_killed = list[tuple[str, Any]](), False
+    with server.client() as client, client.stream("GET", "/v1/events") as stream:
+        lines = stream.iter_lines()
+        assert "status" in next(lines)
+        job = client.post(ENDPOINT, json=asked | {"background_job": True}).json()["id"]
+        kind = ""
+        for line in lines:
+            name, _, text = line.partition(": ")
+            if name == "event":
+                kind = text
+            if name != "data" or kind not in ("job", "preview"):
+                continue
+            told = json.loads(text)
+            if told["id"] == job:
+                events.append((kind, told))
+            if kind == "preview" and not is_killed:
+                is_killed = True
+                os.kill(busiest(server.workers()), signal.SIGKILL)
+            if told.get("status") == "completed":
+                break
+        again = server.stats()["steps_again"]
+        url = client.get(f"/v1/jobs/{job}").json()["files"][0]["url"]
+        file = client.get(url).content
+    assert is_killed
+    previews = [told["step"] for kind, told in events if kind == "preview"]
+    steps = [told["step"] for kind, told in events if kind == "job" and "step" in told]
+    assert len(previews) == 3
+    assert previews == sorted(set(previews))
+    assert steps == sorted(steps)
+    assert steps[-1] >= previews[-1]
+    assert again <= 40  # not from its start: the step under way, and those of 20 ms
+    plain = drawn_by_diffusers("a red circle", 1, num_inference_steps=400)
+    assert gap(picture(file), plain) <= 1
