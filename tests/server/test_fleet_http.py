@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from support.endpoints import ENDPOINT
 from support.lora_files import weights, write
@@ -30,17 +31,10 @@ OTHER = str(checkpoint("sd3"))
 
 
 @pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of adapters of the first model."""
-    return tmp_path_factory.mktemp("adapters")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, adapters: Path) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     file = tmp_path_factory.mktemp("fleet") / "models.yaml"
-    first: dict[str, Any] = {"model": MODEL, "name": "first", "workers": 2, "device": "cpu"}
     models: list[dict[str, Any]] = [
-        {**first, "lora_dir": str(adapters)},
+        {"model": MODEL, "name": "first", "workers": 2, "device": "cpu"},
         {"model": OTHER, "name": "second", "load": "on_demand", "keep_alive": 600},
     ]
     file.write_text(json.dumps({"models": models}))
@@ -116,49 +110,54 @@ def test_jobs_and_streams_and_adapters_are_those_of_the_model_that_is_named(serv
     assert timeline["outputs"][0]["status"] == "ok"
 
 
-def drawn(server: Server, seed: int = 3, **more: Any) -> bytes:
-    answer = server.draw(seed=seed, model="first", **more)
-    assert answer.status_code == 200, answer.text
-    return base64.b64decode(answer.json()["data"][0]["b64_json"])
-
-
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_an_adapter_that_is_set_at_run_time_is_on_every_worker_and_on_those_that_come_later(
-    server: Server, adapters: Path
+    tmp_path: Path,
 ) -> None:
     """`/v1/set_lora`, `/v1/list_loras` and `/v1/unmerge_lora_weights` over two workers."""
-    bare = picture(drawn(server))
-    write(adapters / "ink.safetensors", weights(FAMILY, seed=5))
-    with server.client() as client:
-        asked = {"lora_nickname": "ink", "lora_path": "ink.safetensors", "model": "first"}
-        assert client.post("/v1/set_lora", json=asked).json()["status"] == "ok"
-        listed = client.get("/v1/list_loras", params={"model": "first"}).json()
+    flags = ["--workers", "2", "--lora-dir", str(tmp_path), "--api-key", "a-key"]
+    with (
+        serving(*flags) as server,
+        server.client(headers={"authorization": "Bearer a-key"}) as client,
+        ThreadPoolExecutor(8) as threads,
+    ):
+
+        def drawn(**more: Any) -> Image.Image:
+            sent = body(seed=3, num_inference_steps=30, **more)
+            answer = client.post(ENDPOINT, json=sent).raise_for_status()
+            return picture(base64.b64decode(answer.json()["data"][0]["b64_json"]))
+
+        def served() -> dict[int, int]:
+            workers = client.get("/stats").json()["workers"]
+            return {one["worker"]: one["requests"] for one in workers}
+
+        def is_whole() -> bool:
+            return bool(client.get("/health").json()["status"] == "ready")
+
+        eventually(is_whole, 60, "both are ready")
+        bare = drawn()
+        write(tmp_path / "ink.safetensors", weights(FAMILY, seed=5))
+        asked = {"lora_nickname": "ink", "lora_path": "ink.safetensors"}
+        assert client.post("/v1/set_lora", json=asked).raise_for_status().json()["status"] == "ok"
+        listed = client.get("/v1/list_loras").json()
         assert listed["loaded_adapters"] == [{"nickname": "ink", "path": None}]
         assert listed["active"]["transformer"][0]["nickname"] == "ink"
+        named = drawn(lora=[{"id": "ink"}])
+        assert gap(named, bare) > 1
 
-    named = picture(drawn(server, lora=[{"id": "ink"}]))
-    assert gap(named, bare) > 1
-    gone, *_ = server.workers()
-    os.kill(gone, signal.SIGKILL)
-    eventually(
-        lambda: server.get("/health").json()["status"] == "ready" and gone not in server.workers(),
-        60,
-        "its successor is there",
-    )
-    before = {
-        one["worker"]: one["requests"] for one in server.stats()["models"]["first"]["workers"]
-    }
-    with ThreadPoolExecutor(8) as threads:
-        drawing = [threads.submit(drawn, server, num_inference_steps=30) for _ in range(8)]
-        pictures = [picture(one.result()) for one in drawing]
-    after = {one["worker"]: one["requests"] for one in server.stats()["models"]["first"]["workers"]}
-    assert all(after[number] > before[number] for number in after)  # both drew some
-    likewise = picture(drawn(server, num_inference_steps=30, lora=[{"id": "ink"}]))
-    assert max(gap(one, likewise) for one in pictures) <= 1
+        gone, *_ = before = server.workers()
+        os.kill(gone, signal.SIGKILL)
+        eventually(lambda: gone not in server.workers(), 60, "it is gone")
+        eventually(lambda: len(server.workers()) == len(before) and is_whole(), 60, "one came")
+        counts = served()
+        pictures = list(threads.map(lambda _: drawn(), range(8)))
+        assert all(count > counts[number] for number, count in served().items())  # both drew some
+        assert max(gap(one, named) for one in pictures) <= 1
 
-    with server.client() as client:
-        client.post("/v1/unmerge_lora_weights", json={"model": "first"}).raise_for_status()
-        assert client.get("/v1/list_loras", params={"model": "first"}).json()["active"] == {}
-    assert gap(picture(drawn(server)), bare) <= 1
+        client.post("/v1/unmerge_lora_weights", json={}).raise_for_status()
+        assert client.get("/v1/list_loras").json()["active"] == {}
+        assert gap(drawn(), bare) <= 1
 
 
 def busiest(pids: Sequence[int]) -> int:
