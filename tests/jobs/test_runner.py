@@ -42,7 +42,7 @@ class Worker:
     def __init__(self) -> None:
         self.is_open = asyncio.Event()
         self.is_open.set()
-        self.away = set[str]()  # models whose workers are
+        self.away: dict[str | None, asyncio.Event] = {}  # until their workers are back
         self.running: dict[int, asyncio.Future[Done]] = {}  # by seed
         self.jobs: list[CheckedRequest] = []
         self.followers: dict[int, OnProgress] = {}
@@ -50,8 +50,8 @@ class Worker:
 
     async def wait_open(self, model: str | None = None) -> None:
         await self.is_open.wait()
-        while model in self.away:
-            await asyncio.sleep(0.001)
+        if model in self.away:
+            await self.away[model].wait()
 
     async def submit(
         self, job: CheckedRequest, on_progress: OnProgress | None = None, on_preview: Any = None
@@ -336,12 +336,12 @@ def test_a_job_whose_worker_dies_is_run_again_twice_and_then_fails() -> None:
 
 def test_a_job_waits_for_its_model_while_others_of_the_server_go_on() -> None:
     async def scene(house: House) -> None:
-        house.worker.away = {"mine"}
+        house.worker.away["mine"] = asyncio.Event()
         job_id = await house.submit(1)
         await until(lambda: house.store.get(job_id).state == "in_progress", "it is taken")
         await asyncio.sleep(0.05)
         assert house.worker.jobs == []  # nobody was asked who cannot
-        house.worker.away.clear()
+        house.worker.away["mine"].set()
         await house.runs(1)
         house.worker.end(1)
         assert (await house.becomes(job_id, "completed")).losses == 0

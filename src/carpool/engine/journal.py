@@ -203,9 +203,7 @@ Forms = dict[str, tuple[Tensor, int, str]]
 """By the name of an argument the tensor of the last call, its version, and its form."""
 
 
-def _mark(
-    identity: bytes, call: Call, known: Forms, versions: list[tuple[Tensor, int]]
-) -> bytes:
+def _mark(identity: bytes, call: Call, known: Forms, versions: list[tuple[Tensor, int]]) -> bytes:
     """The mark of a call; adds the tensors of its arguments, with their versions."""
     parts = [call.target.component, call.target.method]
     for name, value in call.arguments().items():

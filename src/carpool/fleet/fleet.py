@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from carpool.errors import CarpoolError, Draining, LoadFailed, ModelNotFound, nearest
@@ -177,13 +178,9 @@ class Fleet:
         return (await self.loaded(self._first.name))[1]
 
     async def wait_open(self, model: str | None = None) -> None:
-        """Wait until requests are accepted; for ever once the server drains.
+        """Wait until requests are accepted, by this model, which is loaded for it, or by any.
 
-        Args:
-            model: by this one, which is loaded for it; None: by any.
-
-        Raises:
-            As `loaded`, of a model on demand.
+        For ever once the server drains; raises as `loaded`.
         """
         if model is not None:
             one = self.of(model)
@@ -397,11 +394,9 @@ class Fleet:
 
 def _of_model(listener: OnActivity | None, name: str) -> OnActivity | None:
     """The same listener, that is told the model's name."""
-    if listener is None:
-        return None
+    return listener and partial(_named, listener, name)
 
-    def told(activity: protocol.Activity) -> None:
-        activity.model = name
-        listener(activity)
 
-    return told
+def _named(listener: OnActivity, name: str, activity: protocol.Activity) -> None:
+    activity.model = name
+    listener(activity)

@@ -303,8 +303,11 @@ class Pool:
                 self._mover.bound(job.request_id, member.number, now_s)
                 try:
                     return await member.handle.run(
-                        job, on_progress, on_preview,
-                        waited_s=now_s - work.arrived_s, deaths=deaths,
+                        job,
+                        on_progress,
+                        on_preview,
+                        waited_s=now_s - work.arrived_s,
+                        deaths=deaths,
                     )
                 except Moved as moved:
                     deaths, to = moved.deaths, None
@@ -340,8 +343,7 @@ class Pool:
             member.told_s = share_s
             member.handle.hold(share_s)
         self._requests.assign_soon()
-        now_s = asyncio.get_running_loop().time()
-        self._mover.replayed(report.replays, now_s)
+        self._mover.replayed(report.replays, now_s := asyncio.get_running_loop().time())
         self._mover.look(now_s)
 
     # For all workers
@@ -369,10 +371,9 @@ class Pool:
         total = {
             key: sum(one[key] for one in several) for key in ("waiting", "running", "requests")
         }
-        requests = self._requests
-        total["waiting"] += requests.held
-        held = {"requests": requests.held, "work_s": requests.router.held_s}
-        held |= {"stage": requests.stage}
+        one = self._requests
+        total["waiting"] += one.held
+        held = {"requests": one.held, "work_s": one.router.held_s, "stage": one.stage}
         moves = self._mover.statistics()
         return {**total, **again, **moves, "held": held, "workers": several}
 
