@@ -178,10 +178,7 @@ class Fleet:
         return (await self.loaded(self._first.name))[1]
 
     async def wait_open(self, model: str | None = None) -> None:
-        """Wait until requests are accepted, by this model, which is loaded for it, or by any.
-
-        For ever once the server drains; raises as `loaded`.
-        """
+        """Wait until requests are accepted, by a model that is loaded for it, or by any."""
         if model is not None:
             one = self.of(model)
             with self._using(one):
