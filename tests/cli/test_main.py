@@ -100,7 +100,7 @@ def test_the_help_of_generate_has_all_its_own_options_and_the_settings_that_peop
     for flag in ("--show", "--prompts-file", "--server", "--parameter", "--device", "--lora"):
         assert flag in shown
     assert "--max-batch-size" not in shown
-    assert "more settings: --help-all" in shown
+    assert " more: --help-all" in shown
 
 
 def test_the_version_is_told(run: Run) -> None:

@@ -136,10 +136,34 @@ def test_replicas_of_the_peers_are_workers(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "ranks", "kind"),
+    [
+        (("--ulysses-degree", 2), 2, "ulysses"),
+        (("--num-gpus", 4, "--ulysses-degree", 4, "--ring-degree", 1), 4, "ulysses"),
+        (("--ring-degree", 2, "--attention-backend", "_native_flash"), 2, "ring"),
+        (("--num-gpus", 4, "--sp-degree", 2, "--dp-size", 2), 2, "ulysses"),
+    ],
+)
+def test_sequence_parallelism_of_the_peers_is_context_parallelism(
+    serve: Serve, flags: tuple[Any, ...], ranks: int, kind: str
+) -> None:
+    ended, [(_, settings)] = serve("--model-path", "org/model", *flags)
+
+    assert ended.status == 0, ended.err
+    assert (settings.context_parallel, settings.context_parallel_kind) == (ranks, kind)
+
+
+@pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--num-gpus", 2), "--num-gpus 2: a request of Carpool uses one device; --workers 2 puts"),
-        (("--tp-size", 4), "--tp-size 4: a request of Carpool uses one device"),
+        (("--num-gpus", 2), "--num-gpus 2: here weights are on one device; --workers 2 puts"),
+        (("--tp-size", 4), "--context-parallel 4 has them compute each request together"),
+        (("--num-gpus", 8, "--ulysses-degree", 4, "--dp-size", 4), "--num-gpus 8: here"),
+        (("--ulysses-degree", 2, "--ring-degree", 2), "share a sequence in one of the two ways"),
+        (
+            ("--sp-degree", 4, "--ulysses-degree", 2),
+            "--sp-degree 4 and --context-parallel 2 are the same setting",
+        ),
         (
             ("--dynamic-batch-max-size", 8, "--batching-max-size", 4),
             "--dynamic-batch-max-size 8 and --batching-max-size 4 are the same setting",

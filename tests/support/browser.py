@@ -91,7 +91,7 @@ def tab(browser: Any, url: str, key: str = "", **options: Any) -> Iterator[Tab]:
     page.goto(url)
     try:
         yield opened
-        assert not opened.problems
+        assert not opened.problems, opened.problems
         ours = url.split("/")[2]
         assert opened.hosts - {""} <= {ours, *(h for h in opened.hosts if ";base64," in h)}
     finally:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -150,7 +151,7 @@ def generate(
     check(model, settings)
     if makes := grid.makes(pipeline_of(model)):
         output_for(makes, output)
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from carpool.engine.model.load import log_as_others
     from carpool.media import encode_image, encode_video, read_picture
     from carpool.media.metadata import told
     from carpool.request.parameters import check_size
@@ -161,6 +162,7 @@ def generate(
         pictures["image"] = read[0] if len(read) == 1 else read
     if mask is not None:
         pictures["mask_image"] = read_picture(mask, is_mask=True)
+    log_as_others(bars=sys.stderr.isatty())  # large models load for minutes
     with carpool.load(model, **dataclasses.asdict(settings)) as engine:
         if size is not None:  # the files are to have it
             check_size(dataclasses.replace(engine.card, rounds_sizes=False), sides(size))

@@ -4,6 +4,7 @@ Standard output carries results only; bars and messages go to standard error. Ex
 1 failed, 2 used wrongly, 130 interrupted.
 """
 
+import os
 import sys
 
 import click
@@ -35,6 +36,7 @@ for command in (config, jobs, serve, generate, models, pull, top):
 
 def main() -> None:
     """Run the command line; failures are one line on standard error."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # libraries have nothing to say here
     try:
         cli(standalone_mode=False)
     except click.exceptions.Exit as end:

@@ -50,19 +50,20 @@ def settings_options(
 
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Address": ("host", "port", "api_key", "allowed_host", "served_model_name"),
-    "Model": ("device", "dtype", "revision", "lora", "default_sampling_params"),
-    "Batching": ("batching_mode", "max_batch_size", "max_running", "fair_share"),
-    "Limits": ("max_queue", "max_wait", "max_pixels", "max_steps"),
-    "Running it": ("state_dir", "log_level", "log_format", "playground"),
+    "Address": ("host", "port", "api_key"),
+    "Model": ("device", "workers", "dtype", "quantize", "memory", "stream", "lora"),
+    "Batching": ("batching_mode", "max_batch_size", "max_running"),
+    "Limits": ("max_queue", "max_wait"),
+    "Running it": ("state_dir", "log_level", "playground"),
 }
-"""The flags that people use, as `carpool serve --help` shows them."""
+"""The flags that most people use, as `carpool serve --help` shows them: one screen."""
 
 
 class GroupedHelp(click.Command):
     """A command whose help shows the settings of `groups`; `--help-all` shows all of them."""
 
     groups = GROUPS
+    rare: tuple[str, ...] = ("model_path", "deploy_config")
     settings: type[EngineSettings] = ServeSettings
     begins_with_groups = True
 
@@ -78,22 +79,24 @@ class GroupedHelp(click.Command):
             super().format_options(ctx, formatter)
             return
         settings = {field.name for field in dataclasses.fields(self.settings)}
-        records = {
-            str(one.name): record
+        options = {
+            str(one.name): one
             for one in self.get_params(ctx)
-            if isinstance(one, click.Option) and (record := one.get_help_record(ctx)) is not None
+            if isinstance(one, click.Option) and not one.hidden
         }
+        records = {name: _record(one, ctx) for name, one in options.items()}
         sections = {
-            title: [(records[name][0], _short(records[name][1])) for name in names]
-            for title, names in self.groups.items()
+            title: [records[name] for name in names] for title, names in self.groups.items()
         }
-        own = {"Options": [one for name, one in records.items() if name not in settings]}
+        own = {
+            "Options": [one for name, one in records.items() if name not in {*settings, *self.rare}]
+        }
         for title, rows in (sections | own if self.begins_with_groups else own | sections).items():
             with formatter.section(title):
                 formatter.write_dl(rows)
-        more = len(settings) - sum(map(len, self.groups.values()))
+        more = len({*settings, *self.rare}) - sum(map(len, self.groups.values()))
         formatter.write_paragraph()
-        formatter.write_text(f"{more} more settings: --help-all")
+        formatter.write_text(f"{more} more: --help-all")
 
     @staticmethod
     def _show_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -107,14 +110,18 @@ class GenerateHelp(GroupedHelp):
     """The help of `carpool generate`: its own options, then the settings that people use."""
 
     groups = {"Model": ("device", "dtype", "revision", "lora", "quantize", "memory")}
+    rare = ()
     settings = EngineSettings
     begins_with_groups = False
 
 
-def _short(help_: str) -> str:
-    """The help of a flag up to its first semicolon or colon, with its default."""
-    text, mark, default = help_.partition("  [default: ")
-    return text.split(";")[0] + (mark + default)
+def _record(option: click.Option, ctx: click.Context) -> tuple[str, str]:
+    """A flag and its help up to the first semicolon, with its default, for a short help."""
+    names, text = option.get_help_record(ctx) or ("", "")
+    text, mark, default = text.partition("  [default: ")
+    if isinstance(option.type, click.Choice):
+        return f"{option.opts[0]} NAME", "|".join(option.type.choices) + mark + default
+    return names, text.split(";")[0] + (mark + default)
 
 
 def _joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:

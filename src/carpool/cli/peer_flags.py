@@ -15,10 +15,8 @@ RENAMED = {
     "dynamic_batch_max_size": ("batching_max_size", int),
     "dynamic_batch_delay_ms": ("batching_delay_ms", float),
 }
-ONE_DEVICE = (
-    "num_gpus", "tp_size", "tensor_parallel_size", "sp_degree", "ulysses_degree", "ring_degree",
-    "cfg_parallel_size",
-)  # fmt: skip
+ONE_DEVICE = ("tp_size", "tensor_parallel_size", "cfg_parallel_size")
+SEQUENCE_PARALLEL = {"ulysses_degree": "ulysses", "ring_degree": "ring", "sp_degree": "ulysses"}
 REPLICAS = ("dp_size", "data_parallel_size")
 PASSED_OVER = {
     **dict.fromkeys(
@@ -43,7 +41,7 @@ def peer_options(command: Command) -> Command:
     """Add the flags; `--help` does not show them."""
     for name, (_, kind) in RENAMED.items():
         command = _option(name, type=kind)(command)
-    for name in (*ONE_DEVICE, *REPLICAS):
+    for name in ("num_gpus", *ONE_DEVICE, *SEQUENCE_PARALLEL, *REPLICAS):
         command = _option(name, type=int)(command)
     for name in PASSED_OVER:
         command = _option(name, is_flag=False, flag_value="true")(command)
@@ -66,14 +64,13 @@ def translated(flags: dict[str, Any]) -> dict[str, Any]:
     for name, (setting, _) in RENAMED.items():
         _rename(kept, name, setting, kept.pop(name))
     for name in ONE_DEVICE:
-        count = kept.pop(name)
-        if count not in (None, 1):
-            raise click.UsageError(
-                f"--{name.replace('_', '-')} {count}: a request of Carpool uses one device; "
-                f"--workers {count} puts a worker with the whole model on each of {count}"
-            )
+        _one_device(name, kept.pop(name))
     for name in REPLICAS:
         _rename(kept, name, "workers", kept.pop(name))
+    _sequence_parallel(kept)
+    devices = (kept["context_parallel"] or 1) * (kept["workers"] or 1)
+    if (count := kept.pop("num_gpus")) != devices:
+        _one_device("num_gpus", count)
     for name, why in PASSED_OVER.items():
         if kept.pop(name) not in (None, "false", "0"):
             click.echo(f"carpool: --{name.replace('_', '-')} is passed over: {why}", err=True)
@@ -86,6 +83,30 @@ def translated(flags: dict[str, Any]) -> dict[str, Any]:
         _rename(kept, "max_num_seqs", "max_running", kept.pop("max_num_seqs"))
         kept["max_num_seqs"] = None
     return kept
+
+
+def _one_device(name: str, count: int | None) -> None:
+    if count not in (None, 1):
+        raise click.UsageError(
+            f"--{name.replace('_', '-')} {count}: here weights are on one device; --workers "
+            f"{count} puts a worker with the whole model on each of {count}, --context-parallel "
+            f"{count} has them compute each request together"
+        )
+
+
+def _sequence_parallel(flags: dict[str, Any]) -> None:
+    """The degrees of sequence parallelism as `context_parallel`, with its kind."""
+    degrees = {name: flags.pop(name) for name in SEQUENCE_PARALLEL}
+    said = {name: degree for name, degree in degrees.items() if degree not in (None, 1)}
+    if {"ulysses_degree", "ring_degree"} <= said.keys():
+        raise click.UsageError(
+            f"--ulysses-degree {said['ulysses_degree']} and --ring-degree {said['ring_degree']}: "
+            "devices share a sequence in one of the two ways: say one"
+        )
+    for name, degree in said.items():
+        _rename(flags, name, "context_parallel", degree)
+        if name != "sp_degree":  # which leaves the kind open
+            _rename(flags, name, "context_parallel_kind", SEQUENCE_PARALLEL[name])
 
 
 def _rename(flags: dict[str, Any], name: str, setting: str, value: Any) -> None:

@@ -46,11 +46,9 @@ def serve(
 ) -> None:
     """Serve a MODEL, or several, over HTTP, with OpenAI's image API.
 
-    MODEL is 'shapes' (embedded; the default), a hub id like 'org/name', or a folder in diffusers
-    layout. Every flag can be given as an environment variable, such as CARPOOL_MAX_QUEUE, or in
-    a file (--config; `carpool config --show` says what is in force), which may list `models:` too.
-    Requests choose among several by `model`: the MODEL's own id, or the NAME given here.
-    Commands of `sglang serve` and `vllm serve --omni` are understood, too.
+    MODEL is 'shapes' (embedded; the default), a hub id like 'org/name', a folder in diffusers
+    layout, or a .safetensors or .gguf file. Every flag may be an environment variable, such as
+    CARPOOL_MAX_QUEUE, or stand in a file (--config). Flags of SGLang and vLLM-Omni work, too.
     """
     if model_path and models not in ((), (model_path,)):
         named = " ".join(models)

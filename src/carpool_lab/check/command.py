@@ -1,7 +1,6 @@
 """The command `carpool check`: prove on this machine that fused forwards give the right answers."""
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -78,7 +77,6 @@ def check(
     wanted = replace(QUICK if quick else Wanted(), parameters=parameters)
     wanted = replace(wanted, steps=steps or wanted.steps, max_rows=max_rows or wanted.max_rows)
     settings = settings_from(flags).engine()
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from tqdm import tqdm
 
     with tqdm(unit="run", disable=not sys.stderr.isatty()) as bar:

@@ -71,11 +71,10 @@ def tune(
     resolutions = [_resolution(size) for size in sizes.split(",")] if sizes else []
     said = {name: value for name, value in flags.items() if value not in (None, ())}
     settings = ServeSettings.from_environment(os.environ, **said).engine()
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from tqdm import tqdm
 
     from carpool.engine.cost_store import Table
-    from carpool.engine.model.load import load
+    from carpool.engine.model.load import load, log_as_others
     from carpool_lab.tune.measure import TuneSettings
     from carpool_lab.tune.measure import tune as measure
 
@@ -87,6 +86,7 @@ def tune(
         steps=steps,
         parameters={name: value for name, value in parameters.items() if value is not None},
     )
+    log_as_others(bars=sys.stderr.isatty())
     loaded = load(model, settings)
     table = Table(loaded, settings)
     with tqdm(unit="run", disable=not sys.stderr.isatty()) as bar:

@@ -3,7 +3,8 @@
 import { reason } from "./activity.js";
 import { byId, bytes, colour, el, plural, prepared, seconds } from "./dom.js";
 
-const PACE_MS = 1500; // at least between two points of the throughput: workers report one by one
+const PACE_MS = 1500; // at least between two points of a plot: workers report one by one
+const PLOTTED_MS = 180000;
 
 export class Numbers {
   /**
@@ -13,7 +14,12 @@ export class Numbers {
   constructor(workers, nameOf, queued) {
     Object.assign(this, { workers, nameOf, queued, paces: [] });
     this.boxes = {};
-    const make = (id, text) => { this.boxes[id] = el("b", {}, "–"); return el("div.number", {}, this.boxes[id], el("span", {}, text)); };
+    this.plots = {};
+    const make = (id, text) => {
+      this.boxes[id] = el("b", {}, "–");
+      this.plots[id] = el("canvas", { height: 26, "aria-hidden": "true" });
+      return el("div.number", {}, this.boxes[id], el("span", {}, text), this.plots[id]);
+    };
     byId("numbers").replaceChildren(make("running", "running"), make("waiting", "waiting"), make("pace", "steps a second"),
       make("shared", "requests a forward"), make("rows", "rows a forward"), make("queue", "queue, median"), make("memory", "memory"));
   }
@@ -24,8 +30,13 @@ export class Numbers {
     if (!last || nowMs - last.atMs > PACE_MS) {
       const steps = this.workers.sum((stats) => stats.steps);
       const pace = last && steps >= last.steps ? (steps - last.steps) / ((nowMs - last.atMs) / 1000) : null;
-      this.paces.push({ atMs: nowMs, steps, pace });
-      this.paces = this.paces.filter((one) => one.atMs > nowMs - 180000);
+      const means = this.workers.means(), { running, waitingCount, stats } = this.workers;
+      this.paces.push({
+        atMs: nowMs, steps, pace, running: running.length, waiting: waitingCount + this.queued(),
+        shared: means.count ? means.requests : 0, rows: means.count ? means.rows : 0,
+        queue: Math.max(...stats.map((one) => one.waits.median_s)), memory: this.workers.sum(memoryOf),
+      });
+      this.paces = this.paces.filter((one) => one.atMs > nowMs - PLOTTED_MS);
     }
     this.showStats();
   }
@@ -56,32 +67,32 @@ export class Numbers {
   showStats() {
     const all = this.workers.stats, { boxes } = this;
     if (!all.length) return;
-    const pace = this.paces.at(-2)?.pace ?? this.paces.at(-1)?.pace;
+    const pace = this.paces.at(-1)?.pace;
     const shown = pace === undefined || pace === null ? this.workers.sum((stats) => stats.steps_per_s) : pace;
     boxes.pace.textContent = shown.toFixed(shown < 10 ? 1 : 0);
     boxes.queue.textContent = seconds(Math.max(...all.map((stats) => stats.waits.median_s)));
-    boxes.memory.textContent = bytes(this.workers.sum((stats) => memoryOf(stats)));
+    boxes.memory.textContent = bytes(this.workers.sum(memoryOf));
     if (byId("view-engine").hidden) return;
     this.#throughput();
+    for (const [id, canvas] of Object.entries(this.plots)) {
+      const points = this.#points(id), { context, width, height } = prepared(canvas);
+      plot(context, points, width, height, 1.1 * Math.max(1e-9, ...points.map((one) => one.value)));
+    }
     this.#why();
     this.#curves();
   }
 
+  #points(id) {
+    return this.paces.filter((one) => one[id] !== null).map((one) => ({ atMs: one.atMs, value: one[id] }));
+  }
+
   #throughput() {
     const { context, width, height } = prepared(byId("throughput"));
-    const points = this.paces.filter((one) => one.pace !== null);
-    const top = Math.max(1, ...points.map((one) => one.pace)) * 1.15;
-    const nowMs = performance.now();
+    const points = this.#points("pace"), top = Math.max(1, ...points.map((one) => one.value)) * 1.15;
     context.font = "11px system-ui, sans-serif"; context.fillStyle = colour("soft");
     context.fillText(`${top.toFixed(top < 10 ? 1 : 0)} steps a second`, 4, 11);
-    context.fillText("three minutes ago", 4, height - 3); context.fillText("now", width - 26, height - 3);
-    if (points.length < 2) return;
-    context.beginPath();
-    const x = (one) => width * (1 - (nowMs - one.atMs) / 180000), y = (one) => (height - 16) * (1 - one.pace / top) + 1;
-    points.forEach((one, i) => (i ? context.lineTo(x(one), y(one)) : context.moveTo(x(one), y(one))));
-    context.strokeStyle = colour("denoise"); context.lineWidth = 2; context.stroke();
-    context.lineTo(x(points.at(-1)), height - 16); context.lineTo(x(points[0]), height - 16);
-    context.globalAlpha = 0.13; context.fillStyle = colour("denoise"); context.fill(); context.globalAlpha = 1;
+    context.fillText(`${seconds(plottedMs(points) / 1000)} ago`, 4, height - 3); context.fillText("now", width - 26, height - 3);
+    plot(context, points, width, height - 16, top);
   }
 
   #why() {
@@ -133,6 +144,21 @@ export class Numbers {
       context.beginPath(); context.arc(x(rows), y(s), rows === knee[0] ? 5 : 3, 0, 7); context.fill();
     }
   }
+}
+
+/** As long as there are points, but never so short that one of them fills a plot. */
+const plottedMs = (points) => Math.min(PLOTTED_MS, Math.max(20000, performance.now() - (points[0]?.atMs ?? 0)));
+
+/** A line of the last minutes, filled below, in the upper `height` pixels. */
+function plot(context, points, width, height, top) {
+  if (points.length < 2) return;
+  const nowMs = performance.now(), spanMs = plottedMs(points);
+  const x = (one) => width * (1 - (nowMs - one.atMs) / spanMs), y = (one) => (height - 1) * (1 - one.value / top) + 1;
+  context.beginPath();
+  points.forEach((one, i) => (i ? context.lineTo(x(one), y(one)) : context.moveTo(x(one), y(one))));
+  context.strokeStyle = colour("denoise"); context.lineWidth = 2; context.stroke();
+  context.lineTo(x(points.at(-1)), height); context.lineTo(x(points[0]), height);
+  context.globalAlpha = 0.13; context.fillStyle = colour("denoise"); context.fill(); context.globalAlpha = 1;
 }
 
 /** Bytes that a worker holds: those of its device, or of its process. */
