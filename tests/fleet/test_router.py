@@ -286,10 +286,12 @@ def test_a_choice_looks_at_few_workers_however_many_there_are(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(
-        "carpool.fleet.router.extra_s",
-        lambda work, worker, table: (asked.append(worker.id), extra_s(work, worker, table))[1],
-    )
+
+    def counted(work: RoutedRequest, worker: WorkerLoad, table: StepTable) -> float:
+        asked.append(worker.id)
+        return extra_s(work, worker, table)
+
+    monkeypatch.setattr("carpool.fleet.router.extra_s", counted)
     router = router_of(*[{"a": SLOW, "b": FREE}] * workers)
     for number in range(3 * workers):
         asked.clear()

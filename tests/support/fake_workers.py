@@ -62,15 +62,14 @@ class FakeWorker:
         if self.on_activity is not None:
             self.on_activity(protocol.Activity(now_s, [], 0, [], [], 0))
 
-    def report(
-        self,
-        seconds: Sequence[float],
-        replays: Sequence[protocol.Replay] = (),
-        **steps_left: float,
-    ) -> None:
+    def report(self, seconds: Sequence[float], **steps_left: float) -> None:
         assert self.listener is not None
         cost = protocol.StepCost(None, None, None, list(seconds))
-        self.listener.reported(protocol.Report([cost], steps_left, replays=list(replays)))
+        self.listener.reported(protocol.Report([cost], steps_left))
+
+    def report_replay(self, replay: protocol.Replay) -> None:
+        assert self.listener is not None
+        self.listener.reported(protocol.Report([], {}, replays=[replay]))
 
     def _tell(self) -> None:
         if self.listener is not None:
