@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.adapters.reader import Part
 from carpool.models.embedded import MODEL_DIR
-from carpool.request.lora import Riding
+from carpool.request.lora import AdapterScales
 
 ROWS, RANK = 8, 16
 NAMES = ("a", "b", "c")
@@ -120,7 +120,7 @@ def ways(
         adapters._arrived.append((name, parts))
 
     def ours(names: Sequence[str], rows: slice = slice(None)) -> Tensor:
-        loras: list[Riding] = [() if name == "none" else ((name, 1.0),) for name in names]
+        loras: list[AdapterScales] = [() if name == "none" else ((name, 1.0),) for name in names]
         calls: Any = [SimpleNamespace(lora=lora, arguments=dict) for lora in loras]
         with adapters.riding(calls, [1] * len(calls)):
             return run(plain, rows)

@@ -18,7 +18,7 @@ from typing import Any, get_args
 import numpy as np
 
 import carpool
-from carpool.config import DType, Numerics
+from carpool.engine_settings import Numerics
 
 REQUESTS = 6
 ROUNDS = 7
@@ -29,7 +29,7 @@ ms a request | price of exact |
 | --- | --- | --- | --- | --- | --- | --- |"""
 
 
-def row(model: str, dtype: DType) -> list[str]:
+def row(model: str, dtype: str) -> list[str]:
     """Lines of one model and type: the two modes, which take turns."""
     requests = [
         carpool.Request(f"{n} red circle", seed=n, num_inference_steps=4 + n % 3, output_type="np")

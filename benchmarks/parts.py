@@ -112,7 +112,9 @@ def of_a_server(picture: Image.Image, request: CheckedRequest, steps: int) -> di
 
     return {
         "transport: messages between front and worker": _best(transport),
-        "encoding of files: a PNG": _best(lambda: outputs.encode(picture, "png", metadata={})),
+        "encoding of files: a PNG": _best(
+            lambda: outputs.encode_image(picture, "png", metadata={})
+        ),
     }
 
 

@@ -12,13 +12,7 @@ import pytest
 import torch
 
 from carpool.cli.options import settings_options
-from carpool.config import (
-    JOBS,
-    WORKERS,
-    EngineSettings,
-    ServeSettings,
-    load_settings,
-)
+from carpool.config import JOBS, WORKERS, EngineSettings, ServeSettings, load_settings
 from carpool.errors import SettingRejected
 from carpool.python.settings import LoadSettings
 from carpool.setting_rules import base_type

@@ -18,7 +18,7 @@ import yaml
 
 from carpool.cli.main import cli
 from carpool.config import ServeSettings
-from carpool.telemetry.metrics import ALL
+from carpool.telemetry.metric_list import ALL
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())

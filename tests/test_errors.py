@@ -210,7 +210,7 @@ async def a_store_that_cannot_be_read_or_written(
 async def a_job_that_an_older_server_left(
     http: httpx2.AsyncClient, store: JobStore, worker: Failing, patch: pytest.MonkeyPatch
 ) -> list[str]:
-    job, _ = store.submit("image", {}, {})
+    job = store.submit("image", {}, {})
     told = '{"code": "store_failed", "message": "no room at ' + str(store.folder) + '/x"}'
     store._db.write("UPDATE jobs SET state = 'failed', error = ? WHERE id = ?", [told, job.id])
     logging.getLogger("carpool").error("%s", store.folder)  # as that server did

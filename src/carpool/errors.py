@@ -1,47 +1,4 @@
-"""What can go wrong, as callers see it.
-
-    Rejected                 400  the request is at fault; the same request fails again
-      MissingParameter            missing_parameter
-      UnknownParameter            unknown_parameter
-      UnsupportedParameter        unsupported_parameter
-      InvalidValue                invalid_value
-      InvalidJSON                 invalid_json
-      InvalidHTTP                 invalid_http
-      SizeRejected                size_not_supported
-      UnsupportedImage            unsupported_image
-      ImageTooLarge          413  image_too_large
-      MaskMismatch                mask_mismatch
-    UnsupportedMediaType     415  unsupported_media_type
-    InvalidAPIKey            401  invalid_api_key
-    HostNotAllowed           403  host_not_allowed
-    OriginNotAllowed         403  origin_not_allowed
-    ModelNotFound            404  model_not_found
-    ModelNotSupported        404  model_not_supported
-    NoSuchEndpoint           404  not_found
-      UnsupportedEndpoint         unsupported_endpoint
-    MethodNotAllowed         405  method_not_allowed
-    RangeNotSatisfiable      416  range_not_satisfiable
-    FileNotFound             404  file_not_found
-    JobNotFound              404  job_not_found
-      FileNotReady                file_not_ready
-      VideoNotFound               video_not_found
-        VideoNotReady             video_not_ready
-    IdempotencyMismatch      422  idempotency_mismatch
-    StoreFailed              503  store_failed       the disk is full, say: safe to retry
-    BodyTooLarge             413  body_too_large
-    Overloaded               429  queue_full         retry after `retry_after_s`
-      RateLimited                 rate_limit_exceeded    this client, not the server
-    Cancelled                499  client_closed
-    PipelineFailed           500  internal_error     the pipeline raised: it would again
-    WorkerLost               503  worker_lost        safe to retry
-    Starting, Draining       503  starting, draining
-    OutOfMemory              503  out_of_memory      did not fit even alone
-    DeadlineExceeded         504  deadline_exceeded
-    LoadFailed                    the model cannot be served at all
-    LoraRejected                  an adapter cannot be registered
-    Forked                        a fork of the process that loaded the model
-    LibraryMissing                an optional library is not installed
-    SettingRejected               a flag or an environment variable is wrong
+"""What can go wrong, as callers see it: a class for each failure, with its status and code.
 
 The HTTP layer reads `status`, `body` and `retry_after_s`; it adds nothing of its own. Clients are
 never told where files of the server lie, the log is: `reason` is for messages, `in_full` for lines
@@ -49,7 +6,7 @@ of the log.
 """
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from carpool.error_text import in_full as in_full
 from carpool.error_text import nearest as nearest
@@ -64,6 +21,12 @@ class CarpoolError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     should_retry: ClassVar[bool] = False  # may the same request succeed later?
+
+    def __init_subclass__(cls, **declared: Any) -> None:
+        """Take `status`, `code` and `should_retry` from the class statement."""
+        super().__init_subclass__()
+        for name, value in declared.items():
+            setattr(cls, name, value)
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: float | None = None
@@ -91,269 +54,169 @@ class Released(Exception):
     """No failure: a worker gave a request up, so that another one goes on with it."""
 
 
-class Rejected(CarpoolError):
-    """The request is at fault."""
+class Rejected(CarpoolError, status=400, code="invalid_value"):
+    """The request is at fault: the same one would fail again."""
 
-    status = 400
-    code = "invalid_value"
+    @classmethod
+    def of(cls, name: str, value: Any, rule: str) -> Self:
+        """The error of one parameter: its name, its value, and the rule that it breaks."""
+        return cls(f"{name[:60]}={show(value)}: {rule}", param=name[:60])
 
 
-class MissingParameter(Rejected):
+class MissingParameter(Rejected, code="missing_parameter"):
     """Something that every request must say is not there."""
 
-    code = "missing_parameter"
 
-
-class UnknownParameter(Rejected):
+class UnknownParameter(Rejected, code="unknown_parameter"):
     """The pipeline takes no parameter of this name."""
 
-    code = "unknown_parameter"
 
-
-class UnsupportedParameter(Rejected):
+class UnsupportedParameter(Rejected, code="unsupported_parameter"):
     """A known parameter that cannot be used here."""
-
-    code = "unsupported_parameter"
 
 
 class InvalidValue(Rejected):
     """A parameter has the wrong type or an impossible value."""
 
 
-class InvalidJSON(Rejected):
+class InvalidJSON(Rejected, code="invalid_json"):
     """The body is not a JSON object."""
 
-    code = "invalid_json"
 
-
-class InvalidHTTP(Rejected):
+class InvalidHTTP(Rejected, code="invalid_http"):
     """The bytes are not HTTP/1.1, or could be read in two ways. The connection is closed."""
 
-    code = "invalid_http"
 
-
-class SizeRejected(Rejected):
+class SizeRejected(Rejected, code="size_not_supported"):
     """The model cannot draw an image of this size."""
 
-    code = "size_not_supported"
 
-
-class MaskMismatch(Rejected):
+class MaskMismatch(Rejected, code="mask_mismatch"):
     """A mask that does not belong to its picture, or marks nothing in it."""
 
-    code = "mask_mismatch"
 
-
-class InvalidAPIKey(CarpoolError):
+class InvalidAPIKey(CarpoolError, status=401, code="invalid_api_key"):
     """The bearer token is missing or unknown."""
 
-    status = 401
-    code = "invalid_api_key"
 
-
-class KeyRequired(CarpoolError):
+class KeyRequired(CarpoolError, status=403, code="api_key_required"):
     """Only clients with an API key may do this, and the server has none."""
 
-    status = 403
-    code = "api_key_required"
 
-
-class HostNotAllowed(CarpoolError):
+class HostNotAllowed(CarpoolError, status=403, code="host_not_allowed"):
     """`Host` is not a name of this server: see `--allowed-host`."""
 
-    status = 403
-    code = "host_not_allowed"
 
-
-class OriginNotAllowed(CarpoolError):
+class OriginNotAllowed(CarpoolError, status=403, code="origin_not_allowed"):
     """A web page of another origin, and the server has no API keys."""
 
-    status = 403
-    code = "origin_not_allowed"
 
-
-class UnsupportedMediaType(CarpoolError):
+class UnsupportedMediaType(CarpoolError, status=415, code="unsupported_media_type"):
     """The body's `content-type` is not one that the endpoint takes."""
 
-    status = 415
-    code = "unsupported_media_type"
 
-
-class ModelNotFound(CarpoolError):
+class ModelNotFound(CarpoolError, status=404, code="model_not_found"):
     """The server serves another model."""
 
-    status = 404
-    code = "model_not_found"
 
-
-class ModelNotSupported(CarpoolError):
+class ModelNotSupported(CarpoolError, status=404, code="model_not_supported"):
     """The served model cannot do what this endpoint is for."""
 
-    status = 404
-    code = "model_not_supported"
 
-
-class FileNotFound(CarpoolError):
+class FileNotFound(CarpoolError, status=404, code="file_not_found"):
     """No file behind this link: it has expired, or is not one of ours."""
 
-    status = 404
-    code = "file_not_found"
 
-
-class NoSuchEndpoint(CarpoolError):
+class NoSuchEndpoint(CarpoolError, status=404, code="not_found"):
     """The server has no such path."""
 
-    status = 404
-    code = "not_found"
 
-
-class UnsupportedEndpoint(NoSuchEndpoint):
+class UnsupportedEndpoint(NoSuchEndpoint, code="unsupported_endpoint"):
     """OpenAI has this path, and this server does not."""
 
-    code = "unsupported_endpoint"
 
-
-class MethodNotAllowed(CarpoolError):
+class MethodNotAllowed(CarpoolError, status=405, code="method_not_allowed"):
     """The path is there, but not with this method: `allow` says with which."""
 
-    status = 405
-    code = "method_not_allowed"
 
-
-class RangeNotSatisfiable(CarpoolError):
+class RangeNotSatisfiable(CarpoolError, status=416, code="range_not_satisfiable"):
     """`Range` names no byte of the file."""
 
-    status = 416
-    code = "range_not_satisfiable"
 
-
-class JobNotFound(CarpoolError):
+class JobNotFound(CarpoolError, status=404, code="job_not_found"):
     """No such job: never accepted, deleted, or older than the store keeps them."""
 
-    status = 404
-    code = "job_not_found"
 
-
-class FileNotReady(JobNotFound):
+class FileNotReady(JobNotFound, code="file_not_ready"):
     """The job has no such file, or not yet."""
 
-    code = "file_not_ready"
 
-
-class VideoNotFound(JobNotFound):
+class VideoNotFound(JobNotFound, code="video_not_found"):
     """No such video: see `JobNotFound`."""
 
-    code = "video_not_found"
 
-
-class VideoNotReady(VideoNotFound):
+class VideoNotReady(VideoNotFound, code="video_not_ready"):
     """The video has no such file, or not yet."""
 
-    code = "video_not_ready"
 
-
-class IdempotencyMismatch(CarpoolError):
+class IdempotencyMismatch(CarpoolError, status=422, code="idempotency_mismatch"):
     """An `Idempotency-Key` came again with another body."""
 
-    status = 422
-    code = "idempotency_mismatch"
 
-
-class StoreFailed(CarpoolError):
+class StoreFailed(CarpoolError, status=503, code="store_failed", should_retry=True):
     """The store of jobs could not be read or written."""
 
-    status = 503
-    code = "store_failed"
-    should_retry = True
 
-
-class UnsupportedImage(Rejected):
+class UnsupportedImage(Rejected, code="unsupported_image"):
     """The bytes are no picture that is read here."""
 
-    code = "unsupported_image"
 
-
-class ImageTooLarge(Rejected):
+class ImageTooLarge(Rejected, status=413, code="image_too_large"):
     """A picture has more pixels than the server takes."""
 
-    status = 413
-    code = "image_too_large"
 
-
-class BodyTooLarge(CarpoolError):
+class BodyTooLarge(CarpoolError, status=413, code="body_too_large"):
     """The body exceeds the server's limit."""
 
-    status = 413
-    code = "body_too_large"
 
-
-class Overloaded(CarpoolError):
+class Overloaded(CarpoolError, status=429, code="queue_full", should_retry=True):
     """The queue is full, or holds more work than may wait."""
 
-    status = 429
-    code = "queue_full"
-    should_retry = True
 
-
-class RateLimited(Overloaded):
+class RateLimited(Overloaded, code="rate_limit_exceeded"):
     """This client asks more often, or for more at once, than it may."""
 
-    code = "rate_limit_exceeded"
 
-
-class TooLate(Rejected):
+class TooLate(Rejected, code="deadline_too_near"):
     """A deadline that cannot be met, by what forwards have taken so far."""
 
-    code = "deadline_too_near"
 
-
-class Cancelled(CarpoolError):
+class Cancelled(CarpoolError, status=499, code="client_closed"):
     """The caller gave the request up."""
-
-    status = 499
-    code = "client_closed"
 
 
 class PipelineFailed(CarpoolError):
     """The pipeline or one of its modules raised; the cause is chained."""
 
 
-class WorkerLost(CarpoolError):
+class WorkerLost(CarpoolError, status=503, code="worker_lost", should_retry=True):
     """The process that ran the request ended before the answer."""
 
-    status = 503
-    code = "worker_lost"
-    should_retry = True
 
-
-class Starting(CarpoolError):
+class Starting(CarpoolError, status=503, code="starting", should_retry=True):
     """The model is still loading."""
 
-    status = 503
-    code = "starting"
-    should_retry = True
 
-
-class Draining(CarpoolError):
+class Draining(CarpoolError, status=503, code="draining", should_retry=True):
     """The server is about to end and takes no new work."""
 
-    status = 503
-    code = "draining"
-    should_retry = True
 
-
-class OutOfMemory(CarpoolError):
+class OutOfMemory(CarpoolError, status=503, code="out_of_memory"):
     """One call of the request alone exceeds the device's memory."""
 
-    status = 503
-    code = "out_of_memory"
 
-
-class DeadlineExceeded(CarpoolError):
+class DeadlineExceeded(CarpoolError, status=504, code="deadline_exceeded"):
     """The request's own `timeout_s` ran out."""
-
-    status = 504
-    code = "deadline_exceeded"
 
 
 class LoadFailed(CarpoolError):
@@ -384,10 +247,11 @@ def _subclasses(of: type[CarpoolError]) -> Iterable[type[CarpoolError]]:
 
 def by_name(name: str) -> type[CarpoolError]:
     """The error class of this name; `PipelineFailed` for one that is not known here."""
-    return {cls.__name__: cls for cls in _subclasses(CarpoolError)}.get(name, PipelineFailed)
+    found = (cls for cls in _subclasses(CarpoolError) if cls.__name__ == name)
+    return next(found, PipelineFailed)
 
 
 def by_code(code: str) -> type[CarpoolError]:
     """The error class of a job's failure; `PipelineFailed` for a code that is not known here."""
-    known = {cls.code: cls for cls in _subclasses(CarpoolError)}
-    return known.get(code, PipelineFailed)
+    found = (cls for cls in _subclasses(CarpoolError) if cls.code == code)
+    return next(found, PipelineFailed)

@@ -10,7 +10,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from carpool import preparation
-from carpool.config import DEVICES, OF_FILES, EngineSettings
+from carpool.config import EngineSettings
+from carpool.engine_settings import DEVICES, OF_FILES
 from carpool.errors import LoraRejected, SettingRejected
 from carpool.models.source import check_hub, components_of, find, is_single_file
 from carpool.request.lora import adapter_file, check_header, check_name, parse_lora

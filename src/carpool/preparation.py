@@ -4,86 +4,24 @@ Some settings hold a list of `COMPONENT=VALUE`, where a VALUE alone is for all c
 none of their own. `carpool.engine.model.prepare` does what they say.
 """
 
-import json
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
 from importlib.util import find_spec
 from typing import Any
 
 from carpool.errors import SettingRejected, nearest
+from carpool.quantization import STREAMED, quantizations
+from carpool.setting_rules import ALL, by_component
 
-ALL = ""  # the key of a value that names no component
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_SIZE = (0, 0)  # of a warm-up: the model's own
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of quantized weights."""
-
-    backend: str  # of diffusers' quantization, or "layerwise"
-    package: str | None  # that computes with them; None: diffusers itself
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the backend's configuration
-    needs_gpu: bool = False
-    bits: int = 8  # of a weight
-    only: str | None = None  # "denoisers"
-    instead: str = ""  # what to take where it does not run
-
-
-KINDS: Mapping[str, Kind] = {
-    "int8": Kind("torchao", "torchao", {"quant_type": "Int8WeightOnlyConfig"}),
-    "int8-dynamic": Kind(
-        "torchao", "torchao", {"quant_type": "Int8DynamicActivationInt8WeightConfig"}
-    ),
-    "int4": Kind(
-        "torchao",
-        "torchao",
-        {
-            "quant_type": "Int4WeightOnlyConfig",
-            "quant_kwargs": {"int4_packing_format": "tile_packed_to_4d"},
-        },
-        needs_gpu=True,
-        bits=4,
-        instead="quanto-int4",
-    ),
-    "fp8": Kind("layerwise", None, {"storage_dtype": "float8_e4m3fn"}, only="denoisers"),
-    "fp8-dynamic": Kind(
-        "torchao",
-        "torchao",
-        {
-            "quant_type": "Float8DynamicActivationFloat8WeightConfig",
-            "quant_kwargs": {"granularity": "PerRow"},
-        },
-        needs_gpu=True,
-        instead="fp8",
-    ),
-    "nf4": Kind(
-        "bitsandbytes_4bit",
-        "bitsandbytes",
-        {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-        bits=4,
-        instead="quanto-int4",
-    ),
-    "fp4": Kind(
-        "bitsandbytes_4bit",
-        "bitsandbytes",
-        {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
-        bits=4,
-        instead="quanto-int4",
-    ),
-    "llm-int8": Kind("bitsandbytes_8bit", "bitsandbytes", {"load_in_8bit": True}, instead="int8"),
-    "quanto-int8": Kind("quanto", "optimum.quanto", {"weights_dtype": "int8"}),
-    "quanto-int4": Kind("quanto", "optimum.quanto", {"weights_dtype": "int4"}, bits=4),
-    "quanto-fp8": Kind("quanto", "optimum.quanto", {"weights_dtype": "float8"}),
-}
-
 RING_BACK_ENDS = ("flash", "_native_flash", "_native_cudnn", "flash_hub", "_flash_3_hub", "sage")
 """Attention back ends of diffusers that give what ring attention needs."""
 
-STREAMED = ("torchao", "quanto")  # back ends whose weights can be streamed
 INSTALL = {"torchao": "torchao", "bitsandbytes": "bitsandbytes", "optimum.quanto": "optimum-quanto"}
 """Packages by what is imported of them."""
 
@@ -91,25 +29,6 @@ INSTALL = {"torchao": "torchao", "bitsandbytes": "bitsandbytes", "optimum.quanto
 def is_denoiser(component: str) -> bool:
     """Is a component a denoiser, by diffusers' naming habits?"""
     return component.startswith(("transformer", "unet", "prior", "decoder"))
-
-
-def by_component(setting: str, text: str | None, *, needs_name: bool = False) -> dict[str, str]:
-    """The values of a list of `[COMPONENT=]VALUE`; that for all others under `ALL`.
-
-    Raises:
-        SettingRejected: an entry is empty or said twice, or names no component where it must.
-    """
-    found: dict[str, str] = {}
-    for entry in text.split(",") if text is not None else ():
-        name, equals, value = (part.strip() for part in entry.rpartition("="))
-        if not value or (equals and not name) or (needs_name and not name):
-            form = "COMPONENT=VALUE" if needs_name else "[COMPONENT=]VALUE"
-            raise SettingRejected(f"{setting}={text!r}: write {form}, separated by commas")
-        if name in found:
-            rule = f"{name or 'all components'} can have one value only"
-            raise SettingRejected(f"{setting}={text!r}: {rule}")
-        found[name] = value
-    return found
 
 
 def types(text: str) -> dict[str, str]:
@@ -122,45 +41,6 @@ def types(text: str) -> dict[str, str]:
     for name in found.values():
         if name not in DTYPES:
             raise SettingRejected(f"dtype={text!r}: must be one of {', '.join(DTYPES)}")
-    return found
-
-
-def quantizations(text: str | None) -> dict[str, Kind]:
-    """The kinds of quantized weights by component.
-
-    Raises:
-        SettingRejected: a kind is unknown, or the JSON is not what it must be.
-    """
-    if text is None:
-        return {}
-    if text.lstrip().startswith("{"):
-        return _from_json(text)
-    found = by_component("quantize", text)
-    for name in found.values():
-        if name not in KINDS:
-            raise SettingRejected(
-                f"quantize={text!r}: {name!r} is unknown{nearest(name, KINDS)}: must be one of "
-                f"{', '.join(KINDS)}, or JSON"
-            )
-    return {component: KINDS[name] for component, name in found.items()}
-
-
-def _from_json(text: str) -> dict[str, Kind]:
-    rule = '{COMPONENT: {"quant_backend": NAME, and the backend\'s own options}}'
-    try:
-        said = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SettingRejected(f"quantize is no JSON ({error}): write {rule}") from error
-    found = {}
-    for component, options in said.items():
-        backend = options.get("quant_backend") if isinstance(options, dict) else None
-        if not isinstance(backend, str):
-            raise SettingRejected(f"quantize: {component!r} has no quant_backend: write {rule}")
-        others = {name: value for name, value in options.items() if name != "quant_backend"}
-        package = {"torchao": "torchao", "quanto": "optimum.quanto", "gguf": "gguf"}.get(backend)
-        if backend.startswith("bitsandbytes"):
-            package = "bitsandbytes"
-        found[component] = Kind(backend, package, others)
     return found
 
 

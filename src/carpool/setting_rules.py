@@ -26,6 +26,7 @@ def setting(
     return dataclasses.field(default=default, metadata=rule)
 
 
+ALL = ""  # the key of a value that names no component
 _KINDS: dict[type, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -70,6 +71,25 @@ def streamed_names(stream: str) -> tuple[str, ...] | None:
         rule = "must be auto, none, or names of components separated by commas"
         raise SettingRejected(f"stream={stream!r}: {rule}", param="stream")
     return names
+
+
+def by_component(setting: str, text: str | None, *, needs_name: bool = False) -> dict[str, str]:
+    """The values of a list of `[COMPONENT=]VALUE`; that for all others under `ALL`.
+
+    Raises:
+        SettingRejected: an entry is empty or said twice, or names no component where it must.
+    """
+    found: dict[str, str] = {}
+    for entry in text.split(",") if text is not None else ():
+        name, equals, value = (part.strip() for part in entry.rpartition("="))
+        if not value or (equals and not name) or (needs_name and not name):
+            form = "COMPONENT=VALUE" if needs_name else "[COMPONENT=]VALUE"
+            raise SettingRejected(f"{setting}={text!r}: write {form}, separated by commas")
+        if name in found:
+            rule = f"{name or 'all components'} can have one value only"
+            raise SettingRejected(f"{setting}={text!r}: {rule}")
+        found[name] = value
+    return found
 
 
 def base_type(hint: Any) -> type:

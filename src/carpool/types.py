@@ -1,4 +1,4 @@
-"""The nouns that every part of Carpool shares.
+"""The data types that every part of Carpool shares.
 
 Plain data: no torch, no I/O, no behaviour beyond what the data itself implies.
 """
@@ -136,7 +136,7 @@ NO_KIND = CallKind("", 0)
 
 @dataclass(frozen=True, slots=True)
 class QueuedRequest:
-    """One request that is not aboard yet, as much of it as a policy may see."""
+    """One queued request, as much of it as a policy may see."""
 
     request: int  # place in the line of all requests
     arrived_s: float = 0.0
@@ -176,7 +176,7 @@ class ParkedCall:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who comes aboard now."""
+    """The queued requests that are admitted now."""
 
     requests: tuple[int, ...]
     wake_s: float = inf  # when to ask again, if nothing happens before

@@ -7,7 +7,6 @@ import torch
 from diffusers import DiffusionPipeline
 
 import carpool
-from carpool.config import DType
 from support.tiny import ARGUMENTS, checkpoint
 
 pytestmark = [
@@ -18,7 +17,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("family", ["flux", "sd3", "sdxl", "sd15"])
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-3), ("bfloat16", 0.1)])
-def test_fused_equals_alone_on_cuda(family: str, dtype: DType, most: float) -> None:
+def test_fused_equals_alone_on_cuda(family: str, dtype: str, most: float) -> None:
     path, base = checkpoint(family), dict(ARGUMENTS[family])
     base.pop("num_inference_steps")
     pipe = DiffusionPipeline.from_pretrained(path, dtype=getattr(torch, dtype)).to("cuda")

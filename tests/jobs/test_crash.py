@@ -61,7 +61,7 @@ def live(folder: Path, seed: int) -> None:
                 request = f"{seed}-{next(requests)}"
                 say(Seen("submit", request=request))
                 asked, inputs = {"filler": "x" * 5000, "request": request}, begins_from(request)
-                job = store.submit("video", asked, {"n": 1}, key=request, inputs=inputs)[0]
+                job = store.submit("video", asked, {"n": 1}, key=request, inputs=inputs)
                 say(Seen("ack", job.id, request=request))
             elif what < 0.6:
                 running += [job.id for job in store.take(rng.randint(1, 3))]
@@ -157,14 +157,14 @@ def test_a_full_disk_fails_what_is_written_and_nothing_else(tmp_path: Path) -> N
     """With the limit on file sizes the kernel itself refuses to write on."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     store = JobStore(tmp_path)
-    kept = [store.submit("video", {}, {})[0].id for _ in range(3)]
+    kept = [store.submit("video", {}, {}).id for _ in range(3)]
     store.take(2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, limits[1]))
     try:
         with pytest.raises(StoreFailed, match=r"could not be stored: .*File too large"):
             store.complete(kept[0], lambda folder: (folder / "a").write_bytes(b"x" * 2 * ROOM))
         with pytest.raises(StoreFailed, match="the store of jobs cannot be written"):
-            kept.extend(store.submit("video", {"filler": "x" * 9000}, {})[0].id for _ in range(999))
+            kept.extend(store.submit("video", {"filler": "x" * 9000}, {}).id for _ in range(999))
         assert len(kept) > 4
 
         assert store.end(kept[0], "failed", StoreFailed("the disk is full"))

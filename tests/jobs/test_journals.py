@@ -90,7 +90,7 @@ def test_files_have_no_more_bytes_than_they_may_and_a_job_runs_without(
 def test_the_journal_goes_with_its_job(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "state")
     try:
-        ids = [store.submit("image", {}, {})[0].id for _ in range(3)]
+        ids = [store.submit("image", {}, {}).id for _ in range(3)]
         store.take(3)
         for job_id in ids:
             store.journals.path(job_id).mkdir()

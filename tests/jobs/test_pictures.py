@@ -29,11 +29,11 @@ def play(scene: Coroutine[Any, Any, None]) -> None:
 
 
 async def edit(
-    house: AppClient, fields: Any, path: str = EDITS, headers: Any = (), **files: bytes
+    opened: AppClient, fields: Any, path: str = EDITS, headers: Any = (), **files: bytes
 ) -> dict[str, Any]:
     """Send a form; gives the answer."""
     named = {name: (f"{name}.png", content) for name, content in files.items()}
-    answer = await house.http.post(path, data=fields, files=named, headers=dict(headers))
+    answer = await opened.http.post(path, data=fields, files=named, headers=dict(headers))
     assert answer.status_code in (200, 202), answer.text
     return {"status": answer.status_code, **answer.json()}
 
@@ -51,16 +51,16 @@ def test_what_is_drawn_in_the_background_is_what_is_drawn_at_once(
     path: str, fields: dict[str, str], files: dict[str, bytes]
 ) -> None:
     async def scene(worker: Grey) -> None:
-        async with open_app(worker) as house:
-            job = await edit(house, fields | DRAW | JOB, path, **files)
+        async with open_app(worker) as opened:
+            job = await edit(opened, fields | DRAW | JOB, path, **files)
             assert (job["status"], job["object"]) == ("queued", "job")
-            done = await house.ended(job["id"])
+            done = await opened.ended(job["id"])
             assert (done["status"], done["error"]) == ("completed", None)
-            at_once = await edit(house, fields | DRAW, path, **files)
+            at_once = await edit(opened, fields | DRAW, path, **files)
 
             drawn = [base64.b64decode(image["b64_json"]) for image in at_once["data"]]
-            assert await house.files(done) == drawn
-            assert house.inputs() == []
+            assert await opened.files(done) == drawn
+            assert opened.inputs() == []
 
     with driving("flux") as drive:
         play(scene(EngineWorker(drive)))
@@ -68,13 +68,13 @@ def test_what_is_drawn_in_the_background_is_what_is_drawn_at_once(
 
 def test_the_sdk_gets_a_job_too(tmp_path: Path) -> None:
     async def scene(worker: Grey) -> None:
-        async with open_app(worker, tmp_path, runs=False) as house:
+        async with open_app(worker, tmp_path, runs=False) as opened:
             asked: dict[str, Any] = {"image": ("a.png", png()), "prompt": "a"}
-            answer: Any = await house.openai.images.edit(
+            answer: Any = await opened.openai.images.edit(
                 **asked, extra_body={"background_job": True}
             )
             assert (answer.object, answer.kind, answer.status) == ("job", "image", "queued")
-            assert house.inputs() == ["input-0.png"]
+            assert opened.inputs() == ["input-0.png"]
 
     play(scene(worker_of(BOTH)))
 
@@ -83,14 +83,14 @@ def test_a_job_begins_again_from_its_pictures_when_the_server_was_killed(tmp_pat
     files: dict[str, Any] = {"image": png(), "mask": mask()}
 
     async def scene(worker: Grey) -> None:
-        async with open_app(worker, tmp_path, runs=False) as house:
-            job = await edit(house, PROMPT | DRAW | JOB, **files)
-            assert house.inputs() == ["input-0.png", "input-1.png"]
-        async with open_app(worker, tmp_path) as house:
-            done = await house.ended(job["id"])
-            [drawn] = (await edit(house, PROMPT | DRAW, **files))["data"]
-            assert await house.files(done) == [base64.b64decode(drawn["b64_json"])]
-            assert house.inputs() == []
+        async with open_app(worker, tmp_path, runs=False) as opened:
+            job = await edit(opened, PROMPT | DRAW | JOB, **files)
+            assert opened.inputs() == ["input-0.png", "input-1.png"]
+        async with open_app(worker, tmp_path) as opened:
+            done = await opened.ended(job["id"])
+            [drawn] = (await edit(opened, PROMPT | DRAW, **files))["data"]
+            assert await opened.files(done) == [base64.b64decode(drawn["b64_json"])]
+            assert opened.inputs() == []
 
     with driving("flux") as drive:
         play(scene(EngineWorker(drive)))
@@ -111,9 +111,9 @@ def test_a_job_whose_worker_dies_is_run_again_with_the_same_pixels() -> None:
     worker.ready = worker_of(BOTH).ready
 
     async def scene() -> None:
-        async with open_app(worker) as house:
-            job = await edit(house, PROMPT | JOB, image=png(), mask=mask())
-            assert (await house.ended(job["id"]))["status"] == "completed"
+        async with open_app(worker) as opened:
+            job = await edit(opened, PROMPT | JOB, image=png(), mask=mask())
+            assert (await opened.ended(job["id"]))["status"] == "completed"
 
     play(scene())
     first, second = worker.jobs
@@ -127,46 +127,46 @@ def test_a_job_whose_worker_dies_is_run_again_with_the_same_pixels() -> None:
 @pytest.mark.parametrize("end", ["cancel", "delete"])
 def test_pictures_go_as_their_job_is_given_up(end: str, tmp_path: Path) -> None:
     async def scene() -> None:
-        async with open_app(worker_of(BOTH), tmp_path, runs=False) as house:
-            job = await edit(house, PROMPT | JOB, image=png())
+        async with open_app(worker_of(BOTH), tmp_path, runs=False) as opened:
+            job = await edit(opened, PROMPT | JOB, image=png())
             url = f"/v1/jobs/{job['id']}"
             if end == "cancel":
-                await house.http.post(f"{url}/cancel")
+                await opened.http.post(f"{url}/cancel")
             else:
-                await house.http.delete(url)
-            assert house.inputs() == []
+                await opened.http.delete(url)
+            assert opened.inputs() == []
 
     play(scene())
 
 
 def test_a_job_whose_pictures_are_lost_fails_and_says_so(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with open_app(worker_of(BOTH), tmp_path, runs=False) as house:
-            lost = await edit(house, PROMPT | JOB, image=png())
-            spoiled = await edit(house, PROMPT | JOB, image=png())
+        async with open_app(worker_of(BOTH), tmp_path, runs=False) as opened:
+            lost = await edit(opened, PROMPT | JOB, image=png())
+            spoiled = await edit(opened, PROMPT | JOB, image=png())
         (tmp_path / "inputs" / lost["id"] / "input-0.png").unlink()
         (tmp_path / "inputs" / spoiled["id"] / "input-0.png").write_bytes(png()[:500])
-        async with open_app(worker_of(BOTH), tmp_path) as house:
-            errors = [(await house.ended(job["id"]))["error"] for job in (lost, spoiled)]
+        async with open_app(worker_of(BOTH), tmp_path) as opened:
+            errors = [(await opened.ended(job["id"]))["error"] for job in (lost, spoiled)]
             assert [error["code"] for error in errors] == ["store_failed", "unsupported_image"]
             assert "pictures cannot be read any more" in errors[0]["message"]
-            assert house.inputs() == []
+            assert opened.inputs() == []
 
     play(scene())
 
 
 def test_the_same_key_is_the_same_job_and_another_picture_is_refused(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with open_app(worker_of(BOTH), tmp_path, runs=False) as house:
+        async with open_app(worker_of(BOTH), tmp_path, runs=False) as opened:
             key = {"idempotency-key": "mine"}
-            first = await edit(house, PROMPT | JOB, headers=key, image=png())
-            again = await edit(house, PROMPT | JOB, headers=key, image=png())
+            first = await edit(opened, PROMPT | JOB, headers=key, image=png())
+            again = await edit(opened, PROMPT | JOB, headers=key, image=png())
             assert first["id"] == again["id"]
-            assert house.inputs() == ["input-0.png"]
+            assert opened.inputs() == ["input-0.png"]
             form = {"image": ("a.png", png(seed=1))}
-            other = await house.http.post(EDITS, data=PROMPT | JOB, files=form, headers=key)
+            other = await opened.http.post(EDITS, data=PROMPT | JOB, files=form, headers=key)
             assert refusal(other)["code"] == "idempotency_mismatch"
-            assert house.inputs() == ["input-0.png"]
+            assert opened.inputs() == ["input-0.png"]
 
     play(scene())
 
@@ -180,13 +180,13 @@ def test_an_edit_that_would_be_refused_at_once_is_no_job_either(tmp_path: Path) 
     ]
 
     async def scene() -> None:
-        async with open_app(worker_of(BOTH), tmp_path, runs=False) as house:
+        async with open_app(worker_of(BOTH), tmp_path, runs=False) as opened:
             for fields, param in wrong:
                 form = {"image": ("a.png", png())}
-                answer = await house.http.post(EDITS, data=PROMPT | JOB | fields, files=form)
+                answer = await opened.http.post(EDITS, data=PROMPT | JOB | fields, files=form)
                 assert refusal(answer)["param"] == param
-            assert house.inputs() == []
-            assert (await house.http.get("/v1/jobs")).json()["data"] == []
+            assert opened.inputs() == []
+            assert (await opened.http.get("/v1/jobs")).json()["data"] == []
 
     play(scene())
 

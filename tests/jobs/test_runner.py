@@ -19,7 +19,8 @@ from carpool.errors import (
 )
 from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import Record
-from carpool.jobs.runner import OnProgress, Runner
+from carpool.jobs.interfaces import OnProgress
+from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import work_of
 from carpool.types import CheckedRequest, Timings
@@ -78,7 +79,7 @@ class Worker:
         self.running[seed].set_result(done)
 
 
-class House:
+class Harness:
     """A store, a runner and a worker, and a disk that may be full."""
 
     def __init__(self, store: JobStore, **options: Any) -> None:
@@ -99,7 +100,7 @@ class House:
 
     async def submit(self, *seeds: int, **fields: Any) -> str:
         jobs = [CheckedRequest("old", seed, {"prompt": "a"}, **fields) for seed in seeds]
-        return (await self.runner.submit("video", {}, work_of("mine", jobs)))[0].id
+        return (await self.runner.submit("video", {}, work_of("mine", jobs))).id
 
     async def runs(self, *seeds: int) -> None:
         await until(lambda: sorted(self.worker.running) == sorted(seeds), f"{seeds} run")
@@ -118,52 +119,52 @@ async def until(is_so: Callable[[], bool], what: str) -> None:
 
 
 def live(
-    scene: Callable[[House], Awaitable[None]], store: JobStore | None = None, **options: Any
+    scene: Callable[[Harness], Awaitable[None]], store: JobStore | None = None, **options: Any
 ) -> None:
     """Play a scene with a runner that runs."""
 
     async def play() -> None:
-        house = House(store or JobStore(), **options)
-        running = asyncio.create_task(house.runner.run())
+        harness = Harness(store or JobStore(), **options)
+        running = asyncio.create_task(harness.runner.run())
         try:
             async with asyncio.timeout(20):
-                await scene(house)
+                await scene(harness)
         finally:
             running.cancel()
-            await house.runner.stop()
+            await harness.runner.stop()
             if store is None:
-                house.store.close()
+                harness.store.close()
 
     asyncio.run(play())
 
 
-Scene = Callable[[House], Coroutine[Any, Any, None]]
+Scene = Callable[[Harness], Coroutine[Any, Any, None]]
 
 
 def test_a_job_has_the_warnings_of_its_requests_once() -> None:
-    async def scene(house: House) -> None:
-        job = await house.submit(1, 2)
-        await house.runs(1, 2)
+    async def scene(harness: Harness) -> None:
+        job = await harness.submit(1, 2)
+        await harness.runs(1, 2)
         for seed in (1, 2):
-            house.worker.end(seed, warnings=["truncated"])
+            harness.worker.end(seed, warnings=["truncated"])
 
-        assert (await house.becomes(job, "completed")).warnings == ("truncated",)
+        assert (await harness.becomes(job, "completed")).warnings == ("truncated",)
 
     live(scene)
 
 
 def test_a_job_is_run_and_its_files_are_kept() -> None:
-    async def scene(house: House) -> None:
-        job_id = await house.submit(7, 8, lora=(("a", 0.5),))
-        await house.runs(7, 8)
-        assert house.store.get(job_id).state == "in_progress"
-        assert house.worker.jobs[0].lora == (("a", 0.5),)
-        house.worker.end(8)
-        house.worker.end(7)
+    async def scene(harness: Harness) -> None:
+        job_id = await harness.submit(7, 8, lora=(("a", 0.5),))
+        await harness.runs(7, 8)
+        assert harness.store.get(job_id).state == "in_progress"
+        assert harness.worker.jobs[0].lora == (("a", 0.5),)
+        harness.worker.end(8)
+        harness.worker.end(7)
 
-        done = await house.becomes(job_id, "completed")
+        done = await harness.becomes(job_id, "completed")
 
-        path = house.store.file(done, "seeds")
+        path = harness.store.file(done, "seeds")
         assert path is not None
         assert path.read_text() == "7 8"
 
@@ -171,12 +172,12 @@ def test_a_job_is_run_and_its_files_are_kept() -> None:
 
 
 def test_no_more_jobs_than_allowed_run_and_the_oldest_go_first() -> None:
-    async def scene(house: House) -> None:
-        ids = [await house.submit(seed) for seed in range(4)]
-        await house.runs(0, 1)
-        house.worker.end(1)
-        await house.runs(0, 2)
-        assert [house.store.get(job).state for job in ids] == [
+    async def scene(harness: Harness) -> None:
+        ids = [await harness.submit(seed) for seed in range(4)]
+        await harness.runs(0, 1)
+        harness.worker.end(1)
+        await harness.runs(0, 2)
+        assert [harness.store.get(job).state for job in ids] == [
             "in_progress", "completed", "in_progress", "queued",
         ]  # fmt: skip
 
@@ -184,60 +185,60 @@ def test_no_more_jobs_than_allowed_run_and_the_oldest_go_first() -> None:
 
 
 def test_progress_is_that_of_all_parts_and_never_falls() -> None:
-    async def scene(house: House) -> None:
-        job_id = await house.submit(1, 2)
-        await house.runs(1, 2)
+    async def scene(harness: Harness) -> None:
+        job_id = await harness.submit(1, 2)
+        await harness.runs(1, 2)
         seen = []
         for part, step in [(1, 1), (2, 1), (1, 4), (2, 4)]:
-            house.worker.followers[part](step, 4)
-            seen.append((await house.runner.get(job_id)).progress)
+            harness.worker.followers[part](step, 4)
+            seen.append((await harness.runner.get(job_id)).progress)
         assert seen == [0, 25, 62, 99]
 
-        house.worker.end(1, WorkerLost("died"))
-        await until(lambda: house.store.get(job_id).losses == 1, "the job is run again")
-        await house.runs(1, 2)
-        assert (await house.runner.get(job_id)).progress == 99
-        house.worker.followers[1](1, 4)
-        house.worker.followers[2](0, 4)
-        assert (await house.runner.page())[0][0].progress == 99
+        harness.worker.end(1, WorkerLost("died"))
+        await until(lambda: harness.store.get(job_id).losses == 1, "the job is run again")
+        await harness.runs(1, 2)
+        assert (await harness.runner.get(job_id)).progress == 99
+        harness.worker.followers[1](1, 4)
+        harness.worker.followers[2](0, 4)
+        assert (await harness.runner.page())[0][0].progress == 99
 
     live(scene)
 
 
 def test_progress_is_written_down_before_it_is_seen() -> None:
-    async def scene(house: House) -> None:
-        job_id = await house.submit(1)
-        await house.runs(1)
-        house.worker.followers[1](2, 10)
-        assert house.store.get(job_id).progress == 0
-        assert (await house.runner.get(job_id)).progress == 20
-        assert house.store.get(job_id).progress == 20
+    async def scene(harness: Harness) -> None:
+        job_id = await harness.submit(1)
+        await harness.runs(1)
+        harness.worker.followers[1](2, 10)
+        assert harness.store.get(job_id).progress == 0
+        assert (await harness.runner.get(job_id)).progress == 20
+        assert harness.store.get(job_id).progress == 20
 
     live(scene)
 
 
 @pytest.mark.parametrize("is_running", [True, False])
 def test_a_cancelled_job_is_given_up_and_stays_cancelled(is_running: bool) -> None:
-    async def scene(house: House) -> None:
+    async def scene(harness: Harness) -> None:
         if not is_running:
-            house.worker.is_open.clear()
-        job_id = await house.submit(1)
+            harness.worker.is_open.clear()
+        job_id = await harness.submit(1)
         if is_running:
-            await house.runs(1)
+            await harness.runs(1)
 
-        cancelled = await house.runner.cancel(job_id)
+        cancelled = await harness.runner.cancel(job_id)
 
         assert (cancelled.state, cancelled.error and cancelled.error["code"]) == (
             "cancelled", "client_closed",
         )  # fmt: skip
-        house.worker.is_open.set()
-        other = await house.submit(2)
-        await house.runs(2)
-        house.worker.end(2)
-        await house.becomes(other, "completed")
-        assert house.worker.given_up == [1] * is_running
-        assert (await house.runner.cancel(job_id)).state == "cancelled"
-        assert (await house.runner.cancel(other)).state == "completed"
+        harness.worker.is_open.set()
+        other = await harness.submit(2)
+        await harness.runs(2)
+        harness.worker.end(2)
+        await harness.becomes(other, "completed")
+        assert harness.worker.given_up == [1] * is_running
+        assert (await harness.runner.cancel(job_id)).state == "cancelled"
+        assert (await harness.runner.cancel(other)).state == "completed"
 
     live(scene)
 
@@ -247,48 +248,48 @@ def test_who_waits_for_the_end_of_a_job_is_told_of_any_end(end: str) -> None:
     wall = Hand()
     store = JobStore(clock=StoreClock(wall, wall, wall), ttl_s=50)
 
-    async def scene(house: House) -> None:
-        job_id = await house.submit(1)
-        await house.runs(1)
-        waiting = asyncio.create_task(house.runner.ended(job_id))
-        other = await house.submit(2)
-        await house.runs(1, 2)
-        house.worker.end(2)
-        await house.becomes(other, "completed")
+    async def scene(harness: Harness) -> None:
+        job_id = await harness.submit(1)
+        await harness.runs(1)
+        waiting = asyncio.create_task(harness.runner.ended(job_id))
+        other = await harness.submit(2)
+        await harness.runs(1, 2)
+        harness.worker.end(2)
+        await harness.becomes(other, "completed")
         assert not waiting.done()
 
         if end == "completed":
-            house.worker.end(1)
+            harness.worker.end(1)
         elif end == "cancelled":
-            await house.runner.cancel(job_id)
+            await harness.runner.cancel(job_id)
         elif end == "removed":
-            await house.runner.remove(job_id)
+            await harness.runner.remove(job_id)
         else:
             wall.now_s += 51
-            house.clock.now_s += 51
-            await house.submit(3)  # something happens
+            harness.clock.now_s += 51
+            await harness.submit(3)  # something happens
 
         if end == "removed":
             with pytest.raises(JobNotFound):
                 await waiting
         else:
             assert (await waiting).state == end
-            assert (await house.runner.ended(job_id)).state == end
+            assert (await harness.runner.ended(job_id)).state == end
 
     live(scene, store)
     store.close()
 
 
 def test_a_removed_job_is_given_up_and_gone() -> None:
-    async def scene(house: House) -> None:
-        job_id = await house.submit(1)
-        await house.runs(1)
+    async def scene(harness: Harness) -> None:
+        job_id = await harness.submit(1)
+        await harness.runs(1)
 
-        await house.runner.remove(job_id)
+        await harness.runner.remove(job_id)
 
         with pytest.raises(JobNotFound):
-            await house.runner.get(job_id)
-        await until(lambda: house.worker.given_up == [1], "it is given up")
+            await harness.runner.get(job_id)
+        await until(lambda: harness.worker.given_up == [1], "it is given up")
 
     live(scene)
 
@@ -300,79 +301,79 @@ def test_a_removed_job_is_given_up_and_gone() -> None:
 def test_a_job_that_fails_says_why_and_its_other_parts_are_given_up(
     error: CarpoolError, state: str
 ) -> None:
-    async def scene(house: House) -> None:
-        job_id = await house.submit(1, 2)
-        await house.runs(1, 2)
+    async def scene(harness: Harness) -> None:
+        job_id = await harness.submit(1, 2)
+        await harness.runs(1, 2)
 
-        house.worker.end(1, error)
+        harness.worker.end(1, error)
 
-        ended = await house.becomes(job_id, state)
+        ended = await harness.becomes(job_id, state)
         assert ended.error is not None
         assert (ended.error["code"], ended.error["message"]) == (error.code, error.message)
-        assert house.worker.given_up == [2]
+        assert harness.worker.given_up == [2]
 
     live(scene)
 
 
 def test_a_job_whose_worker_dies_is_run_again_twice_and_then_fails() -> None:
-    async def scene(house: House) -> None:
-        job_id = await house.submit(1)
+    async def scene(harness: Harness) -> None:
+        job_id = await harness.submit(1)
         for losses in range(3):
             await until(
-                lambda n=losses: len(house.worker.jobs) == n + 1,  # type: ignore[misc]
+                lambda n=losses: len(harness.worker.jobs) == n + 1,  # type: ignore[misc]
                 "it is run again",
             )
-            await house.runs(1)
-            house.worker.end(1, WorkerLost("the worker died"))
+            await harness.runs(1)
+            harness.worker.end(1, WorkerLost("the worker died"))
 
-        failed = await house.becomes(job_id, "failed")
+        failed = await harness.becomes(job_id, "failed")
 
         assert failed.error is not None
         assert failed.error["code"] == "worker_lost"
-        assert len({job.request_id for job in house.worker.jobs}) == 3
+        assert len({job.request_id for job in harness.worker.jobs}) == 3
 
     live(scene)
 
 
 def test_a_job_waits_for_its_model_while_others_of_the_server_go_on() -> None:
-    async def scene(house: House) -> None:
-        house.worker.away["mine"] = asyncio.Event()
-        job_id = await house.submit(1)
-        await until(lambda: house.store.get(job_id).state == "in_progress", "it is taken")
+    async def scene(harness: Harness) -> None:
+        harness.worker.away["mine"] = asyncio.Event()
+        job_id = await harness.submit(1)
+        await until(lambda: harness.store.get(job_id).state == "in_progress", "it is taken")
         await asyncio.sleep(0.05)
-        assert house.worker.jobs == []  # nobody was asked who cannot
-        house.worker.away["mine"].set()
-        await house.runs(1)
-        house.worker.end(1)
-        assert (await house.becomes(job_id, "completed")).losses == 0
+        assert harness.worker.jobs == []  # nobody was asked who cannot
+        harness.worker.away["mine"].set()
+        await harness.runs(1)
+        harness.worker.end(1)
+        assert (await harness.becomes(job_id, "completed")).losses == 0
 
     live(scene)
 
 
 def test_a_full_line_only_delays() -> None:
-    async def scene(house: House) -> None:
-        job_id = await house.submit(1)
-        await house.runs(1)
-        house.worker.end(1, Overloaded("full", retry_after_s=0.01))
-        await until(lambda: len(house.worker.jobs) == 2, "it is run again")
-        await house.runs(1)
-        house.worker.end(1)
-        assert (await house.becomes(job_id, "completed")).losses == 0
+    async def scene(harness: Harness) -> None:
+        job_id = await harness.submit(1)
+        await harness.runs(1)
+        harness.worker.end(1, Overloaded("full", retry_after_s=0.01))
+        await until(lambda: len(harness.worker.jobs) == 2, "it is run again")
+        await harness.runs(1)
+        harness.worker.end(1)
+        assert (await harness.becomes(job_id, "completed")).losses == 0
 
     live(scene)
 
 
 def test_what_a_full_line_refuses_of_a_job_leaves_its_other_parts_alone() -> None:
-    async def scene(house: House) -> None:
-        job_id = await house.submit(1, 2, 3)
-        await house.runs(1, 2, 3)
-        house.worker.end(2, Overloaded("full", retry_after_s=0.01))
-        await until(lambda: len(house.worker.jobs) == 4, "the refused part is run again")
-        await house.runs(1, 2, 3)
+    async def scene(harness: Harness) -> None:
+        job_id = await harness.submit(1, 2, 3)
+        await harness.runs(1, 2, 3)
+        harness.worker.end(2, Overloaded("full", retry_after_s=0.01))
+        await until(lambda: len(harness.worker.jobs) == 4, "the refused part is run again")
+        await harness.runs(1, 2, 3)
         for seed in (1, 2, 3):
-            house.worker.end(seed)
-        await house.becomes(job_id, "completed")
-        assert [job.seed for job in house.worker.jobs] == [1, 2, 3, 2]
+            harness.worker.end(seed)
+        await harness.becomes(job_id, "completed")
+        assert [job.seed for job in harness.worker.jobs] == [1, 2, 3, 2]
 
     live(scene)
 
@@ -381,18 +382,18 @@ def test_a_draining_server_leaves_its_jobs_to_the_next_one(tmp_path: Path) -> No
     store = JobStore(tmp_path)
     ids: list[str] = []
 
-    async def drained(house: House) -> None:
-        ids.extend([await house.submit(1), await house.submit(2)])
-        await house.runs(1, 2)
-        house.worker.is_open.clear()
-        house.worker.end(1, Draining("the server ends"))
-        await house.becomes(ids[0], "queued")
+    async def drained(harness: Harness) -> None:
+        ids.extend([await harness.submit(1), await harness.submit(2)])
+        await harness.runs(1, 2)
+        harness.worker.is_open.clear()
+        harness.worker.end(1, Draining("the server ends"))
+        await harness.becomes(ids[0], "queued")
 
-    async def next_(house: House) -> None:
-        await house.runs(1, 2)
+    async def next_(harness: Harness) -> None:
+        await harness.runs(1, 2)
         for seed, job_id in enumerate(ids, 1):
-            house.worker.end(seed)
-            await house.becomes(job_id, "completed")
+            harness.worker.end(seed)
+            await harness.becomes(job_id, "completed")
 
     live(drained, store)
     assert {store.get(job).state for job in ids} == {"queued"}
@@ -403,18 +404,18 @@ def test_a_draining_server_leaves_its_jobs_to_the_next_one(tmp_path: Path) -> No
 
 
 def test_a_full_disk_fails_the_job_and_no_other() -> None:
-    async def scene(house: House) -> None:
-        first, second = await house.submit(1), await house.submit(2)
-        await house.runs(1, 2)
-        house.is_full = True
-        house.worker.end(1)
-        failed = await house.becomes(first, "failed")
+    async def scene(harness: Harness) -> None:
+        first, second = await harness.submit(1), await harness.submit(2)
+        await harness.runs(1, 2)
+        harness.is_full = True
+        harness.worker.end(1)
+        failed = await harness.becomes(first, "failed")
         assert failed.error is not None
         assert failed.error["code"] == "store_failed"
         assert "No space left" in failed.error["message"]
-        house.is_full = False
-        house.worker.end(2)
-        await house.becomes(second, "completed")
+        harness.is_full = False
+        harness.worker.end(2)
+        await harness.becomes(second, "completed")
 
     live(scene)
 
@@ -423,18 +424,18 @@ def test_the_time_that_a_job_waited_is_taken_off_its_timeout() -> None:
     wall = Hand()
     store = JobStore(clock=StoreClock(wall, wall, wall))
 
-    async def scene(house: House) -> None:
-        house.worker.is_open.clear()
-        late = await house.submit(1, timeout_s=5.0)
+    async def scene(harness: Harness) -> None:
+        harness.worker.is_open.clear()
+        late = await harness.submit(1, timeout_s=5.0)
         wall.now_s += 4
-        in_time = await house.submit(2, timeout_s=5.0)
+        in_time = await harness.submit(2, timeout_s=5.0)
         wall.now_s += 2
-        house.worker.is_open.set()
-        await house.becomes(late, "expired")
-        await house.runs(2)
-        assert house.worker.jobs[0].timeout_s == 3.0
-        house.worker.end(2)
-        await house.becomes(in_time, "completed")
+        harness.worker.is_open.set()
+        await harness.becomes(late, "expired")
+        await harness.runs(2)
+        assert harness.worker.jobs[0].timeout_s == 3.0
+        harness.worker.end(2)
+        await harness.becomes(in_time, "completed")
 
     live(scene, store)
     store.close()
@@ -444,13 +445,13 @@ def test_a_job_that_is_too_old_is_given_up() -> None:
     wall = Hand()
     store = JobStore(clock=StoreClock(wall, wall, wall), ttl_s=50)
 
-    async def scene(house: House) -> None:
-        old = await house.submit(1)
-        await house.runs(1)
+    async def scene(harness: Harness) -> None:
+        old = await harness.submit(1)
+        await harness.runs(1)
         wall.now_s += 51
-        house.clock.now_s += 51
-        await house.submit(2)  # something happens
-        await until(lambda: house.worker.given_up == [1], "it is given up")
+        harness.clock.now_s += 51
+        await harness.submit(2)  # something happens
+        await until(lambda: harness.worker.given_up == [1], "it is given up")
         assert store.get(old).state == "expired"
 
     live(scene, store)
@@ -460,22 +461,22 @@ def test_a_job_that_is_too_old_is_given_up() -> None:
 def test_a_runner_that_is_stopped_just_as_something_happens_stops() -> None:
     async def play() -> None:
         with closing(JobStore()) as store:
-            house = House(store)
-            running = asyncio.create_task(house.runner.run())
-            await until(lambda: bool(house.runner._news._waiters), "it waits for news")
-            house.runner._news.set()
+            harness = Harness(store)
+            running = asyncio.create_task(harness.runner.run())
+            await until(lambda: bool(harness.runner._news._waiters), "it waits for news")
+            harness.runner._news.set()
             running.cancel()
             await asyncio.wait([running], timeout=5)
             assert running.cancelled()
-            await house.runner.stop()
+            await harness.runner.stop()
 
     asyncio.run(play())
 
 
 def test_a_job_that_cannot_be_read_any_more_fails() -> None:
-    async def scene(house: House) -> None:
-        job = (await house.runner.submit("video", {}, {"jobs": [{"seed": 1}]}))[0]
-        failed = await house.becomes(job.id, "failed")
+    async def scene(harness: Harness) -> None:
+        job = await harness.runner.submit("video", {}, {"jobs": [{"seed": 1}]})
+        failed = await harness.becomes(job.id, "failed")
         assert failed.error is not None
         assert "cannot be read any more" in failed.error["message"]
 
@@ -483,10 +484,10 @@ def test_a_job_that_cannot_be_read_any_more_fails() -> None:
 
 
 def test_a_job_for_a_model_that_was_served_before_fails() -> None:
-    async def scene(house: House) -> None:
+    async def scene(harness: Harness) -> None:
         work = work_of("other", [CheckedRequest("old", 1, {})])
-        job = (await house.runner.submit("video", {}, work))[0]
-        failed = await house.becomes(job.id, "failed")
+        job = await harness.runner.submit("video", {}, work)
+        failed = await harness.becomes(job.id, "failed")
         assert failed.error is not None
         assert failed.error["message"] == (
             "the job wants model 'other', and the server runs 'mine' by now"

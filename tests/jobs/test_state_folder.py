@@ -47,7 +47,7 @@ def put(folder: Path, files: dict[str, bytes]) -> None:
 
 def completed(store: JobStore, content: bytes = b"picture") -> str:
     """A job with a result; gives its id."""
-    job, _ = store.submit("image", {}, {}, inputs={"in": b"input"})
+    job = store.submit("image", {}, {}, inputs={"in": b"input"})
     store.take(1)
     store.complete(job.id, lambda folder: (folder / "a").write_bytes(content))
     return job.id
@@ -382,7 +382,7 @@ def test_of_two_that_start_at_once_in_a_new_folder_one_gets_it(tmp_path: Path) -
 def test_a_removal_that_was_interrupted_is_taken_back_or_ended(tmp_path: Path, name: str) -> None:
     store = JobStore(tmp_path)
     job_id = completed(store) if name == "files" else None
-    waiting = store.submit("image", {}, {}, inputs={"in": b"input"})[0].id
+    waiting = store.submit("image", {}, {}, inputs={"in": b"input"}).id
     store.close()
     folder = tmp_path / name
     (folder / (job_id or waiting)).rename(folder / f"{job_id or waiting}.part")  # before its row

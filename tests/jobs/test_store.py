@@ -161,7 +161,7 @@ def test_the_same_key_and_body_is_the_same_job_and_another_body_is_refused(
     store = opened()
     job = submit(store, key="k", digest="d")
 
-    assert store.submit("video", {}, {}, key="k", digest="d") == (job, False)
+    assert store.submit("video", {}, {}, key="k", digest="d") == job
     assert submit(store, key="k", digest="e", owner="other").id != job.id
     with pytest.raises(IdempotencyMismatch, match=f"for job {job.id}"):
         submit(store, key="k", digest="e")
@@ -325,7 +325,7 @@ def test_what_was_in_progress_is_queued_again_and_half_written_files_are_swept(
         running.id,
     }  # a result that the database forgot: till it is drawn anew
     assert [job.id for job in store.take(9)] == [running.id, waiting.id]
-    assert store.submit("video", {}, {}, key="c")[0].id == waiting.id
+    assert store.submit("video", {}, {}, key="c").id == waiting.id
 
 
 def test_a_folder_has_one_server(tmp_path: Path, opened: Callable[..., JobStore]) -> None:
@@ -412,12 +412,12 @@ class Life(RuleBasedStateMachine):
         is_full = list(self.states.values()).count("queued") >= 6
         try:
             inputs = {"in": b"x"}
-            job, is_new = self.store.submit("video", {}, {"n": 1}, key=key, inputs=inputs)
+            job = self.store.submit("video", {}, {"n": 1}, key=key, inputs=inputs)
         except Overloaded:
             assert is_full
             assert key not in self.keys
             return
-        assert is_new is (key is None or key not in self.keys)
+        assert (job.id not in self.states) is (key is None or key not in self.keys)
         if key is not None:
             assert self.keys.setdefault(key, job.id) == job.id
         self.states.setdefault(job.id, "queued")

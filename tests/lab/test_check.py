@@ -17,7 +17,7 @@ from carpool.engine.cost_store import Table
 from carpool.engine.model.device import Device
 from carpool.engine.model.load import load
 from carpool.errors import MissingParameter
-from carpool.request.parameters import Parameter, Task
+from carpool.request.card import Parameter, Task
 from carpool.schedule.cost import Costs
 from carpool.types import CallKind
 from carpool_lab.check.command import check

@@ -42,7 +42,7 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., JobStore]]:
 
 
 def submit(store: JobStore, inputs: dict[str, bytes] = ONE, **options: Any) -> Record:
-    return store.submit("video", {}, {}, inputs=inputs, **options)[0]
+    return store.submit("video", {}, {}, inputs=inputs, **options)
 
 
 def write(folder: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_disk_that_is_full_at_any_write_refuses_the_job_and_keeps_nothing_of_i
         if what == "the job itself":
             with pytest.raises(StoreFailed, match="the store of jobs cannot be written"):
                 jobs.update(
-                    store.submit("video", {"filler": "x" * 9000}, {}, inputs=ONE)[0].id
+                    store.submit("video", {"filler": "x" * 9000}, {}, inputs=ONE).id
                     for _ in range(999)
                 )
         else:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from carpool.errors import InvalidValue
-from carpool.media import Format, encode, read_picture, read_settings
+from carpool.media import Format, encode_image, read_picture, read_settings
 from carpool.media.metadata import without_prompts
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -83,7 +83,7 @@ MADE_BY_A_MODEL = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorit
 
 @given(pictures(), others)
 def test_a_png_gives_back_every_pixel(picture: Raw, settings: dict[str, Any]) -> None:
-    image = opened(encode(picture, "png", metadata=settings))
+    image = opened(encode_image(picture, "png", metadata=settings))
 
     assert (image.format, image.mode) == ("PNG", "RGB")
     assert image.size == (picture.width, picture.height)
@@ -94,7 +94,7 @@ def test_a_png_gives_back_every_pixel(picture: Raw, settings: dict[str, Any]) ->
 def test_a_png_gives_back_its_settings(known: dict[str, Any], others: dict[str, Any]) -> None:
     settings = {**others, **known}
 
-    assert read_settings(encode(DOT, "png", metadata=settings)) == settings
+    assert read_settings(encode_image(DOT, "png", metadata=settings)) == settings
 
 
 def test_settings_are_readable_by_other_tools_too() -> None:
@@ -109,7 +109,7 @@ def test_settings_are_readable_by_other_tools_too() -> None:
         "model": "org/name",
     }
 
-    text = opened(encode(noise(64, 32), "png", metadata=settings)).info
+    text = opened(encode_image(noise(64, 32), "png", metadata=settings)).info
 
     assert json.loads(text["carpool"]) == settings
     assert text["parameters"] == (
@@ -121,12 +121,14 @@ def test_settings_are_readable_by_other_tools_too() -> None:
 def test_the_guidance_that_was_used_is_the_one_that_is_told() -> None:
     settings = {"guidance_scale": 3.5, "true_cfg_scale": 2.0}
 
-    assert "CFG scale: 2.0" in opened(encode(DOT, "png", metadata=settings)).info["parameters"]
+    assert (
+        "CFG scale: 2.0" in opened(encode_image(DOT, "png", metadata=settings)).info["parameters"]
+    )
 
 
 @pytest.mark.parametrize("format_", ["png", "jpeg", "webp"])
 def test_without_metadata_a_file_says_nothing(format_: Format) -> None:
-    image = opened(encode(noise(), format_))
+    image = opened(encode_image(noise(), format_))
 
     assert not image.info.keys() - {"jfif", "jfif_version", "jfif_unit", "jfif_density", "loop",
                                     "background", "timestamp", "duration"}  # fmt: skip
@@ -140,21 +142,23 @@ def test_without_metadata_a_file_says_nothing(format_: Format) -> None:
 def test_with_metadata_a_file_says_that_a_model_made_it(
     format_: Format, key: str, settings: dict[str, Any]
 ) -> None:
-    assert says_a_model_made_it(opened(encode(noise(), format_, 90, settings)).info[key])
+    assert says_a_model_made_it(opened(encode_image(noise(), format_, 90, settings)).info[key])
 
 
 @pytest.mark.parametrize("format_", ["jpeg", "webp"])
 def test_jpeg_and_webp_carry_the_settings_as_text(format_: Format) -> None:
     settings = {"prompt": "ein Bär ⭐", "num_inference_steps": 12, "seed": 5, "x": "\ud800"}
 
-    assert comment(encode(noise(), format_, 90, settings)) == "ein Bär ⭐\nSteps: 12, Seed: 5"
+    assert comment(encode_image(noise(), format_, 90, settings)) == "ein Bär ⭐\nSteps: 12, Seed: 5"
 
 
 def test_a_prompt_that_does_not_fit_into_a_jpeg_is_left_out_of_it() -> None:
     settings = {"prompt": "熊" * 32_760, "seed": 5}
 
-    assert comment(encode(noise(), "jpeg", 90, settings)) == "Seed: 5"
-    assert comment(encode(noise(), "jpeg", 90, settings | {"prompt": "熊" * 32_000})).endswith("5")
+    assert comment(encode_image(noise(), "jpeg", 90, settings)) == "Seed: 5"
+    assert comment(
+        encode_image(noise(), "jpeg", 90, settings | {"prompt": "熊" * 32_000})
+    ).endswith("5")
 
 
 def test_settings_without_prompts_say_nothing_that_the_caller_wrote() -> None:
@@ -166,7 +170,7 @@ def test_settings_without_prompts_say_nothing_that_the_caller_wrote() -> None:
 def test_a_long_prompt_is_carried_whole() -> None:
     settings = {"prompt": "熊" * 32_000, "negative_prompt": "x" * 1_000_000}
 
-    assert read_settings(encode(DOT, "png", metadata=settings)) == settings
+    assert read_settings(encode_image(DOT, "png", metadata=settings)) == settings
 
 
 def test_a_strange_png_has_no_settings_and_another_format_is_refused() -> None:
@@ -175,7 +179,7 @@ def test_a_strange_png_has_no_settings_and_another_format_is_refused() -> None:
 
     assert read_settings(out.getvalue()) == {}
     with pytest.raises(OSError, match="cannot identify"):
-        read_settings(encode(DOT, "webp"))
+        read_settings(encode_image(DOT, "webp"))
 
 
 @pytest.mark.parametrize("format_", ["jpeg", "webp"])
@@ -183,7 +187,7 @@ def test_a_strange_png_has_no_settings_and_another_format_is_refused() -> None:
 def test_jpeg_and_webp_decode_to_the_right_size(
     format_: Format, picture: Raw, compression: int
 ) -> None:
-    image = opened(encode(picture, format_, compression))
+    image = opened(encode_image(picture, format_, compression))
 
     assert (image.format, image.mode) == (format_.upper(), "RGB")
     assert image.size == (picture.width, picture.height)
@@ -191,7 +195,7 @@ def test_jpeg_and_webp_decode_to_the_right_size(
 
 @pytest.mark.parametrize("format_", ["jpeg", "webp"])
 def test_a_lower_compression_value_gives_a_smaller_file(format_: Format) -> None:
-    sizes = [len(encode(noise(), format_, compression)) for compression in (0, 30, 60, 100)]
+    sizes = [len(encode_image(noise(), format_, compression)) for compression in (0, 30, 60, 100)]
 
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
@@ -201,7 +205,7 @@ def test_a_lower_compression_value_gives_a_smaller_file(format_: Format) -> None
 def test_a_picture_from_a_worker_and_one_of_pillow_are_written_alike(format_: Format) -> None:
     image = Image.frombytes("RGB", (32, 16), noise().rgb)
 
-    assert encode(image, format_, 80) == encode(noise(), format_, 80)
+    assert encode_image(image, format_, 80) == encode_image(noise(), format_, 80)
 
 
 def test_a_picture_is_read_upright_and_in_the_mode_that_pipelines_want(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from carpool.media import encode_video as video_bytes
-from carpool.media.outputs import Audio, encode_video, spritesheet, thumbnail
+from carpool.media.outputs import Audio, encode_video, spritesheet, thumbnail, write_mp4
 
 COLOURS = ("red", "lime", "blue", "white", "black")
 RATE = 16_000
@@ -53,7 +52,7 @@ def boxes(mp4: bytes) -> list[tuple[bytes, bytes]]:
 def test_a_video_plays_as_it_was_drawn_and_says_how_it_was_made(tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
 
-    encode_video(frames(5, 48, 33), 12, None, path, metadata={"prompt": "a cat", "seed": 7})
+    write_mp4(frames(5, 48, 33), 12, None, path, metadata={"prompt": "a cat", "seed": 7})
 
     with av.open(str(path)) as container:
         assert container.streams.video[0].average_rate == 12
@@ -68,7 +67,7 @@ def test_a_video_plays_as_it_was_drawn_and_says_how_it_was_made(tmp_path: Path) 
 def test_sound_is_heard_as_long_and_as_high_as_it_was(tmp_path: Path, channels: int) -> None:
     path = tmp_path / "clip.mp4"
 
-    encode_video(frames(24), 24, tone(channels, seconds=1), path)
+    write_mp4(frames(24), 24, tone(channels, seconds=1), path)
 
     with av.open(str(path)) as container:
         [stream] = container.streams.audio
@@ -84,7 +83,7 @@ def test_sound_is_heard_as_long_and_as_high_as_it_was(tmp_path: Path, channels: 
 def test_a_file_can_be_played_while_it_is_downloaded(tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
 
-    encode_video(frames(5), 12, tone(1, 0.4), path, metadata={})
+    write_mp4(frames(5), 12, tone(1, 0.4), path, metadata={})
 
     names = [name for name, _ in boxes(path.read_bytes())]
     assert names.index(b"moov") < names.index(b"mdat")
@@ -93,9 +92,9 @@ def test_a_file_can_be_played_while_it_is_downloaded(tmp_path: Path) -> None:
 def test_a_video_says_that_a_model_made_it_unless_it_is_to_say_nothing(tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
 
-    encode_video(frames(2), 12, None, path, metadata={})
+    write_mp4(frames(2), 12, None, path, metadata={})
     name, told = boxes(path.read_bytes())[-1]
-    encode_video(frames(2), 12, None, path)
+    write_mp4(frames(2), 12, None, path)
 
     assert name == b"uuid"
     assert told[:16].hex() == "be7acfcb97a942e89c71999491e3afac"
@@ -106,7 +105,7 @@ def test_a_video_says_that_a_model_made_it_unless_it_is_to_say_nothing(tmp_path:
 def test_pictures_of_pillow_become_the_bytes_of_a_video() -> None:
     pictures = [Image.fromarray(picture) for picture in frames(3)]
 
-    mp4 = video_bytes(pictures, 12, {"seed": 7})
+    mp4 = encode_video(pictures, 12, {"seed": 7})
 
     assert all(map(near, shown(mp4), COLOURS[:3]))
     assert boxes(mp4)[-1][0] == b"uuid"
@@ -114,7 +113,7 @@ def test_pictures_of_pillow_become_the_bytes_of_a_video() -> None:
 
 def test_a_thumbnail_is_the_first_frame_made_small(tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
-    encode_video(frames(2, 1024, 256), 12, None, path)
+    write_mp4(frames(2, 1024, 256), 12, None, path)
 
     image = Image.open(io.BytesIO(thumbnail(path)))
 
@@ -127,7 +126,7 @@ def test_a_spritesheet_shows_frames_in_order(
     tmp_path: Path, count: int, columns: int, rows: int
 ) -> None:
     path = tmp_path / "clip.mp4"
-    encode_video(frames(count), 12, None, path)
+    write_mp4(frames(count), 12, None, path)
 
     image = Image.open(io.BytesIO(spritesheet(path)))
 

@@ -8,8 +8,9 @@ import torch
 from PIL import Image
 
 from carpool.errors import InvalidValue, MaskMismatch, MissingParameter, UnknownParameter
+from carpool.request.card import Card, Parameter, Task
 from carpool.request.images import ORIENTATION, size_of
-from carpool.request.parameters import Card, Parameter, Task, check
+from carpool.request.parameters import check
 from carpool.types import Request
 
 COMMON = (Parameter("prompt", "str"), Parameter("num_inference_steps", "int", default=4))

@@ -20,15 +20,10 @@ from carpool.errors import (
     UnknownParameter,
     UnsupportedParameter,
 )
+from carpool.request.card import Card, Parameter, Task
 from carpool.request.own_values import check_n, seeds
-from carpool.request.parameters import (
-    MOST_TEXT,
-    MOST_TEXTS,
-    Card,
-    Parameter,
-    Task,
-    check,
-)
+from carpool.request.parameters import check
+from carpool.request.rules import MOST_TEXT, MOST_TEXTS
 from carpool.request.values import ParameterKind
 from carpool.types import MAX_SEED, Request
 

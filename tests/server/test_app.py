@@ -94,14 +94,14 @@ def test_whatever_is_not_open_wants_a_key_under_the_root_path_and_without_it() -
 
     async def ask_all() -> None:
         keyed: Any = {"api_key": KEYS, "root_path": "/draw"}
-        async with open_app(in_process.Grey(), runs=False, **keyed) as house:
-            paths = (await house.http.get("/openapi.json")).json()["paths"]
+        async with open_app(in_process.Grey(), runs=False, **keyed) as opened:
+            paths = (await opened.http.get("/openapi.json")).json()["paths"]
             asked = {(path, method) for path, item in paths.items() for method in item}
             asked |= {(f"/v1{path}", method.lower()) for path, method in UNSUPPORTED.items()}
             for path, method in asked | {("/docs", "get"), ("/openapi.json", "get")}:
                 for prefix in ("", "/draw"):
                     url = prefix + re.sub(r"{\w+}", "x", path)
-                    answer = await house.http.request(method, url)
+                    answer = await opened.http.request(method, url)
                     answers[f"{method} {prefix} {path}"] = answer.status_code
 
     asyncio.run(ask_all())
@@ -166,8 +166,8 @@ def test_a_body_that_is_too_large_is_told_the_limit_and_who_sets_it(
 async def sent_to_all_routes(
     path: str, content: Any, kind: str, **settings: Any
 ) -> httpx2.Response:
-    async with open_app(in_process.Grey(), runs=False, **settings) as house:
-        return await house.http.post(path, content=content, headers={"content-type": kind})
+    async with open_app(in_process.Grey(), runs=False, **settings) as opened:
+        return await opened.http.post(path, content=content, headers={"content-type": kind})
 
 
 def test_without_keys_any_token_will_do() -> None:

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from PIL import Image
 
-from carpool.request.parameters import Task
+from carpool.request.card import Task
 from support.app import Grey, app_of, ask, open_app, refusal
 from support.forms import BOTH, FILL, OWN, worker_of
 from support.pictures import picture, png, saved
@@ -230,16 +230,16 @@ def test_an_interrupt_ends_what_runs_for_this_key_alone() -> None:
     async def scene() -> None:
         worker = Timed(is_slow=True)
         keys: Any = {"api_key": ("a=one", "b=two")}
-        async with open_app(worker, **keys) as house:
+        async with open_app(worker, **keys) as opened:
 
             def asked(key: str, path: str, **body: Any) -> Any:
                 headers = {"authorization": f"Bearer {key}"}
-                return house.http.post(API + path, json=body, headers=headers)
+                return opened.http.post(API + path, json=body, headers=headers)
 
             tasks = [asyncio.create_task(asked(key, "txt2img", prompt="a"))
                      for key in ("one", "two")]  # fmt: skip
             await worker.until(lambda: worker.running == 2)
-            count = await house.http.get(API + "progress", headers={"authorization": "Bearer one"})
+            count = await opened.http.get(API + "progress", headers={"authorization": "Bearer one"})
             assert count.json()["state"]["job_count"] == 1
             assert count.json()["progress"] == 0.5
             assert (await asked("one", "interrupt")).status_code == 200
@@ -256,8 +256,8 @@ def test_an_interrupt_ends_what_runs_for_this_key_alone() -> None:
 def test_a_disconnect_cancels_the_drawing() -> None:
     async def scene() -> None:
         worker = Grey(is_slow=True)
-        async with open_app(worker) as house:
-            asking = house.http.post(API + "txt2img", json={"prompt": "a"})
+        async with open_app(worker) as opened:
+            asking = opened.http.post(API + "txt2img", json={"prompt": "a"})
             task = asyncio.create_task(asking)
             await worker.until(lambda: worker.running == 1)
             task.cancel()

@@ -37,7 +37,7 @@ def asked(*requests: dict[str, Any], **settings: Any) -> list[httpx2.Response]:
         with closing(JobStore()) as store:
             runner = Runner(store, Grey(), {}, model=lambda: CARD.id, max_running=1)
             app = create_app(Grey(), settings_, runner)
-            jobs = {kind: store.submit(kind, {}, {})[0].id for kind in ("image", "video")}
+            jobs = {kind: store.submit(kind, {}, {}).id for kind in ("image", "video")}
             store.take(2)
             for job in jobs.values():
                 store.complete(job, write)

@@ -10,7 +10,7 @@ import httpx2
 import openai
 import pytest
 
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.server.bodies.chat import NEUTRAL
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
@@ -44,8 +44,8 @@ def part(content: bytes) -> dict[str, Any]:
 
 def play(scene: Callable[[AppClient], Coroutine[Any, Any, None]], worker: Grey) -> None:
     async def played() -> None:
-        async with open_app(worker) as house:
-            await scene(house)
+        async with open_app(worker) as opened:
+            await scene(opened)
 
     asyncio.run(played())
 
@@ -64,9 +64,9 @@ def drawn(url: str) -> Any:
 def test_the_sdk_gets_pictures_beside_the_message_as_openrouter_has_them() -> None:
     worker = Talking()
 
-    async def scene(house: AppClient) -> None:
+    async def scene(opened: AppClient) -> None:
         extra = {"modalities": ["image", "text"], "seed": 7, "num_inference_steps": 3}
-        answer = await house.openai.chat.completions.create(
+        answer = await opened.openai.chat.completions.create(
             model="grey", messages=[user("a cat")], n=2, temperature=0.2, extra_body=extra
         )
         [choice] = answer.choices
@@ -87,8 +87,8 @@ def test_the_sdk_gets_pictures_beside_the_message_as_openrouter_has_them() -> No
 
 @pytest.mark.parametrize("modalities", [["image", "text"], None])
 def test_the_sdk_reads_a_stream_of_chunks(modalities: Any) -> None:
-    async def scene(house: AppClient) -> None:
-        create: Any = house.openai.chat.completions.create
+    async def scene(opened: AppClient) -> None:
+        create: Any = opened.openai.chat.completions.create
         stream = await create(
             model="grey",
             messages=[user("a cat")],
@@ -248,8 +248,8 @@ def test_a_picture_is_never_fetched_unless_allowed() -> None:
 def test_a_disconnect_cancels_the_drawing() -> None:
     worker = Talking(is_slow=True)
 
-    async def scene(house: AppClient) -> None:
-        asking = house.openai.chat.completions.create(model="grey", messages=[user("a cat")])
+    async def scene(opened: AppClient) -> None:
+        asking = opened.openai.chat.completions.create(model="grey", messages=[user("a cat")])
         task = asyncio.create_task(asking)
         await worker.until(lambda: worker.running == 1)
         task.cancel()
@@ -273,11 +273,11 @@ def test_the_last_chunk_of_a_stream_has_metrics_where_they_are_asked_for() -> No
 def test_a_retry_with_its_key_gets_the_same_picture() -> None:
     worker = Talking()
 
-    async def scene(house: AppClient) -> None:
+    async def scene(opened: AppClient) -> None:
         for stream in (False, False, True, True):
             body = {"messages": [user("a cat")], "stream": stream}
             headers = {"idempotency-key": f"k{stream}"}
-            answer = await house.http.post(CHAT, json=body, headers=headers)
+            answer = await opened.http.post(CHAT, json=body, headers=headers)
             assert answer.status_code == 200
             assert "data:image/png;base64," in answer.text
             assert not stream or answer.text.rstrip().endswith("[DONE]")

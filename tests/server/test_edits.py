@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 
 from carpool.media.reader import Intake, PictureReader
-from carpool.request.parameters import Card, within
+from carpool.request.card import Card
+from carpool.request.sizes import within
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import Form
 from carpool.server.bodies.input_images import edit_images, edit_task

@@ -60,7 +60,6 @@ def events_of(worker: Grey, observer: Observer | None = None, **options: Any) ->
         None,
         **{
             "knows": lambda owner: True,
-            "model": lambda: "grey",
             "encoder": FairExecutor("test", 1, per_tenant=1),
             **options,
         },

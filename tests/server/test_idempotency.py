@@ -10,7 +10,7 @@ from carpool.errors import IdempotencyMismatch, InvalidValue, PipelineFailed
 from carpool.server.access.idempotency import IdempotencyCache, digest_of
 
 
-class House:
+class Harness:
     """Answers that count how often they were worked for, with a clock of the test's own."""
 
     def __init__(self, **options: Any) -> None:
@@ -44,21 +44,21 @@ async def settle() -> None:
 
 def test_the_same_request_again_gets_the_same_answer() -> None:
     async def go() -> None:
-        house = House()
-        house.go.set()
+        harness = Harness()
+        harness.go.set()
 
-        assert [await house.ask() for _ in range(3)] == ["answer 1"] * 3
+        assert [await harness.ask() for _ in range(3)] == ["answer 1"] * 3
 
     asyncio.run(go())
 
 
 def test_requests_that_come_meanwhile_wait_for_the_same_answer() -> None:
     async def go() -> None:
-        house = House()
-        tasks = [asyncio.create_task(house.ask()) for _ in range(3)]
+        harness = Harness()
+        tasks = [asyncio.create_task(harness.ask()) for _ in range(3)]
         await settle()
 
-        house.go.set()
+        harness.go.set()
 
         assert await asyncio.gather(*tasks) == ["answer 1"] * 3
 
@@ -67,11 +67,11 @@ def test_requests_that_come_meanwhile_wait_for_the_same_answer() -> None:
 
 def test_without_a_key_and_for_others_everybody_is_worked_for() -> None:
     async def go() -> None:
-        house = House()
-        house.go.set()
+        harness = Harness()
+        harness.go.set()
 
         asked = [(None, "me"), (None, "me"), ("k", "me"), ("k", "you"), ("l", "me")]
-        answers = [await house.ask(key, owner=owner) for key, owner in asked]
+        answers = [await harness.ask(key, owner=owner) for key, owner in asked]
 
         assert len(set(answers)) == 5
 
@@ -81,84 +81,84 @@ def test_without_a_key_and_for_others_everybody_is_worked_for() -> None:
 @pytest.mark.parametrize("is_running", [True, False])
 def test_another_body_with_the_same_key_is_refused(is_running: bool) -> None:
     async def go() -> None:
-        house = House()
-        first = asyncio.create_task(house.ask(body="a"))
+        harness = Harness()
+        first = asyncio.create_task(harness.ask(body="a"))
         await settle()
         if not is_running:
-            house.go.set()
+            harness.go.set()
             await first
 
         with pytest.raises(IdempotencyMismatch, match="'k' came before with another body"):
-            await house.ask(body="b")
+            await harness.ask(body="b")
 
-        house.go.set()
+        harness.go.set()
         assert await first == "answer 1"
-        assert house.worked == 1
+        assert harness.worked == 1
 
     asyncio.run(go())
 
 
 def test_a_failure_is_told_to_all_who_wait_and_tried_anew_by_the_next() -> None:
     async def go() -> None:
-        house = House()
-        tasks = [asyncio.create_task(house.ask()) for _ in range(2)]
+        harness = Harness()
+        tasks = [asyncio.create_task(harness.ask()) for _ in range(2)]
         await settle()
-        house.error = PipelineFailed("no")
-        house.go.set()
+        harness.error = PipelineFailed("no")
+        harness.go.set()
         for task in tasks:
             with pytest.raises(PipelineFailed):
                 await task
 
-        house.error = None
+        harness.error = None
 
-        assert await house.ask() == "answer 2"
+        assert await harness.ask() == "answer 2"
 
     asyncio.run(go())
 
 
 def test_work_goes_on_while_anybody_waits_and_not_longer() -> None:
     async def go() -> None:
-        house = House()
-        first, second = (asyncio.create_task(house.ask()) for _ in range(2))
+        harness = Harness()
+        first, second = (asyncio.create_task(harness.ask()) for _ in range(2))
         await settle()
 
         first.cancel()
         await settle()
-        assert house.given_up == 0
+        assert harness.given_up == 0
         second.cancel()
         await settle()
-        assert house.given_up == 1
+        assert harness.given_up == 1
 
-        house.go.set()
-        assert await house.ask() == "answer 2"
+        harness.go.set()
+        assert await harness.ask() == "answer 2"
 
     asyncio.run(go())
 
 
 def test_the_oldest_answers_make_room() -> None:
     async def go() -> None:
-        house = House(most_bytes=20)  # two answers of 8
-        house.go.set()
+        harness = Harness(most_bytes=20)  # two answers of 8
+        harness.go.set()
         for key in ("a", "b", "c"):
-            await house.ask(key)
+            await harness.ask(key)
 
-        assert await house.ask("c") == "answer 3"
-        assert await house.ask("b") == "answer 2"
-        assert await house.ask("a") == "answer 4"
+        assert await harness.ask("c") == "answer 3"
+        assert await harness.ask("b") == "answer 2"
+        assert await harness.ask("a") == "answer 4"
 
     asyncio.run(go())
 
 
 def test_an_answer_is_kept_for_a_while_only() -> None:
     async def go() -> None:
-        house = House(kept_s=60)
-        house.go.set()
-        await house.ask()
+        harness = Harness(kept_s=60)
+        harness.go.set()
+        await harness.ask()
 
-        house.now_s = 59
-        assert await house.ask() == "answer 1"
-        house.now_s = 61
-        assert await house.ask(body="b") == "answer 2"
+        harness.now_s = 59
+        assert await harness.ask() == "answer 1"
+        harness.now_s = 61
+        assert await harness.ask(body="b") == "answer 2"
 
     asyncio.run(go())
 

@@ -13,7 +13,7 @@ import pytest
 
 from carpool.config import ServeSettings
 from carpool.errors import FileNotFound, StoreFailed
-from carpool.request.parameters import Card, Parameter, Task
+from carpool.request.card import Card, Parameter, Task
 from carpool.server.access.signed_links import TTL_S, SignedFiles
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest

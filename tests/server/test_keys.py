@@ -17,7 +17,7 @@ from carpool.config import ServeSettings
 from carpool.errors import SettingRejected
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
-from carpool.request.parameters import Task
+from carpool.request.card import Task
 from carpool.server.access.keys import Keyring, parse_keys
 from carpool.server.app import create_app
 from carpool.worker import protocol
@@ -115,7 +115,7 @@ def test_a_file_that_is_no_utf_8_is_refused(file: Path) -> None:
 
 
 @dataclass
-class House:
+class Clients:
     """An application with keys from a file, before a worker that draws grey."""
 
     http: httpx2.AsyncClient
@@ -147,7 +147,9 @@ def keyring(file: Path, text: str | None) -> Keyring:
 
 
 @asynccontextmanager
-async def house(file: Path, text: str | None, worker: Grey | None = None) -> AsyncIterator[House]:
+async def clients(
+    file: Path, text: str | None, worker: Grey | None = None
+) -> AsyncIterator[Clients]:
     worker = worker or Grey()
     keys = keyring(file, text)
     with closing(JobStore()) as store:
@@ -155,13 +157,13 @@ async def house(file: Path, text: str | None, worker: Grey | None = None) -> Asy
         app = create_app(worker, ServeSettings(port=0), runner, keys=keys)
         transport = httpx2.ASGITransport(app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            yield House(http, keys, file, worker, store)
+            yield Clients(http, keys, file, worker, store)
         await runner.stop()
 
 
 def test_removing_a_line_gives_no_client_another_ones_jobs(file: Path) -> None:
     async def scene() -> None:
-        async with house(file, "one\ntwo\n") as at:
+        async with clients(file, "one\ntwo\n") as at:
             accepted = await at.ask("one", json={**WORK, "background_job": True})
             assert accepted.status_code == 202
             path = f"/v1/jobs/{accepted.json()['id']}"
@@ -189,7 +191,7 @@ def test_a_life_is_told_to_the_key_that_made_the_request_whatever_names_become(
             asked.append(request_ids)
             return []
 
-        async with house(file, before) as at:
+        async with clients(file, before) as at:
             at.worker.timelines = lives  # type: ignore[assignment, method-assign]
             drawn = (await at.ask("one")).headers["x-request-id"]
             await at.ask("one", f"/v1/requests/{drawn}", "GET")
@@ -205,7 +207,7 @@ def test_a_life_is_told_to_the_key_that_made_the_request_whatever_names_become(
 
 def test_another_key_under_an_old_name_sees_nothing_of_the_old_one(file: Path) -> None:
     async def scene() -> None:
-        async with house(file, "mobile=old\n") as at:
+        async with clients(file, "mobile=old\n") as at:
             headers = {"idempotency-key": "k"}
             first = await at.http.post(
                 ENDPOINT,
@@ -231,7 +233,7 @@ def test_keys_that_are_read_again_while_a_request_is_made_mix_nobody_up(file: Pa
     """Name and owner are of one reading: nothing of a client is looked up by its name later."""
 
     async def scene() -> None:
-        async with house(file, "a=one\nb=two\n") as at:
+        async with clients(file, "a=one\nb=two\n") as at:
             client_of = at.keys.client_of
 
             def swapped(token: bytes) -> Any:
@@ -258,7 +260,7 @@ def test_keys_that_are_read_again_while_a_request_is_made_mix_nobody_up(file: Pa
 
 def test_the_keys_are_compared_once_a_request(file: Path) -> None:
     async def scene() -> None:
-        async with house(file, "a=one\nb=two\n") as at:
+        async with clients(file, "a=one\nb=two\n") as at:
             client_of, compared = at.keys.client_of, list[bytes]()
 
             def counted(token: bytes) -> Any:
@@ -326,7 +328,7 @@ def test_the_tenant_of_a_video_is_the_key_and_the_body_names_a_user_of_it(
 @pytest.mark.parametrize("name", ["tenant", "request_id"])
 def test_no_body_names_its_tenant(file: Path, name: str) -> None:
     async def scene() -> None:
-        async with house(file, "a=one\n") as at:
+        async with clients(file, "a=one\n") as at:
             answer = await at.ask("one", json={**WORK, name: "b"})
             assert answer.json()["error"]["code"] == "unknown_parameter"
 
@@ -345,7 +347,7 @@ def used(file: Path, keys: str | None, path: str, said: dict[str, Any]) -> tuple
     async def scene() -> None:
         worker = Grey()
         worker.ready = protocol.WorkerReady(card, {}, 0.0)
-        async with house(file, keys, worker) as at:
+        async with clients(file, keys, worker) as at:
             answer = await at.ask("one" if keys else "", path, json={**WORK, **said})
             assert answer.status_code in (200, 202), answer.text
             owner = at.keys.client_of(b"one").owner

@@ -31,8 +31,8 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
 def test_what_a_peers_client_sent_is_answered_as_it_was(record: dict[str, Any]) -> None:
     worker = Filming() if record["makes"] == "2v" else worker_of(BOTH)
 
-    async def scene(house: AppClient) -> None:
-        answer = await house.http.request(
+    async def scene(opened: AppClient) -> None:
+        answer = await opened.http.request(
             record["method"],
             record["path"],
             content=base64.b64decode(record["body"]),
@@ -40,7 +40,7 @@ def test_what_a_peers_client_sent_is_answered_as_it_was(record: dict[str, Any]) 
         )
         assert answer.status_code == record["status"] == 200, answer.text
         if record["path"] == VIDEOS:
-            assert (await house.ended(answer.json()["id"]))["status"] == "completed"
+            assert (await opened.ended(answer.json()["id"]))["status"] == "completed"
 
     play(scene, worker)
 
@@ -215,19 +215,19 @@ class Timed(Filming):
 def test_a_video_that_is_done_tells_where_its_time_went_and_what_memory_it_needed() -> None:
     spent = {"queue": 1.0, "encode": 0.5, "denoise": 2.0, "decode": 0.25, "stage_0_gen_ms": 2750.0}
 
-    async def scene(house: AppClient) -> None:
-        video = (await house.http.post(VIDEOS, json={"prompt": "a"})).json()
+    async def scene(opened: AppClient) -> None:
+        video = (await opened.http.post(VIDEOS, json={"prompt": "a"})).json()
         assert video["inference_time_s"] is None
         assert video["stage_durations"] is None
         assert video["peak_memory_mb"] is None
-        await house.ended(video["id"])
-        video = (await house.http.get(f"{VIDEOS}/{video['id']}")).json()
+        await opened.ended(video["id"])
+        video = (await opened.http.get(f"{VIDEOS}/{video['id']}")).json()
         assert video["inference_time_s"] >= 0
         assert video["stage_durations"] == spent
         assert video["peak_memory_mb"] == 2.5
-        [listed] = (await house.http.get(VIDEOS)).json()["data"]
+        [listed] = (await opened.http.get(VIDEOS)).json()["data"]
         assert listed["stage_durations"] == spent
-        answer = await house.http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
+        answer = await opened.http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
         assert json.loads(answer.headers["x-stage-durations"]) == spent
         assert answer.headers["x-peak-memory-mb"] == "2.500"
 
@@ -235,14 +235,14 @@ def test_a_video_that_is_done_tells_where_its_time_went_and_what_memory_it_neede
 
 
 def test_a_video_at_once_is_the_file() -> None:
-    async def scene(house: AppClient) -> None:
-        answer = await house.http.post(f"{VIDEOS}/sync", json={"prompt": "a", "fps": 8})
+    async def scene(opened: AppClient) -> None:
+        answer = await opened.http.post(f"{VIDEOS}/sync", json={"prompt": "a", "fps": 8})
         assert answer.status_code == 200, answer.text
         assert answer.headers["content-type"] == "video/mp4"
         assert answer.headers["x-model"] == "grey"
         assert float(answer.headers["x-inference-time-s"]) >= 0
         content = f"{VIDEOS}/{answer.headers['x-video-id']}/content"
-        assert (await house.http.get(content)).content == answer.content
+        assert (await opened.http.get(content)).content == answer.content
 
     play(scene, Filming())
 
@@ -251,8 +251,8 @@ def test_a_video_at_once_that_fails_says_why() -> None:
     worker = Filming()
     worker.is_broken = True
 
-    async def scene(house: AppClient) -> None:
-        answer = await house.http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
+    async def scene(opened: AppClient) -> None:
+        answer = await opened.http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
         assert answer.status_code == 500
         assert answer.json()["error"]["message"] == "it broke"
 
@@ -264,15 +264,15 @@ def test_a_disconnect_cancels_a_video_at_once() -> None:
     worker.is_slow = True
 
     async def scene() -> None:
-        async with open_app(worker) as house:
-            asking = house.http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
+        async with open_app(worker) as opened:
+            asking = opened.http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
             task = asyncio.create_task(asking)
             await worker.until(lambda: worker.running == 1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             await worker.until(lambda: worker.running == 0)
-            [video] = (await house.http.get(VIDEOS)).json()["data"]
+            [video] = (await opened.http.get(VIDEOS)).json()["data"]
             assert video["error"]["code"] == "cancelled"
 
     asyncio.run(scene())
@@ -281,8 +281,8 @@ def test_a_disconnect_cancels_a_video_at_once() -> None:
 def test_a_request_makes_one_video() -> None:
     body = json.dumps({"prompt": "a", "num_outputs_per_prompt": 2})
 
-    async def scene(house: AppClient) -> None:
-        answer = await house.http.post(
+    async def scene(opened: AppClient) -> None:
+        answer = await opened.http.post(
             VIDEOS, content=body, headers={"content-type": "application/json"}
         )
         assert answer.status_code == 400

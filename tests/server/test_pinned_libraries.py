@@ -16,7 +16,7 @@ from carpool.config import ServeSettings
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.access.keys import Keyring
-from carpool.server.run import _DrainingServer
+from carpool.server.draining import DrainingServer
 from carpool.server.transport import http_protocol
 from carpool.server.transport.http_protocol import StrictHTTPProtocol
 from carpool.telemetry.tracing import Tracing
@@ -55,7 +55,7 @@ def test_idle_connections_outlast_those_of_clients() -> None:
     worker = Grey()
     store = JobStore(None, ttl_s=1000, max_bytes=1 << 20, max_waiting=1)
     runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
-    server = _DrainingServer(worker, ServeSettings(port=0), runner, Keyring(()), Tracing())
+    server = DrainingServer(worker, ServeSettings(port=0), runner, Keyring(()), Tracing())
     store.close()
 
     longest_s = max(httpx2.Limits().keepalive_expiry or 0, 15)  # aiohttp's

@@ -43,20 +43,22 @@ def adapter_like(file: Path) -> None:
 
 def play(scene: Callable[[AppClient], Awaitable[None]], worker: Grey, **settings: Any) -> None:
     async def run() -> None:
-        async with open_app(worker, **settings) as house:
-            await scene(house)
+        async with open_app(worker, **settings) as opened:
+            await scene(opened)
 
     asyncio.run(run())
 
 
-async def ask(house: AppClient, path: str, body: Any = None, key: str = "a-key") -> httpx2.Response:
+async def ask(
+    opened: AppClient, path: str, body: Any = None, key: str = "a-key"
+) -> httpx2.Response:
     headers = {"authorization": f"Bearer {key}"}
     method = "GET" if body is None else "POST"
-    return await house.http.request(method, path, json=body, headers=headers)
+    return await opened.http.request(method, path, json=body, headers=headers)
 
 
-async def drawn_with(house: AppClient, worker: Grey, key: str = "a-key", **body: Any) -> Any:
-    answer = await ask(house, ENDPOINT, {"prompt": "a", **body}, key)
+async def drawn_with(opened: AppClient, worker: Grey, key: str = "a-key", **body: Any) -> Any:
+    answer = await ask(opened, ENDPOINT, {"prompt": "a", **body}, key)
     assert answer.status_code == 200, answer.text
     return worker.jobs[-1].lora
 
@@ -64,19 +66,19 @@ async def drawn_with(house: AppClient, worker: Grey, key: str = "a-key", **body:
 def test_a_default_is_for_requests_of_its_key_that_name_no_adapters_until_it_is_taken_off() -> None:
     worker = Grey()
 
-    async def scene(house: AppClient) -> None:
-        set_ = await ask(house, "/v1/set_lora", OUTLINED)
+    async def scene(opened: AppClient) -> None:
+        set_ = await ask(opened, "/v1/set_lora", OUTLINED)
         told = set_.json()
         assert (set_.status_code, told["status"]) == (200, "ok")
         assert "outlined at 0.5" in told["message"]
 
-        assert await drawn_with(house, worker) == (("outlined", 0.5),)
-        assert await drawn_with(house, worker, lora=[]) == ()
+        assert await drawn_with(opened, worker) == (("outlined", 0.5),)
+        assert await drawn_with(opened, worker, lora=[]) == ()
         own = [{"id": "outlined", "scale": -1}]
-        assert await drawn_with(house, worker, lora=own) == (("outlined", -1.0),)
-        assert await drawn_with(house, worker, "b-key") == ()  # another client's pictures
+        assert await drawn_with(opened, worker, lora=own) == (("outlined", -1.0),)
+        assert await drawn_with(opened, worker, "b-key") == ()  # another client's pictures
 
-        listed = (await ask(house, "/v1/list_loras")).json()
+        listed = (await ask(opened, "/v1/list_loras")).json()
         assert listed["loaded_adapters"] == [{"nickname": "outlined", "path": None}]
         [active] = listed["active"]["transformer"]
         assert (active["nickname"], active["strength"], active["merged"]) == (
@@ -84,12 +86,12 @@ def test_a_default_is_for_requests_of_its_key_that_name_no_adapters_until_it_is_
             0.5,
             False,
         )
-        assert (await ask(house, "/v1/list_loras", key="b-key")).json()["active"] == {}
+        assert (await ask(opened, "/v1/list_loras", key="b-key")).json()["active"] == {}
 
-        off = await ask(house, "/v1/unmerge_lora_weights", {"target": "all"})
+        off = await ask(opened, "/v1/unmerge_lora_weights", {"target": "all"})
         assert off.status_code == 200
-        assert await drawn_with(house, worker) == ()
-        assert (await ask(house, "/v1/list_loras")).json()["active"] == {}
+        assert await drawn_with(opened, worker) == ()
+        assert (await ask(opened, "/v1/list_loras")).json()["active"] == {}
 
     play(scene, worker, **KEYED)
 
@@ -97,11 +99,11 @@ def test_a_default_is_for_requests_of_its_key_that_name_no_adapters_until_it_is_
 def test_a_job_keeps_the_adapters_that_it_was_accepted_with() -> None:
     worker = Grey()
 
-    async def scene(house: AppClient) -> None:
-        await ask(house, "/v1/set_lora", OUTLINED)
-        job = (await ask(house, ENDPOINT, {"prompt": "a", "background_job": True})).json()
-        await ask(house, "/v1/unmerge_lora_weights", {})
-        await house.runner.ended(job["id"], Keyring(KEYED["api_key"]).client_of(b"a-key").owner)
+    async def scene(opened: AppClient) -> None:
+        await ask(opened, "/v1/set_lora", OUTLINED)
+        job = (await ask(opened, ENDPOINT, {"prompt": "a", "background_job": True})).json()
+        await ask(opened, "/v1/unmerge_lora_weights", {})
+        await opened.runner.ended(job["id"], Keyring(KEYED["api_key"]).client_of(b"a-key").owner)
 
     play(scene, worker, **KEYED)
 
@@ -113,13 +115,13 @@ def test_lists_are_of_one_length_and_one_value_counts_for_all(tmp_path: Path) ->
     worker = Folded(tmp_path)
     worker._read()
 
-    async def scene(house: AppClient) -> None:
+    async def scene(opened: AppClient) -> None:
         both = {"lora_nickname": ["ink", "outlined"]}
-        assert (await ask(house, "/v1/set_lora", both | {"strength": 0.3})).status_code == 200
-        assert await drawn_with(house, worker) == (("ink", 0.3), ("outlined", 0.3))
-        assert (await ask(house, "/v1/set_lora", both | {"strength": [1, 0.2]})).status_code == 200
-        assert await drawn_with(house, worker) == (("ink", 1.0), ("outlined", 0.2))
-        told = refusal(await ask(house, "/v1/set_lora", both | {"strength": [1, 2, 3]}))
+        assert (await ask(opened, "/v1/set_lora", both | {"strength": 0.3})).status_code == 200
+        assert await drawn_with(opened, worker) == (("ink", 0.3), ("outlined", 0.3))
+        assert (await ask(opened, "/v1/set_lora", both | {"strength": [1, 0.2]})).status_code == 200
+        assert await drawn_with(opened, worker) == (("ink", 1.0), ("outlined", 0.2))
+        told = refusal(await ask(opened, "/v1/set_lora", both | {"strength": [1, 2, 3]}))
         assert told["message"] == "strength has 3 entries: must be 2, as many as lora_nickname has"
 
     play(scene, worker, **KEYED)
@@ -128,13 +130,13 @@ def test_lists_are_of_one_length_and_one_value_counts_for_all(tmp_path: Path) ->
 def test_a_new_file_of_the_folder_is_read_before_the_answer(tmp_path: Path) -> None:
     worker = Folded(tmp_path)
 
-    async def scene(house: AppClient) -> None:
+    async def scene(opened: AppClient) -> None:
         adapter_like(tmp_path / "ink.safetensors")
         for path in ("ink.safetensors", str(tmp_path / "ink.safetensors")):
             sent = {"lora_nickname": "ink", "lora_path": path}
-            answer = await ask(house, "/v1/set_lora", sent)
+            answer = await ask(opened, "/v1/set_lora", sent)
             assert answer.status_code == 200, answer.text
-            assert await drawn_with(house, worker) == (("ink", 1.0),)
+            assert await drawn_with(opened, worker) == (("ink", 1.0),)
 
     play(scene, worker, lora_dir=str(tmp_path), **KEYED)
 
@@ -170,13 +172,13 @@ def test_what_cannot_be_set_is_refused_and_changes_nothing(
     adapter_like(folder / "foreign.safetensors")  # the worker takes it for no adapter of its model
     worker = Folded(folder)
 
-    async def scene(house: AppClient) -> None:
-        answer = await ask(house, "/v1/set_lora", sent)
+    async def scene(opened: AppClient) -> None:
+        answer = await ask(opened, "/v1/set_lora", sent)
         told = refusal(answer)
         assert told["param"] == param
         assert says in told["message"]
         assert str(folder) not in told["message"]
-        assert await drawn_with(house, worker) == ()
+        assert await drawn_with(opened, worker) == ()
 
     play(scene, worker, lora_dir=str(folder), **KEYED)
 
@@ -184,18 +186,18 @@ def test_what_cannot_be_set_is_refused_and_changes_nothing(
 def test_without_api_keys_nobody_sets_what_others_draw() -> None:
     worker = Grey()
 
-    async def scene(house: AppClient) -> None:
+    async def scene(opened: AppClient) -> None:
         for path, body in (("set_lora", OUTLINED), ("unmerge_lora_weights", {})):
-            answer = await house.http.post(f"/v1/{path}", json=body)
+            answer = await opened.http.post(f"/v1/{path}", json=body)
             assert answer.status_code == 403
             assert refusal(answer)["code"] == "api_key_required"
             assert "--api-key" in answer.json()["error"]["message"]
-        assert (await house.http.get("/v1/list_loras")).json()["active"] == {}
+        assert (await opened.http.get("/v1/list_loras")).json()["active"] == {}
 
     play(scene, worker)
 
-    async def wrong(house: AppClient) -> None:
-        assert (await ask(house, "/v1/set_lora", OUTLINED, "c-key")).status_code == 401
-        assert (await ask(house, "/v1/list_loras", key="c-key")).status_code == 401
+    async def wrong(opened: AppClient) -> None:
+        assert (await ask(opened, "/v1/set_lora", OUTLINED, "c-key")).status_code == 401
+        assert (await ask(opened, "/v1/list_loras", key="c-key")).status_code == 401
 
     play(wrong, worker, **KEYED)

@@ -27,7 +27,7 @@ RATE = 24_000
 @pytest.fixture
 def record() -> Any:
     store = JobStore()
-    yield store.submit("video", {}, work_of("mine", [], fps=8.0, told={"seed": 1}))[0]
+    yield store.submit("video", {}, work_of("mine", [], fps=8.0, told={"seed": 1}))
     store.close()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from carpool.request.parameters import Parameter
+from carpool.request.card import Parameter
 from carpool.worker import protocol
 from support.app import AppClient, Grey, refusal
 from support.endpoints import VIDEOS
@@ -21,11 +21,11 @@ def shown(body: dict[str, Any], worker: Filming) -> dict[str, Any]:
     """A video's job as its client sees it."""
     seen: list[dict[str, Any]] = []
 
-    async def scene(house: AppClient) -> None:
-        answer = await post(house, **body)
+    async def scene(opened: AppClient) -> None:
+        answer = await post(opened, **body)
         assert answer.status_code == 200, answer.text
         seen.append(answer.json())
-        await house.ended(seen[0]["id"])
+        await opened.ended(seen[0]["id"])
 
     play(scene, worker)
     return seen[0]
@@ -34,9 +34,9 @@ def shown(body: dict[str, Any], worker: Filming) -> dict[str, Any]:
 def refused(worker: Grey, path: str = VIDEOS, method: str = "POST", **body: Any) -> dict[str, Any]:
     told: list[dict[str, Any]] = []
 
-    async def scene(house: AppClient) -> None:
+    async def scene(opened: AppClient) -> None:
         sent = {"prompt": "a", **body} if method == "POST" else None
-        answer = await house.http.request(method, path, json=sent)
+        answer = await opened.http.request(method, path, json=sent)
         told.append(refusal(answer) | {"status": answer.status_code})
 
     play(scene, worker)
@@ -145,12 +145,12 @@ def test_an_unknown_video_is_not_found_as_a_video(method: str, path: str) -> Non
 
 
 def test_a_job_of_several_prompts_has_the_seeds_and_files_of_all() -> None:
-    async def scene(house: AppClient) -> None:
+    async def scene(opened: AppClient) -> None:
         said = {**JOB, "prompt": ["a cat", "a dog"], "n": 2, "seed": 5}
-        job = (await house.http.post("/v1/images/generations", json=said)).json()
+        job = (await opened.http.post("/v1/images/generations", json=said)).json()
         while job["status"] in ("queued", "in_progress"):
             await asyncio.sleep(0)
-            job = (await house.http.get(f"/v1/jobs/{job['id']}")).json()
+            job = (await opened.http.get(f"/v1/jobs/{job['id']}")).json()
 
         assert (job["status"], job["seeds"]) == ("completed", [5, 6, 7, 8])
         assert [one["name"] for one in job["files"]] == [f"{i}.png" for i in range(4)]
@@ -159,24 +159,24 @@ def test_a_job_of_several_prompts_has_the_seeds_and_files_of_all() -> None:
 
 
 def test_a_job_of_pictures_is_no_video_and_is_found_among_the_jobs() -> None:
-    async def scene(house: AppClient) -> None:
-        job = (await house.http.post("/v1/images/generations", json=JOB)).json()["id"]
-        answer = await house.http.get(f"{VIDEOS}/{job}")
+    async def scene(opened: AppClient) -> None:
+        job = (await opened.http.post("/v1/images/generations", json=JOB)).json()["id"]
+        answer = await opened.http.get(f"{VIDEOS}/{job}")
         told = refusal(answer)
         assert (answer.status_code, told["code"]) == (404, "video_not_found")
         assert told["message"].endswith(f"makes pictures: ask /v1/jobs/{job}")
-        told = refusal(await house.http.get(f"/v1/jobs/{job}/files/0.png"))
+        told = refusal(await opened.http.get(f"/v1/jobs/{job}/files/0.png"))
         assert told["code"] == "file_not_ready"
-        told = refusal(await house.http.get("/v1/jobs/nobody"))
+        told = refusal(await opened.http.get("/v1/jobs/nobody"))
         assert told["code"] == "job_not_found"
 
     play(scene, Grey(), runs=False)
 
 
 def test_a_video_that_is_not_made_yet_is_not_ready() -> None:
-    async def scene(house: AppClient) -> None:
-        video = (await post(house, seed=1)).json()["id"]
-        answer = await house.http.get(f"{VIDEOS}/{video}/content")
+    async def scene(opened: AppClient) -> None:
+        video = (await post(opened, seed=1)).json()["id"]
+        answer = await opened.http.get(f"{VIDEOS}/{video}/content")
         told = refusal(answer)
         assert (answer.status_code, told["code"]) == (404, "video_not_ready")
         assert "it is queued" in told["message"]
@@ -200,14 +200,14 @@ def test_what_openai_has_beyond_that_is_told_apart_from_a_wrong_path(
 
 
 def test_files_of_jobs_lie_behind_the_servers_root_path() -> None:
-    async def scene(house: AppClient) -> None:
-        job = (await house.http.post("/v1/images/generations", json=JOB)).json()
-        done = await house.ended(job["id"])
+    async def scene(opened: AppClient) -> None:
+        job = (await opened.http.post("/v1/images/generations", json=JOB)).json()
+        done = await opened.ended(job["id"])
         [file] = done["files"]
         assert file["url"] == f"/draw/v1/jobs/{job['id']}/files/0.png"
-        [listed] = (await house.http.get("/v1/jobs")).json()["data"]
+        [listed] = (await opened.http.get("/v1/jobs")).json()["data"]
         assert listed["files"] == done["files"]
-        assert (await house.http.get(file["url"])).status_code == 200
+        assert (await opened.http.get(file["url"])).status_code == 200
 
     play(scene, Grey(), root_path="/draw/")
 

@@ -11,7 +11,7 @@ import torch
 from diffusers import LTX2ImageToVideoPipeline
 from PIL import Image
 
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.protocol import Done
@@ -44,14 +44,14 @@ def test_a_video_with_a_reference_is_what_plain_diffusers_makes_of_it(tmp_path: 
     with driving("ltx2") as drive:
         worker, done = EngineWorker(drive), list[Done]()
 
-        async def submit(house: AppClient) -> None:
+        async def submit(opened: AppClient) -> None:
             asked: dict[str, Any] = {"prompt": "a cat", "input_reference": ("a.png", content)}
-            video: Any = await house.openai.videos.create(**asked, extra_body={"seed": 3, **own})
+            video: Any = await opened.openai.videos.create(**asked, extra_body={"seed": 3, **own})
             assert (video.status, video.size, video.seed) == ("queued", "64x32", 3)
 
-        async def run(house: AppClient) -> None:
-            [video] = (await house.openai.videos.list()).data
-            assert (await house.ended(video.id))["status"] == "completed"
+        async def run(opened: AppClient) -> None:
+            [video] = (await opened.openai.videos.list()).data
+            assert (await opened.ended(video.id))["status"] == "completed"
 
         play(submit, worker, tmp_path, runs=False)
         keep_outputs(worker, done)
@@ -86,19 +86,19 @@ def keep_outputs(worker: EngineWorker, done: list[Done]) -> None:
 def test_a_reference_may_be_a_file_or_a_url_in_a_form_or_in_json() -> None:
     worker, content = Filming(), png(32, 48)
 
-    async def scene(house: AppClient) -> None:
+    async def scene(opened: AppClient) -> None:
         url = url_of(content)
         answers = [
-            await post(house, file=content),
-            await post(house, {"input_reference": url}),
-            await post(house, {"input_reference[image_url]": url}),
-            await post(house, input_reference={"image_url": url}),
-            await post(house, input_reference={"image_url": url, "file_id": None}),
-            await post(house, input_reference=None),
+            await post(opened, file=content),
+            await post(opened, {"input_reference": url}),
+            await post(opened, {"input_reference[image_url]": url}),
+            await post(opened, input_reference={"image_url": url}),
+            await post(opened, input_reference={"image_url": url, "file_id": None}),
+            await post(opened, input_reference=None),
         ]
         assert [answer.status_code for answer in answers] == [200] * 6
         for answer in answers:
-            await house.ended(answer.json()["id"])
+            await opened.ended(answer.json()["id"])
 
     play(scene, worker)
     *with_one, without = worker.jobs
@@ -124,10 +124,10 @@ def test_a_video_has_the_size_that_is_asked_for_or_its_pictures_as_far_as_the_mo
 ) -> None:
     worker = Filming()
 
-    async def scene(house: AppClient) -> None:
-        video = (await post(house, said, file=png(*size))).json()
+    async def scene(opened: AppClient) -> None:
+        video = (await post(opened, said, file=png(*size))).json()
         assert video["size"] == f"{becomes[0]}x{becomes[1]}"
-        await house.ended(video["id"])
+        await opened.ended(video["id"])
 
     play(scene, worker)
     [job] = worker.jobs
@@ -160,12 +160,12 @@ def test_a_wrong_reference_is_refused_with_what_works(
 ) -> None:
     worker = Filming(card)
 
-    async def scene(house: AppClient) -> None:
-        told = refusal(await post(house, **sent))
+    async def scene(opened: AppClient) -> None:
+        told = refusal(await post(opened, **sent))
         assert (told["code"], told["param"]) == (code, "input_reference")
         assert says in told["message"]
-        assert (await house.http.get("/v1/jobs")).json()["data"] == []
-        assert house.inputs() == []
+        assert (await opened.http.get("/v1/jobs")).json()["data"] == []
+        assert opened.inputs() == []
 
     play(scene, worker)
 
@@ -174,16 +174,16 @@ def test_a_model_of_pictures_makes_no_videos_of_them() -> None:
     worker = Grey()
     worker.ready = protocol.WorkerReady(BOTH, {}, 0.0)
 
-    async def scene(house: AppClient) -> None:
-        assert refusal(await post(house, file=png()))["param"] == "model"
+    async def scene(opened: AppClient) -> None:
+        assert refusal(await post(opened, file=png()))["param"] == "model"
 
     play(scene, worker)
 
 
 def test_other_files_than_the_reference_are_refused_by_name() -> None:
-    async def scene(house: AppClient) -> None:
+    async def scene(opened: AppClient) -> None:
         files: dict[str, Any] = {"prompt": (None, "a"), "mask": ("a.png", png())}
-        told = refusal(await house.http.post(VIDEOS, files=files))
+        told = refusal(await opened.http.post(VIDEOS, files=files))
         assert (told["param"], told["message"]) == (
             "mask", "mask is a file: only input_reference, image_reference may be",
         )  # fmt: skip
@@ -195,18 +195,18 @@ def test_other_files_than_the_reference_are_refused_by_name() -> None:
 def test_a_remix_begins_with_the_same_picture(is_ended: bool) -> None:
     worker, content = Filming(), png(40, 50)
 
-    async def scene(house: AppClient) -> None:
-        video = (await post(house, {"seed": "7"}, file=content)).json()
+    async def scene(opened: AppClient) -> None:
+        video = (await post(opened, {"seed": "7"}, file=content)).json()
         if is_ended:
-            done = await house.ended(video["id"])
-            assert house.inputs() == []
+            done = await opened.ended(video["id"])
+            assert opened.inputs() == []
             assert [file["name"] for file in done["files"]] == [
                 "input-0.png", "spritesheet.jpg", "thumbnail.webp", "video.mp4",
             ]  # fmt: skip
-        remix: Any = await house.openai.videos.remix(video["id"], prompt="b")
+        remix: Any = await opened.openai.videos.remix(video["id"], prompt="b")
         assert (remix.remixed_from_video_id, remix.size) == (video["id"], "32x48")
         for one in (video["id"], remix.id):
-            await house.ended(one)
+            await opened.ended(one)
 
     play(scene, worker)
     first, second = worker.jobs
@@ -219,10 +219,10 @@ def test_a_remix_of_what_failed_asks_for_the_picture_again() -> None:
     worker = Filming()
     worker.is_broken = True
 
-    async def scene(house: AppClient) -> None:
-        video = (await post(house, file=png())).json()
-        assert (await house.ended(video["id"]))["status"] == "failed"
-        answer = await house.http.post(f"{VIDEOS}/{video['id']}/remix", json={"prompt": "b"})
+    async def scene(opened: AppClient) -> None:
+        video = (await post(opened, file=png())).json()
+        assert (await opened.ended(video["id"]))["status"] == "failed"
+        answer = await opened.http.post(f"{VIDEOS}/{video['id']}/remix", json={"prompt": "b"})
         told = refusal(answer)
         assert (answer.status_code, told["code"]) == (404, "file_not_ready")
         assert "is not kept any more" in told["message"]
@@ -231,9 +231,9 @@ def test_a_remix_of_what_failed_asks_for_the_picture_again() -> None:
 
 
 def test_the_same_key_with_another_reference_is_refused() -> None:
-    async def scene(house: AppClient) -> None:
-        house.http.headers["idempotency-key"] = "mine"
-        answers = [await post(house, file=png(seed=seed)) for seed in (0, 0, 1)]
+    async def scene(opened: AppClient) -> None:
+        opened.http.headers["idempotency-key"] = "mine"
+        answers = [await post(opened, file=png(seed=seed)) for seed in (0, 0, 1)]
         assert [answer.status_code for answer in answers] == [200, 200, 422]
         assert answers[0].json()["id"] == answers[1].json()["id"]
 
@@ -247,8 +247,8 @@ def test_a_phone_holds_a_reference_on_its_side_and_it_is_turned_upright() -> Non
     exif[0x0112] = 6
     content = saved_with(image, exif)
 
-    async def scene(house: AppClient) -> None:
-        assert (await post(house, file=content)).json()["size"] == "32x48"
+    async def scene(opened: AppClient) -> None:
+        assert (await post(opened, file=content)).json()["size"] == "32x48"
 
     play(scene, worker, runs=False)
 

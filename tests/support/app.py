@@ -22,7 +22,7 @@ from carpool.config import EngineSettings, ServeSettings
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import unpacked
-from carpool.request.parameters import Card, Parameter, Task
+from carpool.request.card import Card, Parameter, Task
 from carpool.server.app import create_app
 from carpool.server.routes.jobs import write_images
 from carpool.server.routes.videos import write_video

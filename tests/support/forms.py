@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx2
 
-from carpool.request.parameters import Card, Parameter, Task
+from carpool.request.card import Card, Parameter, Task
 from carpool.worker import protocol
 from support.app import CARD, Grey, ask
 from support.endpoints import EDITS

@@ -40,7 +40,7 @@ def writes(**files: bytes) -> Callable[[Path], object]:
 
 
 def submit(store: JobStore, name: str = "a", **options: Any) -> Record:
-    return store.submit("video", {"prompt": name}, {"seed": 1}, **options)[0]
+    return store.submit("video", {"prompt": name}, {"seed": 1}, **options)
 
 
 def killed(store: JobStore) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 
 from carpool.errors import PipelineFailed
-from carpool.request.parameters import Card, Parameter, Task
+from carpool.request.card import Card, Parameter, Task
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.protocol import Done, RawVideo
@@ -55,8 +55,8 @@ Scene = Callable[[AppClient], Coroutine[Any, Any, None]]
 
 def play(scene: Scene, worker: Grey, folder: Path | None = None, **options: Any) -> None:
     async def played() -> None:
-        async with open_app(worker, folder, **options) as house:
-            await scene(house)
+        async with open_app(worker, folder, **options) as opened:
+            await scene(opened)
 
     asyncio.run(played())
 
@@ -66,11 +66,11 @@ def url_of(content: bytes) -> str:
 
 
 async def post(
-    house: AppClient, fields: Any = (), *, file: bytes | None = None, **body: Any
+    opened: AppClient, fields: Any = (), *, file: bytes | None = None, **body: Any
 ) -> httpx2.Response:
     """JSON, or a form where there are fields or a file."""
     if not body:
         form: dict[str, Any] = {n: (None, v) for n, v in {"prompt": "a", **dict(fields)}.items()}
         form |= {"input_reference": ("a.png", file)} if file is not None else {}
-        return await house.http.post(VIDEOS, files=form)
-    return await house.http.post(VIDEOS, json={"prompt": "a", **body})
+        return await opened.http.post(VIDEOS, files=form)
+    return await opened.http.post(VIDEOS, json={"prompt": "a", **body})

@@ -17,7 +17,8 @@ from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import work_of
 from carpool.server.app import create_app
-from carpool.telemetry.metrics import ALL, Metrics
+from carpool.telemetry.metric_list import ALL
+from carpool.telemetry.metrics import Metrics
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.supervisor import Supervisor
@@ -184,8 +185,8 @@ def test_jobs_count_by_their_ends_with_what_they_made() -> None:
             broken = work_of(CARD.id, [CheckedRequest("a", 13, {})])
             pictures = work_of(CARD.id, [CheckedRequest("a", 1, {}), CheckedRequest("b", 2, {})])
             sent = [("video", film), ("image", broken), ("image", pictures)]
-            jobs = [(await runner.submit(kind, {}, work))[0] for kind, work in sent]
-            cancelled, removed = [(await runner.submit("video", {}, film))[0] for _ in range(2)]
+            jobs = [(await runner.submit(kind, {}, work)) for kind, work in sent]
+            cancelled, removed = [(await runner.submit("video", {}, film)) for _ in range(2)]
             wall.pass_by(3.0)
             await runner.cancel(cancelled.id)
             await runner.cancel(cancelled.id)
@@ -223,7 +224,7 @@ def test_jobs_that_are_too_old_count_as_expired_once() -> None:
             app = create_app(worker, ServeSettings(), runner)
             work = work_of(CARD.id, [CheckedRequest("a", 1, {})])
             running = asyncio.create_task(runner.run())
-            old = [(await runner.submit("image", {}, work))[0] for _ in range(2)]
+            old = [(await runner.submit("image", {}, work)) for _ in range(2)]
             await worker.until(lambda: worker.running == 1)
             before = samples(await page_of(app, worker))
             assert before["carpool_jobs", "grey", "queued"] == 1

@@ -71,7 +71,7 @@ def test_a_request_is_a_child_of_the_clients_span_and_the_parent_of_the_workers(
         tracing.asked("flux", [7, 8], "image")
         tracing.used(5, 64)
         trace = tracing.carried()
-    worker.tracing.life(trace, JOB, LIFE, ended_s=1010.0)
+    worker.tracing.ended(trace, JOB, LIFE, ended_s=1010.0)
 
     span = front.all()["generate_content flux"]
     assert ids(span) == (TRACE_ID, PARENT_ID)
@@ -95,7 +95,7 @@ def test_a_request_is_a_child_of_the_clients_span_and_the_parent_of_the_workers(
 def test_the_phases_of_a_life_lie_where_they_were_inside_of_it() -> None:
     worker = Spans()
 
-    worker.tracing.life("", JOB, LIFE, ended_s=1010.0)
+    worker.tracing.ended("", JOB, LIFE, ended_s=1010.0)
 
     spans = worker.all()
     whole = spans["generate_content text-to-image"]
@@ -123,7 +123,7 @@ def test_denoising_is_linked_to_those_it_was_shared_with_and_tells_its_forwards(
         "forwards": [{"at_s": 4.0, "rows": 4, "requests": 2}],
     }
 
-    worker.tracing.life("", JOB, LIFE, company, ended_s=1010.0)
+    worker.tracing.ended("", JOB, LIFE, company, ended_s=1010.0)
 
     spans = worker.all()
     [link] = spans["denoise"].links
@@ -221,7 +221,7 @@ def test_a_failure_is_told_by_its_code_only(error: Exception, code: str, is_erro
 def test_a_failed_life_is_an_error_and_a_cancelled_one_is_not() -> None:
     for status, code, is_error in (("failed", "out_of_memory", True), ("cancelled", "x", False)):
         spans = Spans()
-        spans.tracing.life("", JOB, {**LIFE, "status": status, "error": code})
+        spans.tracing.ended("", JOB, {**LIFE, "status": status, "error": code})
 
         whole = spans.all()["generate_content text-to-image"]
         assert (whole.attributes or {})["error.type"] == code
@@ -232,7 +232,7 @@ def test_no_span_repeats_the_prompt() -> None:
     spans = Spans()
     with spans.tracing.request({}, "req-9"):
         tracing.asked("flux", [7], "image")
-    spans.tracing.life("", JOB, LIFE)
+    spans.tracing.ended("", JOB, LIFE)
 
     assert "wish" not in "".join(span.to_json() for span in spans.all().values())
 
@@ -242,7 +242,7 @@ def test_without_a_provider_nothing_is_written_and_nothing_carried() -> None:
     with off.request({"traceparent": TRACEPARENT}, "req-9"):
         tracing.asked("flux", [7], "image")
         assert tracing.carried() == ""
-    off.life("", JOB, LIFE)
+    off.ended("", JOB, LIFE)
     tracing.take_up("")
     off.stop()
 
@@ -290,7 +290,7 @@ def test_traces_are_sent_when_somebody_says_so(
 def test_the_library_is_not_imported_unless_traces_are_wanted() -> None:
     code = (
         "import carpool.server.run, carpool.worker.process, carpool.telemetry.tracing as t, sys;"
-        "t.carried(); t.Tracing().life('', None, {}); print('opentelemetry.sdk' in sys.modules)"
+        "t.carried(); t.Tracing().ended('', None, {}); print('opentelemetry.sdk' in sys.modules)"
     )
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

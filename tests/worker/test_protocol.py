@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.config import EngineSettings
-from carpool.request.parameters import Card, Parameter, Task
+from carpool.request.card import Card, Parameter, Task
 from carpool.types import MAX_SEED, CheckedRequest, Timings
 from carpool.worker import protocol
 

@@ -153,8 +153,8 @@ def generate(
         output_for(makes, output)
     from carpool.engine.model.load import log_as_others
     from carpool.media import encode_image, encode_video, read_picture
-    from carpool.media.metadata import told
-    from carpool.request.parameters import check_size
+    from carpool.media.metadata import in_files
+    from carpool.request.sizes import check_size
 
     pictures: dict[str, Any] = {}
     if images:
@@ -188,7 +188,7 @@ def generate(
         made = one.frames[0] if one.frames is not None else one.images
         made_with = {"model": model, "prompt": prompt, "seed": one.seed, **parameters}
         made_with |= {"width": made[0].width, "height": made[0].height}
-        said = told(made_with, metadata=metadata, metadata_prompt=metadata_prompt)
+        said = in_files(made_with, metadata=metadata, metadata_prompt=metadata_prompt)
         if one.frames is not None:
             path.write_bytes(encode_video(made, fps, said))
         else:

@@ -22,7 +22,7 @@ from carpool.engine.fiber import current_context, in_fiber, park
 from carpool.engine.row_mixing import mixes_rows
 from carpool.engine.specs import Spec
 from carpool.engine.specs.plugins import spec_of
-from carpool.request.lora import Riding
+from carpool.request.lora import AdapterScales
 from carpool.types import Phase, phase_of
 
 _ABSENT = object()
@@ -50,7 +50,7 @@ class Call:
     target: Target
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    lora: Riding = ()  # of its request
+    lora: AdapterScales = ()  # of its request
 
     def arguments(self) -> dict[str, Any]:
         """All arguments by name."""

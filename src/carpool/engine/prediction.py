@@ -6,7 +6,7 @@ from torch import Tensor
 
 from carpool.engine.intercept import Call
 from carpool.engine.request import RequestState
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.compatibility import cost, request_key, resolution, signature
 from carpool.types import CallKind, CheckedRequest, ParkedCall, QueuedRequest

@@ -29,7 +29,7 @@ from carpool.engine.request import FiberState, RequestState
 from carpool.engine.step_cache import StepCache
 from carpool.engine.tokenizers import HostCall
 from carpool.errors import CarpoolError, Released
-from carpool.request.parameters import rounded_size
+from carpool.request.sizes import rounded_size
 from carpool.types import Clock, Event
 
 log = logging.getLogger("carpool")

@@ -13,7 +13,7 @@ from carpool.config import EngineSettings
 from carpool.errors import CarpoolError, DeadlineExceeded, Overloaded, TooLate
 from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
 from carpool.fleet.router import Router
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.schedule.overload import ENTER, Pressure, again_s, refuses, stage
 from carpool.schedule.policy import weights
 from carpool.types import CheckedRequest

@@ -29,8 +29,8 @@ _MOST_ENTRY_BYTES = 1 << 30
 _decoder = msgspec.msgpack.Decoder(JournalEntry)
 
 
-class Memory(Protocol):
-    """The journals of requests that are being answered."""
+class JournalMemory(Protocol):
+    """The journals, in memory, of requests that are being answered."""
 
     def open(self, request_id: str, past: list[JournalEntry], file: "JournalFile", /) -> None: ...
     def close(self, request_id: str, /) -> None: ...
@@ -45,7 +45,7 @@ class JobJournals:
         most_bytes: of all files; what comes then is not written.
     """
 
-    def __init__(self, folders: FileStore, memory: Memory, most_bytes: int) -> None:
+    def __init__(self, folders: FileStore, memory: JournalMemory, most_bytes: int) -> None:
         self._folders, self._memory, self._most_bytes = folders, memory, most_bytes
         self._thread = ThreadPoolExecutor(1, "carpool-journal")
         self._bytes = 0  # of files of requests that run

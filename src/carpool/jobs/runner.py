@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from carpool.errors import (
     Cancelled,
@@ -29,70 +28,25 @@ from carpool.errors import (
     reason,
 )
 from carpool.jobs.database import End, Record, State
+from carpool.jobs.interfaces import (
+    EngineClient,
+    JobListener,
+    JobOutput,
+    OnPreview,
+    OnProgress,
+    Writer,
+)
 from carpool.jobs.journals import JobJournals
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import Reader, requests_of
-from carpool.types import CheckedRequest, Clock, Timings
+from carpool.types import CheckedRequest, Clock
 
 log = logging.getLogger("carpool")
 
 
-class Output(Protocol):
-    """What a worker gives for one request of a job; only the writers look further into it."""
-
-    @property
-    def warnings(self) -> Sequence[str]: ...
-    @property
-    def timings(self) -> Timings: ...
-
-
-OnProgress = Callable[[int, int], None]
-"""Is called with the denoising steps that are done, and how many there are."""
-
-OnPreview = Callable[[Any], None]
-"""Is called with previews, of requests that ask for some; only the worker looks into them."""
-
-Writer = Callable[[Record, Sequence[Any], Path], object]
-"""Puts the files of a job into a folder. On a thread."""
-
 MOST_LOSSES = 2  # workers that may die under a job before it fails
 _TIDY_S = 30.0  # between looks for jobs that are too old
 _STOP_S = 10.0  # for files that are being written as the server ends
-
-
-class EngineClient(Protocol):
-    """Runs the requests of jobs: a `Supervisor`, or a test's own."""
-
-    async def wait_open(self, model: str | None = None) -> None: ...
-    async def submit(
-        self,
-        job: CheckedRequest,
-        on_progress: OnProgress | None = None,
-        on_preview: OnPreview | None = None,
-    ) -> Output: ...
-
-
-class JobListener(Protocol):
-    """Is told of the runs and ends of jobs, on the event loop."""
-
-    def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
-        """A job is run, maybe not for the first time, as these requests; in their own task."""
-
-    def ended(
-        self, record: Record, state: End | Literal["completed"], took_s: float,
-        done: Sequence[Any],
-    ) -> None:  # fmt: skip
-        """A job has ended, `took_s` after it was accepted; `done` is of a completed one only."""
-
-
-class JobFollower(Protocol):
-    """Is told of the progress of jobs, on the event loop."""
-
-    def progressed(self, record: Record, step: int, steps: int) -> None:
-        """The requests of a job have made so many denoising steps, of so many in all."""
-
-    def previewed(self, record: Record, part: int, preview: Any) -> None:
-        """There is a preview of one of the requests of a job."""
 
 
 class Runner:
@@ -129,27 +83,22 @@ class Runner:
         self._read, self._journals = read, journals
         self._tidy_s = min(_TIDY_S, store.ttl_s / 2)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._at_work: dict[str, asyncio.Task[list[Output]]] = {}  # those that can be cancelled
+        self._at_work: dict[str, asyncio.Task[list[JobOutput]]] = {}  # those that can be cancelled
         self._percents: dict[str, int] = {}
         self._listeners: list[JobListener] = []
-        self._followers: list[JobFollower] = []
         self._changing = asyncio.Lock()  # no job is taken while it is cancelled
         self._news = asyncio.Event()
         self._ended = asyncio.Event()  # of the next job that ends, whichever it is
         self._tidied_s = clock()
         self._finisher = ThreadPoolExecutor(2, "carpool-files")
 
-    def watch(self, listener: JobListener) -> None:
-        """Tell a listener of all runs and ends from now on."""
+    def listen(self, listener: JobListener) -> None:
+        """Tell a listener of all that happens from now on."""
         self._listeners.append(listener)
-
-    def follow(self, follower: JobFollower) -> None:
-        """Tell a follower of all progress from now on."""
-        self._followers.append(follower)
 
     # For clients. A job that does not exist, or is another owner's, raises `JobNotFound`
 
-    async def submit(self, *args: Any, **options: Any) -> tuple[Record, bool]:
+    async def submit(self, *args: Any, **options: Any) -> Record:
         """Accept a job; see `JobStore.submit`."""
         accepted = await asyncio.to_thread(self.store.submit, *args, **options)
         self._news.set()
@@ -264,7 +213,7 @@ class Runner:
                 self._tell(record, "expired")
                 self._stop_work(record.id)
 
-    async def _work(self, record: Record) -> list[Output]:
+    async def _work(self, record: Record) -> list[JobOutput]:
         """Run all requests of a job concurrently. If one fails, the others are cancelled."""
         await self._client.wait_open()
         stored = partial(self.store.input, record.id)
@@ -281,27 +230,20 @@ class Runner:
                 made, all_ = (sum(numbers) for numbers in zip(*steps, strict=True))
                 percent = min(99, 100 * made // all_)
                 self._percents[record.id] = max(percent, self._percents.get(record.id, 0))
-                for follower in self._followers:
-                    follower.progressed(record, made, all_)
+                for listener in self._listeners:
+                    listener.progressed(record, made, all_)
 
         def previewed(part: int, preview: Any) -> None:
-            for follower in self._followers:
-                follower.previewed(record, part, preview)
+            for listener in self._listeners:
+                listener.previewed(record, part, preview)
+
+        async def run(part: int, request: CheckedRequest) -> JobOutput:
+            follow = partial(progressed, part), partial(previewed, part)
+            return await self._part(record, part, request, *follow)
 
         try:
             async with asyncio.TaskGroup() as group:
-                parts = [
-                    group.create_task(
-                        self._part(
-                            record,
-                            part,
-                            request,
-                            partial(progressed, part),
-                            partial(previewed, part),
-                        )
-                    )
-                    for part, request in enumerate(requests)
-                ]
+                parts = [group.create_task(run(*one)) for one in enumerate(requests)]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [part.result() for part in parts]
@@ -313,7 +255,7 @@ class Runner:
         request: CheckedRequest,
         on_progress: OnProgress,
         on_preview: OnPreview,
-    ) -> Output:
+    ) -> JobOutput:
         """Run one request, as soon as the worker's queue has room for it."""
         while True:
             if self._journals is not None:
@@ -327,7 +269,7 @@ class Runner:
                 if self._journals is not None:
                     self._journals.leave(request.request_id)
 
-    async def _follow(self, record: Record, work: "asyncio.Task[list[Output]]") -> None:
+    async def _follow(self, record: Record, work: "asyncio.Task[list[JobOutput]]") -> None:
         """Store the end of one run: the job has ended, or is queued again."""
         try:
             await asyncio.wait([work])
@@ -358,7 +300,7 @@ class Runner:
             del self._tasks[record.id]
             self._news.set()
 
-    async def _complete(self, record: Record, done: Sequence[Output]) -> None:
+    async def _complete(self, record: Record, done: Sequence[JobOutput]) -> None:
         write = partial(self._writers[record.kind], record, done)
         complete = partial(
             self.store.complete, record.id, write, keep=record.work.get("keep", ()),
@@ -388,7 +330,7 @@ class Runner:
                 await asyncio.sleep(self._again_s)
 
     def _tell(
-        self, record: Record, state: End | Literal["completed"], done: Sequence[Output] = ()
+        self, record: Record, state: End | Literal["completed"], done: Sequence[JobOutput] = ()
     ) -> None:
         self._ended.set()
         self._ended = asyncio.Event()

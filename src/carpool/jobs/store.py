@@ -1,6 +1,6 @@
 """The job store: durable jobs with their files, in one folder.
 
-SQLite (`database.py`) holds the jobs, a folder for each their files (`file_store.py`). A job that
+SQLite (`database.py`) holds the jobs, a folder for each their files (`job_files.py`). A job that
 `submit` has returned is on the disk. Every change of state is one `UPDATE ... WHERE state`: the
 first call that ends a job has ended it for good. The files of a job are published before it is
 completed; its inputs before it is accepted, and they are removed as it ends. What a crash left half
@@ -12,14 +12,14 @@ All of it may wait for the disk: call it off the event loop, from any thread.
 import contextlib
 import json
 import logging
-import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from carpool.config import ServeSettings
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -27,18 +27,14 @@ from carpool.errors import (
     JobNotFound,
     Overloaded,
     StoreFailed,
-    reason,
 )
 from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import NAME, OPEN, Database, End, Record, State, record_of
-from carpool.jobs.file_store import FileStore
-from carpool.jobs.room import too_many
+from carpool.jobs.job_files import JobFiles
 from carpool.jobs.state_folder import ScratchFolder, StateFolder
 from carpool.jobs.uptime import note_uptime, resume_time
 
 log = logging.getLogger("carpool")
-ENDED: tuple[State, ...] = ("completed", "failed", "cancelled", "expired")
-_PASSING = re.compile(r"tmp[a-z0-9_]{8}\.rgb")  # large outputs, on their way from the worker
 _FULL_AGAIN_S = 10.0  # when to come again if too many jobs wait
 
 
@@ -60,8 +56,7 @@ class JobStore:
             folder: made if it is missing; else it is empty, or a store's. None: a store that ends
                 with this process.
             ttl_s: how long a job may take to end, and is kept after that; uptime.
-            max_bytes: of all files; the oldest completed jobs are removed to make room. Half of
-                it is for inputs of open jobs.
+            max_bytes: of all files: see `JobFiles`.
             max_waiting: queued jobs; beyond it `submit` raises `Overloaded`.
             clock: of this run; it continues the uptime of those before.
 
@@ -70,7 +65,7 @@ class JobStore:
                 changed if it is not a store's, or not whole.
         """
         self.ttl_s, self.clock = ttl_s, clock or StoreClock()
-        self._max_bytes, self._max_waiting = max_bytes, max_waiting
+        self._max_waiting = max_waiting
         try:
             self._scratch = ScratchFolder() if folder is None else None
         except OSError as error:
@@ -81,19 +76,29 @@ class JobStore:
             try:
                 self._claim = StateFolder(self.folder)
                 undo.callback(self._claim.close)
-                self._files = FileStore(self.folder / "files")
-                self._inputs = FileStore(self.folder / "inputs")
-                self.journals = FileStore(self.folder / "journals")  # of open jobs: `JobJournals`
                 self._db = Database(None if folder is None else self.folder / NAME)
                 undo.callback(self._db.close)
+                self._files = JobFiles(self.folder, self._db, max_bytes)
+                self.file, self.input = self._files.output, self._files.input
+                self.journals = self._files.journals
                 resume_time(self._db, self.clock)
                 self._db.write("UPDATE jobs SET state = 'queued' WHERE state = 'in_progress'")
                 if folder is not None:
                     self._claim.opened()
-                self._recover()
+                self._files.recover()
             except (OSError, StoreFailed) as error:
                 raise StoreFailed(f"{self.folder} cannot hold jobs: {error}") from error
             undo.pop_all()
+
+    @classmethod
+    def of(cls, folder: Path | None, settings: ServeSettings) -> Self:
+        """The store that a server's settings name, or one in memory; raises as the class does."""
+        return cls(
+            folder,
+            ttl_s=settings.job_ttl,
+            max_bytes=settings.max_store_bytes,
+            max_waiting=settings.max_queue,
+        )
 
     def close(self) -> None:
         """Release the folder. Open jobs stay as they are. Harmless when done twice."""
@@ -120,19 +125,16 @@ class JobStore:
         digest: str = "",
         room: Callable[[int], None] | None = None,
         inputs: Mapping[str, bytes] | None = None,
-    ) -> tuple[Record, bool]:
-        """Accept a job; it is on the disk when this returns.
+    ) -> Record:
+        """Accept a job; it is on the disk when this returns. The same `key` gives the same job.
 
         Args:
             asked: as the client may see it again.
             work: of `work_of`.
-            key: the client's idempotency key: the same one again gives the same job.
+            key: the client's idempotency key.
             digest: of what the client sent with that key.
             room: is called with the number of the owner's open jobs; raises if it is too many.
             inputs: files that the job needs to be run, by name: see `input`.
-
-        Returns:
-            The job, and whether it is new.
 
         Raises:
             IdempotencyMismatch: this key came before with another digest.
@@ -148,12 +150,12 @@ class JobStore:
 
         try:
             if inputs and (earlier := find()) is not None:
-                return earlier, False
+                return earlier
             if inputs:
-                size = sum(self._put(self._inputs, job_id, write).values())
+                size = sum(self._files.write(self._files.inputs, job_id, write).values())
             with self._db.writing() as db:
                 if (earlier := find()) is not None:
-                    return earlier, False
+                    return earlier
                 [row] = db.execute(
                     "INSERT INTO jobs (id, kind, owner, state, asked, work, created_s,"
                     " created_up_s, bytes, idempotency_key, digest)"
@@ -164,10 +166,10 @@ class JobStore:
             is_new = True
         finally:
             if inputs and is_new:  # published once the job is on the disk: no folder without a job
-                self._inputs.restore([job_id])
+                self._files.inputs.restore([job_id])
             elif inputs:
-                self._inputs.drop(job_id)
-        return record_of(row), True
+                self._files.inputs.drop(job_id)
+        return record_of(row)
 
     def _earlier(
         self, owner: str, key: str | None, digest: str, room: Callable[[int], None] | None
@@ -232,24 +234,9 @@ class JobStore:
         query = "SELECT count(*) FROM jobs WHERE state = 'queued' AND number < ?"
         return int(self._db.read(query, [record.number])[0][0])
 
-    def file(self, record: Record, name: str) -> Path | None:
-        """Where a completed job's file is; None if it has none of this name."""
-        if name not in record.files or name != Path(name).name:  # a damaged row may say anything
-            return None
-        path = self._files.path(record.id) / name
-        return path if path.is_file() else None
-
-    def input(self, job_id: str, name: str) -> bytes | None:
-        """An input of a job; None once it is removed, when the job ends."""
-        inputs, files = self._inputs, self._files  # where `complete` keeps it, it moves
-        for place in (inputs.path, inputs.part, files.path):
-            with contextlib.suppress(FileNotFoundError):
-                return (place(job_id) / name).read_bytes()
-        return None
-
     def remove(self, job_id: str, owner: str = "") -> None:
         """Delete a job and its files, whatever state it is in."""
-        self._forget([self.get(job_id, owner).id])
+        self._files.remove([self.get(job_id, owner).id])
 
     # For the runner
 
@@ -294,40 +281,58 @@ class JobStore:
         def write_all(folder: Path) -> None:
             write(folder)
             for name in keep:
-                shutil.copyfile(self._inputs.path(job_id) / name, folder / name)
+                shutil.copyfile(places.inputs.path(job_id) / name, folder / name)
 
-        is_ours = False
+        is_ours, places = False, self._files
         try:
-            files = self._put(self._files, job_id, write_all)
-            self._files.publish(job_id)
-            is_ours = self._end(job_id, "completed", 100, files, None, OPEN[1:], warnings, timings)
+            files = places.write(places.outputs, job_id, write_all)
+            places.outputs.publish(job_id)
+            is_ours = self._end(
+                job_id,
+                "completed",
+                100,
+                files=files,
+                error=None,
+                warnings=warnings,
+                timings=timings,
+            )
         finally:
-            (self._inputs if is_ours else self._files).drop(job_id)
             if is_ours:
-                self.journals.drop(job_id)
+                places.drop(job_id, places.inputs)
+            else:
+                places.outputs.drop(job_id)
         return is_ours
 
     def end(self, job_id: str, state: End, error: CarpoolError, *, progress: int = 0) -> bool:
         """End an open job without files; whether it was this call that ended it."""
-        if is_ours := self._end(job_id, state, progress, {}, error, OPEN):
-            self._inputs.drop(job_id)
-            self.journals.drop(job_id)
+        if is_ours := self._end(
+            job_id, state, progress, error=error.body, warnings=(), timings=None
+        ):
+            self._files.drop(job_id, self._files.inputs)
         return is_ours
 
     def _end(
-        self, job_id: str, state: State, progress: int, files: Mapping[str, int],
-        error: CarpoolError | None, only_from: Sequence[State], warnings: Sequence[str] = (),
-        timings: Mapping[str, float] | None = None,
-    ) -> bool:  # fmt: skip
-        query = """UPDATE jobs SET state = ?, progress = max(progress, ?), files = ?, bytes = ?,
-            error = ?, warnings = ?, timings = ?, ended_s = ?, ended_up_s = ?
-            WHERE id = ? AND state IN (?, ?) RETURNING id"""
-        told = None if error is None else json.dumps(error.body)
-        times = self.clock(), self.clock.uptime_s()
-        size, said = sum(files.values()), json.dumps(warnings) if warnings else None
-        spent = None if timings is None else json.dumps(timings)
-        values = [state, progress, json.dumps(files), size, told, said, spent, *times, job_id]
-        return bool(self._db.write(query, [*values, only_from[0], only_from[-1]]))
+        self,
+        job_id: str,
+        state: State,
+        progress: int,
+        *,
+        files: Mapping[str, int] | None = None,
+        **columns: Any,
+    ) -> bool:
+        """End a job; only one in progress can be completed."""
+        query = """UPDATE jobs SET state = :state, progress = max(progress, :progress),
+            files = :files, bytes = :bytes, error = :error, warnings = :warnings,
+            timings = :timings, ended_s = :now, ended_up_s = :up WHERE id = :id
+            AND (state = 'in_progress' OR (state = 'queued' AND :state != 'completed'))
+            RETURNING id"""
+        values: dict[str, Any] = {
+            **{name: json.dumps(one) if one else None for name, one in columns.items()},
+            **{"id": job_id, "state": state, "progress": progress},
+            **{"files": json.dumps(files or {}), "bytes": sum((files or {}).values())},
+            **{"now": self.clock(), "up": self.clock.uptime_s()},
+        }
+        return bool(self._db.write(query, values))
 
     def tidy(self) -> list[Record]:
         """Expire jobs that took too long, which are returned; delete those that ended long ago."""
@@ -338,7 +343,8 @@ class JobStore:
         error = DeadlineExceeded(f"the job did not end within {self.ttl_s:g} s (--job-ttl)")
         expired = [record_of(row) for row in late if self.end(row["id"], "expired", error)]
         gone = self._db.read("SELECT id FROM jobs WHERE ended_up_s < ?", [old_s])
-        self._forget([row["id"] for row in gone])
+        if gone:
+            self._files.remove([row["id"] for row in gone])
         return expired
 
     def expires_s(self, record: Record) -> float | None:
@@ -348,56 +354,3 @@ class JobStore:
         offset_s = self.clock() - self.clock.uptime_s()
         away_s = offset_s - (record.ended_s - record.ended_up_s)  # time that did not count
         return record.ended_s + self.ttl_s + round(away_s)
-
-    # Inside
-
-    def _forget(self, job_ids: Sequence[str]) -> None:
-        """Delete jobs with their files: all of one, or nothing, also if a crash interrupts."""
-        if not job_ids:
-            return
-        both = (self._files, self._inputs)
-        try:
-            for place in both:
-                place.bury(job_ids)
-            with self._db.writing() as db:
-                db.executemany("DELETE FROM jobs WHERE id = ?", [[job_id] for job_id in job_ids])
-        except (OSError, StoreFailed) as error:
-            for place in both:
-                place.restore(job_ids)
-            raise StoreFailed(f"the job could not be removed: {reason(error)}") from error
-        for job_id in job_ids:
-            for place in (*both, self.journals):
-                place.drop(job_id)
-
-    def _put(
-        self, place: FileStore, job_id: str, write: Callable[[Path], object]
-    ) -> dict[str, int]:
-        """Write the files of a job to the disk, if there is room; gives their bytes by name."""
-        try:
-            files = place.write(job_id, write)
-            # inputs take half at most: what becomes of them has to find room, too
-            most = self._max_bytes // 2 if place is self._inputs else self._max_bytes
-            for oldest in too_many(self._db, job_id, sum(files.values()), most, self._max_bytes):
-                self._forget([oldest])
-            place.flush(job_id)
-        except OSError as error:
-            raise StoreFailed(f"the files could not be stored: {reason(error)}") from error
-        return files
-
-    def _recover(self) -> None:
-        """Settle what was half done when the last process was killed."""
-        states = {row["id"]: row["state"] for row in self._db.read("SELECT id, state FROM jobs")}
-        unknown = [
-            *self._files.recover(states, having=ENDED[:1], without=ENDED[1:]),
-            *self._inputs.recover(states, having=OPEN, without=ENDED),
-            *self.journals.recover(states, having=(), without=ENDED),
-        ]
-        if unknown:
-            log.warning(
-                "%d folders in %s belong to jobs that %s does not know, such as %s: it may be "
-                "older than they are. They stay; remove them by hand if they are not wanted",
-                len(unknown), self.folder, NAME, unknown[0],
-            )  # fmt: skip
-        for path in self.passing.iterdir():
-            if _PASSING.fullmatch(path.name):
-                path.unlink()

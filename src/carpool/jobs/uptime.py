@@ -1,4 +1,4 @@
-"""The uptime of a job store, kept in its database: by it jobs grow old."""
+"""The uptime of a job store, kept in its database: the ages of jobs are counted in it."""
 
 from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import Database

@@ -1,14 +1,11 @@
 """Encode pictures and videos with the settings that made them; decode pictures safely."""
 
 from carpool.media.metadata import png_text, read_settings
-from carpool.media.outputs import Format, encode
-from carpool.media.outputs import encode as encode_image
-from carpool.media.outputs import video_bytes as encode_video
+from carpool.media.outputs import Format, encode_image, encode_video
 from carpool.media.uploads import read_picture
 
 __all__ = [
     "Format",
-    "encode",
     "encode_image",
     "encode_video",
     "png_text",

@@ -38,7 +38,7 @@ def made_with(model: str, request: CheckedRequest, **more: Any) -> dict[str, Any
     return settings | {name: value for name, value in own.items() if value} | more
 
 
-def told(
+def in_files(
     settings: Mapping[str, Any], *, metadata: bool, metadata_prompt: bool
 ) -> dict[str, Any] | None:
     """The settings that files may carry, without pictures; None for no metadata at all.

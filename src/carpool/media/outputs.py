@@ -41,7 +41,7 @@ class Raw(Protocol):
     def rgb(self) -> bytes: ...  # 3 * width * height, row by row
 
 
-def encode(
+def encode_image(
     picture: Image.Image | Raw,
     format: Format,
     compression: int = 100,
@@ -76,15 +76,15 @@ def write_pictures(
     """Write the files of a job: `0.png`, `1.png`, ...
 
     Args:
-        told: metadata of each, as `encode` takes it; its size is added.
+        told: metadata of each, as `encode_image` takes it; its size is added.
     """
     for i, (picture, settings) in enumerate(zip(pictures, told, strict=True)):
         if settings:
             settings |= {"width": picture.width, "height": picture.height}
-        (folder / f"{i}.{format}").write_bytes(encode(picture, format, compression, settings))
+        (folder / f"{i}.{format}").write_bytes(encode_image(picture, format, compression, settings))
 
 
-def encode_video(
+def write_mp4(
     frames: NDArray[np.uint8],
     fps: float,
     audio: Audio | None,
@@ -98,7 +98,7 @@ def encode_video(
         frames: (frames, height, width, 3).
         out: a path, or an open file. Only a file with a path can be played while it is being
             downloaded.
-        metadata: as for `encode`.
+        metadata: as for `encode_image`.
 
     Raises:
         LibraryMissing: PyAV is not installed.
@@ -134,13 +134,13 @@ def encode_video(
             end.write(xmp_box())
 
 
-def video_bytes(
+def encode_video(
     frames: Sequence[Image.Image], fps: float, metadata: Mapping[str, Any] | None = None
 ) -> bytes:
-    """PIL images of one size as the bytes of an MP4; see `encode_video`."""
+    """PIL images of one size as the bytes of an MP4; see `write_mp4`."""
     out = io.BytesIO()
     pictures = np.stack([np.asarray(frame.convert("RGB")) for frame in frames])
-    encode_video(pictures, fps, None, out, metadata=metadata)
+    write_mp4(pictures, fps, None, out, metadata=metadata)
     return out.getvalue()
 
 
@@ -149,7 +149,7 @@ def thumbnail(path: Path) -> bytes:
     with _av().open(str(path)) as container:
         first: Image.Image = next(container.decode(video=0)).to_image()
     first.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX))
-    return encode(first, "webp", 80, {})
+    return encode_image(first, "webp", 80, {})
 
 
 def spritesheet(path: Path) -> bytes:
@@ -168,7 +168,7 @@ def spritesheet(path: Path) -> bytes:
     sheet = Image.new("RGB", (columns * width, -(-len(sprites) // columns) * height))
     for i, sprite in enumerate(sprites):
         sheet.paste(sprite, (i % columns * width, i // columns * height))
-    return encode(sheet, "jpeg", 80, {})
+    return encode_image(sheet, "jpeg", 80, {})
 
 
 def _av() -> ModuleType:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from PIL import Image
 
-from carpool.errors import InvalidValue, UnsupportedParameter, show
+from carpool.errors import InvalidValue, UnsupportedParameter
 from carpool.media import remote, uploads
 from carpool.media.container import Container
 from carpool.media.executors import FairExecutor, FairSemaphore
@@ -137,7 +137,7 @@ class Intake:
         allow_remote = self.reader.allow_remote
         if scheme not in ("http", "https") or not isinstance(sent, str):
             rule = f"{DATA_URL} or http(s)://..." if allow_remote else DATA_URL
-            raise InvalidValue(f"{name}={show(uploads.cut(sent))}: must be {rule}", param=name)
+            raise InvalidValue.of(name, uploads.cut(sent), f"must be {rule}")
         if not allow_remote:
             raise UnsupportedParameter(
                 f"{name} is a URL, which this server does not fetch (--allow-remote-media): send "

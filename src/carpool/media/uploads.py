@@ -15,7 +15,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from carpool.errors import BodyTooLarge, ImageTooLarge, InvalidValue, UnsupportedImage, show
+from carpool.errors import BodyTooLarge, ImageTooLarge, InvalidValue, UnsupportedImage
 from carpool.media import container
 from carpool.media.container import CUT_SHORT, UNKNOWN, Container, Unreadable
 
@@ -150,7 +150,7 @@ def read_data_url(
     head, comma, _ = _letters(url, 0, 200).partition(b",")
     kind, start = head.lower(), len(head) + 1
     if not comma or kind[:11] != b"data:image/" or not kind.endswith(b";base64"):
-        raise InvalidValue(f"{name}={show(cut(url))}: must be {DATA_URL}", param=name)
+        raise InvalidValue.of(name, cut(url), f"must be {DATA_URL}")
     if (len(url) - start) * 3 // 4 > max_bytes + 3:
         raise BodyTooLarge(f"{name} is larger than {max_bytes} bytes", param=name)
     data = io.BytesIO()
@@ -161,7 +161,7 @@ def read_data_url(
                 raise ValueError("Excess data after padding")
             data.write(piece)
     except ValueError as error:
-        raise InvalidValue(f"{name}={show(cut(url))}: {error}", param=name) from error
+        raise InvalidValue.of(name, cut(url), str(error)) from error
     return data.getvalue()  # not a copy
 
 

@@ -17,17 +17,19 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from tqdm.auto import tqdm
 
-from carpool.config import OF_FILES, ServeSettings, load_settings
+from carpool.config import ServeSettings, load_settings
 from carpool.engine.cost_store import Table
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load as load_pipeline
+from carpool.engine_settings import OF_FILES
 from carpool.errors import CarpoolError, Draining, InvalidValue, Overloaded, SettingRejected
 from carpool.python.handle import Handle, Output, Owner
 from carpool.python.settings import LoadSettings
+from carpool.request.card import Card
 from carpool.request.expand import MAX_N, check_previews, grouped, merged, outputs_each, repeated
 from carpool.request.lora import check_name
 from carpool.request.own_values import check_n
-from carpool.request.parameters import Card, check
+from carpool.request.parameters import check
 from carpool.types import CheckedRequest, Event, Request
 
 if TYPE_CHECKING:

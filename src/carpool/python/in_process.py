@@ -1,4 +1,4 @@
-"""The work of jobs in the process that keeps them: checked, run by its own engine, made files."""
+"""Jobs in the process of the engine: how they are checked and run, and their files written."""
 
 import asyncio
 import contextlib
@@ -13,17 +13,18 @@ from carpool.config import ServeSettings
 from carpool.engine.loop import EngineCore
 from carpool.errors import InvalidValue, LibraryMissing, UnsupportedParameter
 from carpool.jobs.database import Record
-from carpool.jobs.runner import OnPreview, OnProgress
+from carpool.jobs.interfaces import OnPreview, OnProgress
 from carpool.jobs.work import work_of
 from carpool.media import outputs
-from carpool.media.metadata import made_with, told
-from carpool.media.outputs import FPS, MOST_FPS, Audio, Format, encode_video
+from carpool.media.metadata import in_files, made_with
+from carpool.media.outputs import FPS, MOST_FPS, Audio, Format, write_mp4
 from carpool.python.handle import Handle, Output
+from carpool.request.card import Card
 from carpool.request.expand import MAX_N, grouped, merged, outputs_each, repeated
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import is_pil
 from carpool.request.own_values import check_n
-from carpool.request.parameters import Card, check
+from carpool.request.parameters import check
 from carpool.types import CheckedRequest, Event, Request
 
 if TYPE_CHECKING:
@@ -81,23 +82,16 @@ def work_and_kind(
         rule = f"must be one of {', '.join(get_args(Format))}"
         raise InvalidValue(f"output_format={format!r}: {rule}", param="output_format")
     defaults = {parameter.name: parameter.default for parameter in card.parameters}
+    files = {name: getattr(settings, name) for name in ("metadata", "metadata_prompt")}
     work = work_of(
         card.id,
         jobs,
         inputs,
         format=format,
         fps=_rate(fps, {**defaults, **jobs[0].arguments}),
-        told=[_told(card, job, settings) for job in jobs],
+        told=[in_files(made_with(card.id, job), **files) for job in jobs],
     )
     return _KINDS[makes], work
-
-
-def _told(card: Card, job: CheckedRequest, settings: ServeSettings) -> dict[str, Any] | None:
-    return told(
-        made_with(card.id, job),
-        metadata=settings.metadata,
-        metadata_prompt=settings.metadata_prompt,
-    )
 
 
 def _rate(fps: Any, values: Mapping[str, Any]) -> float:
@@ -156,4 +150,4 @@ def write_videos(
             else:
                 rate = int(loop.loaded.pipe.vocoder.config.output_sampling_rate)
                 audio = heard[0].float().contiguous().numpy(), rate
-        encode_video(pixels, form["fps"], audio, folder / f"{i}.mp4", metadata=said)
+        write_mp4(pixels, form["fps"], audio, folder / f"{i}.mp4", metadata=said)

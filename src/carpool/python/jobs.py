@@ -61,12 +61,7 @@ def open_store(settings: ServeSettings) -> JobStore:
         StoreFailed: its folder cannot be used, or another process uses it.
     """
     folder = None if settings.state_dir in (None, "none") else Path(str(settings.state_dir))
-    return JobStore(
-        folder and folder.expanduser(),
-        ttl_s=settings.job_ttl,
-        max_bytes=settings.max_store_bytes,
-        max_waiting=settings.max_queue,
-    )
+    return JobStore.of(folder and folder.expanduser(), settings)
 
 
 class Jobs:
@@ -125,7 +120,7 @@ class Jobs:
         names, files = packed(jobs[0].arguments)
         kind, work = work_and_kind(card, jobs, self._settings, output_format, fps, names)
         asked = {"model": card.id, "seeds": [job.seed for job in jobs]}
-        record, _ = self._ask(self._runner.submit(kind, asked, work, inputs=files))
+        record = self._ask(self._runner.submit(kind, asked, work, inputs=files))
         return self._shown(record)
 
     def get(self, job_id: str) -> BackgroundJob:

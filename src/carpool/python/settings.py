@@ -6,7 +6,8 @@ A test holds both equal. What a setting means stands in `carpool.config` only.
 from os import PathLike
 from typing import TYPE_CHECKING, TypedDict
 
-from carpool.config import BatchingMode, ContextParallelKind, LoraBatching, MetricsFormat, Numerics
+from carpool.config import BatchingMode
+from carpool.engine_settings import ContextParallelKind, LoraBatching, MetricsFormat, Numerics
 
 if TYPE_CHECKING:
     import torch

@@ -30,8 +30,8 @@ from carpool.errors import (
 from carpool.fleet.local import local_pool
 from carpool.fleet.models import ModelSpec
 from carpool.fleet.pool import Pool
+from carpool.request.card import Card
 from carpool.request.lora import adapter_file, check_header, check_name
-from carpool.request.parameters import Card
 from carpool.types import CheckedRequest, Event, Timings
 from carpool.worker import protocol
 from carpool.worker.start import ForkingStarter

@@ -1,4 +1,4 @@
-"""What callers of the Python API say, as requests: one request for every output."""
+"""One request for each output that a caller asks for: lists of prompts, n of each, seeds."""
 
 import math
 import re
@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from carpool.errors import InvalidValue, UnsupportedParameter
+from carpool.request.card import PER_PROMPT
 from carpool.request.own_values import check_n, seeds
-from carpool.request.parameters import PER_PROMPT
 from carpool.types import CheckedRequest, Request, new_request_id
 
 MAX_N = 1000  # outputs of one request

@@ -1,4 +1,4 @@
-"""Pictures that a request brings along: checked before it waits in any line.
+"""Checks of the pictures in a request, before it is queued.
 
 A pipeline would stretch, cut or misread a picture that does not suit it, or fail in the middle.
 Pictures are told by what they have (`mode` and `size`, or `shape`), so neither Pillow nor torch is

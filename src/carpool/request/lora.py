@@ -26,11 +26,11 @@ ATTENTION = ("joint_attention_kwargs", "cross_attention_kwargs", "attention_kwar
 
 _ENTRY = '{"id": NAME, "scale": NUMBER}'
 
-Riding = tuple[tuple[str, float], ...]
+AdapterScales = tuple[tuple[str, float], ...]
 """Adapters of one request with their scales, in the order in which it names them."""
 
 
-def check_lora(given: Any, known: Sequence[str]) -> Riding:
+def check_lora(given: Any, known: Sequence[str]) -> AdapterScales:
     """Check what a request says of adapters; those with scale 0 are as if not said.
 
     Args:

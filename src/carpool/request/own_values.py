@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from carpool.errors import InvalidValue, show
+from carpool.errors import InvalidValue
 from carpool.request.values import as_plain, is_int, is_number
 from carpool.types import MAX_SEED, new_seed
 
@@ -14,8 +14,7 @@ def check_n(n: Any, most: int, name: str = "n") -> int:
     """How many outputs one prompt is to have."""
     n = as_plain(n, also_arrays=False)
     if not is_int(n) or not 1 <= n <= most:
-        rule = f"must be a whole number from 1 to {most}"
-        raise InvalidValue(f"{name}={show(n)}: {rule}", param=name)
+        raise InvalidValue.of(name, n, f"must be a whole number from 1 to {most}")
     return int(n)
 
 
@@ -24,8 +23,7 @@ def check_seed(seed: Any) -> int:
         return new_seed()
     seed = as_plain(seed, also_arrays=False)
     if not is_int(seed) or not 0 <= seed <= MAX_SEED:
-        rule = "must be a whole number from 0 to 2**63 - 1"
-        raise InvalidValue(f"seed={show(seed)}: {rule}", param="seed")
+        raise InvalidValue.of("seed", seed, "must be a whole number from 0 to 2**63 - 1")
     return int(seed)
 
 
@@ -45,20 +43,25 @@ def seeds(seed: Any, n: int) -> list[int]:
 
 def check_timeout(timeout_s: Any, name: str = "timeout_s") -> float:
     if not is_number(timeout_s) or not 0 < timeout_s < math.inf:
-        rule = "must be a number of seconds above 0, at most 3.4e38"
-        raise InvalidValue(f"{name}={show(timeout_s)}: {rule}", param=name)
+        raise InvalidValue.of(
+            name, timeout_s, "must be a number of seconds above 0, at most 3.4e38"
+        )
     return float(timeout_s)
 
 
 def check_step_cache(threshold: Any) -> float:
     if not is_number(threshold) or not 0 <= threshold <= 1:
-        rule = "must be a number from 0 (every step runs) to 1; 0.1 is a careful one"
-        raise InvalidValue(f"step_cache={show(threshold)}: {rule}", param="step_cache")
+        raise InvalidValue.of(
+            "step_cache",
+            threshold,
+            "must be a number from 0 (every step runs) to 1; 0.1 is a careful one",
+        )
     return float(threshold)
 
 
 def check_priority(priority: Any) -> int:
     if not is_int(priority) or not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
-        rule = f"must be a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}"
-        raise InvalidValue(f"priority={show(priority)}: {rule}", param="priority")
+        raise InvalidValue.of(
+            "priority", priority, f"must be a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}"
+        )
     return int(priority)

@@ -1,156 +1,47 @@
-"""Parameters of requests: a model's own as data, and the checks of a request against them.
+"""Check a request against the parameters of a model, before it waits in any queue.
 
-The parameters are those of the pipeline's `__call__`, read once when it is loaded. Everything a
-request says is checked here, before it waits in any queue, in the front process as in the Python
-API. No torch.
+In the front process as in the Python API. No torch.
 """
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 from carpool.errors import (
     InvalidValue,
     MissingParameter,
-    SizeRejected,
     UnknownParameter,
     UnsupportedParameter,
     nearest,
-    show,
 )
+from carpool.request.card import HIDDEN, INSTEAD, PER_PROMPT, Card, Parameter, Task
 from carpool.request.images import NAMES as PICTURE_NAMES
 from carpool.request.images import check_pictures
 from carpool.request.lora import check_lora, refuse_scale
 from carpool.request.own_values import check_priority, check_seed, check_step_cache, check_timeout
-from carpool.request.values import KINDS, ParameterKind, as_plain, is_int, is_number
+from carpool.request.rules import check_rules, check_strength, check_texts
+from carpool.request.values import KINDS, as_plain, is_int
 from carpool.types import CheckedRequest, Request
 
-OURS = ("n", "seed", "timeout_s", "lora", "deadline_s", "priority", "step_cache")
-MOST_TEXT = 32_000  # characters of one parameter, as OpenAI has it
-MOST_TEXTS = 2 * MOST_TEXT  # of a request
-PER_PROMPT = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
-INSTEAD = {
-    "generator": "pass seed, every request gets a generator of its own",
-    **dict.fromkeys(PER_PROMPT, "pass n"),
-    "n": "one request has one output; generate(..., n=...) makes several",
+OTHER_NAMES = {  # by parameter: what it is called in other programs
+    "num_inference_steps": "steps step num_steps sampling_steps n_steps inference_steps",
+    "guidance_scale": "cfg cfg_scale guidance guidance_strength scale",
+    "true_cfg_scale": "cfg cfg_scale guidance guidance_strength scale true_cfg real_cfg",
+    "negative_prompt": "negative neg_prompt uncond_prompt",
+    "strength": "denoise denoising_strength image_strength",
+    "num_frames": "frames length video_length",
+    "frame_rate": "fps",
+    "mask_image": "mask",
+    "image": "init_image input_image",
 }
-OTHER_NAMES: dict[str, tuple[str, ...]] = {  # in other programs: what they are called here
-    **dict.fromkeys(
-        ("steps", "step", "num_steps", "sampling_steps", "n_steps", "inference_steps"),
-        ("num_inference_steps",),
-    ),
-    **dict.fromkeys(
-        ("cfg", "cfg_scale", "guidance", "guidance_strength", "scale"),
-        ("guidance_scale", "true_cfg_scale"),
-    ),
-    **dict.fromkeys(("true_cfg", "real_cfg"), ("true_cfg_scale",)),
-    **dict.fromkeys(("negative", "neg_prompt", "uncond_prompt"), ("negative_prompt",)),
-    **dict.fromkeys(("denoise", "denoising_strength", "image_strength"), ("strength",)),
-    **dict.fromkeys(("frames", "length", "video_length"), ("num_frames",)),
-    **dict.fromkeys(("fps",), ("frame_rate",)),
-    **dict.fromkeys(("mask",), ("mask_image",)),
-    **dict.fromkeys(("init_image", "input_image"), ("image",)),
-}
-_SCHEDULER = (
+ELSEWHERE = {  # what is said otherwise, by how
     "every request runs a copy of the model's own scheduler; choose another in the model's folder "
-    "(scheduler/scheduler_config.json), or set pipe.scheduler before the pipeline is loaded"
-)
-ELSEWHERE = {
-    **dict.fromkeys(("scheduler", "sampler", "sampler_name", "scheduler_name"), _SCHEDULER),
-    **dict.fromkeys(("size", "resolution"), "say width and height, in pixels"),
-    **dict.fromkeys(("seconds", "duration"), "say num_frames, which is seconds x frames a second"),
-    **dict.fromkeys(("dtype", "torch_dtype", "device"), "it is a setting of the server or engine"),
+    "(scheduler/scheduler_config.json), or set pipe.scheduler before the pipeline is loaded": (
+        "scheduler sampler sampler_name scheduler_name"
+    ),
+    "say width and height, in pixels": "size resolution",
+    "say num_frames, which is seconds x frames a second": "seconds duration",
+    "it is a setting of the server or engine": "dtype torch_dtype device",
 }
-HIDDEN = (*INSTEAD, "return_dict")  # outputs are always objects, whatever it says
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter of a pipeline's `__call__`."""
-
-    name: str
-    kind: ParameterKind  # "other": tensors, pictures, callables: Python API only
-    required: bool = False
-    default: int | float | bool | str | None = None  # the pipeline's own, where it is plain
-    also: tuple[ParameterKind, ...] = ()  # further kinds that it takes
-    takes_none: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One of the things that a model does, and the pipeline that does it."""
-
-    name: str  # "text-to-image", "inpaint", ...
-    pipeline: str  # class name
-    parameters: tuple[Parameter, ...]
-    max_images: int = 1  # reference images of a request
-    image_mode: str = "RGB"  # of PIL images
-    strength_rounds: Literal["up", "down"] | None = None  # steps * strength; None: not known
-    output_types: tuple[str, ...] = ("pil", "np", "pt", "latent")
-    only_converts: bool = False  # pictures are the same in all output types
-    needs_prompt: bool = True  # a prompt, or its embeddings
-
-    @property
-    def makes(self) -> Literal["pictures", "videos", "sound"]:
-        kinds: dict[str, Literal["videos", "sound"]] = {"video": "videos", "audio": "sound"}
-        return kinds.get(self.name.rpartition("-")[2], "pictures")
-
-    def takes(self, name: str) -> bool:
-        return any(parameter.name == name for parameter in self.parameters)
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A loaded model as its clients see it."""
-
-    id: str
-    tasks: tuple[Task, ...]  # the loaded pipeline's own first
-    defaults: dict[str, Any]  # laid under what a request leaves out
-    size_multiple_px: int
-    default_size_px: tuple[int, int] | None  # width, height
-    max_pixels: int
-    max_steps: int
-    lora: tuple[str, ...] = ()  # adapters that a request may name
-    frame_step: int = 1  # videos have k * frame_step + 1 frames
-    rounds_sizes: bool = False  # sides that are no multiple are made smaller, not refused
-
-    @property
-    def pipeline(self) -> str:
-        return self.tasks[0].pipeline
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        return self.tasks[0].parameters
-
-    @property
-    def usual_size_px(self) -> tuple[int, int] | None:
-        """Width and height where nobody says any, if the model or its pipeline tells."""
-        own = {p.name: p.default for p in self.parameters} | self.defaults
-        width, height = own.get("width"), own.get("height")
-        if self.default_size_px or not isinstance(width, int) or not isinstance(height, int):
-            return self.default_size_px
-        return width, height
-
-    def task(self, name: str) -> Task:
-        return next(task for task in self.tasks if task.name == name)
-
-    def task_for(self, given: Iterable[str]) -> Task:
-        """The task that takes the pictures given; the model's own where none does."""
-        pictures = [name for name in given if name in PICTURE_NAMES]
-        fitting = (task for task in self.tasks if all(map(task.takes, pictures)))
-        return next(fitting, self.tasks[0])
-
-    def steps(self, arguments: Mapping[str, Any]) -> int:
-        """Denoising steps that these arguments ask for; 0 where the pipeline does not say."""
-        own = {p.name: p.default for p in self.parameters}.get("num_inference_steps")
-        return int(arguments.get("num_inference_steps", own) or 0)
-
-    def names(self) -> list[str]:
-        """What a request may say, ours included."""
-        hidden = HIDDEN
-        names = dict.fromkeys(p.name for task in self.tasks for p in task.parameters)
-        return [*OURS, *(name for name in names if name not in hidden)]
 
 
 def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRequest:
@@ -167,14 +58,15 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
     given = dict(request.parameters)
     if request.prompt is not None:
         given["prompt"] = request.prompt
-    riding = check_lora(given.pop("lora", None), card.lora)
+    lora = check_lora(given.pop("lora", None), card.lora)
     deadline_s, priority = given.pop("deadline_s", None), given.pop("priority", None)
     step_cache = given.pop("step_cache", None)
     task = card.task_for(name for name, value in given.items() if value is not None)
     known = {parameter.name: parameter for parameter in task.parameters}
     arguments = {name: value for name, value in card.defaults.items() if name in known}
     for name, value in given.items():
-        if name in HIDDEN and (value is None or name == "return_dict" or _is_one(name, value)):
+        is_one = name in PER_PROMPT and is_int(value) and value == 1
+        if name in HIDDEN and (value is None or name == "return_dict" or is_one):
             continue
         if name in INSTEAD:
             raise UnsupportedParameter(f"{name} is not taken: {INSTEAD[name]}", param=name)
@@ -186,11 +78,11 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
             raise _unknown(card, task, name, from_json)
         refuse_scale(name, value)
         arguments[name] = None if value is None else _value(task, known[name], value, from_json)
-    _check_texts({name: value for name, value in arguments.items() if name in given})
+    check_texts({name: value for name, value in arguments.items() if name in given})
     if "negative_prompt" in known and arguments.get("negative_prompt_embeds") is not None:
         arguments.setdefault("negative_prompt", None)  # SANA's own is "", and refused beside them
-    _check_rules(card, arguments)
-    _check_strength(task, arguments)
+    check_rules(card, arguments)
+    check_strength(task, arguments)
     check_pictures(
         arguments,
         mode=task.image_mode,
@@ -212,7 +104,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         arguments=arguments,
         timeout_s=None if request.timeout_s is None else check_timeout(request.timeout_s),
         task=task.name,
-        lora=riding,
+        lora=lora,
         deadline_s=None if deadline_s is None else check_timeout(deadline_s, "deadline_s"),
         priority=0 if priority is None else check_priority(priority),
         tenant=request.tenant,
@@ -220,10 +112,6 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         output_type="pil" if from_json else None,
         step_cache=None if step_cache is None else check_step_cache(step_cache),
     )
-
-
-def _is_one(name: str, value: Any) -> bool:
-    return name in PER_PROMPT and is_int(value) and value == 1
 
 
 def _is_left_out(parameter: Parameter, from_json: bool) -> bool:
@@ -238,17 +126,19 @@ def _is_left_out(parameter: Parameter, from_json: bool) -> bool:
 
 
 def _unknown(card: Card, task: Task, name: str, from_json: bool) -> UnknownParameter:
+    lower = name.lower()
     others = [other for other in card.tasks if other.takes(name)]
+    said = next((how for how, names in ELSEWHERE.items() if lower in names.split()), None)
     if others:  # as `strength` without a picture
         pictures = [p.name for p in others[0].parameters if p.name in PICTURE_NAMES]
         hint = f": {others[0].name} takes it, with {' and '.join(pictures) or 'other inputs'}"
-    elif name.lower() in ELSEWHERE:
-        hint = f": {ELSEWHERE[name.lower()]}"
+    elif said is not None:
+        hint = f": {said}"
     else:
-        names = [n for n in card.names() if not (from_json and n == "output_type")]
-        called = (n for n in OTHER_NAMES.get(name.lower(), ()) if task.takes(n))
-        known = next(called, None) or (name.lower() if name.lower() in names else None)
-        hint = f"; did you mean {known!r}?" if known else nearest(name, names)
+        known = [n for n in card.names() if not (from_json and n == "output_type")]
+        meant = [ours for ours, names in OTHER_NAMES.items() if lower in names.split()]
+        close = next((n for n in [*filter(task.takes, meant), lower] if n in known), None)
+        hint = f"; did you mean {close!r}?" if close else nearest(name, known)
     return UnknownParameter(f"{task.pipeline} has no parameter {name!r}{hint}", param=name)
 
 
@@ -272,124 +162,4 @@ def _value(task: Task, parameter: Parameter, value: Any, from_json: bool) -> Any
         return float(value) if kind == "float" and is_int(value) else value
     if kind == "other":
         raise UnsupportedParameter(f"{name} cannot be sent as JSON", param=name)
-    raise InvalidValue(f"{name}={show(value)}: must be {rule}", param=name)
-
-
-def _check_texts(arguments: Mapping[str, Any]) -> None:
-    """Bound all texts: a tokenizer reads the whole of one before it cuts it to what fits."""
-    sizes = {name: sum(map(len, _texts(value))) for name, value in arguments.items()}
-    for name, size in sizes.items():
-        if size > MOST_TEXT:
-            rule = f"must have at most {MOST_TEXT}"
-            raise InvalidValue(f"{name} has {size} characters: {rule}", param=name)
-    if (size := sum(sizes.values())) > MOST_TEXTS:
-        longest = sorted(sizes, key=lambda name: -sizes[name])
-        said = " and ".join(name for name in longest if sizes[name])
-        raise InvalidValue(
-            f"{said} have {size} characters together: must have at most {MOST_TEXTS}",
-            param=longest[0],
-        )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from _texts(entry)
-    elif isinstance(value, dict):
-        yield from _texts([*value, *value.values()])
-
-
-def _check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
-    """Rules that hold for every pipeline, so that nobody waits in line to be told."""
-    steps = arguments.get("num_inference_steps")
-    if steps is not None and not 1 <= steps <= card.max_steps:
-        raise InvalidValue(
-            f"num_inference_steps={show(steps)}: must be a whole number from 1 to {card.max_steps}",
-            param="num_inference_steps",
-        )
-    for name in ("sigmas", "timesteps"):  # one entry a step
-        given = arguments.get(name)
-        if isinstance(given, (list, tuple)) and not 1 <= len(given) <= card.max_steps:
-            rule = f"must have from 1 to {card.max_steps} entries"
-            raise InvalidValue(f"{name} has {len(given)} entries: {rule}", param=name)
-    strength = arguments.get("strength")
-    if strength is not None and is_number(strength) and not 0 <= strength <= 1:
-        raise InvalidValue(f"strength={show(strength)}: must be from 0 to 1", param="strength")
-    for name in ("max_sequence_length", "num_frames"):
-        value = arguments.get(name)
-        if value is not None and value < 1:
-            raise InvalidValue(f"{name}={show(value)}: must be at least 1", param=name)
-    check_size(card, arguments)
-
-
-def _check_strength(task: Task, arguments: Mapping[str, Any]) -> None:
-    """Refuse a strength that leaves nothing to do, counted as diffusers' `get_timesteps` does."""
-    said = {p.name: p.default for p in task.parameters} | dict(arguments)
-    strength, steps = said.get("strength"), said.get("num_inference_steps")
-    for name in ("sigmas", "timesteps"):
-        steps = len(said[name]) if isinstance(said.get(name), (list, tuple)) else steps
-    if task.strength_rounds is None or not is_number(strength) or not steps:
-        return
-    is_rounded_up = task.strength_rounds == "up"
-    if is_rounded_up and int(max(steps - min(steps * strength, steps), 0)) < steps:
-        return
-    if not is_rounded_up and int(steps * strength) >= 1:
-        return
-    least = f"{math.ceil(10_000 / steps) / 10_000:g}"  # in digits that can be read
-    rule = f"must be above 0, such as {least}" if is_rounded_up else f"must be at least {least}"
-    raise InvalidValue(
-        f"strength={show(strength)}: leaves none of {steps} steps, {rule}", param="strength"
-    )
-
-
-def rounded_size(card: Card, arguments: Mapping[str, Any]) -> str | None:
-    """What a client is to know of a size that the pipeline rounds down; None if it does not."""
-    sides, multiple = _sides(card, arguments), card.size_multiple_px
-    if not any(side % multiple for side in sides):
-        return None
-    drawn = [side // multiple * multiple for side in sides]
-    return f"size {_by(sides)} was rounded down to {_by(drawn)}, multiples of {multiple}"
-
-
-def _sides(card: Card, arguments: Mapping[str, Any]) -> list[int]:
-    """Width and height, as far as they are known."""
-    default = card.usual_size_px or (None, None)
-    return [
-        side
-        for name, other in zip(("width", "height"), default, strict=True)
-        if (side := other if arguments.get(name) is None else arguments[name]) is not None
-    ]
-
-
-def check_size(card: Card, arguments: Mapping[str, Any]) -> None:
-    """Refuse a size that the pipeline would refuse, or that has too many pixels."""
-    sides, multiple = _sides(card, arguments), card.size_multiple_px
-    least = multiple if card.rounds_sizes else 1
-    if any(side < least or (side % multiple and not card.rounds_sizes) for side in sides):
-        legal = [max(multiple, round(side / multiple) * multiple) for side in sides]
-        raise SizeRejected(
-            f"size {_by(sides)} is not supported: both sides must be multiples of {multiple}, "
-            f"above 0; the nearest size is {_by(legal)}",
-            param="size",
-        )
-    if len(sides) == 2 and math.prod(sides) > card.max_pixels:
-        longest = card.max_pixels // multiple // multiple * multiple
-        fits = [min(side, longest) for side in within(sides, card.max_pixels, multiple)]
-        raise SizeRejected(
-            f"size {_by(sides)} is not supported: it has {math.prod(sides)} pixels, the most "
-            f"is {card.max_pixels}; the nearest size of this shape is {_by(fits)}",
-            param="size",
-        )
-
-
-def within(size: Sequence[int], max_pixels: int, multiple: int) -> tuple[int, int]:
-    """The largest size of about this shape, and not above it, that a model can do."""
-    shrink = min(1.0, math.sqrt(max_pixels / math.prod(size)))
-    width, height = (max(multiple, int(side * shrink) // multiple * multiple) for side in size)
-    return width, height
-
-
-def _by(sides: Sequence[int]) -> str:
-    return "x".join(map(str, sides))
+    raise InvalidValue.of(name, value, f"must be {rule}")

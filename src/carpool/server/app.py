@@ -75,7 +75,7 @@ def create_app(
         peers.router,
         adapters.router,
     ]
-    for router in [*routers, observe.public, peers.public]:
+    for router in [*routers, observe.public]:
         if runner is not None or router not in (jobs.router, videos.router):
             app.include_router(router)
     add_docs(app)

@@ -4,32 +4,39 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import Depends, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
-from fastapi.security import HTTPAuthorizationCredentials
+from fastapi.security import HTTPBearer
 from starlette.types import Receive, Scope, Send
 
 from carpool.server.bodies import schema
 from carpool.server.bodies.json_bodies import check_is_json, read
-from carpool.server.state import AppState, RequestContext, bearer
+from carpool.server.state import AppState, RequestContext
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schema.Error}
     for status in (400, 401, 403, 404, 405, 413, 415, 422, 429, 500, 503, 504)
 }
 """For the OpenAPI document: how any path under `/v1` may answer."""
+FORBIDDEN: dict[int | str, dict[str, Any]] = {403: ERRORS[403]}
+"""The same of paths that need no key: refused by `Host` or `Origin`."""
 
 
 async def server_state(request: Request) -> AppState:
     return request.app.state.server  # type: ignore[no-any-return]
 
 
-async def request_context(
-    request: Request,
-    _: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],  # for the document
-) -> RequestContext:
-    return RequestContext(request.app.state.server, request, request.state.client)
+class _RequestContext(HTTPBearer):
+    """Gives the context of a request, whose key its route has checked before.
 
+    As a security scheme it stands in the OpenAPI document, so that paths want a key there.
+    """
+
+    async def __call__(self, request: Request) -> RequestContext:  # type: ignore[override]
+        return RequestContext(request.app.state.server, request, request.state.client)
+
+
+request_context = _RequestContext(scheme_name="HTTPBearer")
 
 State = Annotated[AppState, Depends(server_state)]
 Context = Annotated[RequestContext, Depends(request_context)]
@@ -69,7 +76,15 @@ class AuthenticatedRoute(APIRoute):
 
 
 class WorkRoute(AuthenticatedRoute):
+    """A route whose POSTs are requests for work: limited and traced."""
+
     is_work = True
+
+
+def router_of(route: type[AuthenticatedRoute], prefix: str = "") -> APIRouter:
+    """A router for routes of one class."""
+    before = Depends(traced if route.is_work else request_context)
+    return APIRouter(prefix=prefix, route_class=route, responses=ERRORS, dependencies=[before])
 
 
 class _StrictRequest(Request):

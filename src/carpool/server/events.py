@@ -21,12 +21,15 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+
 import carpool
 from carpool import media
 from carpool.errors import CarpoolError, Overloaded
 from carpool.fleet.serving import Serving
 from carpool.jobs.database import Record
-from carpool.jobs.runner import Output, Runner
+from carpool.jobs.interfaces import JobListener, JobOutput
+from carpool.jobs.runner import Runner
 from carpool.media.executors import FairExecutor
 from carpool.server.observer import Observer
 from carpool.types import CheckedRequest
@@ -59,12 +62,11 @@ class _Viewer:
         self.events.put_nowait(event)
 
 
-class Events:
+class Events(JobListener):
     """Distributes events to viewers. For the event loop.
 
     Args:
         knows: whether an owner's key is still one of the server's.
-        model: the served model's name.
         encoder: encodes previews.
         has_metadata: do files say that a model made them?
     """
@@ -76,12 +78,11 @@ class Events:
         runner: Runner | None,
         *,
         knows: Callable[[str], bool],
-        model: Callable[[], str],
         encoder: FairExecutor,
         has_metadata: bool = True,
     ) -> None:
         self._supervisor, self._observer = supervisor, observer
-        self._knows, self._model, self._encoder = knows, model, encoder
+        self._knows, self._encoder = knows, encoder
         self._metadata: dict[str, Any] | None = {} if has_metadata else None
         self._viewers: dict[_Viewer, None] = {}
         self._progress: dict[str, tuple[Record, int, int]] = {}  # of jobs, since the last tick
@@ -89,8 +90,7 @@ class Events:
         self._encoding: set[asyncio.Task[None]] = set()
         self._is_closed = False
         if runner is not None:
-            runner.watch(self)
-            runner.follow(self)
+            runner.listen(self)
 
     async def follow(self, owner: str, for_s: float | None = None) -> AsyncIterator[bytes]:
         """The events for one viewer, from now on.
@@ -109,18 +109,15 @@ class Events:
         self._viewers[viewer] = None
         self._update()
         try:
-            until_s = inf if for_s is None else asyncio.get_running_loop().time() + for_s
-            is_first = True
-            while not self._is_closed:
-                left_s = until_s - asyncio.get_running_loop().time()
-                if left_s <= 0 and not is_first:
-                    return
-                is_first = False
+            now_s = asyncio.get_running_loop().time
+            until_s, is_first = inf if for_s is None else now_s() + for_s, True
+            while not self._is_closed and (is_first or now_s() < until_s):
+                left_s, is_first = until_s - now_s(), False
                 try:
                     async with asyncio.timeout(max(0.0, min(SILENCE_S, left_s))):
                         event = await viewer.events.get()
                 except TimeoutError:
-                    event = b": ping\n\n"
+                    event = KEEPALIVE_COMMENT
                 if event is None or not self._knows(owner):
                     return
                 yield event
@@ -169,7 +166,7 @@ class Events:
                 statistics = await self._supervisor.statistics()
         except (CarpoolError, TimeoutError):  # the worker died, or is busy
             return
-        models = statistics.get("models") or {self._model(): statistics}
+        models = statistics.get("models") or {self._observer.model: statistics}
         for model, several in models.items():
             held = {"held": one["requests"]} if (one := several.get("held")) else {}
             for worker in several.get("workers", [several]):
@@ -179,7 +176,7 @@ class Events:
                     self._send_all(_event("stats", about | shown))
 
     def _status(self) -> bytes:
-        status = {"status": self._supervisor.state, "model": self._model()}
+        status = {"status": self._supervisor.state, "model": self._observer.model}
         return _event("status", {**status, "version": carpool.__version__})
 
     def _activity(self, activity: protocol.Activity) -> None:
@@ -196,7 +193,7 @@ class Events:
             for one in activity.forwards
         ]
         common = {
-            "model": activity.model or self._model(),
+            "model": activity.model or self._observer.model,
             "worker": activity.worker,
             "now_s": round(activity.now_s, 5),
             "forwards": forwards,
@@ -243,12 +240,12 @@ class Events:
         name = self._observer.own_name(request_id, owner)
         return {} if name is None else {"id": name[0], "part": name[1]}
 
-    # Jobs: a `JobListener` and `JobFollower`
+    # As a `JobListener`
 
     def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
         self._tell_job(record, "in_progress", parts=len(parts))
 
-    def ended(self, record: Record, state: str, took_s: float, done: Sequence[Output]) -> None:
+    def ended(self, record: Record, state: str, took_s: float, done: Sequence[JobOutput]) -> None:
         self._progress.pop(record.id, None)
         self._tell_job(record, state)
 
@@ -263,7 +260,9 @@ class Events:
             task.add_done_callback(self._encoding.discard)
 
     async def _tell_preview(self, record: Record, part: int, preview: protocol.Preview) -> None:
-        encode = partial(media.encode, preview.picture, "webp", PREVIEW_QUALITY, self._metadata)
+        encode = partial(
+            media.encode_image, preview.picture, "webp", PREVIEW_QUALITY, self._metadata
+        )
         picture = await self._encoder.run(record.owner, encode)
         told = {"id": record.id, "part": part, "step": preview.step, "steps": preview.steps}
         told["webp"] = base64.b64encode(picture).decode()
@@ -288,4 +287,4 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _event(kind: str, data: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+    return format_sse_event(data_str=json.dumps(data, separators=(",", ":")), event=kind)

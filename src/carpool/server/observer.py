@@ -3,8 +3,8 @@
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 from fastapi import Request
 
@@ -15,8 +15,10 @@ from carpool.fleet.fleet import Fleet
 from carpool.fleet.pool import Pool
 from carpool.fleet.serving import Serving
 from carpool.jobs.database import Record
+from carpool.jobs.interfaces import JobListener
 from carpool.jobs.runner import Runner
 from carpool.server.bodies import schema
+from carpool.server.bodies import schema_reports as reports
 from carpool.telemetry import tracing
 from carpool.telemetry.metrics import Metrics
 from carpool.types import CheckedRequest
@@ -24,21 +26,20 @@ from carpool.types import CheckedRequest
 log = logging.getLogger("carpool")
 
 KEPT = 1000  # requests, as many as the engine keeps
-Origin = tuple[str, str, str]
-"""("request", owner, id) or ("job", "", id)."""
+Origin = tuple[Literal["request", "job"], str, str]
+"""Of requests of the engine's: what became these, the owner of its API key, and its id."""
 
 
-class Observer:
-    """The front's own counts, and a listener of the runner, if there is one (`jobs.runner`)."""
+class Observer(JobListener):
+    """The front's own counts, also of jobs, and the origins of the engine's requests."""
 
     def __init__(self, supervisor: Serving, settings: ServeSettings, runner: Runner | None) -> None:
         self._supervisor, self._settings, self._runner = supervisor, settings, runner
         self._metrics = Metrics()
         self._request_ids: OrderedDict[Origin, list[str]] = OrderedDict()
         self._origins: dict[str, Origin] = {}  # by the ids of the engine's requests
-        self._owners: dict[str, str] = {}  # by the same
         if runner is not None:
-            runner.watch(self)
+            runner.listen(self)
 
     @property
     def _has_several(self) -> bool:
@@ -71,26 +72,20 @@ class Observer:
     def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
         """A job is run, in the trace of the request that it came with."""
         tracing.take_up(str(record.work.get("trace", "")))
-        self._note(("job", "", record.id), parts, record.owner)
+        self._note(("job", record.owner, record.id), parts)
 
-    def _note(
-        self, origin: Origin, made: Sequence[CheckedRequest], owner: str | None = None
-    ) -> None:
+    def _note(self, origin: Origin, made: Sequence[CheckedRequest]) -> None:
         if self._settings.log_prompts:
             log.info("%s asks for %r", origin[2], made[0].arguments.get("prompt"))
-        for one in self._request_ids.pop(origin, []):
-            self._origins.pop(one, None)
-            self._owners.pop(one, None)
+        self._forget(self._request_ids.pop(origin, ()))
         self._request_ids[origin] = [one.request_id for one in made]
         self._origins |= dict.fromkeys(self._request_ids[origin], origin)
-        self._owners |= dict.fromkeys(
-            self._request_ids[origin], origin[1] if owner is None else owner
-        )
         if len(self._request_ids) > KEPT:
-            _, oldest = self._request_ids.popitem(last=False)
-            for one in oldest:
-                self._origins.pop(one, None)
-                self._owners.pop(one, None)
+            self._forget(self._request_ids.popitem(last=False)[1])
+
+    def _forget(self, request_ids: Iterable[str]) -> None:
+        for one in request_ids:
+            self._origins.pop(one, None)
 
     def ended(self, record: Record, state: str, took_s: float, done: Sequence[Any]) -> None:
         """A job has ended."""
@@ -103,8 +98,8 @@ class Observer:
         for clip in clips:
             self._metrics.filmed(model, clip.length / record.work["output"]["fps"])
 
-    def previewed(self, after_s: float) -> None:
-        """The first preview of a request is sent."""
+    def first_preview(self, after_s: float) -> None:
+        """The first preview of a request was sent so many seconds after it came."""
         self._metrics.previewed(self.model, after_s)
 
     def drew(self, images: int, usage: schema.UsageBody) -> None:
@@ -116,18 +111,19 @@ class Observer:
         """A request for work was answered."""
         self._metrics.answered(self.model, endpoint, status, duration_s)
 
-    async def report(self, owner: str, request_id: str) -> schema.RequestReport:
+    async def report(self, owner: str, request_id: str) -> reports.RequestReport:
         """What became of a request that the same API key made, or of a job in its last run.
 
         Raises:
             NoSuchEndpoint: it is not known, or not any more.
             Starting, WorkerLost, Draining: there is no worker to ask.
         """
-        origin, job = ("request", owner, request_id), None
+        origin: Origin = "request", owner, request_id
+        job = None
         if origin not in self._request_ids and self._runner is not None:
             with contextlib.suppress(JobNotFound):
                 job = await self._runner.get(request_id, owner)
-                origin = "job", "", job.id
+                origin = "job", owner, job.id
         parts = self._request_ids.get(origin, [])
         outputs = await self._supervisor.timelines(parts) if parts else []
         if not outputs and not (job is not None and job.is_open):
@@ -136,23 +132,17 @@ class Observer:
                 f"answer, or a job's, and the last {KEPT} since the worker started are kept"
             )
         for phase in (phase for output in outputs for phase in output["phases"]):
-            names = (self._name_of(one, owner, origin) for one in phase["others"])
-            phase["others"] = list(dict.fromkeys(names))
-        return schema.RequestReport.model_validate({"id": request_id, "outputs": outputs})
-
-    def _name_of(self, output_id: str, owner: str, mine: Origin) -> str:
-        """How a client may know a request of the engine's: by the id of its own HTTP request or
-        job, or not at all."""
-        is_own = self._owners.get(output_id) == owner or self._origins.get(output_id) == mine
-        return self._origins[output_id][2] if is_own else "another"
+            names = (self.own_name(one, owner) for one in phase["others"])
+            phase["others"] = list(dict.fromkeys(name[0] if name else "another" for name in names))
+        return reports.RequestReport.model_validate({"id": request_id, "outputs": outputs})
 
     def own_name(self, output_id: str, owner: str) -> tuple[str, int] | None:
         """The id of the HTTP request or job that became a request of the engine's, and which of
         its outputs this is; None unless it is this owner's."""
-        if self._owners.get(output_id) != owner:
+        origin = self._origins.get(output_id)
+        if origin is None or origin[1] != owner:
             return None
-        origin = self._origins[output_id]
-        return origin[2], self._request_ids.get(origin, [output_id]).index(output_id)
+        return origin[2], self._request_ids[origin].index(output_id)
 
     async def metrics(self) -> bytes:
         """The page for Prometheus. Without a worker it has the front's own counts only."""

@@ -14,10 +14,12 @@ from carpool.errors import (
     show,
 )
 from carpool.media.outputs import FPS, MOST_FPS
+from carpool.request.card import Card
 from carpool.request.expand import fanned_out, grouped, prompts_in
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.own_values import check_n, seeds
-from carpool.request.parameters import Card, check, check_size
+from carpool.request.parameters import check
+from carpool.request.sizes import check_size
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import number
 from carpool.server.state import ServedModel
@@ -83,7 +85,7 @@ def outputs_of(model: ServedModel, body: schema.ImageRequest) -> int:
         InvalidValue: n, or lists of prompts that do not fit together, or too many in all.
     """
     n = check_n(1 if body.n is None else body.n, model.max_n)
-    prompts = prompts_in(body.model_dump())
+    prompts = prompts_in(body.model_dump(exclude_unset=True))
     if prompts * n > model.max_n:
         name = "n" if prompts <= model.max_n else "prompt"
         most = f"{model.max_n // prompts} of each" if name == "n" else f"{model.max_n} prompts"
@@ -120,8 +122,7 @@ def video_request(
     seconds = _number(body.seconds)
     if seconds is not None:
         if not 0 < seconds <= max_frames:
-            rule = f"must be above 0, at most {max_frames}"
-            raise InvalidValue(f"seconds={show(body.seconds)}: {rule}", param="seconds")
+            raise InvalidValue.of("seconds", body.seconds, f"must be above 0, at most {max_frames}")
         if body.num_frames is not None:
             raise InvalidValue("give seconds or num_frames, not both", param="seconds")
         parameters["num_frames"] = round(seconds * fps) + 1  # models count k * n + 1
@@ -189,7 +190,7 @@ def _parameters(
             f"{model.id} makes {made}, and this endpoint answers with {makes}: {way}",
             param="model",
         )
-    sent = body.model_dump(exclude_none=makes == "videos")
+    sent = body.model_dump(exclude_unset=True, exclude_none=makes == "videos")
     for name, value in sent.items():  # JSON can write half a character, "\ud800"
         try:
             for text in value if isinstance(value, list) else [value]:
@@ -197,7 +198,7 @@ def _parameters(
         except UnicodeEncodeError:
             rule = "must be text without lone surrogates"
             raise InvalidValue(f"{name}={text[:40]!a}: {rule}", param=name) from None
-    declared = type(body).model_fields  # null unless said, also where the model knows no such
+    declared = type(body).model_fields
     parameters = {
         name: value
         for name, value in sent.items()
@@ -274,7 +275,7 @@ def _rate(name: str, value: Any) -> float | None:
     """Frames a second; None where the body has none."""
     rate = _number(value)
     if rate is not None and not 1 <= rate <= MOST_FPS:
-        raise InvalidValue(f"{name}={show(value)}: must be from 1 to {MOST_FPS}", param=name)
+        raise InvalidValue.of(name, value, f"must be from 1 to {MOST_FPS}")
     return rate
 
 

@@ -1,5 +1,6 @@
 """What all routes of one server share: the worker, jobs, API keys, limits and caches."""
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -17,9 +18,9 @@ from carpool.fleet.fleet import Deployment, Fleet
 from carpool.fleet.serving import Serving
 from carpool.jobs.runner import Runner
 from carpool.media.executors import FairExecutor
-from carpool.media.metadata import made_with, told
+from carpool.media.metadata import in_files, made_with
 from carpool.media.reader import Intake, PictureReader
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.server.access.idempotency import IdempotencyCache
 from carpool.server.access.keys import APIClient, Keyring
 from carpool.server.access.limits import RateLimiter, Slot
@@ -48,8 +49,7 @@ class ServedModel:
     id: str
     card: Card
     max_n: int
-    metadata: bool = True  # do files carry the settings that made them?
-    metadata_prompt: bool = False  # the prompts too?
+    settings: ServeSettings = field(default_factory=ServeSettings)
     default_lora: Mapping[str, Any] = field(default_factory=dict)  # `set_lora`; by API key
 
     def check_name(self, name: str | None) -> None:
@@ -61,8 +61,9 @@ class ServedModel:
 
     def file_metadata(self, made: CheckedRequest | None, **more: Any) -> dict[str, Any] | None:
         """The settings that a file may carry; {} without a request, None where files carry none."""
-        settings = {} if made is None else made_with(self.id, made, **more)
-        return told(settings, metadata=self.metadata, metadata_prompt=self.metadata_prompt)
+        said = {} if made is None else made_with(self.id, made, **more)
+        own = self.settings
+        return in_files(said, metadata=own.metadata, metadata_prompt=own.metadata_prompt)
 
 
 class AppState:
@@ -95,11 +96,11 @@ class AppState:
             self.observer,
             runner,
             knows=self.keys.knows,
-            model=lambda: self.observer.model,
             encoder=self.encoder,
             has_metadata=settings.metadata,
         )
         self.started_s = int(time.time())
+        self.interruptible: dict[str, dict[str, asyncio.Task[Any]]] = {}  # by owner and request id
         self.default_lora: dict[tuple[str, str], list[dict[str, Any]]] = {}  # by model and API key
         self._json = FairExecutor("carpool-json", 4, per_tenant=1, rests=True)
         self._memory = MemoryBudget(settings.max_in_flight_bytes, settings.max_upload_bytes)
@@ -161,8 +162,7 @@ class AppState:
             id_,
             ready.card,
             min(settings.max_n, settings.max_running + settings.max_queue),
-            settings.metadata,
-            settings.metadata_prompt,
+            settings,
             {key: lora for (model, key), lora in self.default_lora.items() if model == id_},
         )
 
@@ -221,6 +221,11 @@ class RequestContext:
     state: AppState
     request: Request
     client: APIClient
+
+    @property
+    def interruptible(self) -> dict[str, asyncio.Task[Any]]:
+        """The client's running requests that `/sdapi/v1/interrupt` cancels, by their ids."""
+        return self.state.interruptible.setdefault(self.client.owner, {})
 
     def intake(self, n: int = 1) -> Intake:
         """The reader of its pictures, if it is for `n` outputs."""

@@ -7,8 +7,10 @@ and are absent while there is none. Labels are never prompts, ids or paths.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import accumulate
 from math import inf
+from operator import getitem
 from types import MappingProxyType
 from typing import Any
 
@@ -22,10 +24,23 @@ from prometheus_client.core import (
 from prometheus_client.metrics import Counter, Histogram
 from prometheus_client.registry import Collector
 
+from carpool.telemetry.metric_list import ALL
 from carpool.types import BUCKETS_S
 
 CONTENT_TYPE: str = CONTENT_TYPE_LATEST
 BUCKETS_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_NUMBERS = {  # of the engine: where each stands in its statistics
+    "requests_running": "running",
+    "requests_waiting": "waiting",
+    "overload_stage": "overload stage",
+    "wait_seconds": "overload wait_s",
+    "steps_total": "steps",
+    "steps_skipped_total": "steps_skipped",
+    "deadlines_missed_total": "deadlines_missed",
+    "machine_speed_factor": "speed_factor",
+    "trials_total": "trials count",
+    "trials_lost_seconds_total": "trials lost_s",
+}
 MEMORY = {"weights": "weights_bytes", "reserved": "reserved_bytes", "peak": "peak_bytes"}
 
 Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
@@ -61,147 +76,27 @@ def instances(model: str, statistics: Mapping[str, Any] | None) -> list[Instance
     return [Instance(model, None, statistics)] if "waits" in statistics else []
 
 
-@dataclass(frozen=True, slots=True)
-class MetricInfo:
-    """Type, labels and help text of a metric."""
-
-    type: str
-    labels: tuple[str, ...]
-    text: str
-
-
-ALL: dict[str, MetricInfo] = {
-    "carpool_requests_total": MetricInfo(
-        "counter",
-        ("model", "endpoint", "outcome"),
-        "answers to POST requests: ok, rejected (status below 500), failed, cancelled",
-    ),
-    "carpool_request_duration_seconds": MetricInfo(
-        "histogram", ("model", "endpoint", "outcome"), "from such a request to its answer's end"
-    ),
-    "carpool_images_total": MetricInfo("counter", ("model",), "pictures in answers and of jobs"),
-    "carpool_video_seconds_total": MetricInfo(
-        "counter", ("model",), "length of videos that were made"
-    ),
-    "carpool_first_preview_seconds": MetricInfo(
-        "histogram", ("model",), "from a request for a stream to the first preview in it"
-    ),
-    "carpool_jobs_total": MetricInfo(
-        "counter",
-        ("model", "kind", "outcome"),
-        "jobs that ended: ok, failed, cancelled (or deleted), expired; the request that "
-        "created one is counted by itself",
-    ),
-    "carpool_job_duration_seconds": MetricInfo(
-        "histogram", ("model", "kind", "outcome"), "from such a job's acceptance to its end"
-    ),
-    "carpool_jobs": MetricInfo("gauge", ("model", "state"), "jobs that are queued, in_progress"),
-    "carpool_build_info": MetricInfo(
-        "gauge", ("version", "torch", "diffusers", "revision"), "always 1; what runs"
-    ),
-    "carpool_worker_up": MetricInfo(
-        "gauge", ("model", "worker", "device"), "of several workers: 1 where it is ready, else 0"
-    ),
-    "carpool_worker_requests": MetricInfo(
-        "gauge", ("model", "worker"), "requests that were given to one of several workers"
-    ),
-    "carpool_moves_total": MetricInfo(
-        "counter",
-        ("model", "why"),
-        "running requests that others of several workers were to go on with: drain, gain, priority",
-    ),
-    "carpool_requests_held": MetricInfo(
-        "gauge", ("model",), "requests that wait until one of several workers has room"
-    ),
-    "carpool_requests_running": MetricInfo("gauge", ("model",), "running requests"),
-    "carpool_requests_waiting": MetricInfo("gauge", ("model",), "queued requests"),
-    "carpool_overload_stage": MetricInfo(
-        "gauge",
-        ("model",),
-        "1: no previews; 2: no new requests of priority below 0; 3: no new requests",
-    ),
-    "carpool_wait_seconds": MetricInfo(
-        "gauge", ("model",), "predicted time until the queue is empty"
-    ),
-    "carpool_request_queue_seconds": MetricInfo(
-        "histogram", ("model",), "time in the queue, of requests that started"
-    ),
-    "carpool_steps_total": MetricInfo("counter", ("model",), "denoising steps of requests"),
-    "carpool_steps_skipped_total": MetricInfo(
-        "counter", ("model",), "those of them that `step_cache` answered without a forward"
-    ),
-    "carpool_deadlines_missed_total": MetricInfo(
-        "counter", ("model",), "requests that ended after their deadline_s"
-    ),
-    "carpool_forward_duration_seconds": MetricInfo(
-        "histogram", ("model", "component"), "time of one forward"
-    ),
-    "carpool_forward_rows": MetricInfo("histogram", ("component",), "batch rows in a forward"),
-    "carpool_forward_requests": MetricInfo("histogram", ("component",), "requests in a forward"),
-    "carpool_forwards_not_wider_total": MetricInfo(
-        "counter", ("component", "why"), "forwards, by the reason why they were not wider"
-    ),
-    "carpool_probation_forwards_total": MetricInfo(
-        "counter",
-        ("model", "outcome"),
-        "forwards that were run apart and together to prove how calls fuse: agreed, differed "
-        "(its calls run alone), unsettled (the module changed)",
-    ),
-    "carpool_call_kinds": MetricInfo(
-        "gauge",
-        ("model", "fuses"),
-        "kinds of calls by how they fuse: table, proven, probation, alone",
-    ),
-    "carpool_cost_seconds": MetricInfo(
-        "gauge", ("kind", "rows"), "predicted time of one forward, at the machine's usual speed"
-    ),
-    "carpool_cost_sd_seconds": MetricInfo(
-        "gauge", ("kind", "rows"), "standard deviation of the prediction"
-    ),
-    "carpool_machine_speed_factor": MetricInfo(
-        "gauge", ("model",), "time of forwards just now over the usual one"
-    ),
-    "carpool_trials_total": MetricInfo(
-        "counter", ("model",), "forwards of a width that is uncertain, run to learn its time"
-    ),
-    "carpool_trials_lost_seconds_total": MetricInfo(
-        "counter", ("model",), "device time that trials were predicted to lose"
-    ),
-    "carpool_device_memory_bytes": MetricInfo(
-        "gauge", ("device", "kind"), "weights; reserved by torch (CUDA); peak in use"
-    ),
-}
-"""Those after `carpool_requests_held` come from workers, with a label `worker` where there are
-several; the others from the front."""
-
-
 class Metrics:
     """The metrics of one front, in a registry of their own."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            *_front("carpool_requests_total"),
-            registry=self._registry,
-        )
-        self._durations = Histogram(
-            *_front("carpool_request_duration_seconds"),
-            buckets=BUCKETS_S,
-            registry=self._registry,
-        )
-        self._images = Counter(*_front("carpool_images_total"), registry=self._registry)
-        self._video_seconds = Counter(
-            *_front("carpool_video_seconds_total"), registry=self._registry
-        )
-        self._previews = Histogram(
-            *_front("carpool_first_preview_seconds"), buckets=BUCKETS_S, registry=self._registry
-        )
-        self._jobs = Counter(*_front("carpool_jobs_total"), registry=self._registry)
-        self._job_durations = Histogram(
-            *_front("carpool_job_duration_seconds"), buckets=BUCKETS_S, registry=self._registry
-        )
+        self._requests = self._counter("carpool_requests_total")
+        self._durations = self._histogram("carpool_request_duration_seconds")
+        self._images = self._counter("carpool_images_total")
+        self._video_seconds = self._counter("carpool_video_seconds_total")
+        self._previews = self._histogram("carpool_first_preview_seconds")
+        self._jobs = self._counter("carpool_jobs_total")
+        self._job_durations = self._histogram("carpool_job_duration_seconds")
         self._scraped = _Scraped()
         self._registry.register(self._scraped)
+
+    def _counter(self, name: str) -> Counter:
+        return Counter(name, ALL[name].text, ALL[name].labels, registry=self._registry)
+
+    def _histogram(self, name: str) -> Histogram:
+        about = ALL[name]
+        return Histogram(name, about.text, about.labels, buckets=BUCKETS_S, registry=self._registry)
 
     def answered(self, model: str, endpoint: str, status: int, duration_s: float) -> None:
         """Count the answer to a POST request.
@@ -249,8 +144,8 @@ class Metrics:
         """
         self._scraped.snapshot = model, build, instances(model, statistics), jobs
         self._scraped.workers = workers
-        self._scraped.held = held(model, statistics)
-        self._scraped.moves = moves(model, statistics)
+        about = {} if statistics is None else statistics
+        self._scraped.models = about.get("models", {model: about})
         return generate_latest(self._registry)
 
 
@@ -260,8 +155,7 @@ class _Scraped(Collector):
     def __init__(self) -> None:
         self.snapshot: Snapshot = "", {}, [], {}
         self.workers: Sequence[Mapping[str, Any]] = ()
-        self.held: Mapping[tuple[str], int] = {}
-        self.moves: Mapping[tuple[str, str], int] = {}
+        self.models: Mapping[str, Any] = {}  # statistics of each
 
     def describe(self) -> Iterable[Metric]:
         return []  # without it the registry calls `collect` to learn the names
@@ -276,8 +170,8 @@ class _Scraped(Collector):
             yield _family("carpool_worker_up", up)
             bound = {labels[:2]: one["requests"] for labels, one in several.items()}
             yield _family("carpool_worker_requests", bound)
-            yield _family("carpool_requests_held", self.held)
-            yield _family("carpool_moves_total", self.moves)
+            yield _family("carpool_requests_held", _held(self.models))
+            yield _family("carpool_moves_total", _moves(self.models))
         merged: dict[str, dict[Any, Any]] = {}
         for one in found:
             more = () if one.worker is None else (one.worker,)
@@ -289,17 +183,13 @@ class _Scraped(Collector):
             yield _family(name, values, ("worker",) if is_several else ())
 
 
-def held(model: str, statistics: Mapping[str, Any] | None) -> dict[tuple[str], int]:
+def _held(models: Mapping[str, Any]) -> dict[tuple[str], int]:
     """Requests that are held for a worker, by model."""
-    if statistics is None:
-        return {}
-    models = statistics.get("models", {model: statistics})
     return {(name,): one["held"]["requests"] for name, one in models.items() if "held" in one}
 
 
-def moves(model: str, statistics: Mapping[str, Any] | None) -> dict[tuple[str, str], int]:
+def _moves(models: Mapping[str, Any]) -> dict[tuple[str, str], int]:
     """Requests that moved between workers, by model and reason."""
-    models = (statistics or {}).get("models", {model: statistics or {}})
     return {
         (name, why): count
         for name, one in models.items()
@@ -308,43 +198,26 @@ def moves(model: str, statistics: Mapping[str, Any] | None) -> dict[tuple[str, s
 
 
 def _of_engine(model: str, statistics: Mapping[str, Any]) -> Iterator[Values]:
-    for key in ("running", "waiting"):
-        yield f"carpool_requests_{key}", {(model,): statistics[key]}
-    for name, key in (("overload_stage", "stage"), ("wait_seconds", "wait_s")):
-        yield f"carpool_{name}", {(model,): statistics["overload"][key]}
-    for key in ("steps", "steps_skipped", "deadlines_missed"):
-        yield f"carpool_{key}_total", {(model,): statistics[key]}
+    for name, path in _NUMBERS.items():
+        yield f"carpool_{name}", {(model,): reduce(getitem, path.split(), statistics)}
     queued = _buckets(statistics["waits"]["histogram"])
     yield "carpool_request_queue_seconds", {(model,): queued}
     memory = statistics["memory"]
     sizes = {kind: memory[key] for kind, key in MEMORY.items() if key in memory}
-    yield (
-        "carpool_device_memory_bytes",
-        {(memory["device"], kind): size for kind, size in sizes.items()},
-    )
+    device = memory["device"]
+    yield "carpool_device_memory_bytes", {(device, kind): size for kind, size in sizes.items()}
     fusing = statistics["fusing"]
     tried = {(model, outcome): n for outcome, n in fusing["forwards"].items()}
     yield "carpool_probation_forwards_total", tried
-    kinds = {(model, state): n for state, n in fusing["kinds"].items()}
-    yield "carpool_call_kinds", kinds
+    yield "carpool_call_kinds", {(model, state): n for state, n in fusing["kinds"].items()}
     yield from _of_forwards(model, statistics)
-    yield from _of_costs(model, statistics)
-
-
-def _of_costs(model: str, statistics: Mapping[str, Any]) -> Iterator[Values]:
     for name, key in (("carpool_cost_seconds", "seconds"), ("carpool_cost_sd_seconds", "sd")):
-        yield (
-            name,
-            {
-                (f"{one['name']} {one['detail'] or one['size']}", str(rows)): seconds
-                for one in statistics["costs"]
-                for rows, seconds in one[key].items()
-            },
-        )
-    trials = statistics["trials"]
-    yield "carpool_machine_speed_factor", {(model,): statistics["speed_factor"]}
-    yield "carpool_trials_total", {(model,): trials["count"]}
-    yield "carpool_trials_lost_seconds_total", {(model,): trials["lost_s"]}
+        costs = {
+            (f"{one['name']} {one['detail'] or one['size']}", str(rows)): seconds
+            for one in statistics["costs"]
+            for rows, seconds in one[key].items()
+        }
+        yield name, costs
 
 
 def _of_forwards(model: str, statistics: Mapping[str, Any]) -> Iterator[Values]:
@@ -362,11 +235,6 @@ def _of_forwards(model: str, statistics: Mapping[str, Any]) -> Iterator[Values]:
         "carpool_forwards_not_wider_total",
         {(one["component"], one["why"]): one["count"] for one in statistics["not_wider"]},
     )
-
-
-def _front(name: str) -> tuple[str, str, tuple[str, ...]]:
-    info = ALL[name]
-    return name, info.text, info.labels
 
 
 def _family(name: str, values: Mapping[Any, Any], more: tuple[str, ...] = ()) -> Metric:

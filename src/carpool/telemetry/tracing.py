@@ -109,12 +109,12 @@ class Tracing:
 
     # In the worker
 
-    def life(
+    def ended(
         self,
         trace: str,
         job: CheckedRequest,
-        life: Mapping[str, Any],
-        company: Mapping[str, Any] = MappingProxyType({}),
+        timeline: Mapping[str, Any],
+        shared: Mapping[str, Any] = MappingProxyType({}),
         *,
         ended_s: float | None = None,
     ) -> None:
@@ -122,9 +122,9 @@ class Tracing:
 
         Args:
             trace: of `carried`, as it came with the request; empty starts a new trace.
-            life: of `engine.story.Life.to_json`.
-            company: of `engine.company.Company.left`, whose bounds hold: links to the first 32
-                other requests, the first and the last 32 forwards as events.
+            timeline: of `engine.observe.timeline.Timeline.to_json`.
+            shared: of `engine.observe.co_riders.CoRiders`, whose bounds hold: `others`, the traces
+                of the first 32 other requests, and `forwards`, the first and the last 32.
             ended_s: Unix seconds; default: now.
         """
         if self._provider is None:
@@ -132,18 +132,18 @@ class Tracing:
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
         tracer = self._provider.get_tracer("carpool")
-        began_s = (time.time() if ended_s is None else ended_s) - life["total_s"]
+        began_s = (time.time() if ended_s is None else ended_s) - timeline["total_s"]
         attributes: dict[str, Any] = {
             **_COMMON,
             "gen_ai.response.id": job.request_id,
             "gen_ai.request.seed": job.seed,
             "carpool.task": job.task,
-            "carpool.steps": life["step"],
-            "carpool.queue_s": life["queued_s"],
-            "carpool.outcome": life["status"],
+            "carpool.steps": timeline["step"],
+            "carpool.queue_s": timeline["queued_s"],
+            "carpool.outcome": timeline["status"],
         }
-        if life["error"]:
-            attributes["error.type"] = life["error"]
+        if timeline["error"]:
+            attributes["error.type"] = timeline["error"]
         whole = tracer.start_span(
             f"{OPERATION} {job.task}",
             context=_context(trace),
@@ -154,27 +154,27 @@ class Tracing:
         inside = set_span_in_context(whole)
 
         def phase(name: str, start_s: float, duration_s: float, **told: Any) -> None:
-            rides = company if name == "denoise" else {}
+            forwards = shared if name == "denoise" else {}
             span = tracer.start_span(
                 name,
                 context=inside,
                 start_time=_ns(began_s + start_s),
                 attributes=told,
-                links=[_link(other) for other in rides.get("others", ())],
+                links=[_link(other) for other in forwards.get("others", ())],
             )
-            for one in rides.get("forwards", ()):
-                rode = {"carpool.rows": one["rows"], "carpool.requests": one["requests"]}
-                span.add_event("forward", rode, _ns(began_s + one["at_s"]))
+            for one in forwards.get("forwards", ()):
+                sizes = {"carpool.rows": one["rows"], "carpool.requests": one["requests"]}
+                span.add_event("forward", sizes, _ns(began_s + one["at_s"]))
             span.end(_ns(began_s + start_s + duration_s))
 
-        phase("queue", 0.0, life["queued_s"])
-        for one in life["phases"]:
+        phase("queue", 0.0, timeline["queued_s"])
+        for one in timeline["phases"]:
             waited = {f"carpool.waited_for_{k}_s": v for k, v in one["waited_for_s"].items()}
             told = {"carpool.forwards": one["forwards"], "carpool.others_mean": one["others_mean"]}
             phase(one["phase"], one["start_s"], one["duration_s"], **told, **waited)
-        if life["status"] == "failed":
+        if timeline["status"] == "failed":
             whole.set_status(Status(StatusCode.ERROR))
-        whole.end(_ns(began_s + life["total_s"]))
+        whole.end(_ns(began_s + timeline["total_s"]))
 
 
 def asked(model: str, seeds: Sequence[int], makes: str, *, job_id: str = "") -> None:

@@ -194,7 +194,7 @@ class WorkerProcess:
     def _trace(self, engine: Any, co_riders: Any, trace: str, job: CheckedRequest) -> None:
         shared_with = co_riders.end(job.request_id)
         if (timeline := engine.timeline(job.request_id)) is not None:
-            self._tracing.life(trace, job, timeline, shared_with)
+            self._tracing.ended(trace, job, timeline, shared_with)
 
     def _reload(self, engine: Any, read: Callable[[], list[str]]) -> None:
         try:

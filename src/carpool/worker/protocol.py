@@ -12,7 +12,7 @@ import msgspec
 from PIL import Image
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.types import CheckedRequest, JournalEntry, Timings
 from carpool.worker.seen import Activity as Activity
 from carpool.worker.seen import RunningRequest as RunningRequest

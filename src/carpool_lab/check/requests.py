@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from carpool.errors import MissingParameter
-from carpool.request.parameters import Card, check
+from carpool.request.card import Card
+from carpool.request.parameters import check
 from carpool.types import CheckedRequest, Request
 
 PROMPTS = (  # short: some models read few words, and say so where there are more

@@ -11,13 +11,14 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from carpool.config import EngineSettings, Numerics
+from carpool.config import EngineSettings
 from carpool.engine.cost_store import Table
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import Loaded
 from carpool.engine.request import Outcome
+from carpool.engine_settings import Numerics
 from carpool.errors import CarpoolError, PipelineFailed
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.schedule.cost import Costs
 from carpool.types import CheckedRequest, Event
 from carpool_lab.check.requests import FIRST, described

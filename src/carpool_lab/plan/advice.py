@@ -13,8 +13,9 @@ from carpool.engine.weights.placement import components_of
 from carpool.engine.weights.residency import Component, gib
 from carpool.engine.weights.residency import plan as residency
 from carpool.errors import SettingRejected
-from carpool.preparation import ALL, KINDS, STREAMED, by_component, is_denoiser
-from carpool.setting_rules import parse_bytes
+from carpool.preparation import is_denoiser
+from carpool.quantization import KINDS, STREAMED
+from carpool.setting_rules import ALL, by_component, parse_bytes
 from carpool_lab.plan.predict import VALUE_BYTES, Plan
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from carpool.engine.execute import Widths, execute
 from carpool.engine.fuse import Fuser
 from carpool.engine.observe.forward import Forward
 from carpool.engine.specs import SPECS, STACK, Spec
-from carpool.request.lora import Riding
+from carpool.request.lora import AdapterScales
 from support.engine_driver import CLOSE, Recorder, driving, fresh, gap, served
 from support.fake_models import call_on
 from support.lora_files import adapter, kohya, weights, write
@@ -277,7 +277,7 @@ def test_what_is_added_lands_on_the_right_rows(
 
 
 def test_neighbours_with_the_same_adapter_are_one_run() -> None:
-    riding: tuple[Riding, ...] = ((), (("a", 1.0),), (("a", 1.0), ("b", 2.0)), (("b", 2.0),))
+    riding: tuple[AdapterScales, ...] = ((), (("a", 1.0),), (("a", 1.0), ("b", 2.0)), (("b", 2.0),))
 
     found = plan(riding, (1, 2, 1, 2))
 
@@ -320,7 +320,7 @@ def test_calls_that_cannot_be_told_apart_run_apart_and_right(
     adapters, fuser, model = Adapters(Pipe(), torch.device("cpu")), Fuser(), Pipe.model
     mine = part(1, gives=3)
     adapters._arrived.append(("a", {("model", "layer"): mine}))
-    riding: list[Riding] = [(), (), (("a", 1.0),), (("a", 2.0),)]
+    riding: list[AdapterScales] = [(), (), (("a", 1.0),), (("a", 2.0),)]
     calls = [replace(call_on(model, torch.zeros(1, 3)), lora=lora) for lora in riding]
 
     def run(ready: Sequence[Any]) -> list[Any]:

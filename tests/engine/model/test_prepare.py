@@ -19,7 +19,7 @@ from carpool.engine.model.load import load
 from carpool.engine.model.quantize import quantization_of, quantize_read
 from carpool.engine.row_mixing import mixes_rows
 from carpool.errors import LoadFailed, SettingRejected
-from carpool.preparation import KINDS
+from carpool.quantization import KINDS
 from support.engine_driver import driving, gap, mean
 from support.prepared import alone, drawn, gguf_of, requests_of
 from support.tiny import checkpoint

@@ -16,7 +16,8 @@ from PIL import Image
 from carpool.engine.model.tasks import _kinds, linked_pipelines
 from carpool.engine.model.view import Answer, finish
 from carpool.errors import Rejected, SizeRejected, UnsupportedParameter
-from carpool.request.parameters import Card, Parameter, Task, check
+from carpool.request.card import Card, Parameter, Task
+from carpool.request.parameters import check
 from carpool.server.bodies.schema import ImageRequest
 from carpool.server.requests import image_requests
 from carpool.server.state import ServedModel

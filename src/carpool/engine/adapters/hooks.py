@@ -25,7 +25,7 @@ from carpool.engine.adapters.reader import Part, Shadows
 from carpool.engine.intercept import Call, is_compiled
 from carpool.engine.weights_sample import sample
 from carpool.errors import LoraRejected
-from carpool.request.lora import Riding, check_name
+from carpool.request.lora import AdapterScales, check_name
 
 
 class NotByRow(Exception):
@@ -77,7 +77,7 @@ _NOBODY = nullcontext()
 
 
 @lru_cache(maxsize=512)
-def plan(riding: tuple[Riding, ...], rows: tuple[int, ...]) -> Plan | None:
+def plan(riding: tuple[AdapterScales, ...], rows: tuple[int, ...]) -> Plan | None:
     """What to add to which rows; None where nobody rides with an adapter.
 
     Args:

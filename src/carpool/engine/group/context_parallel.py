@@ -19,7 +19,7 @@ from diffusers import ContextParallelConfig
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from carpool.config import ContextParallelKind
+from carpool.engine_settings import ContextParallelKind
 from carpool.errors import LoadFailed, SettingRejected
 from carpool.preparation import is_denoiser
 

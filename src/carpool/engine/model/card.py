@@ -11,7 +11,8 @@ from diffusers import DiffusionPipeline
 from carpool.config import EngineSettings
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.errors import Rejected, SettingRejected
-from carpool.request.parameters import Card, Task, check
+from carpool.request.card import Card, Task
+from carpool.request.parameters import check
 from carpool.schedule.peers.sampling_defaults import sampling_defaults, split
 from carpool.types import Request
 

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
-from carpool.config import DEVICES, EngineSettings
+from carpool.config import EngineSettings
 from carpool.engine.streams import stream_of, why_no_events
+from carpool.engine_settings import DEVICES
 from carpool.errors import SettingRejected
-from carpool.preparation import ALL, types
+from carpool.preparation import types
+from carpool.setting_rules import ALL
 
 log = logging.getLogger("carpool")
 

@@ -29,8 +29,8 @@ from carpool.engine.weights.placement import is_asked_for, place
 from carpool.engine.weights.streaming import Streamer
 from carpool.errors import LoadFailed, SettingRejected
 from carpool.models.source import check_hub, find
+from carpool.request.card import Card
 from carpool.request.lora import parse_lora
-from carpool.request.parameters import Card
 from carpool.schedule.peers.sglang_rules import Server
 
 

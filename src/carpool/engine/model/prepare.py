@@ -29,7 +29,8 @@ from carpool.engine.model.files import class_of, modules_of, read_component, sin
 from carpool.engine.model.quantize import kinds_of, quantization_of, store_as_float8
 from carpool.errors import LoadFailed, SettingRejected
 from carpool.models.source import is_single_file
-from carpool.preparation import by_component, check_components, check_packages, replacements
+from carpool.preparation import check_components, check_packages, replacements
+from carpool.setting_rules import by_component
 
 
 def read(

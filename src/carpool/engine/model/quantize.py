@@ -10,7 +10,9 @@ from torch import nn
 
 from carpool.config import EngineSettings
 from carpool.errors import SettingRejected, nearest
-from carpool.preparation import ALL, KINDS, Kind, is_denoiser, quantizations
+from carpool.preparation import is_denoiser
+from carpool.quantization import KINDS, Kind, quantizations
+from carpool.setting_rules import ALL
 
 
 def kinds_of(settings: EngineSettings, modules: Collection[str]) -> dict[str, Kind]:

@@ -18,7 +18,7 @@ from diffusers import ConfigMixin, DiffusionPipeline
 from torch import nn
 
 from carpool.engine.model.output_types import only_converts, output_types
-from carpool.request.parameters import Parameter, Task
+from carpool.request.card import Parameter, Task
 from carpool.request.values import ParameterKind
 
 # Pipelines whose modules `...Img2ImgPipeline` and `...InpaintPipeline` take as well, by the

@@ -23,7 +23,7 @@ from transformers.processing_utils import ProcessorMixin
 
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.load import Loaded
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.types import CheckedRequest
 
 _IMMUTABLE = (bool, int, float, str, bytes, type, type(None), torch.dtype, torch.device)

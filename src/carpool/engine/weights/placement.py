@@ -20,8 +20,8 @@ from carpool.engine.weights.residency import (
 from carpool.engine.weights.store import HOST_SHARE, DiskStore, PinnedStore, Store, free_host_bytes
 from carpool.engine.weights.streaming import Streamer
 from carpool.errors import LoadFailed
-from carpool.preparation import by_component, check_streamed
-from carpool.setting_rules import parse_bytes, streamed_names
+from carpool.preparation import check_streamed
+from carpool.setting_rules import by_component, parse_bytes, streamed_names
 from carpool.types import phase_of
 
 log = logging.getLogger("carpool")

@@ -54,7 +54,7 @@ class ImageGeneration:
     def file(self, number: int, picture: protocol.Picture, *, is_final: bool = True) -> bytes:
         """A picture as a file. Blocks: not on the event loop."""
         compression = self.body.output_compression
-        return media.encode(
+        return media.encode_image(
             picture,
             self.format,
             100 if compression is None else compression,
@@ -95,6 +95,8 @@ def encoded(file: bytes) -> str:
 
 async def gather(submit: Callable[[int], Coroutine[Any, Any, T]], count: int) -> list[T]:
     """Run requests side by side. If one fails, the others are cancelled, and it is raised."""
+    if count == 1:
+        return [await submit(0)]
     tasks = []
     try:
         async with asyncio.TaskGroup() as group:

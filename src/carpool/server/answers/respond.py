@@ -60,7 +60,7 @@ async def respond(
             state.supervisor,
             generation,
             drew=state.observer.drew,
-            previewed=state.observer.previewed,
+            previewed=state.observer.first_preview,
             run=run,
         )
         final = []

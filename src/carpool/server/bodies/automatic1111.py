@@ -1,4 +1,4 @@
-"""Bodies of AUTOMATIC1111's API, in this server's words.
+"""Bodies of AUTOMATIC1111's API, and the fields of `ImageRequest` that they stand for.
 
 Clients send all fields of that API always. Those that are at rest, or that change no picture, are
 left out; those that would change it in a way that is not known here are refused by name.
@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from carpool.errors import InvalidValue, ModelNotFound, UnsupportedParameter, show
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.request.values import is_int
 from carpool.server.bodies import schema
 
@@ -207,8 +207,7 @@ def _pictures(body: Text2Image) -> int:
     counts = {"batch_size": body.batch_size, "n_iter": body.n_iter}
     for name, count in counts.items():
         if count is not None and not (is_int(count) and 1 <= count <= 1000):
-            rule = "must be a whole number above 0"
-            raise InvalidValue(f"{name}={show(count)}: {rule}", param=name)
+            raise InvalidValue.of(name, count, "must be a whole number above 0")
     return int(body.batch_size or 1) * int(body.n_iter or 1)
 
 
@@ -237,7 +236,7 @@ def _settings(settings: Mapping[str, Any], card: Card, model: str) -> dict[str, 
     if not is_int(skip) or not 1 <= skip <= 12 or "clip_skip" not in known:
         rule = "must be 1" if "clip_skip" not in known else "must be from 1 to 12"
         name = "CLIP_stop_at_last_layers"
-        raise InvalidValue(f"{name}={show(skip)}: {rule} for this model", param=name)
+        raise InvalidValue.of(name, skip, f"{rule} for this model")
     return {"clip_skip": skip - 1}
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from carpool.errors import InvalidValue, UnsupportedParameter, show
 from carpool.media.reader import Sent
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.server.bodies import peers, schema
 from carpool.server.bodies.forms import MOST_IMAGES
 from carpool.server.bodies.nested_pictures import as_url
@@ -136,9 +136,8 @@ def conversation(card: Card, body: ChatRequest) -> Conversation:
         UnsupportedParameter: it asks for something else than pictures.
     """
     if body.modalities is not None and "image" not in body.modalities:
-        rule = 'only pictures are made here: send ["image", "text"]'
-        raise UnsupportedParameter(
-            f"modalities={show(body.modalities)}: {rule}", param="modalities"
+        raise UnsupportedParameter.of(
+            "modalities", body.modalities, 'only pictures are made here: send ["image", "text"]'
         )
     *earlier, last = body.messages
     if last.get("role") != "user":

@@ -4,7 +4,6 @@ A form's texts become numbers, booleans and lists where the field is one; others
 checks to refuse. Pictures stay as they were sent: nothing is decoded or fetched here.
 """
 
-import json
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -26,13 +25,13 @@ from carpool.errors import (
     InvalidValue,
     StoreFailed,
     UnsupportedParameter,
-    show,
 )
 from carpool.media.reader import Sent
 from carpool.media.uploads import MOST_BYTES, digest_of
+from carpool.request.card import Card
 from carpool.request.expand import TEXTS
-from carpool.request.parameters import Card
-from carpool.server.bodies.json_bodies import check, check_is_json, cut, parse
+from carpool.server.bodies.json_bodies import in_text, received
+from carpool.server.bodies.nested_pictures import parsed, picture_in, read_json
 
 MOST_IMAGES = 16  # of a request, whatever the model takes
 MOST_MASK_BYTES = 4 << 20
@@ -53,16 +52,11 @@ def number(text: str, pattern: re.Pattern[str] = _FLOAT) -> float:
     return float(text) if pattern is _FLOAT else int(text)
 
 
-def _loads(text: str) -> Any:
-    check(text.encode())
-    return json.loads(text)
-
-
 _PARSERS: dict[str, Callable[[str], Any]] = {  # raise ValueError or KeyError
     "int": lambda text: number(text, _INT),
     "float": number,
     "bool": lambda text: {"true": True, "false": False}[text.lower()],
-    "numbers": _loads,
+    "numbers": in_text,
 }
 _KINDS = {
     **dict.fromkeys(("n", "seed", "priority", "output_compression", "partial_images"), "int"),
@@ -123,34 +117,17 @@ async def read_body(request: Request, card: Card, *names: str, cards: CardOf | N
     kind = request.headers.get("content-type", "").lower()
     if kind.startswith(("multipart/form-data", URLENCODED)):
         return await _read_form(request, card, names, cards)
-    check_is_json(request.headers)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-    if not body:
-        raise InvalidJSON("the body is empty: send a form, or a JSON object")
-    parse = request.app.state.server.parse_json
-    values, pictures = await parse(request, partial(_parsed, body), len(body))
-    if not isinstance(values, dict):
-        raise InvalidJSON("the body is not a JSON object")
+    values = await read_json(request, instead="a form, or a JSON object")
     form = Form(values, name=names[0])
     for name in names:
         given = values.pop(name, None)
         for one in given if isinstance(given, list) else [given]:
             if one is not None:
-                url = _url(one, name)
-                form.add(name, pictures.pop(url, url))
-    if pictures:
-        size = len(next(iter(pictures.values())))
-        rule = f"only {', '.join(names)} may be a picture"
-        raise InvalidValue(f"the body has a data: URL of {size} bytes where none is taken: {rule}")
+                form.add(name, _url(one, name))
+    if (picture := picture_in(values)) is not None:
+        seen = f"the body has a data: URL of {len(picture)} bytes where none is taken"
+        raise InvalidValue(f"{seen}: only {', '.join(names)} may be a picture")
     return form
-
-
-def _parsed(body: bytearray) -> tuple[Any, dict[str, memoryview]]:
-    """JSON, and the pictures by the names that stand for them in it."""
-    text, pictures = cut(body)
-    return parse(text, has_places=not pictures), pictures
 
 
 async def _read_form(
@@ -191,9 +168,7 @@ async def _parts_of(
 ) -> AsyncIterator[Iterable[tuple[str, UploadFile | str]]]:
     """The parts of a form, each byte of a text one letter: see `_text`."""
     if request.headers["content-type"].lower().startswith(URLENCODED):
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
+        body = await received(request)
         work = partial(urlencoded, body)
         yield await request.app.state.server.parse_json(request, work, len(body))
         return
@@ -257,9 +232,7 @@ def urlencoded(body: bytes | bytearray) -> list[tuple[str, str]]:
 def _sent(value: Any, name: str) -> Sent:
     """A picture's URL, which a text may also write as a reference in JSON."""
     if isinstance(value, str) and value.startswith("{"):
-        reference, pictures = _parsed(bytearray(value.encode()))
-        url = _url(reference, name)
-        return pictures.pop(url, url)
+        value = parsed(bytearray(value.encode()))
     return _url(value, name)
 
 
@@ -279,16 +252,15 @@ async def _read(name: str, file: UploadFile) -> bytes:
     return await file.read()
 
 
-def _url(value: Any, name: str) -> str:
+def _url(value: Any, name: str) -> Sent:
     """The URL in a reference to a picture: {"image_url": ...}, or as it is."""
     said = {key: one for key, one in value.items() if one} if isinstance(value, dict) else {}
     if "file_id" in said:
         rule = "files are not kept here: send the picture itself, or its image_url"
         raise UnsupportedParameter(f"{name}.file_id: {rule}", param=name)
     url = said["image_url"] if said.keys() == {"image_url"} else value
-    if not isinstance(url, str):
-        rule = 'must be {"image_url": "data:image/png;base64,..."}'
-        raise InvalidValue(f"{name}={show(value)}: {rule}", param=name)
+    if not isinstance(url, str | memoryview):
+        raise InvalidValue.of(name, value, 'must be {"image_url": "data:image/png;base64,..."}')
     return url
 
 
@@ -307,7 +279,7 @@ def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
             if not inner and not key.endswith("[]"):
                 value = _PARSERS[kinds[name]](text)
             elif not TEXTS.fullmatch(name):  # a prompt "7" is no number
-                value = _loads(text)
+                value = in_text(text)
         except (KeyError, ValueError):
             value = text
         form = "object" if inner else "list" if key.endswith("[]") else "single"

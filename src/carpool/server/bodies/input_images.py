@@ -19,7 +19,8 @@ from carpool.errors import (
 )
 from carpool.media.reader import Intake
 from carpool.media.uploads import Mode
-from carpool.request.parameters import Card, Task, within
+from carpool.request.card import Card, Task
+from carpool.request.sizes import within
 from carpool.server.bodies.forms import MOST_IMAGES, Form
 from carpool.server.bodies.schema import GenerationRequest
 

@@ -18,9 +18,10 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from fastapi import HTTPException
+from fastapi import HTTPException, Request
 from starlette.datastructures import Headers
 
+from carpool.errors import BodyTooLarge
 from carpool.jsonfile import is_deeper
 
 MOST_DEPTH = 32  # of lists and objects inside each other
@@ -53,6 +54,30 @@ def check_is_json(headers: Headers) -> None:
             "(curl: -H 'content-type: application/json'), or a form with pictures, sent as "
             "multipart/form-data",
         )
+
+
+async def received(request: Request, most: int | None = None) -> bytearray:
+    """The body of a request, as it was sent.
+
+    Raises:
+        BodyTooLarge: it has more than `most` bytes.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if most is not None and len(body) > most:
+            raise BodyTooLarge(f"the picture is larger than {most} bytes")
+    return body
+
+
+def in_text(text: str) -> Any:
+    """JSON that stands in a text, as in a field of a form.
+
+    Raises:
+        HTTPException, ValueError, RecursionError: it is none, or too much.
+    """
+    check(text.encode())
+    return json.loads(text)
 
 
 def read(body: bytes | bytearray) -> Any:

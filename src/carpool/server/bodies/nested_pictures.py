@@ -9,37 +9,39 @@ from typing import Any
 
 from fastapi import Request
 
-from carpool.errors import InvalidJSON, InvalidValue, show
+from carpool.errors import InvalidJSON, InvalidValue
 from carpool.media.reader import Sent
-from carpool.server.bodies.json_bodies import check_is_json, cut, parse
+from carpool.server.bodies.json_bodies import check_is_json, cut, parse, received
 
 _NO_URL = b"data:image/png;base64,"  # the kind is read from the file itself
 
 
-async def read_json(request: Request, *, takes_base64: bool = False) -> dict[str, Any]:
+async def read_json(
+    request: Request, *, takes_base64: bool = False, instead: str = "a JSON object"
+) -> dict[str, Any]:
     """Read a JSON object; long pictures in it are memoryviews.
 
     Args:
         takes_base64: may a picture be base64 alone, and no URL?
+        instead: what may be sent, for the error of an empty body.
 
     Raises:
         InvalidJSON: it is no object.
         HTTPException: it is beyond the limits of `json_bodies`.
     """
     check_is_json(request.headers)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
+    body = await received(request)
     if not body:
-        raise InvalidJSON("the body is empty: send a JSON object")
-    work = partial(_parsed, body, takes_base64)
+        raise InvalidJSON(f"the body is empty: send {instead}")
+    work = partial(parsed, body, takes_base64)
     value = await request.app.state.server.parse_json(request, work, len(body))
     if not isinstance(value, dict):
         raise InvalidJSON("the body is not a JSON object")
     return value
 
 
-def _parsed(body: bytearray, takes_base64: bool) -> Any:
+def parsed(body: bytearray, takes_base64: bool = False) -> Any:
+    """JSON, with its long pictures as memoryviews."""
     text, pictures = cut(body, takes_base64=takes_base64)
     value = parse(text, has_places=not pictures)
     return _with(value, pictures) if pictures else value
@@ -61,8 +63,7 @@ def as_url(sent: Any, name: str) -> Sent:
         InvalidValue: it is no text at all.
     """
     if not isinstance(sent, str | memoryview):
-        rule = "must be a picture: base64, or data:image/png;base64,..."
-        raise InvalidValue(f"{name}={show(sent)}: {rule}", param=name)
+        raise InvalidValue.of(name, sent, "must be a picture: base64, or data:image/png;base64,...")
     start = sent[:8] if isinstance(sent, str) else bytes(sent[:8]).decode("latin-1")
     if ":" in start:
         return sent
@@ -74,14 +75,13 @@ def as_url(sent: Any, name: str) -> Sent:
 def without_pictures(values: dict[str, Any]) -> dict[str, Any]:
     """The values, or InvalidValue if there is a picture where none is taken."""
     for name, value in values.items():
-        if _has_picture(value):
+        if picture_in(value) is not None:
             raise InvalidValue(f"{name[:60]} is a picture: none is taken there", param=name[:60])
     return values
 
 
-def _has_picture(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_picture, value.values()))
-    if isinstance(value, list):
-        return any(map(_has_picture, value))
-    return isinstance(value, memoryview)
+def picture_in(value: Any) -> memoryview | None:
+    """A long picture that is anywhere in a value."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    found = [value] if isinstance(value, memoryview) else map(picture_in, inner)
+    return next((one for one in found if one is not None), None)

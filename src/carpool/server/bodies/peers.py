@@ -1,18 +1,18 @@
-"""Fields that clients of SGLang and vLLM-Omni send, in this server's words.
+"""Fields that clients of SGLang and vLLM-Omni send, and what stands for them here.
 
 Those that mean the same under another name are renamed, those that change nothing here are left
 out, and those that would change the picture are refused by name. A field that the model's own
 pipeline takes is always handed on to it.
 """
 
-import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from carpool.errors import InvalidValue, UnsupportedParameter, show
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.server.bodies.forms import Body, validated
-from carpool.server.bodies.json_bodies import check
+from carpool.server.bodies.json_bodies import in_text
 from carpool.types import Timings
 
 NESTED = ("extra_body", "diffusers_kwargs", "extra_params", "extra_args")
@@ -30,7 +30,7 @@ _OFF = (None, False, "false", "False", 0, "0", "")
 
 
 def translated(values: Mapping[str, Any], card: Card) -> dict[str, Any]:
-    """The fields of a body in this server's words.
+    """The fields of a body under the names that they have here.
 
     Raises:
         InvalidValue: a field is given twice with different values, or is no object.
@@ -55,27 +55,16 @@ def translated(values: Mapping[str, Any], card: Card) -> dict[str, Any]:
     if "generator_device" not in known and device is not None:
         if found.get("seed") is not None and device != "cpu":
             rule = "noise is drawn on the CPU here, the same for every device: send cpu"
-            raise UnsupportedParameter(
-                f"generator_device={show(device)}: {rule}, or no seed", param="generator_device"
-            )
+            raise UnsupportedParameter.of("generator_device", device, f"{rule}, or no seed")
         del found["generator_device"]
     return found
 
 
-def retold(body: Body, card: Card) -> Body:
-    """A body whose fields are in this server's words; the same one where they are already."""
+def with_own_names(body: Body, card: Card) -> Body:
+    """A body with its fields translated; the same one where there is nothing to translate."""
     sent = body.model_dump(exclude_unset=True)
     said = translated(sent, card)
     return body if said == sent else validated(type(body), said)
-
-
-def single(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a body that asks for one video."""
-    if values.pop("n", 1) not in (1, None):
-        raise UnsupportedParameter(
-            "num_outputs_per_prompt: a request makes one video, send several", param="n"
-        )
-    return values
 
 
 def stage_durations(timings: Timings) -> dict[str, float]:
@@ -91,12 +80,7 @@ def stage_durations(timings: Timings) -> dict[str, float]:
 
 def _seed(seed: Any) -> Any:
     """A seed, or a list of several, which a form writes as JSON."""
-    if isinstance(seed, str) and seed.startswith("["):
-        try:
-            check(seed.encode())
-            seed = json.loads(seed)
-        except (ValueError, RecursionError):
-            return seed
+    seed = _parsed(seed) if isinstance(seed, str) and seed.startswith("[") else seed
     return seed[0] if isinstance(seed, list) and len(seed) == 1 else seed
 
 
@@ -112,15 +96,17 @@ def _merge(found: dict[str, Any], more: Mapping[str, Any], source: str) -> None:
 
 def _object(value: Any, name: str) -> dict[str, Any]:
     """An object, which a form writes as JSON."""
-    if isinstance(value, str):
-        try:
-            check(value.encode())
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            pass
+    value = _parsed(value) if isinstance(value, str) else value
     if value is not None and not isinstance(value, dict):
-        raise InvalidValue(f"{name}={show(value)}: must be an object of fields", param=name)
+        raise InvalidValue.of(name, value, "must be an object of fields")
     return value or {}
+
+
+def _parsed(text: str) -> Any:
+    """The JSON in a text, or the text itself if it is none."""
+    with suppress(ValueError, RecursionError):
+        return in_text(text)
+    return text
 
 
 def _count(value: Any) -> Any:

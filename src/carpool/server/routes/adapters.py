@@ -9,25 +9,19 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
 from carpool.errors import InvalidValue, KeyRequired, LoraRejected, UnsupportedParameter, show
 from carpool.fleet.fleet import Fleet
 from carpool.request.lora import SUFFIX, check_header, check_lora
 from carpool.server.bodies import schema
-from carpool.server.dependencies import ERRORS, AuthenticatedRoute, Context, request_context
+from carpool.server.dependencies import AuthenticatedRoute, Context, router_of
 from carpool.server.state import AppState, RequestContext, ServedModel
 
 PATIENCE_S, LOOK_S = 60.0, 0.05  # until all workers have read a new file
 MERGE_MODES = (None, "auto", "dynamic")
 
-router = APIRouter(
-    prefix="/v1",
-    route_class=AuthenticatedRoute,
-    responses=ERRORS,
-    dependencies=[Depends(request_context)],
-)
+router = router_of(AuthenticatedRoute, "/v1")
 
 
 class SetLora(BaseModel):
@@ -86,23 +80,22 @@ async def set_lora(body: SetLora, context: Context) -> Applied:
     _check_key(context)
     _check_target(body.target)
     if body.merge_mode not in MERGE_MODES:
-        rule = "adapters are added row by row and never merged: send auto or dynamic"
-        raise UnsupportedParameter(
-            f"merge_mode={show(body.merge_mode)}: {rule}", param="merge_mode"
+        raise UnsupportedParameter.of(
+            "merge_mode",
+            body.merge_mode,
+            "adapters are added row by row and never merged: send auto or dynamic",
         )
     if body.lora_alpha is not None:
         rule = "is not taken: the adapter's file says it, leave it out"
         raise UnsupportedParameter(f"lora_alpha {rule}", param="lora_alpha")
     names = body.lora_nickname if isinstance(body.lora_nickname, list) else [body.lora_nickname]
     if not names or not all(isinstance(name, str) for name in names):
-        rule = "must be the name of an adapter, or a list of some"
-        raise InvalidValue(
-            f"lora_nickname={show(body.lora_nickname)}: {rule}", param="lora_nickname"
+        raise InvalidValue.of(
+            "lora_nickname", body.lora_nickname, "must be the name of an adapter, or a list of some"
         )
     paths = _each(body.lora_path, len(names), "lora_path")
     if not all(isinstance(path, str | None) for path in paths):
-        rule = "must be a file's name, or null"
-        raise InvalidValue(f"lora_path={show(body.lora_path)}: {rule}", param="lora_path")
+        raise InvalidValue.of("lora_path", body.lora_path, "must be a file's name, or null")
     strengths = _each(1.0 if body.strength is None else body.strength, len(names), "strength")
     _model(context, body.model)
     for name, path in zip(names, paths, strict=True):
@@ -188,15 +181,14 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
     folder = state.settings.lora_dir
     file = Path(path)
     if file.stem != name or file.suffix != SUFFIX:
-        raise InvalidValue(
-            f"lora_path={show(path)}: the file must be named as the adapter, {name[:64]}{SUFFIX}",
-            param="lora_path",
+        raise InvalidValue.of(
+            "lora_path", path, f"the file must be named as the adapter, {name[:64]}{SUFFIX}"
         )
     place = await asyncio.to_thread(_in_folder, folder, file)
     if place is None:
         rule = "adapters are read from --lora and --lora-dir only"
         where = "put the file there" if folder else "start the server with --lora-dir"
-        raise InvalidValue(f"lora_path={show(path)}: {rule}: {where}", param="lora_path")
+        raise InvalidValue.of("lora_path", path, f"{rule}: {where}")
     try:
         await asyncio.to_thread(check_header, place)
     except LoraRejected as error:

@@ -7,20 +7,17 @@ these paths too, unless a browser sends it of its own accord.
 import asyncio
 import base64
 import contextlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from carpool.errors import CarpoolError, InvalidValue, SizeRejected, show
 from carpool.media.masks import fitted
 from carpool.media.reader import Intake, Sent
-from carpool.request.parameters import Card, within
+from carpool.request.card import Card
+from carpool.request.sizes import within
 from carpool.request.values import is_int
 from carpool.server.answers.draw import draw
 from carpool.server.answers.stage_metrics import PATIENCE_S
@@ -44,7 +41,7 @@ from carpool.server.bodies.automatic1111 import (
 )
 from carpool.server.bodies.forms import validated
 from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
-from carpool.server.dependencies import ERRORS, AuthenticatedRoute, Context, WorkRoute, traced
+from carpool.server.dependencies import AuthenticatedRoute, Context, WorkRoute, router_of
 from carpool.server.state import RequestContext, ServedModel
 
 MOST_BLUR = 64  # pixels
@@ -85,48 +82,8 @@ def _as_bearer(authorization: bytes) -> bytes:
     return b"Bearer " + password if password else b""
 
 
-router = APIRouter(
-    prefix="/sdapi/v1",
-    route_class=PasswordWorkRoute,
-    responses=ERRORS,
-    dependencies=[Depends(traced)],
-)
-lists = APIRouter(
-    prefix="/sdapi/v1",
-    route_class=PasswordRoute,
-    responses=ERRORS,
-    dependencies=[Depends(traced)],
-)
-
-
-@dataclass(slots=True)
-class Running:
-    """The requests of this API that run, by the owner of their key."""
-
-    _tasks: dict[str, dict[str, asyncio.Task[Any]]] = field(default_factory=dict)
-
-    @contextmanager
-    def entered(self, owner: str, request_id: str, task: asyncio.Task[Any]) -> Iterator[None]:
-        mine = self._tasks.setdefault(owner, {})
-        mine[request_id] = task
-        try:
-            yield
-        finally:
-            mine.pop(request_id, None)
-            if not mine:
-                self._tasks.pop(owner, None)
-
-    def of(self, owner: str) -> dict[str, asyncio.Task[Any]]:
-        return dict(self._tasks.get(owner, {}))
-
-
-def running(request: Request) -> Running:
-    """Those of this application."""
-    state = request.app.state
-    if not hasattr(state, "automatic1111"):
-        state.automatic1111 = Running()
-    found: Running = state.automatic1111
-    return found
+router = router_of(PasswordWorkRoute, "/sdapi/v1")
+lists = router_of(PasswordRoute, "/sdapi/v1")
 
 
 def _body(model: Any) -> dict[str, Any]:
@@ -183,14 +140,17 @@ async def _drawn(
     task = asyncio.ensure_future(work)
     request_id = context.request.scope["request_id"]
     answer: Any = None
-    with running(context.request).entered(context.client.owner, request_id, task):
-        try:
-            answer = await task
-        except asyncio.CancelledError:
-            task.cancel()
-            current = asyncio.current_task()
-            if current is not None and current.cancelling():
-                raise  # the server stops
+    running = context.interruptible
+    running[request_id] = task
+    try:
+        answer = await task
+    except asyncio.CancelledError:
+        task.cancel()
+        current = asyncio.current_task()
+        if current is not None and current.cancelling():
+            raise  # the server stops
+    finally:
+        running.pop(request_id, None)
     if answer is None:  # interrupted: that program answers with what there is
         return Drawn(images=[], parameters=sent, info='{"all_seeds": [], "infotexts": []}')
     files = [one.b64_json or "" for one in answer.data] if body.send_images is not False else []
@@ -204,8 +164,7 @@ def _size(body: Image2Image, card: Card) -> tuple[int, int] | None:
     multiple = card.size_multiple_px
     for name, side in (("width", body.width), ("height", body.height)):
         if not is_int(side) or side < 1 or side % multiple:
-            rule = f"must be a multiple of {multiple}"
-            raise SizeRejected(f"{name}={show(side)}: {rule}", param=name)
+            raise SizeRejected.of(name, side, f"must be a multiple of {multiple}")
     if body.width * body.height > card.max_pixels:
         width, height = within((body.width, body.height), card.max_pixels, multiple)
         raise SizeRejected(
@@ -220,8 +179,9 @@ def _mask_of(body: Image2Image) -> Any:
     """What reads the mask for the picture that is drawn anew."""
     sent, blur = as_url(body.mask, "mask"), body.mask_blur or 0
     if not is_int(blur) or not 0 <= blur <= MOST_BLUR:
-        rule = f"must be a whole number of pixels up to {MOST_BLUR}"
-        raise InvalidValue(f"mask_blur={show(body.mask_blur)}: {rule}", param="mask_blur")
+        raise InvalidValue.of(
+            "mask_blur", body.mask_blur, f"must be a whole number of pixels up to {MOST_BLUR}"
+        )
     is_inverted = bool(body.inpainting_mask_invert)
 
     async def read(intake: Intake, image: Any) -> Any:
@@ -235,7 +195,7 @@ def _mask_of(body: Image2Image) -> Any:
 @lists.get("/progress")
 async def progress(context: Context, skip_current_image: bool = False) -> Progress:
     """How far the requests of this API key are, on average."""
-    mine = running(context.request).of(context.client.owner)
+    mine = list(context.interruptible)
     steps = [(0, 0)]
     for request_id in mine:
         with contextlib.suppress(CarpoolError, TimeoutError):
@@ -253,7 +213,7 @@ async def progress(context: Context, skip_current_image: bool = False) -> Progre
 @lists.post("/skip")
 async def interrupt(context: Context) -> dict[str, Any]:
     """Cancel the requests of this API key that came by this API; they answer without pictures."""
-    for task in running(context.request).of(context.client.owner).values():
+    for task in context.interruptible.values():
         task.cancel()
     return {}
 

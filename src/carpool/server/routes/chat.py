@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
 from carpool.server.answers.chat import Chunks, completion
@@ -14,13 +13,11 @@ from carpool.server.bodies import schema
 from carpool.server.bodies.chat import ChatCompletion, ChatRequest, conversation
 from carpool.server.bodies.forms import validated
 from carpool.server.bodies.nested_pictures import read_json, without_pictures
-from carpool.server.dependencies import ERRORS, Context, WorkRoute, traced
+from carpool.server.dependencies import Context, WorkRoute, router_of
 
 _BODY = {"application/json": {"schema": ChatRequest.model_json_schema()}}
 
-router = APIRouter(
-    prefix="/v1", route_class=WorkRoute, responses=ERRORS, dependencies=[Depends(traced)]
-)
+router = router_of(WorkRoute, "/v1")
 
 
 @router.post(
@@ -51,8 +48,9 @@ async def create_chat_completion(context: Context) -> Any:
         body,
         asked.images,
         name="image_url",
-        fields={"modalities": chat.modalities, "stream_options": options},
         event=chunks,
+        modalities=chat.modalities,
+        stream_options=options,
     )
     if not isinstance(answer, schema.ImagesResponse):
         return answer

@@ -8,18 +8,18 @@ import base64
 import re
 from typing import Any
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from carpool.errors import BodyTooLarge, InvalidValue, MissingParameter, UnsupportedParameter, show
+from carpool.errors import InvalidValue, MissingParameter, UnsupportedParameter
 from carpool.media.reader import Sent
 from carpool.media.uploads import MOST_BYTES
 from carpool.server.answers.draw import draw
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import validated
+from carpool.server.bodies.json_bodies import received
 from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
-from carpool.server.dependencies import ERRORS, Context, WorkRoute, traced
-from carpool.server.state import RequestContext
+from carpool.server.dependencies import Context, WorkRoute, router_of
 
 _FILE = {"schema": {"type": "string", "format": "binary"}}
 _KINDS = ("image/png", "image/jpeg", "image/webp", "application/octet-stream")
@@ -50,7 +50,7 @@ _CONTENT = {
     **dict.fromkeys(_KINDS, _FILE),
 }
 
-router = APIRouter(route_class=WorkRoute, responses=ERRORS, dependencies=[Depends(traced)])
+router = router_of(WorkRoute)
 
 
 @router.post(
@@ -66,14 +66,16 @@ async def infer(context: Context) -> Response:
     images = list[Sent]()
     values: dict[str, Any] = {}
     if kind in _KINDS or not kind:  # the client does not name the kind of bytes
-        images.append(await _file(context))
+        if not (body := await received(request, MOST_BYTES)):
+            raise MissingParameter("the body is empty: send a picture's file, or JSON")
+        images.append(bytes(body))
     else:
         asked = validated(InferenceRequest, await read_json(request, takes_base64=True))
         values = without_pictures(dict(asked.parameters or {}))
         if isinstance(asked.inputs, memoryview) or _BASE64.match(str(asked.inputs)):
             images.append(as_url(asked.inputs, "inputs"))
         elif not isinstance(asked.inputs, str):
-            raise InvalidValue(f"inputs={show(asked.inputs)}: must be a text", param="inputs")
+            raise InvalidValue.of("inputs", asked.inputs, "must be a text")
         elif "prompt" in values:
             rule = "inputs is the prompt, or else a picture: leave one out"
             raise InvalidValue(f"prompt is given beside a text in inputs: {rule}", param="prompt")
@@ -81,10 +83,10 @@ async def infer(context: Context) -> Response:
             values["prompt"] = asked.inputs
     if values.get("prompt") is None and images:
         values["prompt"] = ""
-    body = _body(values, request)
-    await context.state.loaded(body.model)
-    model = context.state.model("ready", body.model)
-    answer = await draw(context, model, body, images, name="inputs")
+    asked_for = _body(values, request)
+    await context.state.loaded(asked_for.model)
+    model = context.state.model("ready", asked_for.model)
+    answer = await draw(context, model, asked_for, images, name="inputs")
     assert isinstance(answer, schema.ImagesResponse)  # `stream` is refused
     [picture] = answer.data
     content = base64.b64decode(picture.b64_json or "")
@@ -97,25 +99,11 @@ def _body(values: dict[str, Any], request: Any) -> schema.ImageRequest:
     for name in ("n", "stream", "partial_images", "response_format", "background_job"):
         value = values.pop(name, None)
         if value is not None and value is not False and (name, value) != ("n", 1):
-            rule = "the answer is one picture: leave it out"
-            raise UnsupportedParameter(f"{name}={show(value)}: {rule}", param=name)
+            raise UnsupportedParameter.of(name, value, "the answer is one picture: leave it out")
     if (size := values.pop("target_size", None)) is not None:
         if not isinstance(size, dict) or size.keys() != {"width", "height"}:
-            rule = 'must be {"width": ..., "height": ...}'
-            raise InvalidValue(f"target_size={show(size)}: {rule}", param="target_size")
+            raise InvalidValue.of("target_size", size, 'must be {"width": ..., "height": ...}')
         values |= size
     accepted = request.headers.get("accept", "").partition(",")[0].strip().lower()
     values.setdefault("output_format", _FORMATS.get(accepted, "png"))
     return validated(schema.ImageRequest, values)
-
-
-async def _file(context: RequestContext) -> bytes:
-    """The body, a picture's file."""
-    body = bytearray()
-    async for chunk in context.request.stream():
-        body += chunk
-        if len(body) > MOST_BYTES:
-            raise BodyTooLarge(f"the picture is larger than {MOST_BYTES} bytes")
-    if not body:
-        raise MissingParameter("the body is empty: send a picture's file, or JSON")
-    return bytes(body)

@@ -1,27 +1,25 @@
 """`/v1/images`, the models that draw them, and signed links to files."""
 
 import asyncio
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from carpool.errors import ModelNotFound
 from carpool.fleet.fleet import Fleet
-from carpool.request.parameters import Card
+from carpool.request.card import Card
 from carpool.server.access.signed_links import TTL_S, TYPES
 from carpool.server.answers.downloads import PARTS, Download
-from carpool.server.answers.draw import in_our_words
-from carpool.server.answers.generation import ImageGeneration, Kind
-from carpool.server.answers.respond import respond, unless_disconnected
+from carpool.server.answers.draw import draw_from, read_pictures, sent_as, translated
+from carpool.server.answers.generation import Kind
 from carpool.server.answers.stage_metrics import stage_metrics
 from carpool.server.answers.stream import STREAMED
 from carpool.server.bodies import peers, schema
+from carpool.server.bodies import schema_reports as reports
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, read_body, validated
-from carpool.server.bodies.input_images import edit_images, edit_task
-from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, traced
-from carpool.server.requests import image_requests, outputs_of
+from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, router_of
 from carpool.server.routes.jobs import ACCEPTED, status_of, submit_images
 from carpool.server.state import AppState, RequestContext, ServedModel
 
@@ -37,9 +35,7 @@ _ANSWERS: dict[str, Any] = {
     "responses": {**STREAMED, **ACCEPTED},
 }
 
-router = APIRouter(
-    prefix="/v1", route_class=WorkRoute, responses=ERRORS, dependencies=[Depends(traced)]
-)
+router = router_of(WorkRoute, "/v1")
 links = APIRouter(responses=ERRORS)  # without keys: browsers that show a picture have none
 
 
@@ -47,7 +43,7 @@ links = APIRouter(responses=ERRORS)  # without keys: browsers that show a pictur
 async def create_images(body: schema.ImageRequest, context: Context) -> Any:
     await context.state.loaded(body.model)
     model = context.state.model("restarting" if body.background_job else "ready", body.model)
-    body = peers.retold(body, model.card)
+    body = peers.with_own_names(body, model.card)
     return await _answer(context, model, body, "image_generation")
 
 
@@ -77,17 +73,13 @@ async def _edit(context: RequestContext, kind: Kind) -> Any:
     model = await state.some_model(needs)
     is_variation = kind == "image_generation"
     form = await read_body(request, model.card, *_NAMES, "url", "mask", cards=state.card_of)
-    form.values = await in_our_words(state, form.values, model.card)
+    form.values = await translated(state, form.values, model.card)
     if is_variation:
         form.values.setdefault("prompt", "")
     body = validated(schema.ImageRequest, form.values)
     await state.loaded(body.model)
     model = state.model(needs if body.background_job else "ready", body.model)
-    task = edit_task(model.card, form, is_variation=is_variation)
-    intake = context.intake(outputs_of(model, body))
-    digests = await unless_disconnected(request, intake.run(form.digests))
-    reading = edit_images(model.card, task, form, body, intake)
-    pictures = await unless_disconnected(request, reading)
+    pictures, digests = await read_pictures(context, model, body, form, is_variation=is_variation)
     return await _answer(context, model, body, kind, pictures, digests)
 
 
@@ -97,108 +89,80 @@ async def _answer(
     body: schema.ImageRequest,
     kind: Kind,
     pictures: dict[str, Any] | None = None,
-    digests: list[str] | None = None,
+    digests: Sequence[str] = (),
 ) -> Any:
     """Answer with a job, with pictures, or with a stream of them."""
     context.with_headers(body)
-
-    def sent() -> dict[str, Any]:
-        return body.model_dump(exclude_unset=True) | ({"pictures": digests} if digests else {})
-
-    make = partial(image_requests, model, body, key=context.client.key, pictures=pictures)
     if body.background_job:
-        record = await submit_images(context, model, body, make, sent, pictures)
+        record = await submit_images(context, model, body, pictures, sent_as(body, digests))
         return JSONResponse((await status_of(context, record)).model_dump(), 202)
-
-    def generation() -> ImageGeneration:
-        return ImageGeneration(model, body, make(), kind)
-
-    answer = await respond(context, sent, generation, is_streamed=body.stream)
-    if body.return_stage_metrics and isinstance(answer, schema.ImagesResponse):
-        metrics = await stage_metrics(context.state, answer.timings)
-        return answer.model_copy(update={"metrics": metrics})
-    return answer
+    drawn = await draw_from(context, model, body, kind, pictures, digests)
+    if body.return_stage_metrics and isinstance(drawn, schema.ImagesResponse):
+        metrics = await stage_metrics(context.state, drawn.timings)
+        return drawn.model_copy(update={"metrics": metrics})
+    return drawn
 
 
 @router.get("/models")
-async def list_models(context: Context) -> schema.ModelList:
-    state = context.state
-    if isinstance(state.supervisor, Fleet):
-        return schema.ModelList(
-            data=[_entry_of(state, one) for one in state.supervisor.deployments]
-        )
-    return schema.ModelList(data=[_model_entry(state)])
+async def list_models(context: Context) -> reports.ModelList:
+    fleet = context.state.supervisor
+    names = list(fleet.deployments) if isinstance(fleet, Fleet) else [None]
+    return reports.ModelList(data=[_model_entry(context.state, name) for name in names])
 
 
 @router.get("/models/{model:path}")
-async def get_model(model: str, context: Context) -> schema.ModelEntry:
-    if isinstance(context.state.supervisor, Fleet):
-        return _entry_of(context.state, context.state.supervisor.of(model).name)
+async def get_model(model: str, context: Context) -> reports.ModelEntry:
+    fleet = context.state.supervisor
+    if isinstance(fleet, Fleet):
+        return _model_entry(context.state, fleet.of(model).name)
     entry = _model_entry(context.state)
     if model != entry.id:
         raise ModelNotFound(f"model {model[:60]!r} is not served here, {entry.id!r} is")
     return entry
 
 
-def _entry_of(state: AppState, name: str) -> schema.ModelEntry:
-    """One of several models, loaded or not."""
-    assert isinstance(state.supervisor, Fleet)
-    one = state.supervisor.of(name)
-    now_s = asyncio.get_running_loop().time()
-    more: dict[str, Any] = {"state": one.state, "ready_in_s": one.ready_in_s(now_s)}
-    if one.ready is not None:
-        return _model_entry(state, name).model_copy(update=more)
-    return schema.ModelEntry(
-        id=name,
-        created=state.started_s,
-        owned_by="carpool",
-        pipeline="",
-        tasks=[],
-        default_size=None,
-        size_multiple_px=1,
-        parameters=[],
-        lora=[],
-        **more,
-    )
-
-
-def _model_entry(state: AppState, name: str | None = None) -> schema.ModelEntry:
-    """A served model; the worker may be away."""
+def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry:
+    """A model, whose worker may be away; one of several (`name`) may never have been loaded."""
+    now: dict[str, Any] = {"state": state.supervisor.state}
+    if isinstance(state.supervisor, Fleet):
+        one = state.supervisor.of(name)
+        now_s = asyncio.get_running_loop().time()
+        now = {"state": one.state, "ready_in_s": one.ready_in_s(now_s)}
+        if one.ready is None:
+            return reports.ModelEntry(id=one.name, created=state.started_s, **now)
     model = state.model("loaded", name)
     card, size = model.card, model.card.usual_size_px
-    return schema.ModelEntry(
+    return reports.ModelEntry(
         id=model.id,
         created=state.started_s,
-        owned_by="carpool",
         pipeline=card.pipeline,
         tasks=[task.name for task in card.tasks],
         default_size=None if size is None else f"{size[0]}x{size[1]}",
         size_multiple_px=card.size_multiple_px,
         parameters=_parameters_of(card),
         lora=list(card.lora),
-        limits=schema.ModelLimits(
+        limits=reports.ModelLimits(
             n=model.max_n,
             num_inference_steps=card.max_steps,
             pixels=card.max_pixels,
             num_frames=state.settings.max_frames,
             pictures=max((one.max_images for one in card.tasks if one.takes("image")), default=0),
         ),
-        state=state.supervisor.state,
-        ready_in_s=None,
+        **now,
     )
 
 
-def _parameters_of(card: Card) -> list[schema.ModelParameter]:
+def _parameters_of(card: Card) -> list[reports.ModelParameter]:
     """What requests may say, each with the default that counts and the tasks that take it."""
     known = set(card.names()) - {"output_type"}  # output_format instead
-    found: dict[str, schema.ModelParameter] = {}
+    found: dict[str, reports.ModelParameter] = {}
     for task in card.tasks:
         sent = {"image": "input_reference"} if task.makes == "videos" else {"mask_image": "mask"}
         for one in task.parameters:
             is_picture = one.name in ("image", "mask_image")
             if one.name not in known or (one.kind == "other" and not is_picture):
                 continue
-            entry = schema.ModelParameter(
+            entry = reports.ModelParameter(
                 name=sent.get(one.name, one.name),
                 kind="picture" if is_picture else one.kind,
                 required=one.required,

@@ -4,12 +4,12 @@
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from carpool.errors import FileNotReady, UnsupportedParameter, without_paths
 from carpool.jobs.database import Record
@@ -21,10 +21,10 @@ from carpool.server.answers.downloads import PARTS, Download
 from carpool.server.answers.respond import unless_disconnected
 from carpool.server.bodies import schema
 from carpool.server.bodies.schema_jobs import JobDeleted, JobFile, JobList, JobStatus
-from carpool.server.dependencies import ERRORS, AuthenticatedRoute, Context
+from carpool.server.dependencies import AuthenticatedRoute, Context, router_of
+from carpool.server.requests import image_requests
 from carpool.server.state import AppState, RequestContext, ServedModel
 from carpool.telemetry import tracing
-from carpool.types import CheckedRequest
 from carpool.worker.protocol import Done
 
 TYPES = {".png": "image/png", ".jpeg": "image/jpeg", ".jpg": "image/jpeg"}
@@ -37,7 +37,7 @@ ACCEPTED: dict[int | str, dict[str, Any]] = {
 Order = Annotated[Literal["asc", "desc"], Query()]
 Limit = Annotated[int, Query(ge=1, le=100)]
 
-router = APIRouter(prefix="/v1", route_class=AuthenticatedRoute, responses=ERRORS)
+router = router_of(AuthenticatedRoute, "/v1")
 
 
 async def submit(
@@ -62,7 +62,7 @@ async def submit(
     request = context.request
     digest = digest_of(kind, request.url.path, body)
     request.state.slot.release()  # a job counts as one in the store
-    record, _ = await context.state.runner.submit(
+    record = await context.state.runner.submit(
         kind,
         asked,
         work | {"trace": tracing.carried()},
@@ -81,14 +81,18 @@ async def submit_images(
     context: RequestContext,
     model: ServedModel,
     body: schema.ImageRequest,
-    make: Callable[[], Sequence[CheckedRequest]],
-    sent: Callable[[], dict[str, Any]],
     pictures: Mapping[str, Any] | None,
+    sent: dict[str, Any],
 ) -> Record:
-    """Accept a request for pictures with `background_job`; the arguments are as for `respond`."""
+    """Accept a request for pictures with `background_job`.
+
+    Args:
+        pictures: as for `image_requests`.
+        sent: as `body` for `submit`.
+    """
     if body.stream:
         raise UnsupportedParameter("stream: a job is polled: leave it out", param="stream")
-    made = make()
+    made = image_requests(model, body, key=context.client.key, pictures=pictures)
     packing = context.intake().run(partial(packed, pictures or {}))
     names, inputs = await unless_disconnected(context.request, packing)
     work = work_of(
@@ -100,7 +104,7 @@ async def submit_images(
         told=[model.file_metadata(one) for one in made],
     )
     asked = {"model": model.id, "seeds": [one.seed for one in made]}
-    return await submit(context, "image", sent(), asked, work, inputs)
+    return await submit(context, "image", sent, asked, work, inputs)
 
 
 def write_images(record: Record, done: Sequence[Done], folder: Path) -> None:

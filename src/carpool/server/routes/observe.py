@@ -2,43 +2,39 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Query, Response
 
 import carpool
 from carpool.fleet.fleet import Fleet
 from carpool.fleet.pool import Pool
 from carpool.server.answers.stream import STREAMED, EventStream
 from carpool.server.bodies import schema
+from carpool.server.bodies import schema_reports as reports
 from carpool.server.bodies.forms import validated
-from carpool.server.dependencies import (
-    ERRORS,
-    AuthenticatedRoute,
-    Context,
-    State,
-    request_context,
-)
+from carpool.server.dependencies import FORBIDDEN, AuthenticatedRoute, Context, State, router_of
 from carpool.server.requests import image_requests, video_request
 from carpool.server.transport.middleware import IS_HEAD
 from carpool.telemetry.metrics import CONTENT_TYPE
 
-_FORBIDDEN: dict[int | str, dict[str, Any]] = {403: ERRORS[403]}  # by Host or Origin
+public = APIRouter(responses=FORBIDDEN)
+router = router_of(AuthenticatedRoute)
+_UNHEALTHY: dict[str, Any] = {
+    "responses": {503: {"model": reports.Health}},
+    "response_model_exclude_none": True,
+}
 
-public = APIRouter(responses=_FORBIDDEN)
-router = APIRouter(
-    route_class=AuthenticatedRoute, responses=ERRORS, dependencies=[Depends(request_context)]
-)
 
-
-@public.get("/health", responses={503: {"model": schema.Health}}, response_model_exclude_none=True)
-async def health(response: Response, state: State) -> schema.Health:
+@public.get("/health", **_UNHEALTHY)
+@public.get("/health_generate", **_UNHEALTHY)  # as SGLang has it; nothing is drawn for it
+async def health(response: Response, state: State) -> reports.Health:
     """200 when a request would be accepted now; `degraded` when not every worker is ready."""
     serving = state.supervisor
     response.status_code = 200 if serving.state == "ready" else 503
     is_group = isinstance(serving, Pool) and serving.ranks > 1
     if not isinstance(serving, (Fleet, Pool)) or not (serving.has_several or is_group):
-        return schema.Health(status=state.supervisor.state, workers=None)
-    workers = [schema.WorkerHealth.model_validate(one) for one in state.observer.workers()]
-    return schema.Health(
+        return reports.Health(status=state.supervisor.state, workers=None)
+    workers = [reports.WorkerHealth.model_validate(one) for one in state.observer.workers()]
+    return reports.Health(
         status="degraded" if serving.is_degraded else serving.state, workers=workers
     )
 
@@ -83,7 +79,7 @@ async def events(
 
 
 @router.post("/v1/estimates")
-async def estimate(values: dict[str, Any], context: Context) -> schema.EstimateReport:
+async def estimate(values: dict[str, Any], context: Context) -> reports.EstimateReport:
     """Check a body of `POST /v1/images/generations` or `/v1/videos`, and say what it would take.
 
     Nothing is drawn. The seconds are those of one output.
@@ -97,11 +93,11 @@ async def estimate(values: dict[str, Any], context: Context) -> schema.EstimateR
         drawing = validated(schema.ImageRequest, values)
         checked = image_requests(model, drawing, key=context.client.key)[0]
     told = await context.state.supervisor.estimate(checked)
-    return schema.EstimateReport(seconds=told.seconds, wait_s=told.wait_s, speed=told.speed)
+    return reports.EstimateReport(seconds=told.seconds, wait_s=told.wait_s, speed=told.speed)
 
 
 @router.get("/v1/requests/{request_id}")
-async def report(request_id: str, context: Context) -> schema.RequestReport:
+async def report(request_id: str, context: Context) -> reports.RequestReport:
     """What a request did when, with which others it shared forwards, and what it waited for.
 
     A job's id means its last run; while the job is queued it has no outputs.

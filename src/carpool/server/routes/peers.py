@@ -2,23 +2,12 @@
 
 from typing import Literal
 
-from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, Field
 
 import carpool
-from carpool.server.bodies import schema
-from carpool.server.dependencies import (
-    ERRORS,
-    AuthenticatedRoute,
-    State,
-    request_context,
-)
-from carpool.server.routes import observe
+from carpool.server.dependencies import AuthenticatedRoute, State, router_of
 
-public = APIRouter(responses={403: ERRORS[403]})
-router = APIRouter(
-    route_class=AuthenticatedRoute, responses=ERRORS, dependencies=[Depends(request_context)]
-)
+router = router_of(AuthenticatedRoute)
 
 
 class ModelInfo(BaseModel):
@@ -71,13 +60,3 @@ async def server_info(state: State) -> ServerInfo:
     """The server, as SGLang has it."""
     name = state.model("loaded").id
     return ServerInfo(model_path=name, served_model_name=name, version=carpool.__version__)
-
-
-@public.get(
-    "/health_generate",
-    responses={503: {"model": schema.Health}},
-    response_model_exclude_none=True,
-)
-async def health_generate(response: Response, state: State) -> schema.Health:
-    """As `GET /health`: nothing is drawn."""
-    return await observe.health(response, state)

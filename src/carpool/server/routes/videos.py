@@ -11,7 +11,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
-from fastapi import APIRouter, Depends, Response
+from fastapi import Response
 
 from carpool.errors import (
     FileNotReady,
@@ -19,6 +19,7 @@ from carpool.errors import (
     LibraryMissing,
     PipelineFailed,
     UnsupportedEndpoint,
+    UnsupportedParameter,
     VideoNotFound,
     VideoNotReady,
     by_code,
@@ -26,16 +27,16 @@ from carpool.errors import (
 from carpool.jobs.database import Record
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
-from carpool.media.outputs import FPS, encode_video, spritesheet, thumbnail
+from carpool.media.outputs import FPS, spritesheet, thumbnail, write_mp4
 from carpool.server.answers.downloads import PARTS, Download
-from carpool.server.answers.draw import in_our_words
+from carpool.server.answers.draw import translated
 from carpool.server.answers.respond import unless_disconnected
 from carpool.server.answers.stage_metrics import peak_memory_mb
 from carpool.server.bodies import forms, peers
 from carpool.server.bodies.input_images import REFERENCE, reference_images
 from carpool.server.bodies.schema import RemixRequest, VideoRequest
 from carpool.server.bodies.schema_jobs import Video, VideoDeleted, VideoList
-from carpool.server.dependencies import ERRORS, Context, WorkRoute, traced
+from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import video_request
 from carpool.server.routes.jobs import Limit, Order, common_fields, file_of, submit
 from carpool.server.state import AppState, RequestContext
@@ -49,9 +50,7 @@ UNSUPPORTED = {f"/videos/{name}": "POST" for name in ("edits", "extensions", "ch
 UNSUPPORTED |= {"/videos/characters/{name}": "GET"}
 """The rest of OpenAI's API of videos."""
 
-router = APIRouter(
-    prefix="/v1", route_class=WorkRoute, responses=ERRORS, dependencies=[Depends(traced)]
-)
+router = router_of(WorkRoute, "/v1")
 
 
 def write_video(record: Record, done: Sequence[Done], folder: Path) -> None:
@@ -65,7 +64,7 @@ def write_video(record: Record, done: Sequence[Done], folder: Path) -> None:
     audio = None
     if clip.rate:
         audio = np.frombuffer(clip.sound, np.float32).reshape(clip.channels, -1), clip.rate
-    encode_video(pixels, output["fps"], audio, path, metadata=output["told"])
+    write_mp4(pixels, output["fps"], audio, path, metadata=output["told"])
     (folder / FILES["thumbnail"]).write_bytes(thumbnail(path))
     (folder / FILES["spritesheet"]).write_bytes(spritesheet(path))
 
@@ -145,12 +144,12 @@ async def _submit(
     return await _video(state, record)
 
 
-@router.post(
-    "/videos",
-    openapi_extra=forms.document(
-        VideoRequest, ["prompt"], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE}
-    ),
+_BODY = forms.document(
+    VideoRequest, ["prompt"], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE}
 )
+
+
+@router.post("/videos", openapi_extra=_BODY)
 async def create_video(context: Context) -> Video:
     return await _create(context)
 
@@ -161,19 +160,16 @@ async def _create(context: RequestContext) -> Video:
     form = await forms.read_body(
         request, model.card, REFERENCE, "image_reference", cards=state.card_of
     )
-    form.values = peers.single(await in_our_words(state, form.values, model.card))
+    form.values = await translated(state, form.values, model.card)
+    if form.values.pop("n", 1) not in (1, None):
+        rule = "a request makes one video, send several"
+        raise UnsupportedParameter(f"num_outputs_per_prompt: {rule}", param="n")
     digests = await unless_disconnected(request, context.intake().run(form.digests))
     sent = form.values | ({"pictures": digests} if digests else {})
     return await _submit(context, form, sent)
 
 
-@router.post(
-    "/videos/sync",
-    response_class=Download,
-    openapi_extra=forms.document(
-        VideoRequest, ["prompt"], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE}
-    ),
-)
+@router.post("/videos/sync", response_class=Download, openapi_extra=_BODY)
 async def create_video_at_once(context: Context) -> Download:
     """Make a video, and answer with the MP4 file once it is there; a disconnect cancels it.
 

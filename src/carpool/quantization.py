@@ -1,0 +1,111 @@
+"""Kinds of quantized weights, as settings name them; no torch."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from carpool.errors import SettingRejected, nearest
+from carpool.setting_rules import by_component
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of quantized weights."""
+
+    backend: str  # of diffusers' quantization, or "layerwise"
+    package: str | None  # that computes with them; None: diffusers itself
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the backend's configuration
+    needs_gpu: bool = False
+    bits: int = 8  # of a weight
+    only: str | None = None  # "denoisers"
+    instead: str = ""  # what to take where it does not run
+
+
+KINDS: Mapping[str, Kind] = {
+    "int8": Kind("torchao", "torchao", {"quant_type": "Int8WeightOnlyConfig"}),
+    "int8-dynamic": Kind(
+        "torchao", "torchao", {"quant_type": "Int8DynamicActivationInt8WeightConfig"}
+    ),
+    "int4": Kind(
+        "torchao",
+        "torchao",
+        {
+            "quant_type": "Int4WeightOnlyConfig",
+            "quant_kwargs": {"int4_packing_format": "tile_packed_to_4d"},
+        },
+        needs_gpu=True,
+        bits=4,
+        instead="quanto-int4",
+    ),
+    "fp8": Kind("layerwise", None, {"storage_dtype": "float8_e4m3fn"}, only="denoisers"),
+    "fp8-dynamic": Kind(
+        "torchao",
+        "torchao",
+        {
+            "quant_type": "Float8DynamicActivationFloat8WeightConfig",
+            "quant_kwargs": {"granularity": "PerRow"},
+        },
+        needs_gpu=True,
+        instead="fp8",
+    ),
+    "nf4": Kind(
+        "bitsandbytes_4bit",
+        "bitsandbytes",
+        {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        bits=4,
+        instead="quanto-int4",
+    ),
+    "fp4": Kind(
+        "bitsandbytes_4bit",
+        "bitsandbytes",
+        {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+        bits=4,
+        instead="quanto-int4",
+    ),
+    "llm-int8": Kind("bitsandbytes_8bit", "bitsandbytes", {"load_in_8bit": True}, instead="int8"),
+    "quanto-int8": Kind("quanto", "optimum.quanto", {"weights_dtype": "int8"}),
+    "quanto-int4": Kind("quanto", "optimum.quanto", {"weights_dtype": "int4"}, bits=4),
+    "quanto-fp8": Kind("quanto", "optimum.quanto", {"weights_dtype": "float8"}),
+}
+
+STREAMED = ("torchao", "quanto")  # back ends whose weights can be streamed
+
+
+def quantizations(text: str | None) -> dict[str, Kind]:
+    """The kinds of quantized weights by component.
+
+    Raises:
+        SettingRejected: a kind is unknown, or the JSON is not what it must be.
+    """
+    if text is None:
+        return {}
+    if text.lstrip().startswith("{"):
+        return _from_json(text)
+    found = by_component("quantize", text)
+    for name in found.values():
+        if name not in KINDS:
+            raise SettingRejected(
+                f"quantize={text!r}: {name!r} is unknown{nearest(name, KINDS)}: must be one of "
+                f"{', '.join(KINDS)}, or JSON"
+            )
+    return {component: KINDS[name] for component, name in found.items()}
+
+
+def _from_json(text: str) -> dict[str, Kind]:
+    rule = '{COMPONENT: {"quant_backend": NAME, and the backend\'s own options}}'
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SettingRejected(f"quantize is no JSON ({error}): write {rule}") from error
+    found = {}
+    for component, options in said.items():
+        backend = options.get("quant_backend") if isinstance(options, dict) else None
+        if not isinstance(backend, str):
+            raise SettingRejected(f"quantize: {component!r} has no quant_backend: write {rule}")
+        others = {name: value for name, value in options.items() if name != "quant_backend"}
+        package = {"torchao": "torchao", "quanto": "optimum.quanto", "gguf": "gguf"}.get(backend)
+        if backend.startswith("bitsandbytes"):
+            package = "bitsandbytes"
+        found[component] = Kind(backend, package, others)
+    return found

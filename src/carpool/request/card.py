@@ -1,0 +1,108 @@
+"""A model as its clients see it: its tasks, their parameters, its sizes and its limits.
+
+The parameters are those of the pipeline's `__call__`, read once when it is loaded.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from carpool.request.images import NAMES as PICTURE_NAMES
+from carpool.request.values import ParameterKind
+
+OURS = ("n", "seed", "timeout_s", "lora", "deadline_s", "priority", "step_cache")
+PER_PROMPT = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
+INSTEAD = {
+    "generator": "pass seed, every request gets a generator of its own",
+    **dict.fromkeys(PER_PROMPT, "pass n"),
+    "n": "one request has one output; generate(..., n=...) makes several",
+}
+HIDDEN = (*INSTEAD, "return_dict")  # outputs are always objects, whatever it says
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a pipeline's `__call__`."""
+
+    name: str
+    kind: ParameterKind  # "other": tensors, pictures, callables: Python API only
+    required: bool = False
+    default: int | float | bool | str | None = None  # the pipeline's own, where it is plain
+    also: tuple[ParameterKind, ...] = ()  # further kinds that it takes
+    takes_none: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One of the things that a model does, and the pipeline that does it."""
+
+    name: str  # "text-to-image", "inpaint", ...
+    pipeline: str  # class name
+    parameters: tuple[Parameter, ...]
+    max_images: int = 1  # reference images of a request
+    image_mode: str = "RGB"  # of PIL images
+    strength_rounds: Literal["up", "down"] | None = None  # steps * strength; None: not known
+    output_types: tuple[str, ...] = ("pil", "np", "pt", "latent")
+    only_converts: bool = False  # pictures are the same in all output types
+    needs_prompt: bool = True  # a prompt, or its embeddings
+
+    @property
+    def makes(self) -> Literal["pictures", "videos", "sound"]:
+        kinds: dict[str, Literal["videos", "sound"]] = {"video": "videos", "audio": "sound"}
+        return kinds.get(self.name.rpartition("-")[2], "pictures")
+
+    def takes(self, name: str) -> bool:
+        return any(parameter.name == name for parameter in self.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A loaded model as its clients see it."""
+
+    id: str
+    tasks: tuple[Task, ...]  # the loaded pipeline's own first
+    defaults: dict[str, Any]  # laid under what a request leaves out
+    size_multiple_px: int
+    default_size_px: tuple[int, int] | None  # width, height
+    max_pixels: int
+    max_steps: int
+    lora: tuple[str, ...] = ()  # adapters that a request may name
+    frame_step: int = 1  # videos have k * frame_step + 1 frames
+    rounds_sizes: bool = False  # sides that are no multiple are made smaller, not refused
+
+    @property
+    def pipeline(self) -> str:
+        return self.tasks[0].pipeline
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self.tasks[0].parameters
+
+    @property
+    def usual_size_px(self) -> tuple[int, int] | None:
+        """Width and height where nobody says any, if the model or its pipeline tells."""
+        own = {p.name: p.default for p in self.parameters} | self.defaults
+        width, height = own.get("width"), own.get("height")
+        if self.default_size_px or not isinstance(width, int) or not isinstance(height, int):
+            return self.default_size_px
+        return width, height
+
+    def task(self, name: str) -> Task:
+        return next(task for task in self.tasks if task.name == name)
+
+    def task_for(self, given: Iterable[str]) -> Task:
+        """The task that takes the pictures given; the model's own where none does."""
+        pictures = [name for name in given if name in PICTURE_NAMES]
+        fitting = (task for task in self.tasks if all(map(task.takes, pictures)))
+        return next(fitting, self.tasks[0])
+
+    def steps(self, arguments: Mapping[str, Any]) -> int:
+        """Denoising steps that these arguments ask for; 0 where the pipeline does not say."""
+        own = {p.name: p.default for p in self.parameters}.get("num_inference_steps")
+        return int(arguments.get("num_inference_steps", own) or 0)
+
+    def names(self) -> list[str]:
+        """What a request may say, ours included."""
+        hidden = HIDDEN
+        names = dict.fromkeys(p.name for task in self.tasks for p in task.parameters)
+        return [*OURS, *(name for name in names if name not in hidden)]

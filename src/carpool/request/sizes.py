@@ -1,0 +1,59 @@
+"""Sizes of pictures: which of them a model can do, and the nearest one that it can."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from carpool.errors import SizeRejected
+from carpool.request.card import Card
+
+
+def rounded_size(card: Card, arguments: Mapping[str, Any]) -> str | None:
+    """What a client is to know of a size that the pipeline rounds down; None if it does not."""
+    sides, multiple = _sides(card, arguments), card.size_multiple_px
+    if not any(side % multiple for side in sides):
+        return None
+    drawn = [side // multiple * multiple for side in sides]
+    return f"size {_by(sides)} was rounded down to {_by(drawn)}, multiples of {multiple}"
+
+
+def _sides(card: Card, arguments: Mapping[str, Any]) -> list[int]:
+    """Width and height, as far as they are known."""
+    default = card.usual_size_px or (None, None)
+    return [
+        side
+        for name, other in zip(("width", "height"), default, strict=True)
+        if (side := other if arguments.get(name) is None else arguments[name]) is not None
+    ]
+
+
+def check_size(card: Card, arguments: Mapping[str, Any]) -> None:
+    """Refuse a size that the pipeline would refuse, or that has too many pixels."""
+    sides, multiple = _sides(card, arguments), card.size_multiple_px
+    least = multiple if card.rounds_sizes else 1
+    if any(side < least or (side % multiple and not card.rounds_sizes) for side in sides):
+        legal = [max(multiple, round(side / multiple) * multiple) for side in sides]
+        raise SizeRejected(
+            f"size {_by(sides)} is not supported: both sides must be multiples of {multiple}, "
+            f"above 0; the nearest size is {_by(legal)}",
+            param="size",
+        )
+    if len(sides) == 2 and math.prod(sides) > card.max_pixels:
+        longest = card.max_pixels // multiple // multiple * multiple
+        fits = [min(side, longest) for side in within(sides, card.max_pixels, multiple)]
+        raise SizeRejected(
+            f"size {_by(sides)} is not supported: it has {math.prod(sides)} pixels, the most "
+            f"is {card.max_pixels}; the nearest size of this shape is {_by(fits)}",
+            param="size",
+        )
+
+
+def within(size: Sequence[int], max_pixels: int, multiple: int) -> tuple[int, int]:
+    """The largest size of about this shape, and not above it, that a model can do."""
+    shrink = min(1.0, math.sqrt(max_pixels / math.prod(size)))
+    width, height = (max(multiple, int(side * shrink) // multiple * multiple) for side in size)
+    return width, height
+
+
+def _by(sides: Sequence[int]) -> str:
+    return "x".join(map(str, sides))

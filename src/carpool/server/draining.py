@@ -1,0 +1,113 @@
+"""The HTTP server of `carpool serve`: uvicorn, strict about HTTP, which drains on a signal."""
+
+import asyncio
+import gc
+import itertools
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from carpool.config import ServeSettings
+from carpool.fleet.serving import Serving
+from carpool.jobs.runner import Runner
+from carpool.server.access.keys import Keyring
+from carpool.server.app import create_app
+from carpool.server.transport.http_protocol import StrictHTTPProtocol
+from carpool.server.transport.unix_socket import WAITING, UnixSocket
+from carpool.telemetry.tracing import Tracing
+
+log = logging.getLogger("carpool")
+
+# Connections accepted in one turn of the event loop. Where descriptors run out, Python 3.11 logs an
+# error for each: with uvicorn's number a thousand a second.
+_ACCEPTED = 1
+
+
+class DrainingServer(uvicorn.Server):
+    """Uvicorn that drains on a signal: it refuses new requests while running ones finish."""
+
+    def __init__(
+        self,
+        supervisor: Serving,
+        settings: ServeSettings,
+        runner: Runner,
+        keys: Keyring,
+        traces: Tracing,
+    ) -> None:
+        app = create_app(supervisor, settings, runner, keys=keys, traces=traces)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=StrictHTTPProtocol,
+                ws="none",
+                host=settings.host,
+                port=settings.port,
+                uds=settings.uds,
+                forwarded_allow_ips="*" if settings.uds else None,  # a proxy connects
+                backlog=_ACCEPTED,
+                access_log=False,  # `RequestLogging` logs more
+                # uvicorn's own greeting and farewell are no news beside ours
+                log_level="warning" if settings.log_level == "info" else settings.log_level,
+                log_config=None,
+                timeout_keep_alive=StrictHTTPProtocol.idle_timeout_s,
+                timeout_graceful_shutdown=5,
+                lifespan="off",
+            )
+        )
+        self._app = app
+        self._supervisor, self._drain_timeout_s = supervisor, settings.drain_timeout
+        self._draining: asyncio.Task[None] | None = None
+        self.exit_status = 0
+        self.is_up = asyncio.Event()
+        self.unix: UnixSocket | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            if self.config.uds is not None:
+                self.unix = await asyncio.to_thread(UnixSocket, Path(self.config.uds))
+                sockets = [self.unix.socket]
+                log.info("listening on %s", self.config.uds)
+            await super().startup(sockets)
+            for listening in itertools.chain.from_iterable(one.sockets for one in self.servers):
+                with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                    same.listen(WAITING)  # uvicorn's only setting for both is `_ACCEPTED`
+        except (SystemExit, OverflowError, OSError) as error:
+            if not isinstance(error, SystemExit):  # by which uvicorn says: the port is taken
+                where = self.config.uds or f"{self.config.host}:{self.config.port}"
+                log.error("cannot listen on %s: %s", where, error)
+            self.should_exit = True
+            return
+        if self.unix is None:
+            log.info("listening on http://%s:%d", url_host(self.config.host), self.port())
+        gc.collect()
+        gc.freeze()  # permanent objects: to scan them again takes 70 ms
+        self.is_up.set()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.exit_status = 130 if sig == signal.SIGINT else 0
+        asyncio.get_running_loop().call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+        else:  # the second signal: at once
+            self.should_exit = self.force_exit = True
+
+    async def _drain(self) -> None:
+        await self._supervisor.drain(self._drain_timeout_s)
+        self._app.state.server.events.close()  # their viewers would stay for ever
+        self.should_exit = True
+
+    def port(self) -> int:
+        """The port in use, also where the setting is 0."""
+        return int(self.servers[0].sockets[0].getsockname()[1])
+
+
+def url_host(host: str) -> str:
+    """A host as URLs have it."""
+    return f"[{host}]" if ":" in host else host
