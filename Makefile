@@ -4,8 +4,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Small models spin when they get more than one thread: see docs/experiments.md.
 ONE_THREAD := OMP_NUM_THREADS=1
-# Each file of tests runs in one of two processes: its servers and models are started once.
-TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
+# Some environments say that nothing compiled is kept: half of the time to collect tests.
+KEEP_COMPILED := PYTHONDONTWRITEBYTECODE=
+# Each file of tests runs in one of these processes: its servers and models are started once.
+TEST_PROCESSES ?= 2
+BY_FILE := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Every target without a path is a command.
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' Makefile)
@@ -20,7 +23,7 @@ serve: .venv/ready  ## serve the embedded model on http://127.0.0.1:8000
 	$(BIN)/carpool serve
 
 test: .venv/ready  ## all tests: no network, no GPU
-	$(ONE_THREAD) $(BIN)/python -m pytest $(TWO_PROCESSES)
+	$(KEEP_COMPILED) $(ONE_THREAD) $(BIN)/python -m pytest $(BY_FILE)
 
 # Not among the other requirements: 79 MB that most who develop need not have.
 .venv/ray: requirements-ray.lock | .venv/ready
@@ -31,7 +34,7 @@ test-ray: .venv/ray  ## workers on a Ray cluster of two nodes on this machine (s
 	$(ONE_THREAD) $(BIN)/python -m pytest -m ray tests/fleet/test_ray.py tests/test_proof.py
 
 test-noise: .venv/ready build/torchvision  ## all tests, slow ones too, with other last bits in every shared forward
-	$(ONE_THREAD) CARPOOL_FAULT=forward:noise:1 $(BIN)/python -m pytest $(TWO_PROCESSES) -m "not ray"
+	$(KEEP_COMPILED) $(ONE_THREAD) CARPOOL_FAULT=forward:noise:1 $(BIN)/python -m pytest $(BY_FILE) -m "not ray"
 
 # torchvision's wheels want a CUDA build of torch; the tests only need its Python part.
 build/torchvision: | .venv/ready

@@ -100,6 +100,7 @@ class Row:
     throughput: float  # over the highest of the others
     latency: float  # mean, over the lowest of the others
     rounds: int
+    cpu: float = 0.0  # CPU seconds of a burst, over those of the best other; 0: not measured
 
     @property
     def is_kept(self) -> bool:
@@ -164,12 +165,17 @@ def requests(name: str, mix: str, effort: Effort) -> list[carpool.Request]:
     return burst
 
 
-def play(engine: carpool.Engine, burst: Sequence[carpool.Request]) -> tuple[float, float]:
-    """Send a burst; requests a second, and their mean latency in seconds."""
-    began_s = time.perf_counter()
+Seen = tuple[float, float, float]
+"""A burst: requests a second, their mean latency, and CPU time of the process (both in seconds)."""
+
+
+def play(engine: carpool.Engine, burst: Sequence[carpool.Request]) -> Seen:
+    """Send a burst."""
+    began_s, cpu_s = time.perf_counter(), time.process_time()
     outputs = engine.generate(list(burst), progress=False)
     took_s = time.perf_counter() - began_s
-    return len(burst) / took_s, statistics.fmean(one.timings.total_s for one in outputs)
+    cpu_s = time.process_time() - cpu_s
+    return len(burst) / took_s, statistics.fmean(one.timings.total_s for one in outputs), cpu_s
 
 
 def wrong_table(path: Path, to: Path, seed: int) -> None:
@@ -206,7 +212,7 @@ def measure(part: str, effort: Effort) -> list[Row]:
     """All rounds of a part."""
     name, mix, kind = part.split("/")
     burst, model = requests(name, mix, effort), loaded(name)
-    seen: dict[str, list[tuple[float, float]]] = {party: [] for party in PARTIES}
+    seen: dict[str, list[Seen]] = {party: [] for party in PARTIES}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         tables = {party: Path(folder) / f"{n}.json" for n, party in enumerate(PARTIES)}
         right = Path(folder) / "right.json"
@@ -231,10 +237,12 @@ def measure(part: str, effort: Effort) -> list[Row]:
     return rows(part, seen)
 
 
-def rows(part: str, seen: Mapping[str, Sequence[tuple[float, float]]]) -> list[Row]:
+def rows(part: str, seen: Mapping[str, Sequence[Seen]]) -> list[Row]:
     """Medians of the rounds, against the best of the others."""
-    per_s = {party: statistics.median(one for one, _ in found) for party, found in seen.items()}
-    mean_s = {party: statistics.median(one for _, one in found) for party, found in seen.items()}
+    per_s, mean_s, cpu_s = (
+        {party: statistics.median(one[n] for one in found) for party, found in seen.items()}
+        for n in range(3)
+    )
     best = max(OTHERS, key=lambda party: per_s[party])
     least_s = min(mean_s[party] for party in OTHERS)
     return [
@@ -246,6 +254,7 @@ def rows(part: str, seen: Mapping[str, Sequence[tuple[float, float]]]) -> list[R
             per_s[party] / per_s[best],
             mean_s[party] / least_s,
             len(seen[party]),
+            cpu_s[party] / cpu_s[best],
         )
         for party in seen
         if party not in OTHERS
@@ -262,20 +271,23 @@ Bursts of {CLIENTS} requests at once, all modes in turn, medians of {least} roun
 first burst of each engine is not counted. *Busy*: beside a process that takes a core for
 {PHASE_S:g} of every {2 * PHASE_S:g} seconds. *Fresh*: nothing was learned before; *wrong*: one
 width of each kind is {WRONG:g} times off. Throughput is over that of the best other mode (`off`,
-`dynamic` and `request` with 8), mean latency over the least of theirs. Promised are at least
-{LEAST_THROUGHPUT:g} and at most {MOST_LATENCY:g}, kept in {kept} of {len(found)} rows."""
+`dynamic` and `request` with 8), mean latency over the least of theirs; *CPU* is the CPU
+time of a burst over that of the best other mode, which neighbours disturb least. Promised are at
+least {LEAST_THROUGHPUT:g} and at most {MOST_LATENCY:g}, kept in {kept} of {len(found)} rows."""
     lines = [
         MARKS[0],
         "## Live: closed bursts, costs learned on the way",
         "",
         text,
         "",
-        "| model, mix, machine | table | requests/s | best other | throughput | mean latency | |",
-        "| --- | --- | ---: | --- | ---: | ---: | --- |",
+        "| model, mix, machine | table | requests/s | best other | throughput | mean latency | CPU "
+        "| |",
+        "| --- | --- | ---: | --- | ---: | ---: | ---: | --- |",
     ]
     lines += [
         f"| {row.part} | {row.table} | {row.per_s:.2f} | {row.best} | {row.throughput:.2f} "
-        f"| {row.latency:.2f} | {'' if row.is_kept else 'missed'} |"
+        f"| {row.latency:.2f} | {f'{row.cpu:.2f}' if row.cpu else '-'} "
+        f"| {'' if row.is_kept else 'missed'} |"
         for row in found
     ]
     return "\n".join([*lines, MARKS[1]])
@@ -324,7 +336,7 @@ def main() -> int:
         for row in found:
             print(
                 f"{row.part}, {row.table}: {row.per_s:.2f}/s, throughput {row.throughput:.2f} and "
-                f"mean latency {row.latency:.2f} of the best other",
+                f"mean latency {row.latency:.2f}, CPU time {row.cpu:.2f} of the best other",
                 file=sys.stderr,
             )
         kept.parent.mkdir(parents=True, exist_ok=True)

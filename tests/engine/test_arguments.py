@@ -1,5 +1,6 @@
 """What the pipeline's `__call__` takes may be said, and gives what it gives there."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline, DPMSolverSDEScheduler, EulerAncestralDiscreteScheduler
+from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 
 from carpool.engine.model.output_types import only_converts, output_types
@@ -82,6 +84,22 @@ def test_pictures_are_checked_and_marked_as_the_class_does_it(output_type: str) 
 def test_what_a_class_does_with_its_output_type_is_read_from_its_source() -> None:
     assert all(only_converts(fresh(family)) for family in ("flux", "sdxl", "wan21_t2v"))
     assert output_types(type(fresh("flux"))) == ("pil", "np", "pt", "latent")
+
+
+def test_sources_are_read_once_and_yet_each_pipeline_is_judged_by_its_own_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Marking(VaeImageProcessor):  # type: ignore[misc]
+        def postprocess(self, *args: Any, **kwargs: Any) -> Any:
+            return super().postprocess(*args, **kwargs)
+
+    pipe, marked = fresh("flux"), fresh("flux")
+    marked.image_processor = Marking()
+    before = only_converts(pipe), only_converts(marked), output_types(type(pipe))
+    monkeypatch.setattr(inspect, "getsource", None)
+
+    assert (only_converts(pipe), only_converts(marked), output_types(type(pipe))) == before
+    assert before[:2] == (True, False)
 
 
 class OddlyWritten:

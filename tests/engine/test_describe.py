@@ -32,7 +32,7 @@ def denoiser_call(drive: Drive) -> Call:
     drive.submit(**ARGUMENTS["flux"])
     while True:
         drive.turn()
-        [state] = drive.engine._running.parked
+        [state] = drive.engine.running.parked
         if state.call.target.component == "transformer":
             return state.call
 

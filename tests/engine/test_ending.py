@@ -98,7 +98,7 @@ def test_a_request_whose_time_is_up_ends_before_its_next_forward(stage: Stage) -
     with driving("flux", clock=clock, max_running=running(stage)) as drive:
         trip = Trip(drive, stage, timeout_s=5)
         clock.pass_by(4.9)
-        drive.engine._running.end_cancelled()
+        drive.engine.running.end_cancelled()
         assert not trip.victim.is_done
 
         clock.pass_by(0.1)

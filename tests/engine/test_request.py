@@ -29,7 +29,7 @@ def test_a_parked_call_is_let_go_before_the_pipeline_goes_on() -> None:
     with driving("flux") as drive:
         drive.submit(**ARGUMENTS["flux"])
         drive.turn(2)
-        [state] = drive.engine._running.parked
+        [state] = drive.engine.running.parked
         before = state.call
         drive.turn()
 

@@ -25,7 +25,7 @@ from carpool_lab.simulate.report import (
     Verdict,
     comparison,
     numbers,
-    standard_error,
+    ratio_of_means,
     verdicts,
 )
 from carpool_lab.simulate.scenario import (
@@ -40,7 +40,7 @@ from carpool_lab.simulate.scenario import (
 )
 from carpool_lab.simulate.simulator import Worker
 from carpool_lab.simulate.tables import TABLES, WIDEST, Table, learned, siblings, table
-from carpool_lab.workload import Arrival, Mix, Setting, generators, plan, poisson
+from carpool_lab.workload import Arrival, Mix, Setting, bursts, generators, plan, poisson
 
 SLOW = Table("slow", 4, {1: 1.0, 16: 16.0}, 0.5, 0.5)  # rows gain nothing
 FREE = Table("free", 4, {1: 1.0, 16: 1.0}, 0.5, 0.5)  # rows are free
@@ -254,6 +254,53 @@ def test_a_comparison_plays_no_more_seeds_than_it_takes_to_be_certain() -> None:
     assert all(point.error < inf for point in certain)
 
 
+def test_a_comparison_plays_more_seeds_where_it_is_not_decided_what_is_promised() -> None:
+    modes: list[BatchingMode] = ["off", "continuous"]
+    wanted = Comparison("uniform", Mix([Setting()]), modes, [0.5], range(5), 20, certain=inf)
+    off, found = compare(Model([SLOW]), wanted)
+    assert found.error > 0
+    ratio = found.numbers.latency.mean_s / off.numbers.latency.mean_s
+
+    def seeds(promised: float) -> int:
+        return max(one.seeds for one in compare(Model([SLOW]), replace(wanted, promised=promised)))
+
+    assert seeds(ratio) > 2
+    assert seeds(100.0) == 2
+
+
+@pytest.mark.parametrize("learned", [None, 1])
+@pytest.mark.parametrize("mode", ["off", "dynamic", "request"])
+@pytest.mark.parametrize("name", ["flux-512", "streamed-mixed-sizes"])
+def test_a_batch_that_is_simulated_whole_ends_when_its_forwards_one_by_one_do(
+    name: str, mode: BatchingMode, learned: int | None
+) -> None:
+    model = Model(siblings(TABLES[name]), own_s=0.001)
+    asked = mix("steps", model.tables)
+    when, what = generators(3)
+    arrivals = plan(bursts(0.9 * model.capacity_qps(asked), when, size=3), asked, what, count=60)
+    whole = play(model, arrivals, mode, learned=learned)
+
+    one_by_one = play(model, arrivals, mode, learned=learned, lifetime_s=1e12)  # may die: not whole
+
+    assert [ride.ended_s for ride in one_by_one.rides] == [ride.ended_s for ride in whole.rides]
+    assert (one_by_one.forwards, one_by_one.rows) == (whole.forwards, whole.rows)
+
+
+@pytest.mark.parametrize("learned", [None, 0])
+def test_one_worker_that_gets_everything_at_once_needs_no_account_of_what_it_has(
+    learned: int | None,
+) -> None:
+    model = Model(siblings(TABLES["zimage-turbo-512"]))
+    asked = mix("sizes", model.tables)
+    when, what = generators(5)
+    arrivals = plan(bursts(0.9 * model.capacity_qps(asked), when, size=1), asked, what, count=60)
+    ended = [ride.ended_s for ride in play(model, arrivals, "continuous", learned=learned).rides]
+
+    accounted = play(model, arrivals, "continuous", learned=learned, moves=True)  # of `AtOnce`
+
+    assert [ride.ended_s for ride in accounted.rides] == ended
+
+
 def test_the_error_of_a_ratio_of_means_is_that_over_seeds_against_the_best_of_each() -> None:
     def of(mean_s: float) -> Numbers:
         latency = Latency(1, mean_s, mean_s, mean_s, mean_s)
@@ -264,8 +311,8 @@ def test_the_error_of_a_ratio_of_means_is_that_over_seeds_against_the_best_of_ea
         {"continuous": of(1.0), "off": of(4.0), "dynamic": of(1.0)},
     ]
 
-    assert standard_error("continuous", seeds) == pytest.approx(0.25)  # of 0.5 and 1
-    assert standard_error("continuous", seeds[:1]) == inf
+    assert ratio_of_means("continuous", seeds) == pytest.approx((0.75, 0.25))  # of 0.5 and 1
+    assert ratio_of_means("continuous", seeds[:1]) == (0.5, inf)
 
 
 def test_a_verdict_names_what_of_the_promise_is_broken() -> None:

@@ -59,18 +59,18 @@ class Timed:
         self.drive, self.clock, self.coming, self.base = drive, clock, deque(coming), base
         self.heard: list[Recorder] = []
         self.batches: list[Batch] = []
-        scheduler, self.fuse = drive.engine._scheduler, drive.engine._fuser.run
+        scheduler, self.fuse = drive.engine.scheduler, drive.engine._fuser.run
         scheduler.costs = scheduler._predictor._costs = Told()
         self.choose = scheduler.select
         scheduler.select = self.chosen  # type: ignore[method-assign]
         drive.engine._fuser.run = self.run  # type: ignore[method-assign]
 
-    def chosen(self, states: Any) -> list[RequestState]:
-        chosen = self.choose(states)
-        if chosen:
-            name = self.drive.engine._scheduler._kind.name
+    def chosen(self, states: Any) -> list[list[RequestState]]:
+        selections = self.choose(states)
+        for chosen in selections:
+            name = self.drive.engine.scheduler._kind.name
             self.batches.append((name, tuple(sorted(rider.number for rider in chosen))))
-        return chosen
+        return selections
 
     def run(self, calls: Any, rows: Any) -> Any:
         name = f"{calls[0].target.component}.{calls[0].target.method}"
@@ -87,7 +87,7 @@ class Timed:
         while self.coming or any(not one.is_done for one in self.heard):
             if not self.drive.engine.step():
                 next_s = self.coming[0][0] if self.coming else float("inf")
-                self.pass_until(min(next_s, self.drive.engine._scheduler.wake_s))
+                self.pass_until(min(next_s, self.drive.engine.scheduler.wake_s))
 
 
 def simulated(coming: list[Arrival], mode: BatchingMode) -> list[Batch]:
@@ -142,7 +142,7 @@ def test_the_simulator_forms_the_batches_of_the_engine(mode: BatchingMode) -> No
         request_batch_max_wait_ms=20.0,
     ) as drive:
         engine = Timed(drive, clock, coming, ARGUMENTS["flux"])
-        drive.engine._scheduler._policy = MODES[mode](Told())
+        drive.engine.scheduler._policy = MODES[mode](Told())
         engine.play()
 
     phases = [(_phase(name), riders) for name, riders in engine.batches]

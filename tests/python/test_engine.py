@@ -273,8 +273,8 @@ class Hasty(EngineCore):
 
     has_run = threading.Event()
 
-    def submit(self, request: CheckedRequest, listener: Listener) -> None:
-        super().submit(request, listener)
+    def submit(self, request: CheckedRequest, listener: Listener, *more: Any) -> None:
+        super().submit(request, listener, *more)
         self.has_run.wait(0.1)
 
 

@@ -88,7 +88,7 @@ def test_a_dynamic_batch_waits_for_others_and_says_so(caplog: pytest.LogCaptureF
     ):
         drive.submit(**BASE)
         assert not drive.engine.step()  # its delay runs
-        assert drive.engine._scheduler.wake_s == pytest.approx(0.005)
+        assert drive.engine.scheduler.wake_s == pytest.approx(0.005)
         clock.pass_by(0.004)
         drive.submit(**BASE, seed=1)
         assert not drive.engine.step()
@@ -280,7 +280,7 @@ def test_a_request_whose_outputs_do_not_all_come_runs_without_them(mode: Batchin
         for job in grouped(single, 4)[:2]:
             drive.engine.submit(job, Recorder())
         assert not drive.engine.step()
-        assert drive.engine._scheduler.wake_s == pytest.approx(0.1)
+        assert drive.engine.scheduler.wake_s == pytest.approx(0.1)
         clock.pass_by(0.1)
         drive.finish()
 

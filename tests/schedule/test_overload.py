@@ -114,7 +114,7 @@ def test_the_engine_refuses_in_stages_and_recovers() -> None:
                 refused.append(error)
                 break
 
-        assert drive.engine.overload_stage == 3
+        assert drive.engine.scheduler.admission.stage == 3
         assert "overloaded" in str(refused[0])
         assert 0.1 <= (refused[0].retry_after_s or 0) <= 120
         statistics = drive.engine.statistics()
@@ -122,7 +122,7 @@ def test_the_engine_refuses_in_stages_and_recovers() -> None:
         assert b'carpool_overload_stage{model="m"} 3.0' in Metrics().page("m", BUILD, statistics)
         drive.finish()
         assert [one.error for one in heard] == [None] * len(heard)  # those aboard are not shed
-        assert drive.engine.overload_stage == 0
+        assert drive.engine.scheduler.admission.stage == 0
         drive.submit(**FLUX)
 
 
@@ -136,7 +136,7 @@ def test_previews_stop_first() -> None:
             for _ in range(waiting):
                 drive.submit(**FLUX)
             drive.turn()
-            stage = drive.engine.overload_stage
+            stage = drive.engine.scheduler.admission.stage
             drive.turn_until(lambda: bool(watched.outcomes))
         assert watched.error is None
         return stage, sum(event.kind == "preview" for event in watched.events)
@@ -152,7 +152,7 @@ def test_low_priority_is_refused_while_others_are_taken() -> None:
 
         with pytest.raises(Overloaded, match="none of priority below 0"):
             drive.submit(**FLUX, priority=-1)
-        assert drive.engine.overload_stage == 2
+        assert drive.engine.scheduler.admission.stage == 2
         drive.submit(**FLUX, priority=0)
 
 

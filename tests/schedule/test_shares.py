@@ -61,22 +61,24 @@ def served(
         of[tenant] += 1
         return call(next(numbers), tenant, user(of[tenant]), kind, arrived_s=now_s)
 
-    parked = [newcomer(tenant, 0.0) for tenant, (size, _, _) in lines.items() for _ in range(size)]
+    first = [newcomer(tenant, 0.0) for tenant, (size, _, _) in lines.items() for _ in range(size)]
+    parked = {one.order: one for one in first}
     orders, now_s = itertools.count(10**6), 0.0
     by_tenant, by_user = defaultdict[str, float](float), defaultdict[str, float](float)
     for _ in range(turns):
-        choice = policy.choose(parked, 0.0, now_s)
+        choice = policy.choose(list(parked.values()), 0.0, now_s)
         took_s = policy.costs.seconds(choice.calls[0].kind, len(choice.calls))
         now_s += took_s
         for one in choice.calls:
             by_tenant[one.tenant] += took_s / len(choice.calls)
             by_user[one.user] += took_s / len(choice.calls)
-            parked.remove(one)
+            del parked[one.order]
             left_s = one.left_s - one.whole_s / 4
             if left_s > 0:
-                parked.append(replace(one, order=next(orders), left_s=left_s))
+                then = replace(one, order=next(orders), left_s=left_s)
             else:
-                parked.append(newcomer(one.tenant, now_s))
+                then = newcomer(one.tenant, now_s)
+            parked[then.order] = then
     return by_tenant, by_user
 
 
@@ -110,7 +112,7 @@ def test_the_share_of_a_tenant_does_not_depend_on_how_many_requests_it_has_runni
     policy, nobody = Continuous(costs, fair_share={"a": weight}), HABITS["nobody"]
     lines = {"a": (sizes[0], SMALL, nobody), "b": (sizes[1], LARGE, nobody)}
 
-    by_tenant, _ = served(policy, lines, turns=1500)
+    by_tenant, _ = served(policy, lines, turns=500)
 
     assert by_tenant["a"] / by_tenant["b"] == pytest.approx(weight, rel=0.1)
 

@@ -1,6 +1,7 @@
 """How wide: near ties, and when a width is tried."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -72,6 +73,16 @@ def test_a_near_tie_goes_to_the_narrower_of_a_short_line() -> None:
 
     assert chosen(costs, 2, backlog=2.0) == 1
     assert chosen(costs, 2, backlog=LONG_LINE * 10) == 2
+
+
+def test_nobody_of_a_burst_is_left_over_for_a_round_of_one() -> None:
+    """Seven rows are a little better in the mean than eight; then one is left of 8, two of 16."""
+    steps_s = {1: 8.4, 2: 10.9, 3: 13.2, 4: 15.2, 5: 17.8, 6: 19.5, 7: 21.2, 8: 23.6}
+    costs = Costs({KIND: Curve({rows: seconds / 1000 for rows, seconds in steps_s.items()})})
+    spread = [replace(call, arrived_s=call.order * 0.1) for call in line(8)]
+
+    assert chosen(costs, 8, backlog=8.0) == chosen(costs, 8, backlog=16.0) == 8
+    assert Widths(costs, min_gain=0.05).choose(spread, 16.0) == (7, "knee")  # others come meanwhile
 
 
 def test_two_trials_are_never_made_in_a_row_so_that_each_has_something_to_compare_with() -> None:

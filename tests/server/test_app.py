@@ -8,9 +8,12 @@ from typing import Any
 
 import httpx2
 import pytest
+from fastapi.routing import APIRoute
 
 from carpool.config import EngineSettings, ServeSettings
 from carpool.server.app import create_app
+from carpool.server.bodies import schema
+from carpool.server.routes import images, jobs, videos
 from carpool.server.routes.videos import UNSUPPORTED
 from carpool.worker.supervisor import Supervisor
 from support import app as in_process
@@ -195,3 +198,21 @@ def test_an_unforeseen_failure_has_the_shape_and_the_id_and_keeps_its_secrets(
     assert (answer.status_code, error(answer)["code"]) == (500, "internal_error")
     assert "secret" not in answer.text
     assert "secret" in caplog.text
+
+
+def test_the_document_has_every_error_of_a_path_and_a_start_makes_no_validators_of_them() -> None:
+    document = in_process.shared_app().openapi()
+    answers = document["paths"][ENDPOINT]["post"]["responses"]
+    said = {status: one["content"]["application/json"]["schema"] for status, one in answers.items()}
+    assert {"400", "401", "429", "503"} <= said.keys()
+    assert said["429"] == {"$ref": "#/components/schemas/Error"}
+    assert "error" in document["components"]["schemas"]["Error"]["properties"]
+
+    fields = [
+        field.field_info.annotation
+        for router in (images.router, jobs.router, videos.router)
+        for route in router.routes
+        if isinstance(route, APIRoute)
+        for field in route.response_fields.values()
+    ]
+    assert fields.count(schema.Error) <= 2  # downloads: these bring the schema in

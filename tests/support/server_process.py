@@ -2,10 +2,10 @@
 
 `serving()` starts one, waits until it is ready, and at the end has it drain; leaving a process
 behind fails the test. Processes are found by a mark in their environment, or by the server's log
-that they have open, so none can hide by losing its parent. Workers are forked from one process that
-has torch imported already, by the mechanism that servers have for themselves
-(`carpool.worker.forkserver`), unless a test asks for the real start. What all tests serve and draw
-stands here once: `MODEL` and `DRAW`.
+that they have open, so none can hide by losing its parent. Fronts and workers are forked from two
+processes that have all imported already (`forked_front`; `carpool.worker.forkserver`, which servers
+have for themselves), unless a test asks for the real start. What all tests serve and draw stands
+here once: `MODEL` and `DRAW`.
 """
 
 import atexit
@@ -30,7 +30,9 @@ from PIL import Image
 
 from carpool.config import FAULT_VARIABLE, FORKSERVER_VARIABLE
 from carpool.worker.startup import PROCESS_NAME
+from support import forked_front
 from support.endpoints import ENDPOINT
+from support.forked_front import Front
 from support.tiny import checkpoint
 
 FAMILY = "flux"
@@ -77,7 +79,7 @@ def eventually(is_so: Callable[[], bool], within_s: float, what: str) -> None:
 class Server:
     """A running `carpool serve`."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Front
     folder: Path  # of its stdout and stderr
     mark: str
     url: str = ""
@@ -194,6 +196,17 @@ def _forkserver() -> str:
     return path
 
 
+@cache
+def _front_server() -> str:
+    """The socket of the process that forks fronts; it ends with this process."""
+    folder = tempfile.mkdtemp(prefix="fronts-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    process = forked_front.start_server(path := f"{folder}/socket", _environ_of_servers())
+    atexit.register(process.wait)
+    atexit.register(process.kill)  # before the wait
+    return path
+
+
 def _environ_of_servers() -> dict[str, str]:
     """This process's, without settings of Carpool's."""
     environ = {name: text for name, text in os.environ.items() if not name.startswith("CARPOOL_")}
@@ -216,7 +229,7 @@ def starting(
     Args:
         fault: as `carpool.engine.faults` has it, beside those that this process has.
         forkserver: as `carpool.worker.start` has it: empty for the server's own one; None: one for
-            all tests.
+            all tests, and the front is forked, too.
     """
     mark = uuid.uuid4().hex
     environ = _environ_of_servers()
@@ -228,22 +241,18 @@ def starting(
         environ |= {"CARPOOL_COST_TABLE": str(folder / "costs.json")}
         environ |= {"XDG_STATE_HOME": str(folder / "state")}
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "carpool.cli.main",
-                    "serve",
-                    *filter(None, [model]),
-                    "--port",
-                    "0",
-                    *flags,
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env=environ,
-            )
+            arguments = ["serve", *filter(None, [model]), "--port", "0", *flags]
+            process: subprocess.Popen[bytes] | Front
+            if forkserver is None:
+                process = Front(_front_server(), arguments, environ, stdout, stderr)
+            else:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "carpool.cli.main", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    env=environ,
+                )
         server = Server(process, folder, mark)
         try:
             yield server

@@ -101,4 +101,4 @@ def on_a_slow_bus(drive: Drive, policy: Any = None) -> None:
     """Let copies seem to take so long that whatever may share a sweep does."""
     drive.engine.loaded.streamer.bus.seconds_a_byte = lambda: 1.0  # type: ignore
     if policy is not None:
-        drive.engine._scheduler._policy = policy
+        drive.engine.scheduler._policy = policy

@@ -77,7 +77,7 @@ class Interception:
     def __init__(self, components: Mapping[str, Any]) -> None:
         self.targets: list[Target] = []
         self._replaced: list[tuple[nn.Module, str, Any]] = []
-        self._installed: dict[int, Callable[..., Any]] = {}  # by id of the target
+        self._installed: list[tuple[Target, dict[str, Any], str, Callable[..., Any]]] = []
         seen: set[int] = set()
         for component, module in components.items():
             if not isinstance(module, nn.Module) or id(module) in seen:
@@ -90,7 +90,8 @@ class Interception:
         for target in self.targets:
             attributes, name = target.module.__dict__, _attribute(target.method)
             self._replaced.append((target.module, name, attributes.get(name, _ABSENT)))
-            self._installed[id(target)] = attributes[name] = _parking(target)
+            attributes[name] = _parking(target)
+            self._installed.append((target, attributes, name, attributes[name]))
 
     def check(self) -> None:
         """Raise if somebody has replaced a method again: its calls would run unseen, in fibers.
@@ -98,9 +99,8 @@ class Interception:
         Raises:
             RuntimeError: names the method.
         """
-        for target in self.targets:
-            installed = self._installed.get(id(target))
-            if target.module.__dict__.get(_attribute(target.method)) is not installed:
+        for target, attributes, name, installed in self._installed:
+            if attributes.get(name) is not installed:
                 raise RuntimeError(
                     f"{target.component}.{target.method} was replaced while an engine runs it: "
                     "compile and hook modules before they are loaded"

@@ -16,21 +16,19 @@ from typing import Any
 import torch
 
 from carpool.config import EngineSettings
-from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.adapters.registry import AdapterRegistry
 from carpool.engine.cost_store import Table
 from carpool.engine.delivery import OffLoop, RunOffLoop, named
 from carpool.engine.describe import Describer
 from carpool.engine.faults import Run
 from carpool.engine.fuse import Fuser
-from carpool.engine.intercept import Interception, tell_of_compilations
-from carpool.engine.isolation import Isolation
+from carpool.engine.installation import Installation
 from carpool.engine.journal import Identity, Journal
 from carpool.engine.model.device import DeviceLost
 from carpool.engine.model.load import Loaded, versions
 from carpool.engine.model.preview import PreviewSender
+from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.model_runner import ModelRunner
-from carpool.engine.observe import truncation
 from carpool.engine.observe.activity import Snapshot, snapshot
 from carpool.engine.observe.forward import Observer
 from carpool.engine.observe.heartbeat import Heartbeat
@@ -39,11 +37,10 @@ from carpool.engine.observe.timeline import Timelines
 from carpool.engine.probation.probation import Probation
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.queue import RequestQueue
-from carpool.engine.request import Listener, RequestState
-from carpool.engine.running import Replay, RunningRequests
+from carpool.engine.request import Listener
+from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
 from carpool.engine.sweep import Sweeps
-from carpool.engine.tokenizers import Tokenizers
 from carpool.errors import Cancelled, CarpoolError, PipelineFailed, SettingRejected, WorkerLost
 from carpool.schedule.policy import Policy
 from carpool.types import CheckedRequest, Clock
@@ -75,21 +72,20 @@ class EngineCore:
         around: Callable[[Run], Run] = lambda run: run,
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
-        self._compilations: Callable[[], None] = lambda: None
         self.after_turn: Callable[[], None] = lambda: None  # called when all have got answers
         self._turn_s = self._forward_s = 0.0  # busy time: all, and in modules
         self.heartbeat, self._stats, self._timelines = Heartbeat(clock), Stats(clock), Timelines()
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
-        self._scheduler = Scheduler(
-            loaded, settings, self._queue, clock, table, policy, self._may_pause
+        self._installation = Installation(loaded, self.heartbeat)
+        isolation, adapters = self._installation.isolation, self._installation.adapters
+        watch, streamer = Stopwatch(loaded.device), loaded.streamer
+        self._sweeps = Sweeps(streamer, adapters, clock, watch) if streamer is not None else None
+        self.scheduler = Scheduler(
+            loaded, settings, self._queue, clock, table, policy, watch, self._sweeps
         )
         self._observers: list[Observer] = [
-            self._scheduler.forward, self._stats.forward, self._timelines.forward, *observers
+            self.scheduler.forward, self._stats.forward, self._timelines.forward, *observers
         ]  # fmt: skip
-        self._isolation = Isolation(loaded.modules, loaded.device.torch)  # before all that patches
-        self._interception = Interception(loaded.modules)
-        truncation.install()
-        self._tokenizers = Tokenizers(loaded.pipe.components)
         self._fuser = Fuser(is_exact=settings.numerics == "exact")
         kept = table.path.with_suffix(".fusing.json") if table else None
         self._probation = Probation(
@@ -97,65 +93,54 @@ class EngineCore:
         )
         is_grouped = settings.lora_batching == "grouped"
         describer = Describer(self._fuser, self._probation, is_grouped_by_lora=is_grouped)
-        self._adapters = Adapters(loaded.pipe, loaded.device.torch)
-        streamer = loaded.streamer
-        self._sweeps: Sweeps | None = None
-        if streamer is not None:
-            self._sweeps = Sweeps(streamer, self._adapters, clock, self._scheduler.watch)
-        self._registry = AdapterRegistry(self._adapters, settings.lora_dir, self._offer)
+        self._registry = AdapterRegistry(adapters, settings.lora_dir, self._offer)
         self._registry.add_all(loaded.lora)
         if loaded.group is not None:
-            loaded.group.attach(self._adapters)
+            loaded.group.attach(adapters)
         for problem in self.reload():
             log.warning("%s", problem)
         self._runner = ModelRunner(
-            loaded, self._fuser, self._probation, self._adapters, self._interception,
-            self._scheduler, self.heartbeat, self._sweeps, clock, self._observers, around,
+            loaded, self._fuser, self._probation, adapters, self._installation.interception,
+            self.scheduler, self.heartbeat, self._sweeps, clock, self._observers, around,
         )  # fmt: skip
         self._off_loop = OffLoop(off_loop)
         previews = PreviewSender(
             loaded.pipe, loaded.device, clock, self._off_loop.finish,
-            is_overloaded=lambda: self.overload_stage > 0,
+            is_overloaded=lambda: self.scheduler.admission.stage > 0,
         )  # fmt: skip
-        self._running = RunningRequests(
-            loaded, clock, self._queue, self._isolation, describer, previews, self._off_loop,
+        self.running = RunningRequests(
+            loaded, clock, self._queue, isolation, describer, previews, self._off_loop,
             self.heartbeat, self._stats, self._timelines,
-            Identity(loaded, self._adapters.identity), step_cache=settings.step_cache,
+            Identity(loaded, adapters.identity), step_cache=settings.step_cache,
         )  # fmt: skip
 
     # From any thread
 
-    def submit(self, request: CheckedRequest, listener: Listener) -> None:
-        """Queue a checked request.
-
-        Raises:
-            TooLate, Overloaded, Draining: see `Scheduler.check_deadline`,
-                `AdmissionControl.check`, `RequestQueue.put`.
-        """
-        self.submit_held(request, listener, 0.0)
-
-    def submit_held(
+    def submit(
         self,
         request: CheckedRequest,
         listener: Listener,
-        waited_s: float,
+        waited_s: float = 0.0,
         journal: Journal | None = None,
     ) -> None:
-        """As `submit`, of a request that waited elsewhere, and may have run there.
+        """Queue a checked request, which may have waited elsewhere, and have run there.
 
         Args:
             waited_s: its times count from so long before.
             journal: the request goes on where that ends, and adds to it; for one run of one
                 request. None: none is kept.
+
+        Raises:
+            TooLate, Overloaded, Draining: see `Scheduler.check_deadline`,
+                `AdmissionControl.check`, `RequestQueue.put`.
         """
-        self._scheduler.check_deadline(request, self._running.states, waited_s)
-        self._scheduler.check_overload(request)
-        free_places = max(0, self.settings.max_running - len(self._running))
+        self.scheduler.check_deadline(request, self.running.states, waited_s)
+        self.scheduler.check_overload(request)
         self._queue.put(
             request,
             listener,
-            free_places=free_places,
-            place_s=self.place_s,
+            free_places=max(0, self.settings.max_running - len(self.running)),
+            place_s=self.scheduler.admission.place_s,
             waited_s=waited_s,
             journal=journal,
         )
@@ -188,7 +173,7 @@ class EngineCore:
         """
         problems = self._registry.reload()
         try:
-            self._scheduler.reload()
+            self.scheduler.reload()
         except SettingRejected as error:
             problems.append(str(error))
         return problems
@@ -196,49 +181,9 @@ class EngineCore:
     def _offer(self, adapters: tuple[str, ...]) -> None:
         self.loaded = replace(self.loaded, card=replace(self.loaded.card, lora=adapters))
 
-    @property
-    def place_s(self) -> float | None:
-        """Predicted seconds until the next place is free; None while nothing is known."""
-        return self._scheduler.admission.place_s
-
-    @property
-    def held_s(self) -> float:
-        """Predicted work that waits elsewhere for this engine, alone on the device."""
-        return self._scheduler.held_s
-
-    @held_s.setter
-    def held_s(self, work_s: float) -> None:
-        self._scheduler.held_s = work_s
-
-    @property
-    def step_costs(self) -> dict[tuple[int | None, int | None, int | None], list[float]]:
-        """Seconds of a denoising step by the requests that share it, by (width, height, frames) as
-        requests say them."""
-        return self._scheduler.step_costs
-
-    def steps_left(self) -> dict[str, float]:
-        """Denoising steps that running requests have left, as far as their number is known."""
-        running = self._running.states
-        return {one.request_id: float(one.steps - one.step) for one in running if one.steps}
-
-    def take_replays(self) -> list[tuple[Replay, float]]:
-        """Requests that were replayed from journals since the last time, and how long ago."""
-        replays, now_s = self._running.replays, self._clock()
-        taken = [replays.popleft() for _ in range(len(replays))]
-        return [(one, now_s - one.ended_s) for one in taken]
-
-    @property
-    def overload_stage(self) -> int:
-        """0 to 3: see `carpool.schedule.overload`."""
-        return self._scheduler.admission.stage
-
     def close(self) -> None:
         """End every request and let `run` return."""
         self._queue.close()
-
-    def log_last_batches(self) -> None:
-        """Log the batches of mode `dynamic` since the last summary, if their lines are on."""
-        self._scheduler.log_last_batches()
 
     def statistics(self) -> dict[str, Any]:
         """Counters and state. Durations in seconds.
@@ -248,17 +193,17 @@ class EngineCore:
         """
         return {
             "waiting": len(self._queue),
-            "running": len(self._running),
+            "running": len(self.running),
             "requests": self._queue.submitted,
             **self._stats.statistics(),
-            **self._scheduler.statistics(),
+            **self.scheduler.statistics(),
             "fusing": self._probation.statistics(),
             "memory": memory(self.loaded),
             "streaming": None if self._sweeps is None else self._sweeps.statistics(),
             "group": None if self.loaded.group is None else self.loaded.group.statistics(),
             "turn_s": self._turn_s,
             "forward_s": self._forward_s,
-            "fiber_s": self._running.fiber_s,
+            "fiber_s": self.running.fiber_s,
         }
 
     def fusing(self) -> list[dict[str, Any]]:
@@ -269,22 +214,12 @@ class EngineCore:
         """What a request did when, and what it waited for; None if it is not known any more."""
         return self._timelines.to_json(request_id, self._clock())
 
-    def estimate(self, request: CheckedRequest) -> tuple[float | None, float, float]:
-        """What a request would take if it came now.
-
-        Returns:
-            Seconds of its denoising steps alone on the device, None while nothing is known; the
-            predicted wait; and the speed of shared forwards, against doing all alone.
-        """
-        admission = self._scheduler.admission
-        return self._scheduler.alone_s(request), admission.wait_s, admission.speed
-
     def requests(self) -> Snapshot:
         """The running and the queued requests, for those who watch the engine."""
         _, queued = self._queue.snapshot(since=-1)
-        places = self.settings.max_running - len(self._running)
-        starts_s = self._scheduler.admission.starts_s(queued or [], places)
-        return snapshot(self._clock(), self._running.states, queued or [], starts_s)
+        places = self.settings.max_running - len(self.running)
+        starts_s = self.scheduler.admission.starts_s(queued or [], places)
+        return snapshot(self._clock(), self.running.states, queued or [], starts_s)
 
     # On the engine's own thread
 
@@ -295,14 +230,14 @@ class EngineCore:
             while not self._queue.is_closed:
                 if not self.step():
                     self.heartbeat.idle()
-                    self._scheduler.wait()
+                    self.scheduler.wait()
         except Exception as error:  # a defect of ours: no request may wait for ever because of it
             log.exception("the engine's loop failed")
             self._queue.close()
-            self._running.end_all(PipelineFailed(f"the engine failed: {named(error)}"))
+            self.running.end_all(PipelineFailed(f"the engine failed: {named(error)}"))
         except DeviceLost as lost:
             self._queue.close()
-            self._running.end_all(WorkerLost(f"{lost}: load the model again, in a new process"))
+            self.running.end_all(WorkerLost(f"{lost}: load the model again, in a new process"))
         finally:
             self.leave()
 
@@ -310,58 +245,41 @@ class EngineCore:
         """Make the calling thread the engine's own."""
         self.loaded.device.enter(self.loaded.parameters)
         torch.set_grad_enabled(False)  # of the thread, for good: fibers would swap it under us
-        self._interception.install()
-        self._compilations = tell_of_compilations(self.loaded.modules.values(), self.heartbeat)
-        self._isolation.install()
-        self._tokenizers.install()
+        self._installation.install()
 
     def leave(self) -> None:
         """End what still runs and give the modules back as they were."""
         self._queue.close()  # after a crash, too: no request may be queued that never runs
-        self._running.end_all(Cancelled("the engine was closed"))
-        self._interception.remove()
-        self._compilations()
-        self._tokenizers.remove()
-        self._adapters.remove()
-        self._isolation.remove()
-        if not self.loaded.device.is_lost:
-            self.loaded.undo()
-        self._scheduler.close()
+        self.running.end_all(Cancelled("the engine was closed"))
+        self._installation.remove()
+        self.scheduler.close()
         self._probation.keep()
         self._off_loop.close()
 
     def step(self) -> bool:
         """Make one turn: admit, choose, run, resume. False if there was nothing to run."""
-        began_s, fiber_s = self._clock(), self._running.fiber_s
-        forward_s = self._running.longest_s = 0.0
+        began_s, fiber_s = self._clock(), self.running.fiber_s
+        forward_s = self.running.longest_s = 0.0
         self.heartbeat.beat()
-        self._running.end_cancelled()
-        self._running.end_released()
+        self.running.end_cancelled()
+        self.running.end_released()
         results = self._queue.take_host_results()
-        self._running.resume(results)
-        while states := self._scheduler.admit(len(self._running)):
+        self.running.resume(results)
+        while states := self.scheduler.admit(len(self.running)):
             for state in states:
-                self._running.start(state)
-        selections: Sequence[Sequence[RequestState]] = ()
-        if self._sweeps is None:
-            selected = self._scheduler.select(self._running.parked)
-        else:
-            selections = self._scheduler.select_sweep(self._running.parked)
-            selected = [state for selection in selections for state in selection]
+                self.running.start(state)
+        selections = self.scheduler.select(self.running.parked)
+        selected = [state for selection in selections for state in selection]
         if selected:
             forward_at_s = self._clock()
-            answers = self._runner.execute(selections or (selected,))
+            answers = self._runner.execute(selections)
             forward_s = self._clock() - forward_at_s
-            self._running.end_cancelled()
-            self._running.resume(zip(selected, answers, strict=True))
-        turn_s, fiber_s = self._clock() - began_s, self._running.fiber_s - fiber_s
+            self.running.end_cancelled()
+            self.running.resume(zip(selected, answers, strict=True))
+        turn_s, fiber_s = self._clock() - began_s, self.running.fiber_s - fiber_s
         self._turn_s, self._forward_s = self._turn_s + turn_s, self._forward_s + forward_s
         self.after_turn()
         if selected:
             loop_s = turn_s - forward_s - fiber_s
-            self._scheduler.turned(len(selected), loop_s, fiber_s, self._running.longest_s)
+            self.scheduler.turned(len(selected), loop_s, fiber_s, self.running.longest_s)
         return bool(selected or results or self._queue.has_host_results)
-
-    def _may_pause(self, state: RequestState) -> bool:
-        """Whether other forwards may run while the forward of this call stands before a block."""
-        return self._sweeps is not None and self._sweeps.may_pause(state.call)

@@ -86,6 +86,18 @@ class RunningRequests:
         """All of them. From any thread."""
         return list(self._states.values())
 
+    def steps_left(self) -> dict[str, float]:
+        """Denoising steps that requests have left, as far as their number is known. From any
+        thread."""
+        return {one.request_id: float(one.steps - one.step) for one in self.states if one.steps}
+
+    def take_replays(self) -> list[tuple[Replay, float]]:
+        """Requests that were replayed from journals since the last time, and how long ago. From
+        any thread."""
+        now_s = self._clock()
+        taken = [self.replays.popleft() for _ in range(len(self.replays))]
+        return [(one, now_s - one.ended_s) for one in taken]
+
     @property
     def parked(self) -> list[RequestState]:
         """Those that wait for a forward."""

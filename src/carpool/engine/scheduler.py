@@ -24,6 +24,7 @@ from carpool.engine.observe.width_reason import width_reason
 from carpool.engine.prediction import Predictor, Size
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
+from carpool.engine.sweep import Sweeps
 from carpool.errors import TooLate
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
@@ -48,7 +49,12 @@ KNOWN_WELL = 32  # forwards of a kind and width, from which on several are learn
 
 
 class Scheduler:
-    """The engine's scheduling: for its thread only, but for the checks of new requests."""
+    """The engine's scheduling: for its thread only, but for the checks of new requests.
+
+    Args:
+        watch: times forwards on the device.
+        sweeps: of a model whose weights are streamed.
+    """
 
     def __init__(
         self,
@@ -58,9 +64,10 @@ class Scheduler:
         clock: Clock,
         table: Table | None,
         policy: Policy | None,
-        may_pause: Callable[[RequestState], bool] = lambda state: False,
+        watch: Stopwatch,
+        sweeps: Sweeps | None,
     ) -> None:
-        self._may_pause, self._streamer = may_pause, loaded.streamer
+        self._sweeps, self._streamer = sweeps, loaded.streamer
         self._settings, self._queue, self._clock = settings, queue, clock
         self._table, self._kept_s = table, clock()
         self.costs = table.costs if table else Costs()
@@ -73,7 +80,7 @@ class Scheduler:
         self._server, self._runs_ahead = loaded.server, loaded.device.runs_ahead
         self.costs.runs_ahead = self._runs_ahead
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
-        self.watch, self._kind = Stopwatch(loaded.device), NO_KIND
+        self.watch, self._kind = watch, NO_KIND
         self._sweep_s: float | None = None  # predicted seconds of a sweep; 0: not known
         self.admission = AdmissionControl(queue, settings)
         self._waiting: list[QueuedRequest] = []  # of the queue, at its `_version`
@@ -110,33 +117,27 @@ class Scheduler:
         self.wake_s = admission.wake_s
         return self._queue.take(set(admission.requests)) if admission.requests else []
 
-    def select(self, states: Sequence[RequestState]) -> list[RequestState]:
-        """Those of the parked requests that share the next forward, in their order in it."""
-        parked = self._parked(states)
-        waiting_s = self._waiting_s + self.held_s
-        choice = self._policy.choose(parked, waiting_s, self._clock())
-        return self._taken(choice, parked, states) if choice.calls else []
+    def select(self, states: Sequence[RequestState]) -> list[list[RequestState]]:
+        """Those of the parked requests that share the next forward, in their order in it.
 
-    def select_sweep(self, states: Sequence[RequestState]) -> list[list[RequestState]]:
-        """The requests of each of the forwards that share the next sweep over streamed weights.
-
-        One forward, if the next ones are of a module whose weights are not streamed.
+        Several lists where weights are streamed: one for each of the forwards that share the next
+        sweep over them.
         """
-        parked = self._parked(states)
-        choices = self._choose_sweep(parked, states)
-        selections = [self._taken(choice, parked, states) for choice in choices]
-        if choices:
-            self._kind = choices[0].calls[0].kind
-        return selections
-
-    def _parked(self, states: Sequence[RequestState]) -> list[ParkedCall]:
         self._whys.clear()
         parked = [self._parked_call(state) for state in states]
         self.admission.update(len(self._waiting), self._waiting_s, [call.left_s for call in parked])
-        return parked
+        if self._sweeps is not None:
+            choices = self._choose_sweep(self._sweeps, parked, states)
+        else:
+            waiting_s = self._waiting_s + self.held_s
+            choices = [self._policy.choose(parked, waiting_s, self._clock())]
+        selections = [self._taken(one, parked, states) for one in choices if one.calls]
+        if selections:
+            self._kind = choices[0].calls[0].kind
+        return selections
 
     def _choose_sweep(
-        self, parked: Sequence[ParkedCall], states: Sequence[RequestState]
+        self, sweeps: Sweeps, parked: Sequence[ParkedCall], states: Sequence[RequestState]
     ) -> list[Choice]:
         streamer = self._streamer
         assert streamer is not None
@@ -149,7 +150,7 @@ class Scheduler:
             self._waiting_s + self.held_s,
             self._clock(),
             self.costs,
-            lambda call: self._may_pause(able[call.order]),
+            lambda call: sweeps.may_pause(able[call.order].call),
         )
         are_known = not any(self.costs.curve(one.calls[0].kind).is_empty for one in choices)
         self._sweep_s = sweep_s(choices, self.costs) if are_known else 0.0
@@ -214,18 +215,15 @@ class Scheduler:
         self.watch.start()
 
     def forward(self, forward: Forward) -> None:
-        """An observer of forwards: learns from them."""
+        """An observer of forwards: notes what each took; where they run ahead, what those took
+        that are over by now."""
         parked = forward.states[0].parked
         if self._streamer is not None and parked is not None:
             self._kind = parked.kind  # forwards of several kinds end in one sweep
-        self.ended(forward.row_counts, forward.duration_s)
-
-    def ended(self, rows: Sequence[int], duration_s: float) -> None:
-        """Note what a forward took; where they run ahead, what those took that are over by now."""
         if self._clock() - self._reported_s >= REPORT_EVERY_S:
             self._reported_s = self._clock()
             self.step_costs = self._predictor.step_costs(self._settings.max_batch_size)
-        self.watch.stop((self._kind, tuple(rows)), duration_s)
+        self.watch.stop((self._kind, forward.row_counts), forward.duration_s)
         for (kind, widths), seconds in self.watch.read():
             if kind.name not in self._seconds:
                 self._seconds[kind.name] = Histogram(FORWARD_BUCKETS_S)
@@ -272,9 +270,15 @@ class Scheduler:
         """Refuse a request that would wait too long; see `AdmissionControl.check`."""
         self.admission.check(job.priority, self._predictor.whole_s(job))
 
-    def alone_s(self, job: CheckedRequest) -> float | None:
-        """The predicted work of a request, if anything is known."""
-        return self._predictor.whole_s(job) if self._predictor.is_informed else None
+    def estimate(self, request: CheckedRequest) -> tuple[float | None, float, float]:
+        """What a request would take if it came now; from any thread.
+
+        Returns:
+            Seconds of its denoising steps alone on the device, None while nothing is known; the
+            predicted wait; and the speed of shared forwards, against doing all alone.
+        """
+        alone_s = self._predictor.whole_s(request) if self._predictor.is_informed else None
+        return alone_s, self.admission.wait_s, self.admission.speed
 
     def check_deadline(
         self, job: CheckedRequest, running: Iterable[RequestState], waited_s: float = 0.0

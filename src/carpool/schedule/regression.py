@@ -13,6 +13,7 @@ Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, section 5.4
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -51,50 +52,73 @@ def fit(points: Mapping[int, Point], *, noise: float, most: int) -> Fitted:
         most: rows of the widest forward that is asked for.
     """
     ordered = sorted(points.items())
-    rows = np.array([n for n, _ in ordered])
+    shape = _shape(tuple(n for n, _ in ordered), most)
     seconds = np.array([point.seconds for _, point in ordered])
     weight = np.array([point.weight for _, point in ordered])
-    units = sorted(zip((seconds / (1 + SLOPE * (rows - 1))).tolist(), weight.tolist(), strict=True))
-    unit = weighted_median(units)
-    asked = np.arange(1, most + 1)
-    for rounds in ROUNDS:
-        mean, variance = _posterior(rows, seconds / unit, weight, noise, asked, rounds)
-        result = Fitted(mean * unit, np.sqrt(variance) * unit)
-        unit *= float(mean[0])
-    return result
+    alone = seconds / (1 + SLOPE * (shape.rows - 1))
+    unit = weighted_median(sorted(zip(alone.tolist(), weight.tolist(), strict=True)))
+    first, last = ROUNDS
+    unit *= float(_posterior(shape, seconds / unit, weight, noise, first)[0][0])
+    mean, variance = _posterior(shape, seconds / unit, weight, noise, last)
+    return Fitted(mean * unit, np.sqrt(variance) * unit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What depends on no seconds: of the widths that were run, and of those that are asked for."""
+
+    rows: Array  # that were run
+    inside: Array  # whether each of them is asked for
+    expected: Array  # of those that were run
+    smooth: Array  # their covariance, where the curve has no kinks of its own
+    asked: Array  # what is expected of those that are asked for
+    asked_variance: Array
+    cross: Array  # covariance of the two
+
+
+@lru_cache(maxsize=256)
+def _shape(runs: tuple[int, ...], most: int) -> _Shape:
+    rows, asked = np.array(runs), np.arange(1, most + 1)
+    features, wanted = _features(rows), _features(asked)
+    return _Shape(
+        rows,
+        rows <= most,
+        features @ PRIOR_MEAN,
+        (features * PRIOR_VARIANCE) @ features.T,
+        wanted @ PRIOR_MEAN,
+        (wanted**2) @ PRIOR_VARIANCE,
+        (wanted * PRIOR_VARIANCE) @ features.T,
+    )
 
 
 def _posterior(
-    rows: Array, seen: Array, weight: Array, noise: float, asked: Array, rounds: int
+    shape: _Shape, seen: Array, weight: Array, noise: float, rounds: int
 ) -> tuple[Array, Array]:
     """Mean and variance at the widths that are asked for, in units of about one row."""
-    features = _features(rows)
-    expected = features @ PRIOR_MEAN
-    smooth = (features * PRIOR_VARIANCE) @ features.T
-    is_often = weight >= OFTEN
+    is_often, runs = weight >= OFTEN, np.maximum(weight, 0.02)
     others = seen  # what all other widths say of each that was seen
-    odd = np.zeros_like(seen)  # variance that contradicted points are granted
+    odd = np.zeros(len(seen))  # variance that contradicted points are granted
     for last in [*[False] * rounds, True]:
         level = np.sqrt(seen * np.maximum(seen / 16, others))  # far too low is not exact for that
-        chance = (noise * level) ** 2 * MEDIAN_LOSS / np.maximum(weight, 0.02)
+        chance = (noise * level) ** 2 * MEDIAN_LOSS / runs
         own = (OWN * level) ** 2
-        inverse = np.linalg.inv(smooth + np.diag(chance + own + odd))
-        solved = inverse @ (seen - expected)
-        certain = np.diag(inverse)  # one over the leave-one-out variance
+        covariance = shape.smooth.copy()
+        covariance.ravel()[:: len(seen) + 1] += chance + own + odd  # its diagonal
+        inverse = np.linalg.inv(covariance)
+        solved = inverse @ (seen - shape.expected)
+        certain = inverse.diagonal()  # one over the leave-one-out variance
         others = seen - solved / certain
         if not last:
             z_squared = (solved / certain) ** 2 / np.maximum(1 / certain - odd, 1e-12)
             odd = (chance + own) * (np.maximum(1.0, (NU + z_squared) / (NU + 1)) - 1)
-    wanted = _features(asked)
-    cross = (wanted * PRIOR_VARIANCE) @ features.T
-    mean = wanted @ PRIOR_MEAN + cross @ solved
-    variance = ((wanted**2) @ PRIOR_VARIANCE) - np.einsum("ij,jk,ik->i", cross, inverse, cross)
-    variance = np.maximum(variance, 0.0) + (OWN * mean) ** 2
+    mean = shape.asked + shape.cross @ solved
+    known = np.einsum("ij,jk,ik->i", shape.cross, inverse, shape.cross)
+    variance = np.maximum(shape.asked_variance - known, 0.0) + (OWN * mean) ** 2
     noise_part = chance + np.where(is_often, 0.0, odd)
     before = np.maximum(1 / certain - noise_part, 1e-12)
     gain = before / (before + noise_part)
-    inside = rows <= asked[-1]
-    at = rows[inside] - 1
+    inside = shape.inside
+    at = shape.rows[inside] - 1
     mean[at] = (others + gain * (seen - others))[inside]
     variance[at] = (before * (1 - gain))[inside]
     return np.maximum(mean, LEAST), np.maximum(variance, 0.0)

@@ -98,8 +98,9 @@ class Widths:
             if mean_s < best_s * near:
                 best, best_s = n, mean_s
         waited_s = 2 * waited * seconds_of(line[0].rows)  # rounds are twice the mean
-        if not between:  # else others would wait for it
-            best = _wider(curve, means, best, backlog, waited_s)
+        if best < len(means) and not between:  # else others would wait for it
+            is_burst = _is_burst(line, means[best - 1][2] / means[best - 1][3])
+            best = _wider(curve, means, best, backlog, waited_s, is_burst=is_burst)
         trial = self._trial(curve, means, best)
         if trial != best:
             return trial, "knee"
@@ -138,16 +139,40 @@ def _wider(
     best: int,
     backlog: float,
     waited_s: float,
+    *,
+    is_burst: bool,
 ) -> int:
     """The widest that gains so much more a second than the best that the mean may lose by it.
 
     By what it takes at worst, where that is uncertain.
+
+    Args:
+        is_burst: all came and would end at once. So nobody fills the last round of the backlog,
+            and what is gained is what all its rounds take less.
     """
     _, _, best_s, best_rounds = means[best - 1]
     for n, rows, likely_s, rounds in reversed(means[best:]):
         mean_s = likely_s + curve.sd(rows) * rounds
         loss = (mean_s - best_s) / (best_s + waited_s)
         gain = (n * rounds / mean_s) / (best * best_rounds / best_s) - 1
+        if is_burst and n <= backlog:
+            in_all_s = _all_rounds_s(means, round(backlog), best, best_s / best_rounds)
+            gain = in_all_s / _all_rounds_s(means, round(backlog), n, mean_s / rounds) - 1
         if n <= backlog and gain >= LEAST_GAINED and loss <= min(MOST_TRADED, TRADE * gain):
             return n
     return best
+
+
+def _is_burst(line: Sequence[ParkedCall], round_s: float) -> bool:
+    """Whether calls are of requests that came within a round, and have equally much left."""
+    spreads = ([call.arrived_s for call in line], [call.left_s for call in line])
+    return all(max(spread) - min(spread) <= round_s for spread in spreads)
+
+
+def _all_rounds_s(
+    means: Sequence[tuple[int, int, float, float]], calls: int, width: int, round_s: float
+) -> float:
+    """What so many calls take in rounds of a width, and one of those that are left over."""
+    full, left = divmod(calls, width)
+    _, _, mean_s, rounds = means[left - 1]
+    return full * round_s + (mean_s / rounds if left else 0.0)

@@ -80,7 +80,7 @@ class WorkerProcess:
             loaded.device.at_loss = partial(os._exit, 1)  # the front runs its requests again
             table = Table(loaded, first.settings)
             engine = EngineCore(loaded, first.settings, table=table, observers=observers)
-            self._at_end = engine.log_last_batches
+            self._at_end = engine.scheduler.log_last_batches
             engine.after_turn = self.answers.after_turn
         except CarpoolError as error:
             self.send(protocol.LoadFailure(str(error)))
@@ -121,20 +121,20 @@ class WorkerProcess:
                             listener.at_end = partial(self._trace, engine, co_riders, trace, job)
                         sink = self.answers.add if is_journalled else None
                         journal = Journal(past, sink) if past or is_journalled else None
-                        engine.submit_held(job, listener, waited_s, journal)
+                        engine.submit(job, listener, waited_s, journal)
                     except Exception as error:  # such as a tokenizer's: the other requests go on
                         self.send(_failed(job.request_id, error))
                         self.ended(job.request_id)
                 case protocol.Reset():
                     viewers.watch(False)
-                    engine.held_s = 0.0
+                    engine.scheduler.held_s = 0.0
                     self._reset(engine.cancel, say_ready)
                 case protocol.Cancel(request_id):
                     engine.cancel(request_id)
                 case protocol.Release(request_id):
                     engine.release(request_id)
                 case protocol.Held(work_s):
-                    engine.held_s = work_s
+                    engine.scheduler.held_s = work_s
                 case protocol.AddLora(name, path):
                     adding = [engine, partial(_added, engine, name, path)]
                     self._additions.put(adding)
@@ -142,7 +142,7 @@ class WorkerProcess:
                     reading = [engine, engine.reload]
                     threading.Thread(target=self._reload, args=reading, daemon=True).start()
                 case protocol.Estimate(job):
-                    self.send(protocol.Estimated(*engine.estimate(job)))
+                    self.send(protocol.Estimated(*engine.scheduler.estimate(job)))
                 case protocol.GetStatistics():
                     self.send(protocol.Statistics(engine.statistics()))
                 case protocol.GetTimelines(request_ids):
@@ -176,19 +176,21 @@ class WorkerProcess:
             self._reload(*self._additions.get())
 
     def _send_heartbeats(self, engine: Any) -> None:
+        scheduler = engine.scheduler
         while True:
             stalled_s, expected_s = engine.heartbeat.read()
             costs = [
                 protocol.StepCost(size[0], size[1], size[2], seconds)
-                for size, seconds in engine.step_costs.items()
+                for size, seconds in scheduler.step_costs.items()
             ]
+            left, is_streamed = engine.running.steps_left(), engine.loaded.streamer is not None
             replays = [
                 protocol.Replay(one.request_id, one.steps, one.took_s, ago_s)
-                for one, ago_s in engine.take_replays()
+                for one, ago_s in engine.running.take_replays()
             ]
-            streams = engine.loaded.streamer is not None
-            report = protocol.Report(costs, engine.steps_left(), streams, replays)
-            self.send(protocol.Heartbeat(stalled_s, expected_s, engine.place_s, report))
+            report = protocol.Report(costs, left, is_streamed, replays)
+            place_s = scheduler.admission.place_s
+            self.send(protocol.Heartbeat(stalled_s, expected_s, place_s, report))
             time.sleep(INTERVAL_S)
 
     def _trace(self, engine: Any, co_riders: Any, trace: str, job: CheckedRequest) -> None:

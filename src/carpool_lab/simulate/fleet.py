@@ -15,7 +15,7 @@ from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
 from carpool.fleet.moves import Move, MoveCost, Moves, left
 from carpool.fleet.router import Router
 from carpool.schedule.cost import Costs
-from carpool_lab.simulate.routers import AtOnce, least_work
+from carpool_lab.simulate.routers import AtOnce, Sole, least_work
 from carpool_lab.simulate.simulator import Result, Ride, Worker
 
 REPORT_S = 1.0  # between two reports of a worker
@@ -38,6 +38,7 @@ class _Device:
         self.next_s = inf
         self.is_running = False  # a forward
         self.reported_s = -inf
+        self.ended = 0  # of the rides that its worker has ended, those that the router knows of
         self.requests: dict[int, Ride] = {}  # that it has, by their numbers in the fleet
 
 
@@ -61,7 +62,9 @@ def simulate(
         changes: of workers, in the order of their times.
         moves: running requests move where that is worth it; see `carpool.fleet.moves`.
     """
-    fleet = _Fleet(workers, router or AtOnce(least_work), moves=moves)
+    if router is None:
+        router = AtOnce(least_work) if len(workers) > 1 or moves else Sole()
+    fleet = _Fleet(workers, router, moves=moves)
     return fleet.run(rides, clients, list(changes))
 
 
@@ -110,6 +113,7 @@ class _Fleet:
                 if clients is not None:
                     ride.arrive(heapq.heappop(self._asking))
                 self._rides.append(ride)
+                ride.number = len(self._rides)
                 self._router.hold(_routed(ride, len(self._rides)))
                 ride = next(coming, None)
             while self._turns and self._turns[0][0] <= now_s:
@@ -151,13 +155,16 @@ class _Fleet:
         """A forward has ended: tell the router of the requests that have, and now and then more."""
         device = self._devices[number]
         device.is_running = False
-        for request, ride in list(device.requests.items()):
-            if ride.ended_s <= now_s:
-                del device.requests[request]
-                self._router.drop(request)
-                self._leaving.pop(request, None)
-            elif request in self._leaving:
-                self._give_up(request, device, now_s)
+        ended = device.worker.result.rides
+        for ride in ended[device.ended :]:
+            del device.requests[ride.number]
+            self._router.drop(ride.number)
+            self._leaving.pop(ride.number, None)
+        device.ended = len(ended)
+        for request in [one for one in self._leaving if one in device.requests]:
+            self._give_up(request, device, now_s)
+        if isinstance(self._router, Sole):
+            return
         if now_s >= device.reported_s + REPORT_S:
             device.reported_s = now_s
             if device.worker.beliefs is not None:

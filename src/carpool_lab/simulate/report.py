@@ -110,8 +110,10 @@ def mean(several: Sequence[Numbers]) -> Numbers:
     )
 
 
-def standard_error(mode: BatchingMode, seeds: Sequence[Mapping[BatchingMode, Numbers]]) -> float:
-    """Of a mode's mean latency over that of the best of the others, from its values by seeds.
+def ratio_of_means(
+    mode: BatchingMode, seeds: Sequence[Mapping[BatchingMode, Numbers]]
+) -> tuple[float, float]:
+    """A mode's mean latency over that of the best of the others, and its standard error.
 
     Args:
         seeds: the numbers of each mode; infinite error with fewer than two seeds.
@@ -121,7 +123,8 @@ def standard_error(mode: BatchingMode, seeds: Sequence[Mapping[BatchingMode, Num
         / min((one.latency.mean_s for name, one in found.items() if name != mode), default=inf)
         for found in seeds
     ]
-    return statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else inf
+    error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else inf
+    return statistics.fmean(ratios), error
 
 
 def _mean(several: Sequence[Latency]) -> Latency:

@@ -30,6 +30,39 @@ class AtOnce(Router):
         return bindings
 
 
+class Sole(Router):
+    """Of one worker: that gets every request when it comes, and nobody asks how much it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._coming: list[RoutedRequest] = []
+        self._given: dict[int, RoutedRequest] = {}
+
+    @property
+    def waiting(self) -> list[RoutedRequest]:
+        return self._coming
+
+    def hold(self, work: RoutedRequest) -> None:
+        self._coming.append(work)
+
+    def drop(self, request: int) -> bool:
+        return self._given.pop(request, None) is not None
+
+    def remove_worker(self, worker_id: int) -> list[RoutedRequest]:
+        del self.workers[worker_id]
+        given, self._given = list(self._given.values()), {}
+        return given
+
+    def assign(self, now_s: float) -> list[Binding]:
+        if not self._coming or not self.workers:
+            return []
+        self._given |= {work.request: work for work in self._coming}
+        [worker_id] = self.workers
+        bindings = [Binding(work.request, worker_id) for work in self._coming]
+        self._coming = []
+        return bindings
+
+
 def least_work(work: RoutedRequest, workers: Sequence[WorkerLoad]) -> int:
     """The worker with the least predicted work; of equals the first."""
     left_s = [worker.left_s for worker in workers]

@@ -22,7 +22,7 @@ from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.machine import WIDTHS, Machine, wrong
 from carpool.types import QueuedRequest
 from carpool_lab.simulate.fleet import Change, simulate
-from carpool_lab.simulate.report import Numbers, Point, mean, numbers, standard_error
+from carpool_lab.simulate.report import Numbers, Point, mean, numbers, ratio_of_means
 from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.simulator import Policy, Result, Ride, Stage, Worker
 from carpool_lab.simulate.tables import WIDEST, Table
@@ -38,6 +38,8 @@ MODES: dict[BatchingMode, Callable[[Costs], Policy]] = {
 
 SLOWER = 4.0  # times: a slow worker
 AWAY_S = 20.0  # from a worker's death until the next one has loaded the model
+
+UNDECIDED = 2.0  # standard errors between what is promised and what is found
 
 MIXES = ("uniform", "steps", "sizes", "tenants")
 
@@ -210,6 +212,8 @@ def play(
         changes.sort(key=lambda change: (change.at_s, change.worker))
     rides = model.rides(arrivals, Labels.among(arrivals))
     chosen = ROUTERS[router]() if workers > 1 else None
+    for device in devices:
+        device.is_whole = mode != "continuous" and workers == 1 and not (changes or moves)
     return simulate(rides, devices, chosen, clients=clients, changes=changes, moves=moves)
 
 
@@ -249,20 +253,23 @@ class Comparison:
     router: str = "extra-seconds"
     is_learned: bool = False  # costs are learned; see `play`
     certain: float = 0.0  # standard error of ratios of means at which no more seeds are played
+    promised: float = inf  # that ratio at most: within `UNDECIDED` errors of it, more are played
 
 
 def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
     """Play every mode at every load, with the same requests; the numbers are means over seeds.
 
     Seeds are played one after the other, at least two, until all are, or until the mean latency of
-    `continuous` as a multiple of the best other mode's is as certain as is wanted.
+    `continuous` as a multiple of the best other mode's is as certain as is wanted, and it is
+    decided whether that is more than is promised.
     """
     capacity_qps = wanted.workers * model.capacity_qps(wanted.mix)
     for load in wanted.loads:
         found: list[dict[BatchingMode, Numbers]] = []
-        error = inf
+        ratio, error = 0.0, inf
         for seed in wanted.seeds:
-            if len(found) > 1 and error <= wanted.certain:
+            is_decided = abs(ratio - wanted.promised) >= UNDECIDED * error
+            if len(found) > 1 and error <= wanted.certain and is_decided:
                 break
             when, what = generators(seed)
             times = bursts(load * capacity_qps, when, size=wanted.burst)
@@ -281,7 +288,7 @@ def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
                 of_seed[mode] = numbers(result, wanted.slo_scale)
             found.append(of_seed)
             if "continuous" in wanted.modes:
-                error = standard_error("continuous", found)
+                ratio, error = ratio_of_means("continuous", found)
         table, error = model.tables[0].name, error if error < inf else 0.0
         for mode in wanted.modes:
             several = mean([one[mode] for one in found])

@@ -44,6 +44,7 @@ class Ride:
     waiting: QueuedRequest
     stages: tuple[Stage, ...]
     label: str = ""  # its class, for the report
+    number: int = 0  # in the fleet, from 1
     ended_s: float = inf
     at: int = 0  # stage
     done: int = 0  # calls of the stage
@@ -104,6 +105,7 @@ class Worker:
     machine: Machine | None = None  # what disturbs forwards
     beliefs: Costs | None = None  # learned from forwards; None: the policy knows `costs`
     is_traced: bool = False
+    is_whole: bool = False  # batches run to their ends, and nobody looks on: see `_run_on`
     line: list[Ride] = field(default_factory=list)
     waiting: list[QueuedRequest] = field(default_factory=list)  # of the line
     waiting_s: float = 0.0  # its work
@@ -157,6 +159,8 @@ class Worker:
         calls = [call for choice in choices for call in choice.calls]
         seconds = max(compute_s, self.costs.stream_s(calls[0].kind))
         ends_s = now_s + seconds + self.own_s * len(calls)
+        if self.is_whole and len(choices) == 1 and len(calls) == len(parked):
+            ends_s = self._run_on(choices[0], ends_s)
         for call in sorted(calls, key=lambda call: call.request):
             self._advance(self.aboard[call.request], ends_s)
         return True, ends_s
@@ -179,6 +183,37 @@ class Worker:
             names = tuple(sorted(call.request for call in choice.calls))
             self.result.batches.append((leader.phase, names))
         return seconds
+
+    def _run_on(self, choice: Choice, now_s: float) -> float:
+        """Run the forwards of a batch that follow a first one, all but the last of them at once.
+
+        Whoever is aboard is in it, and a mode that batches at admission lets nobody join, so each
+        of them is of the same calls until one of these is done with its stage. The orders in which
+        they would be parked between two are not needed.
+
+        Returns:
+            When the last of them ends. `_advance` then counts for one forward, as ever.
+        """
+        calls, leader = choice.calls, choice.calls[0]
+        rides = [self.aboard[call.request] for call in calls]
+        more = min(ride.stages[ride.at].count - ride.done for ride in rides) - 1
+        rows = sum(call.rows for call in calls)
+        compute_s = self.costs.compute_s(leader.kind, rows)
+        stream_s, own_s = self.costs.stream_s(leader.kind), self.own_s * len(calls)
+        first = min(calls, key=lambda call: call.request)  # leads as soon as all were parked again
+        ride, step_s = self.aboard[first.request], compute_s
+        for done in range(ride.done + 1, ride.done + 1 + more):
+            if self.machine is not None:
+                step = first.request, ride.at, done
+                step_s = compute_s * self.machine.factor(now_s, len(calls), step, compute_s)
+            now_s = now_s + max(step_s, stream_s) + own_s
+        for ride in rides:
+            ride.done += more
+            ride.left_s -= more * ride.stages[ride.at].call_s
+        if leader.phase == "denoise":
+            self.result.forwards += more
+            self.result.rows += more * rows
+        return now_s
 
     def _board(self, request: int) -> None:
         place = 0

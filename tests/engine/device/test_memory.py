@@ -5,6 +5,8 @@ from support.pretended.process import on_pretended_device
 
 @on_pretended_device
 def test_a_model_that_does_not_fit_is_a_load_error_that_says_what_helps() -> None:
+    import gc
+
     import pytest
 
     from carpool.config import EngineSettings
@@ -13,6 +15,7 @@ def test_a_model_that_does_not_fit_is_a_load_error_that_says_what_helps() -> Non
     from support.pretended.order import MEMORY
     from support.tiny import checkpoint
 
+    gc.collect()  # what earlier tests left may not be freed meanwhile
     before, MEMORY.limit = MEMORY.taken, MEMORY.taken + 100_000
 
     with pytest.raises(LoadFailed, match=r"do not fit the memory .* smaller\s+dtype"):
@@ -39,4 +42,4 @@ def test_requests_that_do_not_fit_together_are_drawn_one_after_another() -> None
         drive.finish()
 
     assert all(gap(one.image, alone.image) < CLOSE for one in heard)
-    assert drive.engine._scheduler.widths.are_limited
+    assert drive.engine.scheduler.widths.are_limited

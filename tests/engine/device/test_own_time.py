@@ -27,7 +27,7 @@ def test_the_time_of_pipelines_is_learned_without_that_of_waiting_for_the_forwar
         for _ in range(3):
             drive.submit(**arguments)
         drive.finish()
-        scheduler = drive.engine._scheduler
+        scheduler = drive.engine.scheduler
         scheduler.learn()
         [kind] = [kind for kind, _ in scheduler.costs if kind.name == "transformer.forward"]
 

@@ -116,7 +116,7 @@ def test_a_watched_request_leaves_nothing_behind() -> None:
     with driving("flux") as drive:
         submit(drive, 1, "a cat", **ARGUMENTS["flux"])
         drive.turn(4)
-        [state] = drive.engine._running.states
+        [state] = drive.engine.running.states
         scheduler, hook = weakref.ref(state.view.scheduler), state.preview_hook
         assert hook is not None
         drive.finish()

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._device import _device_constructors
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from support.pretended.order import (
     MEMORY,
@@ -145,6 +144,24 @@ class Pretended(Tensor):
             ORDER.current.synchronize()
         host_uses([self.extent], is_write=False, what=f"{kind} at {here()}")
         return self.elem
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """As torch's, of what operations take: torch's own took a third of the time."""
+    if isinstance(tree, (list, tuple)):
+        return [leaf for one in tree for leaf in tree_leaves(one)]
+    if isinstance(tree, dict):
+        return tree_leaves(list(tree.values()))
+    return [tree]
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """As torch's."""
+    if isinstance(tree, (list, tuple)):
+        return type(tree)([tree_map(function, one) for one in tree])
+    if isinstance(tree, dict):
+        return {name: tree_map(function, one) for name, one in tree.items()}
+    return function(tree)
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -86,6 +87,7 @@ def _site(kind: str) -> Site:
     return Site(owner or "other", kind, inner)
 
 
+@cache
 def _in_package(file: str) -> str | None:
     """The path of a file from the package on."""
     parts = Path(file).parts

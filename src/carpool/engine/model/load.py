@@ -6,7 +6,7 @@ The pipeline's code is never changed. What loading changes on modules is undone 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -222,6 +222,7 @@ def _too_deep(model: object) -> LoadFailed:
     return LoadFailed(f"cannot load {model!s:.200}: the lists or objects of a file nest too deep")
 
 
+@cache
 def versions() -> dict[str, str]:
     """Of the libraries that a picture depends on."""
     return {name: metadata.version(name) for name in ("torch", "diffusers", "transformers")}

@@ -7,17 +7,28 @@ than for "pt": they rescale, mark or check their pictures (DeepFloyd IF's safety
 
 import ast
 import inspect
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.video_processor import VideoProcessor
 
 USUAL = ("pil", "np", "pt", "latent")
+# To read the sources of three classes takes 0.1 s: answers are kept.
+_KNOWN: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
 _CONVERTERS = {"postprocess": VaeImageProcessor, "postprocess_video": VideoProcessor}
 
 
 def output_types(cls: type) -> tuple[str, ...]:
     """The values of `output_type` that a pipeline class compares it with, and the usual ones."""
+    if cls not in _KNOWN:
+        _KNOWN[cls] = _output_types(cls)
+    return _KNOWN[cls]
+
+
+def _output_types(cls: type) -> tuple[str, ...]:
     found = dict.fromkeys(USUAL)
     for function in _functions(cls):
         for node in ast.walk(function):
@@ -34,8 +45,15 @@ def only_converts(pipe: Any) -> bool:
     True where `__call__` does no more with `output_type` than to ask whether it is "latent", to
     have it checked, and to hand it to diffusers' own image or video processor.
     """
+    found = {name: type(one) for name, one in vars(pipe).items()}
+    processors = {n: cls for n, cls in found.items() if issubclass(cls, VaeImageProcessor)}
+    return _only_converts(type(pipe).__call__, tuple(processors.items()))
+
+
+@lru_cache(256)
+def _only_converts(call: Any, processors: tuple[tuple[str, type], ...]) -> bool:
     try:
-        tree = _parsed(type(pipe).__call__)
+        tree = _parsed(call)
     except (OSError, TypeError, SyntaxError):  # without source of its own
         return False
     plain: set[int] = set()
@@ -44,14 +62,14 @@ def only_converts(pipe: Any) -> bool:
             other = node.comparators[0]
             if isinstance(other, ast.Constant) and other.value == "latent":
                 plain.add(id(node.left))
-        elif isinstance(node, ast.Call) and _is_converter(pipe, node.func):
+        elif isinstance(node, ast.Call) and _is_converter(dict(processors), node.func):
             given = [*node.args, *(keyword.value for keyword in node.keywords)]
             plain.update(id(one) for one in given if _is_name(one))
     uses = [node for node in ast.walk(tree) if _is_name(node)]
     return bool(uses) and all(id(node) in plain for node in uses)
 
 
-def _is_converter(pipe: Any, function: ast.expr) -> bool:
+def _is_converter(processors: Mapping[str, type], function: ast.expr) -> bool:
     """Whether it is `self.image_processor.postprocess` or its like, not overridden."""
     if ast.unparse(function) == "self.check_inputs":
         return True
@@ -60,22 +78,27 @@ def _is_converter(pipe: Any, function: ast.expr) -> bool:
     holder = function.value
     if not isinstance(holder, ast.Attribute) or ast.unparse(holder.value) != "self":
         return False
-    processor = getattr(pipe, holder.attr, None)
-    mine = (getattr(type(processor), name, None) for name in _CONVERTERS)
+    if (processor := processors.get(holder.attr)) is None:
+        return False
+    mine = (getattr(processor, name, None) for name in _CONVERTERS)
     own = (getattr(VideoProcessor, name) for name in _CONVERTERS)
-    return isinstance(processor, VaeImageProcessor) and all(
-        one in (None, plain) for one, plain in zip(mine, own, strict=True)
-    )
+    return all(one in (None, plain) for one, plain in zip(mine, own, strict=True))
 
 
 def _is_name(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id == "output_type"
 
 
+def _has_name(function: Any) -> bool:
+    """Whether its source, which takes long to read, may have that name in it."""
+    code = function.__code__
+    return "output_type" in (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+
+
 def _functions(cls: type) -> list[ast.Module]:
     found = []
     for function in vars(cls).values():
-        if inspect.isfunction(function):
+        if inspect.isfunction(function) and _has_name(inspect.unwrap(function)):
             try:
                 found.append(_parsed(function))
             except (OSError, TypeError, SyntaxError):

@@ -1,0 +1,44 @@
+"""What an engine changes in modules and in libraries while it runs: put in, and taken out again.
+
+The order counts: isolation notes how modules are before anything of them is patched, so it is made
+first, and taken out last.
+"""
+
+from collections.abc import Callable
+
+from carpool.engine.adapters.hooks import Adapters
+from carpool.engine.intercept import Interception, tell_of_compilations
+from carpool.engine.isolation import Isolation
+from carpool.engine.model.load import Loaded
+from carpool.engine.observe import truncation
+from carpool.engine.observe.heartbeat import Heartbeat
+from carpool.engine.tokenizers import Tokenizers
+
+
+class Installation:
+    """Of one engine; `install` and `remove` are for its thread."""
+
+    def __init__(self, loaded: Loaded, heartbeat: Heartbeat) -> None:
+        self._loaded, self._heartbeat = loaded, heartbeat
+        self.isolation = Isolation(loaded.modules, loaded.device.torch)
+        self.interception = Interception(loaded.modules)
+        truncation.install()
+        self._tokenizers = Tokenizers(loaded.pipe.components)
+        self.adapters = Adapters(loaded.pipe, loaded.device.torch)
+        self._compilations: Callable[[], None] = lambda: None
+
+    def install(self) -> None:
+        self.interception.install()
+        modules = self._loaded.modules.values()
+        self._compilations = tell_of_compilations(modules, self._heartbeat)
+        self.isolation.install()
+        self._tokenizers.install()
+
+    def remove(self) -> None:
+        self.interception.remove()
+        self._compilations()
+        self._tokenizers.remove()
+        self.adapters.remove()
+        self.isolation.remove()
+        if not self._loaded.device.is_lost:
+            self._loaded.undo()
