@@ -31,7 +31,7 @@ test: .venv/ready  ## all tests: no network, no GPU
 	touch $@
 
 test-ray: .venv/ray  ## workers on a Ray cluster of two nodes on this machine (some minutes)
-	$(ONE_THREAD) $(BIN)/python -m pytest -m ray tests/fleet/test_ray.py
+	$(ONE_THREAD) $(BIN)/python -m pytest -m ray tests/fleet/test_ray.py tests/test_proof.py
 
 # Beside the environment: where it is there, diffusers imports it in every process, for seconds.
 build/bitsandbytes: | .venv/ready
@@ -129,8 +129,14 @@ chaos: .venv/ready  ## kill, stop, fill the disk, vanish, for ten minutes; nothi
 chaos-fleet: .venv/ready  ## the same with three workers of two models
 	$(PROOF) proof.chaos --workers 3 --write
 
+chaos-ray: .venv/ray  ## the same on two nodes of a Ray cluster: they are killed and frozen, too
+	$(PROOF) proof.chaos --workers 3 --ray --write
+
 soak: .venv/ready  ## half an hour of use; nothing may grow
 	$(PROOF) proof.soak --write
+
+soak-fleet: .venv/ready  ## the same with three workers of two models
+	$(PROOF) proof.soak --workers 3 --write
 
 hostile: .venv/ready  ## attacks by one tenant, and what another one feels (five minutes)
 	$(PROOF) proof.hostile --write

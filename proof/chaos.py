@@ -1,92 +1,72 @@
 """Break a real server at random moments while four kinds of clients use it, and look for harm.
 
 usage: make chaos     (or: PYTHONPATH=tests python -m proof.chaos [--minutes 10] [--seed 1]
-                       [--faults N] [--workers N] [--write])
+                       [--faults N] [--workers N] [--ray] [--write])
        make chaos-fleet  (with --workers 3)
+       make chaos-ray    (with --workers 3 --ray)
 
 The moments and the order of the faults follow from the seed; each kind comes equally often. All
 the while every 500th forward runs out of memory. With several workers there are two models: one
 has one worker, the other the rest; a fault hits any of them, and requests have priorities and
 deadlines. Steps that are made again are counted by the front: those of requests whose steps are
-told, streams and jobs, that a worker says for the second time.
+told, streams and jobs, that a worker says for the second time. With `--ray` the workers are on two
+nodes of a Ray cluster on this machine: nodes are killed and stopped, and workers cut off for longer
+than the front waits for them; those of a front that is killed go on with the next one.
 """
 
 import argparse
 import asyncio
 import contextlib
-import os
 import random
 import signal
-import statistics
 import sys
 import tempfile
-from collections import Counter
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
 
-from proof.clients import Clients
-from proof.diary import Diary, Findings, findings
+from proof import nodes as ray_nodes
+from proof.chaos_report import (
+    LOADING_S,
+    OUT_OF_MEMORY,
+    WORKER_TIMEOUT_S,
+    Run,
+    Struck,
+    page,
+    problems,
+)
+from proof.clients import SILENCE_S, Clients
+from proof.diary import Diary
 from proof.disk import Disk, disk
 from proof.house import (
+    MODELS,
     RESTART_S,
     START_LIMIT_S,
     House,
+    fleet_of,
     now_s,
     open_house,
     parent_of,
     start_of,
 )
-from proof.page import machine, table, write_section
-from proof.tickets import EXACT, Ticket, tickets
+from proof.nodes import Nodes, send
+from proof.page import write_section
+from proof.tickets import EXACT, tickets
 
 CLIENTS = {"waits": 3, "streams": 2, "polls": 3, "vanishes": 2}
 TICKETS = 24
-WORKER_TIMEOUT_S = 5.0
-READY_AGAIN_S = 5.0  # the promise: plus the time that loading takes
 HELD_S = 2.0  # how long a connection is held: less than a worker may be silent
-MODELS = ("one", "two")  # of a fleet
+CUT_S = 6.0  # how long a node is stopped or a worker cut off: longer than it may be silent
+PLACING_S = 150.0  # until an answer counts as none: Ray notices, places, starts and imports anew
+LONE_S = 3.0  # until a new node comes in the place of one that was killed
 FULL_S = 4.0  # how long the disk is full
 CALM_S = (2.0, 10.0)  # between readiness and the next fault
-LOADING_S = (0.2, 3.0)  # after the start of a worker: when it is killed as it loads
 STAMPEDE = 40  # clients that vanish at once
-OUT_OF_MEMORY = 0.002  # of the forwards
 FAULT = f"forward:memory:{OUT_OF_MEMORY:g}"
 FLAGS = ("--worker-timeout", f"{WORKER_TIMEOUT_S:g}")
-
-
-@dataclass(frozen=True, slots=True)
-class Struck:
-    """One fault, and how long the server was away."""
-
-    what: str
-    away_s: float  # from the fault until it was ready again
-    loading_s: float  # of that: since the new worker's process, or its fork server, began
-
-    @property
-    def beyond_s(self) -> float:
-        return self.away_s - self.loading_s
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What came of it all."""
-
-    minutes: float
-    seed: int
-    struck: list[Struck]
-    diary: Diary
-    tickets: list[Ticket]
-    left_over: list[str]  # what the server still holds in the end
-    disk: str
-    workers: int = 1
-    steps_again: int = 0
-
-    @property
-    def findings(self) -> Findings:
-        return findings(self.diary, self.tickets)
 
 
 @dataclass(slots=True)
@@ -99,6 +79,7 @@ class Chaos:
     http: httpx2.AsyncClient
     rng: random.Random
     workers: int = 1
+    nodes: Nodes | None = None  # where the workers are; None: on this machine, without Ray
     buried: set[int] = field(default_factory=set)  # workers that were killed or stopped
     known: set[int] = field(default_factory=set)  # workers that lived at the last fault
 
@@ -112,6 +93,15 @@ class Chaos:
             "both killed": self._kill_both,
             "worker stopped": self._stop_worker,
             **({f"connection held for {HELD_S:g} s": self._hold} if self.workers > 1 else {}),
+            **(
+                {
+                    f"node killed, another after {LONE_S:g} s": self._kill_node,
+                    f"node frozen for {CUT_S:g} s": self._freeze_node,
+                    f"worker cut off for {CUT_S:g} s": self._cut_off,
+                }
+                if self.nodes
+                else {}
+            ),
             f"disk full for {FULL_S:g} s": self._fill_disk,
             f"{STAMPEDE} clients vanish": self._stampede,
         }
@@ -119,9 +109,12 @@ class Chaos:
     async def strike(self, what: str) -> Struck:
         """Break it, wait until it is ready again."""
         fault_s, self.known = now_s(), set(self.house.workers())
-        if "killed" in what or "stopped" in what:
+        if "node" not in what and ("killed" in what or "stopped" in what):
             await self.faults[what]()
-            began_s = await self._loading_since(fault_s)
+            if self.nodes and self.kills_front(what):  # its workers live
+                began_s = start_of(self.house.front)
+            else:
+                began_s = await self._loading_since(fault_s)
             ready_s = await self.house.ready(self.http)
             return Struck(what, ready_s - fault_s, ready_s - began_s)
         fault, was_away = asyncio.ensure_future(self.faults[what]()), False
@@ -130,7 +123,10 @@ class Chaos:
             await asyncio.sleep(0.05)
         await fault
         ready_s = await self.house.ready(self.http)
-        return Struck(what, ready_s - fault_s if was_away else 0.0, 0.0)
+        if not was_away:
+            return Struck(what, 0.0, 0.0)
+        loading_s = ready_s - start_of(self.house.workers()[-1]) if "node killed" in what else 0.0
+        return Struck(what, ready_s - fault_s, loading_s)
 
     async def _loading_since(self, fault_s: float) -> float:
         """When the successor's process began, or that which made its imports after the fault.
@@ -160,9 +156,32 @@ class Chaos:
         """A worker says nothing for a while, and then goes on: nobody may have taken its place."""
         pid = self._signal(signal.SIGSTOP)
         await asyncio.sleep(HELD_S)
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        send([] if pid is None else [pid], signal.SIGCONT)
+
+    async def _kill_node(self) -> None:
+        assert self.nodes is not None
+        await asyncio.to_thread(self.nodes.kill, self.rng)
+        await asyncio.sleep(LONE_S)
+        self.nodes.add()  # on the main thread only: Ray sets signal handlers
+
+    async def _freeze_node(self) -> None:
+        assert self.nodes is not None
+        await self._freeze(self.nodes.processes(self.rng, self.house))
+
+    async def _cut_off(self) -> None:
+        """A worker goes on by itself, and what it ran goes on elsewhere, too."""
+        assert self.nodes is not None
+        await self._freeze(self.nodes.host(self.rng, self.house))
+
+    @staticmethod
+    async def _freeze(pids: list[int]) -> None:
+        send(pids, signal.SIGSTOP)
+        await asyncio.sleep(CUT_S)
+        send(pids, signal.SIGCONT)
+
+    @staticmethod
+    def kills_front(what: str) -> bool:
+        return "front" in what or "both" in what
 
     async def _kill_two_workers(self) -> None:
         await self._kill_worker()
@@ -202,77 +221,77 @@ def order(faults: list[str], rng: random.Random) -> Iterator[str]:
         yield from rng.sample(faults, len(faults))
 
 
-async def run(minutes: float, seed: int, most: int | None = None, workers: int = 1) -> Run:
+async def run(
+    minutes: float, seed: int, most: int | None = None, workers: int = 1, *, on_ray: bool = False
+) -> Run:
     """Break a server for so long, or so often.
 
     Args:
         workers: of two models together; 1: one model.
+        on_ray: they are on two nodes of a cluster.
 
     Raises:
         RuntimeError: it does not start, or does not come back.
     """
-    rng, diary = random.Random(seed), Diary()
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
-    with tempfile.TemporaryDirectory(prefix="carpool-proof-") as name:
-        folder = Path(name)
+    with contextlib.ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="carpool-proof-"))
+        folder, mark = Path(name), uuid.uuid4().hex
         flags: tuple[str, ...] = (*FLAGS, *EXACT, "--state-dir", str(folder / "state"))
-        house = House(folder, flags, fault=FAULT)
+        model, there = "shapes", None
         if workers > 1:
-            (folder / "fleet.yaml").write_text(_models(workers))
-            flags = (*flags, "--config", str(folder / "fleet.yaml"))
-            house = House(folder, flags, "", fault=FAULT)
-        again = 0
-        async with httpx2.AsyncClient(
+            flags, model = (*flags, *fleet_of(folder, workers)), ""
+        if on_ray:
+            there = stack.enter_context(ray_nodes.nodes(mark, name, FAULT))
+            flags = (*flags, *there.flags)
+        house = House(folder, flags, model, fault="" if on_ray else FAULT, mark=mark)
+        volume = stack.enter_context(disk(folder / "state", lambda: house.front))
+        return await _break(house, volume, minutes, seed, most, workers, there)
+
+
+async def _break(
+    house: House,
+    volume: Disk,
+    minutes: float,
+    seed: int,
+    most: int | None,
+    workers: int,
+    there: Nodes | None,
+) -> Run:
+    rng, diary, struck, again = random.Random(seed), Diary(), list[Struck](), 0
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+    async with (
+        httpx2.AsyncClient(
             base_url=house.url, timeout=None, limits=limits, trust_env=False
-        ) as http:
-            with disk(folder / "state", lambda: house.front) as volume:
-                async with open_house(house, http):
-                    await _all_ready(house, http, workers)
-                    asked = await tickets(http, TICKETS, seed, MODELS if workers > 1 else ())
-                    clients = Clients(http, asked, diary)
-                    chaos, struck = (
-                        Chaos(house, volume, clients, http, rng, workers),
-                        list[Struck](),
-                    )
-                    kinds = order(list(chaos.faults), rng)
-                    end_s = now_s() + 60 * minutes
-                    async with asyncio.TaskGroup() as group:
-                        for kind, count in CLIENTS.items():
-                            for number in range(count):
-                                group.create_task(clients.run(kind, number, seed))
-                        while now_s() < end_s and (most is None or len(struck) < most):
-                            await asyncio.sleep(rng.uniform(*CALM_S))
-                            before = await _steps_again(http)
-                            kills_front = "front" in (kind := next(kinds)) or "both" in kind
-                            again += before if kills_front else 0  # its successor counts anew
-                            struck.append(await chaos.strike(kind))
-                            print(f"{struck[-1].what}: away {struck[-1].away_s:.1f} s",
-                                  file=sys.stderr)  # fmt: skip
-                        clients.is_over = True
-                    left_over = await _left_over(house, http, 2 + workers)
-                    again += await _steps_again(http)
-                    await clients.last_look()
-            kind_of_disk = "a tmpfs" if volume.is_mounted else "a limit on file sizes"
-    return Run(minutes, seed, struck, diary, asked, left_over, kind_of_disk, workers, again)
-
-
-def _models(workers: int) -> str:
-    """A file of settings with two models that have so many workers together."""
-    counts = (workers - 1, 1)
-    several = [f"  - {{model: shapes, name: {name}, workers: {count}}}\n"
-               for name, count in zip(MODELS, counts, strict=True)]  # fmt: skip
-    return "models:\n" + "".join(several)
-
-
-async def _all_ready(house: House, http: httpx2.AsyncClient, workers: int) -> None:
-    """Wait until every worker has loaded its model."""
-    for _ in range(int(START_LIMIT_S / 0.5)):
-        health = (await http.get(f"{house.url}/health")).json()
-        states = [one["state"] for one in health.get("workers", [])]
-        if workers == 1 or (len(states) == workers and set(states) == {"ready"}):
-            return
-        await asyncio.sleep(0.5)
-    raise RuntimeError(f"not all workers are ready:\n{house.last_words()}")
+        ) as http,
+        open_house(house, http),
+    ):
+        await house.all_ready(http, workers)
+        asked = await tickets(http, TICKETS, seed, MODELS if workers > 1 else ())
+        silence_s = SILENCE_S if there is None else PLACING_S
+        clients = Clients(http, asked, diary, silence_s=silence_s)
+        chaos = Chaos(house, volume, clients, http, rng, workers, there)
+        kinds = order(list(chaos.faults), rng)
+        end_s = now_s() + 60 * minutes
+        async with asyncio.TaskGroup() as group:
+            for kind, count in CLIENTS.items():
+                for number in range(count):
+                    group.create_task(clients.run(kind, number, seed))
+            while now_s() < end_s and (most is None or len(struck) < most):
+                await asyncio.sleep(rng.uniform(*CALM_S))
+                before = await _steps_again(http)
+                fault = next(kinds)  # a new front counts anew
+                again += before if chaos.kills_front(fault) else 0
+                struck.append(await chaos.strike(fault))
+                print(f"{fault}: away {struck[-1].away_s:.1f} s", file=sys.stderr)
+            clients.is_over = True
+        left_over = await _left_over(house, http, workers, on_ray=there is not None)
+        again += await _steps_again(http)
+        await clients.last_look()
+    kind_of_disk = "a tmpfs" if volume.is_mounted else "a limit on file sizes"
+    return Run(
+        minutes, seed, struck, diary, asked, left_over, kind_of_disk, workers, again,
+        on_ray=there is not None,
+    )  # fmt: skip
 
 
 async def _steps_again(http: httpx2.AsyncClient) -> int:
@@ -284,102 +303,20 @@ async def _steps_again(http: httpx2.AsyncClient) -> int:
     return int(stats.get("steps_again") or 0)
 
 
-async def _left_over(house: House, http: httpx2.AsyncClient, processes: int) -> list[str]:
-    """What is still there although nobody asks any more: processes, requests.
-
-    Args:
-        processes: that belong there: the front, the fork server, the workers.
-    """
+async def _left_over(
+    house: House, http: httpx2.AsyncClient, workers: int, *, on_ray: bool
+) -> list[str]:
+    """What is still there although nobody asks any more: processes, requests."""
     for _ in range(100):
         stats = (await http.get("/stats")).json()
         held = {name: stats[name] for name in ("running", "waiting") if stats.get(name)}
-        extra = len(house.processes()) - processes
-        if not held and not extra:
+        # the front, the fork server and the workers belong there; a cluster has many others
+        extra = len(house.workers()) if on_ray else len(house.processes()) - 2
+        extra -= workers
+        if not held and extra <= 0:  # one may still be loading on another node
             return []
         await asyncio.sleep(0.1)
     return [f"{extra} processes", *(f"{name}: {count}" for name, count in held.items())]
-
-
-def page(run: Run) -> str:
-    """The section of the page."""
-    found, why = run.findings, Counter[str]()
-    for (_, reason), count in run.diary.again.items():
-        why[reason] += count
-    reasons = ", ".join(f"{count} {reason}" for reason, count in why.most_common())
-    several = f" --workers {run.workers}" if run.workers > 1 else ""
-    return f"""Made by `PYTHONPATH=tests python -m proof.chaos --minutes {run.minutes:g} \
---seed {run.seed}{several}`.
-Machine: {machine()}. The disk is {run.disk}.
-
-Lost: **{len(found.lost)}**. Duplicated: **{len(found.duplicated)}**. Foreign pictures: \
-**{found.foreign}**; other than drawn alone: **{found.spoiled}**. Left over in the server: \
-**{len(run.left_over)}**.
-
-{_endings(run)}
-
-{run.diary.gone} clients hung up. The others asked again because of: {reasons or "nothing"}.
-
-{_faults(run)}
-
-{_again(run)}
-
-All the while every {round(1 / OUT_OF_MEMORY)}th forward runs out of memory.
-
-*Away* is from the fault to the next `/health` 200, *loading* from the start of the new worker's
-process. A stopped worker is taken for dead after {WORKER_TIMEOUT_S:g} s (`--worker-timeout`).
-"""
-
-
-def _again(run: Run) -> str:
-    """Steps that were made again, for each death."""
-    deaths = sum("killed" in one.what or "stopped" in one.what for one in run.struck)
-    each = run.steps_again / deaths if deaths else 0.0
-    return (
-        f"Steps that were told for the second time: {run.steps_again}, {each:.1f} for each of "
-        f"{deaths} deaths."
-    )
-
-
-def _endings(run: Run) -> str:
-    heads = ["client", "requests", "right pictures", "told that it failed", "asked again"]
-    rows, verdicts = [], run.diary.verdicts(run.tickets)
-    for kind in CLIENTS:
-        if own := [one for one in run.diary.endings if one.kind == kind]:
-            codes = Counter(one.failure for one in own if one.failure)
-            told = ", ".join(f"{count} {code}" for code, count in codes.most_common())
-            tries = sum(count for (who, _), count in run.diary.again.items() if who == kind)
-            longest = f"{max(one.took_s for one in own):.1f}"
-            rows.append([kind, len(own), verdicts[kind, "right"], told or "0", tries, longest])
-    return table([*heads, "longest (s)"], rows)
-
-
-def _faults(run: Run) -> str:
-    heads = ["fault", "times", "away, median (s)", "away, most (s)", "of that loading, most (s)"]
-    rows = []
-    for what in dict.fromkeys(one.what for one in run.struck):
-        own = [one for one in run.struck if one.what == what]
-        away, loading = [one.away_s for one in own], [one.loading_s for one in own]
-        beyond = max(one.beyond_s for one in own)
-        numbers = [statistics.median(away), max(away), max(loading), beyond]
-        rows.append([what, len(own), *(f"{number:.1f}" for number in numbers)])
-    return table([*heads, "beyond loading, most (s)"], rows)
-
-
-def problems(run: Run) -> list[str]:
-    """What breaks a promise."""
-    found = run.findings
-    late = [
-        f"{one.what}: ready after {one.beyond_s:.1f} s beyond loading"
-        for one in run.struck
-        if one.beyond_s - _allowed_s(one.what) > READY_AGAIN_S
-    ]
-    wrong = [] if found.are_none else [f"{found.foreign} foreign, {found.spoiled} spoiled"]
-    return [*found.lost, *found.duplicated, *late, *run.left_over, *wrong]
-
-
-def _allowed_s(what: str) -> float:
-    """What the fault itself takes: until it is noticed, or struck for the second time."""
-    return WORKER_TIMEOUT_S if "stopped" in what else LOADING_S[1] if "as it loads" in what else 0.0
 
 
 def main() -> int:
@@ -388,16 +325,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1, help="3: of two models, at any of which")
     parser.add_argument("--faults", type=int, help="end after so many")
+    parser.add_argument("--ray", action="store_true", help="workers on two nodes of a Ray cluster")
     parser.add_argument(
         "--write", action="store_true", help="into docs/reliability.md, if all holds"
     )
     options = parser.parse_args()
-    done = asyncio.run(run(options.minutes, options.seed, options.faults, options.workers))
+    done = asyncio.run(
+        run(options.minutes, options.seed, options.faults, options.workers, on_ray=options.ray)
+    )
     print(text := page(done))
     for problem in (wrong := problems(done)):
         print(problem, file=sys.stderr)
     if options.write and not wrong:
-        write_section("chaos-fleet" if options.workers > 1 else "chaos", text)
+        section = "chaos-ray" if options.ray else "chaos-fleet" if options.workers > 1 else "chaos"
+        write_section(section, text)
     return 1 if wrong else 0
 
 

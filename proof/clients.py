@@ -55,6 +55,7 @@ class Clients:
     diary: Diary
     think_s: float = 0.5  # between two requests, at most
     has_keys: bool = True  # Idempotency-Keys, even of requests that are answered at once
+    silence_s: float = SILENCE_S
     is_over: bool = False
 
     async def run(self, kind: str, number: int, seed: int) -> None:
@@ -95,14 +96,14 @@ class Clients:
         deadline_s = clock() + PATIENCE_S
         while True:
             try:
-                async with asyncio.timeout(SILENCE_S):
+                async with asyncio.timeout(self.silence_s):
                     return await ask()
             except _Again as again:
                 why, after_s = again.why, again.after_s
             except httpx2.RequestError:
                 why, after_s = "connection broken", AGAIN_S
             except TimeoutError:
-                raise _Told(f"no answer within {SILENCE_S:g} s") from None
+                raise _Told(f"no answer within {self.silence_s:g} s") from None
             self.diary.again[kind, why] += 1
             if clock() > deadline_s:
                 raise _Told(f"after {PATIENCE_S:g} s still {why}")

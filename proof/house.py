@@ -24,6 +24,7 @@ from carpool.worker.startup import PROCESS_NAME
 MARK = "RELIABILITY_PROOF"  # an environment variable by which processes are found again
 START_LIMIT_S = 180.0  # imports of torch and diffusers on a busy machine
 RESTART_S = 0.1  # systemd's RestartSec
+MODELS = ("one", "two")  # of a fleet
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -119,6 +120,20 @@ class House:
             await asyncio.sleep(0.05)
         raise RuntimeError(f"not ready after {within_s:g} s:\n{self.last_words()}")
 
+    async def all_ready(self, http: httpx2.AsyncClient, workers: int) -> None:
+        """Wait until every worker has loaded its model.
+
+        Raises:
+            RuntimeError: it takes too long.
+        """
+        for _ in range(int(START_LIMIT_S / 0.5)):
+            health = (await http.get(f"{self.url}/health")).json()
+            states = [one["state"] for one in health.get("workers", [])]
+            if workers == 1 or (len(states) == workers and set(states) == {"ready"}):
+                return
+            await asyncio.sleep(0.5)
+        raise RuntimeError(f"not all workers are ready:\n{self.last_words()}")
+
     async def is_ready(self, http: httpx2.AsyncClient) -> bool:
         """Whether requests would be accepted now."""
         try:
@@ -148,6 +163,14 @@ async def open_house(house: House, http: httpx2.AsyncClient) -> AsyncIterator[Ho
                 os.kill(pid, signal.SIGKILL)
         if house.process is not None:
             house.process.wait()
+
+
+def fleet_of(folder: Path, workers: int) -> tuple[str, ...]:
+    """Flags of a server of two models that have so many workers together."""
+    counts = zip(MODELS, (workers - 1, 1), strict=True)
+    several = [f"  - {{model: shapes, name: {name}, workers: {count}}}\n" for name, count in counts]
+    (file := folder / "fleet.yaml").write_text("models:\n" + "".join(several))
+    return "--config", str(file)
 
 
 def start_of(pid: int) -> float:

@@ -1,6 +1,8 @@
 """Use a server for half an hour and see whether it grows: memory, open files, threads.
 
-usage: make soak     (or: PYTHONPATH=tests python -m proof.soak [--minutes 30] [--write])
+usage: make soak     (or: PYTHONPATH=tests python -m proof.soak [--minutes 30] [--workers N]
+                      [--write])
+       make soak-fleet  (with --workers 3, of two models; requests have priorities, some deadlines)
 
 The same four kinds of clients as in `chaos`, and nothing breaks. What is kept for clients on
 purpose, the store's cache and the allocators' pools must be full before anything is compared:
@@ -23,7 +25,7 @@ import httpx2
 
 from proof.clients import Clients
 from proof.diary import Diary, Findings, findings
-from proof.house import House, now_s, open_house
+from proof.house import MODELS, House, fleet_of, now_s, open_house
 from proof.page import machine, table, write_section
 from proof.tickets import EXACT, Ticket, tickets
 
@@ -105,6 +107,7 @@ class Run:
     growths: list[Growth]
     diary: Diary
     tickets: list[Ticket]
+    workers: int = 1
 
     @property
     def findings(self) -> Findings:
@@ -121,16 +124,25 @@ class Run:
         return grown + failed + ([] if self.findings.are_none else [str(self.findings)])
 
 
-async def run(minutes: float, seed: int) -> Run:
-    """Use a server for so long."""
+async def run(minutes: float, seed: int, workers: int = 1) -> Run:
+    """Use a server for so long.
+
+    Args:
+        workers: of two models together; 1: one model.
+    """
     diary, samples, seconds = Diary(), list[Sample](), 60 * minutes
     with tempfile.TemporaryDirectory(prefix="carpool-proof-") as name:
-        house = House(Path(name), (*EXACT, "--state-dir", str(Path(name) / "state")))
+        flags: tuple[str, ...] = (*EXACT, "--state-dir", str(Path(name) / "state"))
+        model = "shapes"
+        if workers > 1:
+            flags, model = (*flags, *fleet_of(Path(name), workers)), ""
+        house = House(Path(name), flags, model)
         async with (
             httpx2.AsyncClient(base_url=house.url, timeout=None, trust_env=False) as http,
             open_house(house, http),
         ):
-            asked = await tickets(http, TICKETS, seed)
+            await house.all_ready(http, workers)
+            asked = await tickets(http, TICKETS, seed, MODELS if workers > 1 else ())
             await asyncio.gather(*(http.get("/v1/jobs") for _ in range(CROWD)))
             clients = Clients(http, asked, diary, has_keys=False)
             began_s = now_s()
@@ -139,14 +151,15 @@ async def run(minutes: float, seed: int) -> Run:
                     for number in range(count):
                         group.create_task(clients.run(kind, number, seed))
                 while (at_s := now_s() - began_s) < seconds:
-                    [worker] = house.workers()
-                    with suppress(OSError):  # it died: the clients will tell
-                        samples.append(look("front", house.front, at_s))
-                        samples.append(look("worker", worker, at_s))
+                    pids = {"front": house.front}
+                    for number, pid in enumerate(house.workers(), 1):
+                        pids[f"worker {number}" if workers > 1 else "worker"] = pid
+                    with suppress(OSError):  # one died: the clients will tell
+                        samples += [look(name, pid, at_s) for name, pid in pids.items()]
                     await asyncio.sleep(seconds / SAMPLES)
                 clients.is_over = True
             await clients.last_look()
-    return Run(minutes, growths(samples, seconds), diary, asked)
+    return Run(minutes, growths(samples, seconds), diary, asked, workers)
 
 
 def page(run: Run) -> str:
@@ -159,7 +172,8 @@ def page(run: Run) -> str:
     failed = sum(bool(one.failure) for one in run.diary.endings)
     early, late = WARM * run.minutes, (1 - WINDOW) * run.minutes
     window = WINDOW * run.minutes
-    return f"""Made by `PYTHONPATH=tests python -m proof.soak --minutes {run.minutes:g}`.
+    several = f" --workers {run.workers}" if run.workers > 1 else ""
+    return f"""Made by `PYTHONPATH=tests python -m proof.soak --minutes {run.minutes:g}{several}`.
 Machine: {machine()}.
 
 {len(run.diary.endings)} requests of {sum(CLIENTS.values())} clients and {run.diary.gone} that hung
@@ -175,16 +189,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1, help="3: of two models")
     parser.add_argument(
         "--write", action="store_true", help="into docs/reliability.md, if all holds"
     )
     options = parser.parse_args()
-    done = asyncio.run(run(options.minutes, options.seed))
+    done = asyncio.run(run(options.minutes, options.seed, options.workers))
     print(text := page(done))
     for problem in (wrong := done.problems()):
         print(problem, file=sys.stderr)
     if options.write and not wrong:
-        write_section("soak", text)
+        write_section("soak-fleet" if options.workers > 1 else "soak", text)
     return 1 if wrong else 0
 
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from carpool_lab.load.generator import RequestResult
-from proof import chaos, fuzz, hostile, overload, soak
+from proof import chaos, chaos_report, fuzz, hostile, overload, soak
 from proof.attacks import ATTACKS, BROWSER, bombs
 from proof.diary import Diary, Ending, findings
 from proof.disk import Disk
@@ -90,10 +90,10 @@ def test_a_failure_that_a_fault_on_purpose_makes_is_no_loss() -> None:
 def test_a_broken_server_loses_nothing_and_comes_back() -> None:
     done = asyncio.run(chaos.run(minutes=8, seed=5, most=7))
 
-    assert chaos.problems(done) == []
+    assert chaos_report.problems(done) == []
     assert len({one.what for one in done.struck}) == 7
     assert {one.kind for one in done.diary.endings} == {"waits", "streams", "polls"}
-    assert "Lost: **0**" in chaos.page(done)
+    assert "Lost: **0**" in chaos_report.page(done)
 
 
 @pytest.mark.slow
@@ -101,10 +101,24 @@ def test_a_broken_server_loses_nothing_and_comes_back() -> None:
 def test_a_broken_fleet_loses_nothing_and_comes_back() -> None:
     done = asyncio.run(chaos.run(minutes=12, seed=5, most=8, workers=3))
 
-    assert chaos.problems(done) == []
+    assert chaos_report.problems(done) == []
     assert len({one.what for one in done.struck}) == 8
     assert "connection held for 2 s" in {one.what for one in done.struck}
-    assert "--workers 3" in chaos.page(done)
+    assert "--workers 3" in chaos_report.page(done)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_a_broken_cluster_loses_nothing_and_comes_back() -> None:
+    pytest.importorskip("ray", reason="needs Ray: `make test-ray` installs it")
+    done = asyncio.run(chaos.run(minutes=12, seed=3, most=11, workers=3, on_ray=True))
+
+    assert chaos_report.problems(done) == []
+    assert {one.what for one in done.struck} >= {
+        "node killed, another after 3 s", "node frozen for 6 s", "worker cut off for 6 s",
+        "front killed",
+    }  # fmt: skip
+    assert "--workers 3 --ray" in chaos_report.page(done)
 
 
 @pytest.mark.slow
@@ -195,14 +209,14 @@ def test_faults_come_equally_often_and_as_the_seed_says() -> None:
 
 def test_a_server_that_comes_back_late_breaks_the_promise() -> None:
     struck = [
-        chaos.Struck("worker killed", away_s=14.0, loading_s=9.1),
-        chaos.Struck("worker stopped", away_s=19.0, loading_s=9.1),
-        chaos.Struck("front killed", away_s=15.0, loading_s=9.1),
+        chaos_report.Struck("worker killed", away_s=14.0, loading_s=9.1),
+        chaos_report.Struck("worker stopped", away_s=19.0, loading_s=9.1),
+        chaos_report.Struck("front killed", away_s=15.0, loading_s=9.1),
     ]
-    done = chaos.Run(1, 1, struck, ended([file(RED.picture)]), BOTH, [], "a disk")
+    done = chaos_report.Run(1, 1, struck, ended([file(RED.picture)]), BOTH, [], "a disk")
 
-    assert chaos.problems(done) == ["front killed: ready after 5.9 s beyond loading"]
-    assert "| front killed | 1 | 15.0 | 15.0 | 9.1 | 5.9 |" in chaos.page(done)
+    assert chaos_report.problems(done) == ["front killed: ready after 5.9 s beyond loading"]
+    assert "| front killed | 1 | 15.0 | 15.0 | 9.1 | 5.9 |" in chaos_report.page(done)
 
 
 def test_what_grows_is_told_and_the_warm_up_does_not_count() -> None:
@@ -333,7 +347,9 @@ def test_every_promise_names_tests_that_exist() -> None:
         assert re.search(rf"^(async )?def {test}\(", text, re.MULTILINE), f"{name}::{test}"
 
 
-@pytest.mark.parametrize("name", ["fuzz", "chaos", "chaos-fleet", "soak", "overload"])
+@pytest.mark.parametrize(
+    "name", ["fuzz", "chaos", "chaos-fleet", "chaos-ray", "soak", "soak-fleet", "overload"]
+)
 def test_every_run_has_its_target_and_its_section(name: str) -> None:
     assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert with_section(PAGE.read_text(), name, "x")

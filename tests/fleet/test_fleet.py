@@ -230,3 +230,27 @@ def test_activity_says_of_which_model_it_is_of_models_that_are_loaded_later_too(
         await fleet.stop()
 
     told(story)
+
+
+def test_who_waits_for_one_model_is_not_let_in_by_another_and_has_it_loaded() -> None:
+    async def story() -> None:
+        models = Models(first=False, second=False, third=True)
+        fleet = models.fleet()
+        running = fleet.start()
+        await settle()
+        models.newest("first").load()
+        models.newest("second").load()
+        await settle()
+        models.newest("second").die()
+        await settle()
+        waits = {name: asyncio.create_task(fleet.wait_open(name)) for name in models.workers}
+        await settle()
+        assert [name for name, one in waits.items() if one.done()] == ["first"]
+        models.newest("second").load()
+        models.newest("third").load()
+        await settle()
+        assert all(one.done() for one in waits.values())
+        running.cancel()
+        await fleet.stop()
+
+    told(story)

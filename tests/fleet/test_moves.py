@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.fleet.load import Bound, RoutedRequest, StepTable, WorkerLoad
-from carpool.fleet.moves import BURST, MOST, PER_S, WORTH, Moves, left, move_s
+from carpool.fleet.moves import BURST, MOST, PER_S, WORTH, MoveCost, Moves, left
 from carpool.fleet.router import Router
 
 SHARED: StepTable = (1.0, 1.05, 1.1, 1.15)  # rows are nearly free
@@ -111,6 +111,33 @@ def test_a_worker_that_ends_gives_up_what_others_can_go_on_with() -> None:
 works = st.tuples(st.integers(0, 3), st.sampled_from("ab"), st.integers(1, 100), st.integers(-5, 5))
 
 
+def test_a_move_costs_what_the_last_ones_took_and_the_replay_of_all_steps_that_were_made() -> None:
+    bound = Bound(RoutedRequest(1, "a", 50), 30.0, SOLO)
+    cost = MoveCost()
+    assert cost.of(bound) > 0  # a guess
+    for seconds in (0.5, 9.0, 0.5):
+        cost.moved(seconds)
+    cost.replayed(10, 0.2)
+    cost.replayed(0, 0.0)  # of a request that had not made a step: says nothing of steps
+    assert cost.of(bound) == pytest.approx(0.5 + 20 * 0.02)
+    again = Bound(left(bound), 10.0, SOLO)  # moves for the second time
+    assert cost.of(again) == pytest.approx(0.5 + 40 * 0.02)
+    for _ in range(100):
+        cost.moved(0.1)
+    assert cost.start_s == 0.1
+
+
+def test_nothing_moves_for_less_than_moves_were_seen_to_take() -> None:
+    router = fleet(2, SOLO)
+    put(router, 0, 1, "a")
+    put(router, 0, 2, "a")
+    moves = Moves(router, always)
+    moves.cost.moved(1000.0)
+    assert moves.choose(0.0) is None
+    moves.cost = MoveCost()
+    assert moves.choose(0.0) is not None
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(works, min_size=1, max_size=16),
@@ -137,7 +164,7 @@ def test_whatever_runs_moves_are_bounded_and_each_is_worth_it(
         by_request[move.request] = by_request.get(move.request, 0) + 1
         bound = router.workers[move.worker].bound[move.request]
         if move.why == "priority":
-            assert bound.left_s > WORTH * move_s(bound)
+            assert bound.left_s > WORTH * moves.cost.of(bound)
             assert move.to is None
         else:
             assert not router.waiting

@@ -356,6 +356,34 @@ def test_what_a_worker_has_that_is_to_end_moves_to_others_and_says_so() -> None:
     told(story)
 
 
+def test_moves_are_seen_by_who_watches_and_what_they_take_is_measured() -> None:
+    async def story() -> None:
+        stage, seen = await ready(), list[protocol.SeenMove]()
+        guessed = (await stage.pool.statistics())["move_cost"]
+        stage.pool.watch_activity(lambda activity: seen.extend(activity.moves))
+        await stage.submit("a", "b", steps=100)
+        [moving] = stage.has()[0]
+        stage.workers[0].report(SOLO, **{moving: 60.0})
+        ending = asyncio.create_task(stage.pool.remove_worker(stage.pool.members()[0]))
+        await stage.settle()
+        stage.workers[1].act(1.0)
+        stage.workers[1].act(2.0)
+        told_ = [(one.request_id, one.from_worker, one.to_worker, one.why) for one in seen]
+        assert told_ == [(moving, 0, 1, "drain")]
+        await asyncio.sleep(0.05)
+        stage.workers[1].report_replay(protocol.Replay(moving, 40, 0.02, 0.01))
+        cost = (await stage.pool.statistics())["move_cost"]
+        assert cost["replay_s"] == pytest.approx(0.0005)
+        assert 0.01 < cost["start_s"] < 5.0  # 0.05 less the replay and what followed it
+        assert cost["start_s"] != guessed["start_s"]
+        stage.workers[1].report_replay(protocol.Replay(moving, 40, 0.02, 0.0))  # as after a death
+        assert (await stage.pool.statistics())["move_cost"]["start_s"] == cost["start_s"]
+        async with asyncio.timeout(5):
+            await ending
+
+    told(story)
+
+
 def test_what_cannot_move_ends_where_it_is_and_the_worker_after_it() -> None:
     async def story() -> None:
         stage = await ready()

@@ -2,13 +2,14 @@
 
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carpool.fleet.index import LOOKED_AT, WorkerIndex
 from carpool.fleet.load import (
     Bound,
     RoutedRequest,
@@ -210,6 +211,92 @@ def test_every_request_is_bound_once_or_waits_whatever_happens(
             running[one.request] = one.worker
     assert not waiting
     assert router.held_s == 0.0
+
+
+class PlainIndex(WorkerIndex):
+    """The definition of which workers a choice looks at: nothing is kept, all are sorted anew."""
+
+    def __init__(self) -> None:
+        self.there: dict[int, WorkerLoad] = {}
+
+    @property
+    def is_any(self) -> bool:
+        return any(worker.is_open for worker in self.there.values())
+
+    def put(self, worker: WorkerLoad) -> None:
+        self.there[worker.id] = worker
+
+    def remove(self, worker: WorkerLoad) -> None:
+        del self.there[worker.id]
+
+    def key(self, worker: WorkerLoad) -> float:
+        steps = [table[0] for table in worker.tables.values()]
+        return worker.left_s + (sum(steps) / len(steps) if steps else 0.0)
+
+    def look(self, kind: Hashable) -> list[WorkerLoad]:
+        there = [worker for worker in self.there.values() if worker.is_open]
+        there.sort(key=lambda worker: (self.key(worker), worker.id))
+        if len(there) <= 2 * LOOKED_AT:
+            return there
+        same = [
+            worker
+            for worker in there
+            if any(one.work.kind == kind for one in worker.bound.values())
+        ]
+        chosen = [*there[:LOOKED_AT], *same[:LOOKED_AT]]
+        return list({worker.id: worker for worker in chosen}.values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([1, 3, 17, 40]))
+def test_the_choice_is_that_of_the_plain_definition_whatever_happened_before(
+    seed: int, workers: int
+) -> None:
+    rng, indexed, plain = random.Random(seed), Router(), Router()
+    plain._index = PlainIndex()
+    tables: list[dict[Any, StepTable]] = [{"a": SLOW, "b": FREE}, {"a": FREE, "b": SLOW}, {}]
+    for number in range(workers):
+        for router in (indexed, plain):
+            router.add_worker(WorkerLoad(number, tables[number % 3]))
+    for number in range(1, 2 * workers + 20):
+        kind, steps, event = rng.choice("abc"), rng.randint(1, 50), rng.random()
+        worker, gone, is_open = rng.randrange(workers), rng.randrange(number), rng.random() < 0.7
+        learned, left = rng.choice(tables), rng.uniform(0, 50)
+        for router in (indexed, plain):
+            router.hold(RoutedRequest(number, kind, steps, float(number)))
+            if event < 0.3:
+                router.drop(gone)
+            elif event < 0.45:
+                router.learned(worker, learned)
+            elif event < 0.6:
+                router.progressed(worker, dict.fromkeys(router.workers[worker].bound, left))
+            elif event < 0.7:
+                router.open(worker, is_open)
+            elif event < 0.75:
+                for work in router.remove_worker(worker):
+                    router.hold(work)
+                router.add_worker(WorkerLoad(worker, learned))
+        now_s = float(number)
+        assert indexed.assign(now_s) == plain.assign(now_s)
+        assert indexed.waiting == plain.waiting
+
+
+@pytest.mark.parametrize("workers", [16, 1000])
+def test_a_choice_looks_at_few_workers_however_many_there_are(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def counted(work: RoutedRequest, worker: WorkerLoad, table: StepTable) -> float:
+        asked.append(worker.id)
+        return extra_s(work, worker, table)
+
+    monkeypatch.setattr("carpool.fleet.router.extra_s", counted)
+    router = router_of(*[{"a": SLOW, "b": FREE}] * workers)
+    for number in range(3 * workers):
+        asked.clear()
+        held = bound(router, RoutedRequest(number, "ab"[number % 2], 20))
+        assert len(asked) <= 2 * 2 * LOOKED_AT * (1 + len(held))  # two kinds may wait
 
 
 @pytest.mark.parametrize("table", [SLOW, FREE, tuple(0.5 + 0.5 * n for n in range(1, 9))])

@@ -43,13 +43,16 @@ class Worker:
     def __init__(self) -> None:
         self.is_open = asyncio.Event()
         self.is_open.set()
+        self.away: dict[str | None, asyncio.Event] = {}  # until their workers are back
         self.running: dict[int, asyncio.Future[Done]] = {}  # by seed
         self.jobs: list[CheckedRequest] = []
         self.followers: dict[int, OnProgress] = {}
         self.given_up: list[int] = []
 
-    async def wait_open(self) -> None:
+    async def wait_open(self, model: str | None = None) -> None:
         await self.is_open.wait()
+        if model in self.away:
+            await self.away[model].wait()
 
     async def submit(
         self, job: CheckedRequest, on_progress: OnProgress | None = None, on_preview: Any = None
@@ -328,6 +331,21 @@ def test_a_job_whose_worker_dies_is_run_again_twice_and_then_fails() -> None:
         assert failed.error is not None
         assert failed.error["code"] == "worker_lost"
         assert len({job.request_id for job in harness.worker.jobs}) == 3
+
+    live(scene)
+
+
+def test_a_job_waits_for_its_model_while_others_of_the_server_go_on() -> None:
+    async def scene(harness: Harness) -> None:
+        harness.worker.away["mine"] = asyncio.Event()
+        job_id = await harness.submit(1)
+        await until(lambda: harness.store.get(job_id).state == "in_progress", "it is taken")
+        await asyncio.sleep(0.05)
+        assert harness.worker.jobs == []  # nobody was asked who cannot
+        harness.worker.away["mine"].set()
+        await harness.runs(1)
+        harness.worker.end(1)
+        assert (await harness.becomes(job_id, "completed")).losses == 0
 
     live(scene)
 

@@ -176,6 +176,7 @@ def test_a_denoiser_without_a_table_is_said_to_fuse_after_proof(tmp_path: Path) 
         (["shapes", "--json", "no/such/folder.json"], 2, "there is no folder no/such"),
         (["shapes", "-p", "colour=1"], 1, "has no parameter 'colour'"),
         (["shapes", "-p", "seed=1"], 2, "use --seed"),
+        (["shapes", "--context-parallel", "2"], 2, "`carpool check` measures one process"),
     ],
 )
 def test_what_cannot_be_checked_is_said_at_once(

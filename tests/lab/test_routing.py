@@ -1,5 +1,7 @@
 """Routers compared in the simulator: the promise of the server's own, and its figures."""
 
+import time
+
 import pytest
 
 from carpool_lab.simulate.routing import (
@@ -98,6 +100,23 @@ def test_four_workers_do_nearly_four_times_as_much_as_one(table: str) -> None:
     )
 
     assert one_s / four_s >= 3.9
+
+
+@pytest.mark.parametrize("load", [0.9, 2.0])
+def test_a_thousand_workers_are_simulated_in_ten_minutes_for_a_hundred_thousand_requests(
+    load: float,
+) -> None:
+    """The part of that for fewer, in seconds of processor: others may use the machine."""
+    model = Model(siblings(TABLES["flux-512"]))
+    wanted, count = mix("sizes", model.tables), 1500
+    when, what = generators(0)
+    rate = 1000 * load * model.capacity_qps(wanted)
+    arrivals = plan(bursts(rate, when, size=1), wanted, what, count=count)
+    began_s = time.process_time()
+    result = play(model, arrivals, "continuous", workers=1000)
+
+    assert len(result.rides) == count
+    assert time.process_time() - began_s < 600 * count / 100_000
 
 
 def test_the_same_scene_gives_the_same_numbers() -> None:

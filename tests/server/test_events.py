@@ -49,7 +49,8 @@ class Reporter(Grey):
             "transformer.forward", "denoise", 1.0, 0.25, 2, [1, 2], "differs:size"
         )
         assert self._on_activity is not None
-        self._on_activity(protocol.Activity(2.0, [seen], 0, running, [], 0))
+        moves = [protocol.SeenMove(one, 100.0, 0, 1, "gain") for one in ids]
+        self._on_activity(protocol.Activity(2.0, [seen], 0, running, [], 0, moves=moves))
 
 
 def events_of(worker: Grey, observer: Observer | None = None, **options: Any) -> Events:
@@ -126,6 +127,8 @@ def test_each_key_sees_its_own_ids_and_of_others_numbers_only() -> None:
         },
         {"number": 2, "phase": "denoise", "step": 1, "steps": 4, "left_s": 0.5},
     ]  # fmt: skip
+    moved = {"at": 100.0, "from": 0, "to": 1, "why": "gain"}
+    assert first["moves"] == [{**moved, "id": "asked-by-first-key", "part": 0}, moved]
     assert first["forwards"][0]["requests"] == [1, 2]
     assert first["forwards"][0]["why"] == "differs:size"
     assert "second-key" not in json.dumps(first)

@@ -4,15 +4,27 @@ import base64
 import json
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from support.endpoints import ENDPOINT
+from support.lora_files import weights, write
 from support.pictures import gap, picture
-from support.server_process import MODEL, Server, body, drawn_by_diffusers, eventually, serving
+from support.server_process import (
+    FAMILY,
+    MODEL,
+    Server,
+    body,
+    drawn_by_diffusers,
+    eventually,
+    serving,
+)
 from support.tiny import checkpoint
 
 OTHER = str(checkpoint("sd3"))
@@ -96,3 +108,108 @@ def test_jobs_and_streams_and_adapters_are_those_of_the_model_that_is_named(serv
     assert job["model"] == "first"
     assert "image_generation.completed" in events.text
     assert timeline["outputs"][0]["status"] == "ok"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_adapter_that_is_set_at_run_time_is_on_every_worker_and_on_those_that_come_later(
+    tmp_path: Path,
+) -> None:
+    """`/v1/set_lora`, `/v1/list_loras` and `/v1/unmerge_lora_weights` over two workers."""
+    flags = ["--workers", "2", "--lora-dir", str(tmp_path), "--api-key", "a-key"]
+    with (
+        serving(*flags) as server,
+        server.client(headers={"authorization": "Bearer a-key"}) as client,
+        ThreadPoolExecutor(8) as threads,
+    ):
+
+        def drawn(**more: Any) -> Image.Image:
+            sent = body(seed=3, num_inference_steps=30, **more)
+            answer = client.post(ENDPOINT, json=sent).raise_for_status()
+            return picture(base64.b64decode(answer.json()["data"][0]["b64_json"]))
+
+        def served() -> dict[int, int]:
+            workers = client.get("/stats").json()["workers"]
+            return {one["worker"]: one["requests"] for one in workers}
+
+        def is_whole() -> bool:
+            return bool(client.get("/health").json()["status"] == "ready")
+
+        eventually(is_whole, 60, "both are ready")
+        bare = drawn()
+        write(tmp_path / "ink.safetensors", weights(FAMILY, seed=5))
+        asked = {"lora_nickname": "ink", "lora_path": "ink.safetensors"}
+        assert client.post("/v1/set_lora", json=asked).raise_for_status().json()["status"] == "ok"
+        listed = client.get("/v1/list_loras").json()
+        assert listed["loaded_adapters"] == [{"nickname": "ink", "path": None}]
+        assert listed["active"]["transformer"][0]["nickname"] == "ink"
+        named = drawn(lora=[{"id": "ink"}])
+        assert gap(named, bare) > 1
+
+        gone, *_ = before = server.workers()
+        os.kill(gone, signal.SIGKILL)
+        eventually(lambda: gone not in server.workers(), 60, "it is gone")
+        eventually(lambda: len(server.workers()) == len(before) and is_whole(), 60, "one came")
+        counts = served()
+        pictures = list(threads.map(lambda _: drawn(), range(8)))
+        assert all(count > counts[number] for number, count in served().items())  # both drew some
+        assert max(gap(one, named) for one in pictures) <= 1
+
+        client.post("/v1/unmerge_lora_weights", json={}).raise_for_status()
+        assert client.get("/v1/list_loras").json()["active"] == {}
+        assert gap(drawn(), bare) <= 1
+
+
+def busiest(pids: Sequence[int]) -> int:
+    """The process that uses the processor most just now."""
+
+    def ticks(pid: int) -> int:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    before = {pid: ticks(pid) for pid in pids}
+    for _ in range(100):
+        time.sleep(0.05)
+        used = {pid: ticks(pid) - before[pid] for pid in pids}
+        if max(used.values()) >= 5:
+            break
+    return max(used, key=lambda pid: used[pid])
+
+
+def test_previews_and_progress_of_a_request_go_on_after_a_death_and_nothing_is_told_twice(
+    server: Server,
+) -> None:
+    asked = body(model="first", num_inference_steps=400, partial_images=3)
+    events, is_killed = list[tuple[str, Any]](), False
+    with server.client() as client, client.stream("GET", "/v1/events") as stream:
+        lines = stream.iter_lines()
+        assert "status" in next(lines)
+        job = client.post(ENDPOINT, json=asked | {"background_job": True}).json()["id"]
+        kind = ""
+        for line in lines:
+            name, _, text = line.partition(": ")
+            if name == "event":
+                kind = text
+            if name != "data" or kind not in ("job", "preview"):
+                continue
+            told = json.loads(text)
+            if told["id"] == job:
+                events.append((kind, told))
+            if kind == "preview" and not is_killed:
+                is_killed = True
+                os.kill(busiest(server.workers()), signal.SIGKILL)
+            if told.get("status") == "completed":
+                break
+        again = server.stats()["steps_again"]
+        url = client.get(f"/v1/jobs/{job}").json()["files"][0]["url"]
+        file = client.get(url).content
+    assert is_killed
+    previews = [told["step"] for kind, told in events if kind == "preview"]
+    steps = [told["step"] for kind, told in events if kind == "job" and "step" in told]
+    assert len(previews) == 3
+    assert previews == sorted(set(previews))
+    assert steps == sorted(steps)
+    assert steps[-1] >= previews[-1]
+    assert again <= 40  # not from its start: the step under way, and those of 20 ms
+    plain = drawn_by_diffusers("a red circle", 1, num_inference_steps=400)
+    assert gap(picture(file), plain) <= 1

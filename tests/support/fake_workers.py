@@ -28,6 +28,7 @@ class FakeWorker:
         self.on_activity: OnActivity | None = None
         self.wait_s = 0.0  # that it estimates
         self._is_ready, self._failed = asyncio.Event(), asyncio.Event()
+        self._is_open = asyncio.Event()
         self._error = LoadFailed("")
 
     # What its process does
@@ -35,6 +36,7 @@ class FakeWorker:
     def load(self) -> None:
         self.ready, self._state = protocol.WorkerReady(CARD, {}, 0.5), "ready"
         self._is_ready.set()
+        self._is_open.set()
         self._tell()
 
     def fail(self, message: str) -> None:
@@ -43,6 +45,7 @@ class FakeWorker:
 
     def die(self, deaths: int = 1) -> None:
         self._state = "worker_lost"
+        self._is_open.clear()
         self._tell()
         for answer in self.running.values():
             if not answer.done():
@@ -63,6 +66,10 @@ class FakeWorker:
         assert self.listener is not None
         cost = protocol.StepCost(None, None, None, list(seconds))
         self.listener.reported(protocol.Report([cost], steps_left))
+
+    def report_replay(self, replay: protocol.Replay) -> None:
+        assert self.listener is not None
+        self.listener.reported(protocol.Report([], {}, replays=[replay]))
 
     def _tell(self) -> None:
         if self.listener is not None:
@@ -90,8 +97,8 @@ class FakeWorker:
         assert self.ready is not None
         return self.ready
 
-    async def wait_open(self) -> None:
-        await self._is_ready.wait()
+    async def wait_open(self, model: str | None = None) -> None:
+        await self._is_open.wait()
 
     async def run(
         self,

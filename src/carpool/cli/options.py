@@ -133,3 +133,20 @@ def settings_from(flags: dict[str, Any]) -> ServeSettings:
     """Settings from what was said on the command line, and else from the environment."""
     said = {name: value for name, value in flags.items() if value not in (None, ())}
     return ServeSettings.from_environment(os.environ, **said)
+
+
+def measures_one_process(command: Command) -> Command:
+    """Refuse `--context-parallel` of a command that loads a model into its own process only."""
+
+    def refuse(context: click.Context, _: click.Parameter, ranks: int | None) -> None:
+        if ranks is not None and ranks > 1:
+            name = context.info_name
+            raise click.UsageError(
+                f"--context-parallel {ranks}: `carpool {name}` measures one process, and a group "
+                f"of {ranks} loads one in each: leave it out; in `carpool serve` a group says what "
+                "its forwards take in /stats (`costs`, `group`)"
+            )
+
+    return click.option(
+        "--context-parallel", type=int, hidden=True, expose_value=False, callback=refuse
+    )(command)

@@ -49,11 +49,11 @@ def size(answer: Any) -> int:
 def copied(answer: Any) -> Any:
     """An answer with tensors of its own, where they are; for `pack`, on any thread."""
     if isinstance(answer, Tensor):
-        return answer.detach().clone()
-    if isinstance(answer, Mapping):
-        return type(answer)(**{name: copied(entry) for name, entry in answer.items()})
+        return (answer.detach() if answer.requires_grad else answer).clone()
     if isinstance(answer, (tuple, list)):
-        return type(answer)(copied(entry) for entry in answer)
+        return type(answer)([copied(entry) for entry in answer])
+    if isinstance(answer, dict):
+        return type(answer)(**{name: copied(entry) for name, entry in answer.items()})
     if isinstance(answer, DiagonalGaussianDistribution):
         return DiagonalGaussianDistribution(copied(answer.parameters), answer.deterministic)
     return answer
@@ -90,7 +90,7 @@ def _packed(value: Any, to_host: ToHost) -> list[Any]:
     if isinstance(value, Tensor):
         is_host = value.device.type == "cpu"
         there = value if is_host else to_host(value)
-        raw = there.contiguous().reshape(-1).view(torch.uint8).numpy()
+        raw = there.reshape(-1).view(torch.uint8).numpy()
         name = str(value.dtype).removeprefix("torch.")
         strides = [] if value.is_contiguous() else list(value.stride())
         return ["t", name, list(value.shape), strides, is_host, raw.data]

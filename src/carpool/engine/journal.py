@@ -18,6 +18,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class Mismatch(Exception):
     """The journal is of another request, of another model, or of other code."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take longer to make
 class Answered:
     """An answer to be written down. Its tensors are nobody else's."""
 
@@ -120,15 +121,12 @@ class Journal:
         if (self._sink is None and not self.is_replaying) or not _is_kept(call):
             self._pass()
             return None
-        arguments = call.arguments()
         try:
-            self._mark = _mark(self._identity, call, arguments, self._forms)
+            self._mark = _mark(self._identity, call, self._forms, self._versions)
         except _Unknown:
             self._pass()
             return None
         if not self.is_replaying:
-            tensors = tensors_in(arguments)
-            self._versions = [(one, one._version) for one in tensors if not one.is_inference()]
             return None
         entry = self._past[self._next]
         if entry.number > self._calls:
@@ -161,8 +159,9 @@ class Journal:
         if mark is None or self._sink is None or self.is_replaying:
             return
         before, self._versions = self._versions, []
-        if any(tensor._version != version for tensor, version in before):
-            return  # its arguments are part of what it gave
+        for tensor, version in before:
+            if tensor._version != version:
+                return  # its arguments are part of what it gave
         try:
             if (size := answers.size(answer)) > MOST_BYTES:
                 _say_once(call, f"one takes {size >> 20} MiB, the most is {MOST_BYTES >> 20}")
@@ -204,23 +203,35 @@ Forms = dict[str, tuple[Tensor, int, str]]
 """By the name of an argument the tensor of the last call, its version, and its form."""
 
 
-def _mark(identity: bytes, call: Call, arguments: Mapping[str, Any], known: Forms) -> bytes:
+def _mark(identity: bytes, call: Call, known: Forms, versions: list[tuple[Tensor, int]]) -> bytes:
+    """The mark of a call; adds the tensors of its arguments, with their versions."""
     parts = [call.target.component, call.target.method]
-    for name, value in arguments.items():
-        if not isinstance(value, Tensor) or value.is_inference():
+    for name, value in call.arguments().items():
+        if not isinstance(value, Tensor):
             parts += name, _form(value)
-            continue
-        last = known.get(name)  # most arguments are the same at every step
-        if last is None or last[0] is not value or last[1] != value._version:
-            last = known[name] = value, value._version, _form(value)
-        parts += name, last[2]
+            if type(value) not in _PLAIN:
+                within = tensors_in(value)
+                versions += [(one, one._version) for one in within if not one.is_inference()]
+        elif value.is_inference():
+            parts += name, _form(value)
+        else:
+            last, version = known.get(name), value._version
+            if last is None or last[0] is not value or last[1] != version:
+                last = known[name] = value, version, _form(value)
+            parts += name, last[2]  # most arguments are the same at every step
+            versions.append((value, version))
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12, key=identity).digest()
+
+
+@lru_cache(4096)
+def _shape_form(dtype: torch.dtype, shape: torch.Size) -> str:
+    return f"{dtype}{tuple(shape)}"
 
 
 def _form(value: Any) -> str:
     if isinstance(value, Tensor):
-        text = f"{value.dtype}{tuple(value.shape)}"
-        if value.device.type == "cpu" and value.numel() <= MOST_VALUES:
+        text = _shape_form(value.dtype, value.shape)
+        if value.numel() <= MOST_VALUES and value.device.type == "cpu":
             return f"{text}{value.tolist()}"
         return text
     if type(value) in _PLAIN:

@@ -4,7 +4,9 @@ Whatever a pipeline raises ends its own request only. For the engine's thread.
 """
 
 import logging
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,6 +34,18 @@ from carpool.request.sizes import rounded_size
 from carpool.types import Clock, Event
 
 log = logging.getLogger("carpool")
+
+MOST_REPLAYS = 64  # that are known until somebody asks
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A request was brought to where it was by its journal."""
+
+    request_id: str
+    steps: int  # that were not made again
+    took_s: float  # from its start
+    ended_s: float  # engine clock
 
 
 class RunningRequests:
@@ -63,6 +77,7 @@ class RunningRequests:
         self._calls = 0  # that ever parked
         self.fiber_s = 0.0  # spent in the pipelines' own code
         self.longest_s = 0.0  # of those, in one go, in this turn
+        self.replays: deque[Replay] = deque(maxlen=MOST_REPLAYS)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -76,6 +91,13 @@ class RunningRequests:
         """Denoising steps that requests have left, as far as their number is known. From any
         thread."""
         return {one.request_id: float(one.steps - one.step) for one in self.states if one.steps}
+
+    def take_replays(self) -> list[tuple[Replay, float]]:
+        """Requests that were replayed from journals since the last time, and how long ago. From
+        any thread."""
+        now_s = self._clock()
+        taken = [self.replays.popleft() for _ in range(len(self.replays))]
+        return [(one, now_s - one.ended_s) for one in taken]
 
     @property
     def parked(self) -> list[RequestState]:
@@ -136,8 +158,13 @@ class RunningRequests:
                 state.journal.ran(state.call, answer)
             if state.step_cache is not None:
                 state.step_cache.ran(state.call, answer)
+        journal = state.journal
+        was_replaying = journal is not None and journal.is_replaying
         while (answer := self._advance(state, answer)) is not None:
             pass  # a call that needs no forward: the step is skipped, or was made before
+        if was_replaying and journal is not None and journal.replayed and not journal.is_replaying:
+            now_s, began_s = self._clock(), state.timeline.started_s
+            self.replays.append(Replay(state.request_id, state.step, now_s - began_s, now_s))
 
     def _advance(self, state: RequestState, answer: Any) -> Any | None:
         """Run a request's pipeline until its next call or its end, and act on that.

@@ -8,8 +8,9 @@ has requests.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from carpool.errors import CarpoolError, Draining, LoadFailed, ModelNotFound, nearest
@@ -176,9 +177,15 @@ class Fleet:
             return await first[0].pool.wait_ready()
         return (await self.loaded(self._first.name))[1]
 
-    async def wait_open(self) -> None:
-        """Wait until requests of some model are accepted; for ever once the server drains."""
-        if not any(one.is_on_demand for one in self._deployments.values()):
+    async def wait_open(self, model: str | None = None) -> None:
+        """Wait until requests are accepted, by a model that is loaded for it, or by any."""
+        if model is not None:
+            one = self.of(model)
+            with self._using(one):
+                pool = (await self.loaded(model))[0] if one.is_on_demand else one.pool
+                assert pool is not None
+                await pool.wait_open()
+        elif not any(one.is_on_demand for one in self._deployments.values()):
             waits = [asyncio.create_task(pool.wait_open()) for pool in self._pools()]
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -296,10 +303,16 @@ class Fleet:
     ) -> protocol.Done:
         """Run a request by the model that it names; as `Supervisor.submit`, and `loaded`."""
         one = self.of(job.model)
-        one.in_flight += 1
-        try:
+        with self._using(one):
             pool, _ = await self.loaded(one.name)
             return await pool.submit(job, on_progress, on_preview)
+
+    @contextlib.contextmanager
+    def _using(self, one: Deployment) -> Iterator[None]:
+        """A model is not unloaded meanwhile."""
+        one.in_flight += 1
+        try:
+            yield
         finally:
             one.in_flight -= 1
             one.used_s = self._now_s()
@@ -378,11 +391,9 @@ class Fleet:
 
 def _of_model(listener: OnActivity | None, name: str) -> OnActivity | None:
     """The same listener, that is told the model's name."""
-    if listener is None:
-        return None
+    return listener and partial(_named, listener, name)
 
-    def told(activity: protocol.Activity) -> None:
-        activity.model = name
-        listener(activity)
 
-    return told
+def _named(listener: OnActivity, name: str, activity: protocol.Activity) -> None:
+    activity.model = name
+    listener(activity)

@@ -30,6 +30,7 @@ class RoutedRequest:
     tenant: str = ""
     user: str = ""  # of the tenant
     needs: Hashable = None  # what a worker has to load before, such as an adapter; None: nothing
+    made: float = 0.0  # steps that it made elsewhere, and that are replayed first
 
 
 @lru_cache(4096)

@@ -1,24 +1,27 @@
 """Has running requests move between the workers of a pool, and remembers which did.
 
 What is to move, `moves.py` says. A worker that is asked gives the request up at its next step, or
-not at all: where its journal lacks more than that.
+not at all: where its journal lacks more than that. What a move takes is measured: workers report
+how long replays took and when they ended.
 """
 
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from carpool.fleet.load import RoutedRequest
 from carpool.fleet.moves import Move, Moves, left
 from carpool.fleet.router import Router
 from carpool.types import Clock
+from carpool.worker import protocol
 from carpool.worker.journals import Journals
 
 log = logging.getLogger("carpool")
 
 KEPT = 1000  # requests whose moves are known
+MOST_NEWS = 256  # moves, until somebody asks
 
 
 class Mover:
@@ -43,6 +46,8 @@ class Mover:
         self._names: dict[int, str] = {}  # ids of requests in flight, by number
         self._asked: dict[int, Move] = {}  # by request
         self._moves: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
+        self._news: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_NEWS)
+        self._sent_s: dict[str, float] = {}  # requests that moved: when they were bound again
         self.counts = dict[str, int]()  # of requests that were given up, by reason
 
     def began(self, request: int, request_id: str) -> None:
@@ -50,7 +55,7 @@ class Mover:
         self._names[request] = request_id
 
     def ended(self, request: int) -> None:
-        del self._names[request]
+        self._sent_s.pop(self._names.pop(request), None)
         self._asked.pop(request, None)
         self._policy.ended(request)
 
@@ -85,16 +90,39 @@ class Mover:
             self._moves.popitem(last=False)
         return work, move.to
 
-    def bound(self, request_id: str, worker: int) -> None:
+    def bound(self, request_id: str, worker: int, now_s: float) -> None:
         """A request was bound to a worker."""
         if moves := self._moves.get(request_id):
             last = moves[-1]
             if last["to"] is None:
                 last["to"] = worker
+                self._sent_s[request_id] = now_s
+                self._news.append((request_id, last))
                 log.info(
                     "request %s moves from worker %d to %d (%s)",
                     request_id, last["from"] + 1, worker + 1, last["why"],
                 )  # fmt: skip
+
+    def replayed(self, replays: Iterable[protocol.Replay], now_s: float) -> None:
+        """A worker has replayed requests that moved, or whose worker died."""
+        for one in replays:
+            self._policy.cost.replayed(one.steps, one.took_s)
+            if (sent_s := self._sent_s.pop(one.request_id, None)) is not None:
+                self._policy.cost.moved(now_s - one.ago_s - one.took_s - sent_s)
+
+    def statistics(self) -> dict[str, Any]:
+        """Moves by reason, and what one takes."""
+        cost = self._policy.cost
+        seconds = {"start_s": cost.start_s, "replay_s": cost.replay_s}
+        return {"moves": self.counts, "move_cost": seconds}
+
+    def news(self) -> list[protocol.SeenMove]:
+        """The moves since the last time."""
+        news = [self._news.popleft() for _ in range(len(self._news))]
+        return [
+            protocol.SeenMove(name, one["at"], one["from"], one["to"], one["why"])
+            for name, one in news
+        ]
 
     def moves_of(self, request_id: str) -> list[dict[str, Any]]:
         """When a request moved, from where to where, and why."""

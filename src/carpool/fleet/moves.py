@@ -14,10 +14,11 @@ Bounds: a request moves `MOST` times for gain or priority, a fleet `PER_S` times
 look sees `LOOKED_AT` workers, in turn. Drains are not bounded.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
+from statistics import median
 from typing import Literal
 
 from carpool.fleet.load import Bound, RoutedRequest, WorkerLoad, step_s
@@ -31,8 +32,9 @@ BURST = 4  # moves at once
 LOOKED_AT = 8  # workers, at one look
 WORTH = 3.0  # times what a move takes: what it has to gain
 PART = 0.5  # of what the request has left, alone: what it has to gain, too
-MOVE_S = 0.1  # giving a request up, sending it, starting it
-REPLAY_S = 0.004  # for each step that was made: the pipeline's own code, its answers unpacked
+MOVE_S = 0.1  # giving a request up, sending it, starting it: until moves were measured
+REPLAY_S = 0.004  # a step's part of a replay: the pipeline's own code, its answers unpacked
+MEASURED = 9  # moves, the last ones: their median counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,45 @@ class Move:
     why: Why
 
 
-def move_s(bound: Bound) -> float:
-    """What moving a request takes, seconds."""
-    return MOVE_S + REPLAY_S * max(0.0, bound.work.steps - bound.steps_left)
+class MoveCost:
+    """What moving a request takes: the medians of what was measured, a guess before that."""
+
+    def __init__(self) -> None:
+        self._moves_s: deque[float] = deque(maxlen=MEASURED)
+        self._replays_s: deque[float] = deque(maxlen=MEASURED)  # for each step
+
+    def moved(self, took_s: float) -> None:
+        """A request went on `took_s` after its worker had given it up, its replay aside."""
+        self._moves_s.append(max(0.0, took_s))
+
+    def replayed(self, steps: int, took_s: float) -> None:
+        """A replay of so many steps took so long."""
+        if steps:
+            self._replays_s.append(took_s / steps)
+
+    @property
+    def start_s(self) -> float:
+        """Seconds of a move without its replay."""
+        return median(self._moves_s or [MOVE_S])
+
+    @property
+    def replay_s(self) -> float:
+        """Seconds of a replay for each step."""
+        return median(self._replays_s or [REPLAY_S])
+
+    def of(self, bound: Bound) -> float:
+        """Seconds that moving a request takes."""
+        return self.start_s + self.replay_s * made(bound)
+
+
+def made(bound: Bound) -> float:
+    """The steps of a request that its journal has."""
+    return bound.work.made + max(0.0, bound.work.steps - bound.steps_left)
 
 
 def left(bound: Bound) -> RoutedRequest:
     """What is left of a request, as one that comes now."""
-    return replace(bound.work, steps=max(1, ceil(bound.steps_left)))
+    return replace(bound.work, steps=max(1, ceil(bound.steps_left)), made=made(bound))
 
 
 def sum_of_ends_s(requests: Iterable[Bound]) -> float:
@@ -96,6 +129,7 @@ class Moves:
 
     def __init__(self, router: Router, can_move: Callable[[int], bool]) -> None:
         self._router, self._can_move = router, can_move
+        self.cost = MoveCost()
         self._moved: Counter[int] = Counter()  # by request
         self._allowed, self._at_s = float(BURST), 0.0
         self._turn = 0  # of workers
@@ -148,7 +182,7 @@ class Moves:
             for worker in self._look()
             for one in self._movable(worker)
             if one.work.priority < urgent.priority
-            and one.left_s > WORTH * move_s(one)
+            and one.left_s > WORTH * self.cost.of(one)
             and self._router.goes_before(urgent, left(one))
         ]
         if not victims:
@@ -163,7 +197,8 @@ class Moves:
                 continue  # alone, or with all others in every step: it gains next to nothing
             for one in self._movable(worker):
                 to, gain_s = self._gain_s(one, worker)
-                if to is not None and gain_s > max(best_s, WORTH * move_s(one), PART * one.left_s):
+                least_s = max(best_s, WORTH * self.cost.of(one), PART * one.left_s)
+                if to is not None and gain_s > least_s:
                     best, best_s = Move(one.work.request, worker.id, to.id, "gain"), gain_s
         return best
 

@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from carpool.config import EngineSettings
@@ -173,7 +174,7 @@ class Pool:
         assert self.ready is not None
         return self.ready
 
-    async def wait_open(self) -> None:
+    async def wait_open(self, model: str | None = None) -> None:
         """Wait until requests are accepted; for ever once the server drains."""
         if self._is_alone:
             await self.handles[0].wait_open()
@@ -298,11 +299,15 @@ class Pool:
         try:
             while True:
                 member = self._members[await self._requests.bound(job, work, to)]
-                self._mover.bound(job.request_id, member.number)
-                waited_s = asyncio.get_running_loop().time() - work.arrived_s
+                now_s = asyncio.get_running_loop().time()
+                self._mover.bound(job.request_id, member.number, now_s)
                 try:
                     return await member.handle.run(
-                        job, on_progress, on_preview, waited_s=waited_s, deaths=deaths
+                        job,
+                        on_progress,
+                        on_preview,
+                        waited_s=now_s - work.arrived_s,
+                        deaths=deaths,
                     )
                 except Moved as moved:
                     deaths, to = moved.deaths, None
@@ -338,7 +343,8 @@ class Pool:
             member.told_s = share_s
             member.handle.hold(share_s)
         self._requests.assign_soon()
-        self._mover.look(asyncio.get_running_loop().time())
+        self._mover.replayed(report.replays, now_s := asyncio.get_running_loop().time())
+        self._mover.look(now_s)
 
     # For all workers
 
@@ -365,11 +371,11 @@ class Pool:
         total = {
             key: sum(one[key] for one in several) for key in ("waiting", "running", "requests")
         }
-        requests = self._requests
-        total["waiting"] += requests.held
-        held = {"requests": requests.held, "work_s": requests.router.held_s}
-        held |= {"stage": requests.stage}
-        return {**total, **again, "held": held, "moves": self._mover.counts, "workers": several}
+        one = self._requests
+        total["waiting"] += one.held
+        held = {"requests": one.held, "work_s": one.router.held_s, "stage": one.stage}
+        moves = self._mover.statistics()
+        return {**total, **again, **moves, "held": held, "workers": several}
 
     async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
         """What a request would take if it came now, on the worker that would start it first."""
@@ -377,8 +383,13 @@ class Pool:
         return await self._members.estimate(job)
 
     def watch_activity(self, listener: OnActivity | None) -> None:
-        """Tell a listener what the engines do; None: nobody any more."""
-        self._members.watch_activity(listener)
+        """Tell a listener what the engines do, and which requests moved; None: nobody any more."""
+        self._mover.news()  # what was before is not told
+        self._members.watch_activity(listener and partial(self._with_moves, listener))
+
+    def _with_moves(self, listener: OnActivity, activity: protocol.Activity) -> None:
+        activity.moves = self._mover.news()
+        listener(activity)
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests, of the worker that had each last."""

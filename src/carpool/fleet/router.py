@@ -7,8 +7,7 @@ be done elsewhere. Where a full worker is the best place, as the others are slow
 
 *Order.* As in `schedule.continuous`: predicted work, aged by the arrival, with priorities; first
 deadlines that press; with shares, the tenant that the whole fleet served least by its weight.
-Requests that are bound at one moment are bound longest first, each where it ends first, then moved
-and exchanged while that makes the last of them end earlier.
+Requests that are bound at one moment are spread so that the last of them ends early (`burst.py`).
 
 *Imbalance.* Predictions may be wrong: a worker that has `IMBALANCE` times the mean number of
 requests, and `SLACK` more than that mean, gets no other one.
@@ -18,17 +17,16 @@ same kind: `LOOKED_AT` of each. Of equals that worker is taken that got its last
 others did: what that has is nearer to its end than was reported. Then ids decide. No clock: callers
 say the time.
 
-Sources: guard against imbalance as in sgl-router; longest first: Graham, Bounds on Multiprocessing
-Timing Anomalies, SIAM Journal on Applied Mathematics 17(2), 1969.
+Source: guard against imbalance as in sgl-router.
 """
 
 import heapq
-import random
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
+from carpool.fleet.burst import Burst
 from carpool.fleet.index import LOOKED_AT, WorkerIndex
 from carpool.fleet.load import (
     UNKNOWN,
@@ -48,7 +46,6 @@ COMING = 10  # times as many as are there: what a busy worker counts on, as `arr
 IMBALANCE = 1.5
 SLACK = 16  # requests
 BURST = 8  # requests for each idle worker that are bound when they come together
-SWAPPED = 24  # requests bound at one moment: of more, none are exchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,74 +299,10 @@ class Router:
         """Bind all that is held, so that the last of it ends early."""
         held = sorted(self._held.values(), key=lambda one: (-one.work_s, one.work.request))
         works = [one.work for one in held]
-        orders = [works]
-        if len(works) <= SWAPPED:  # the exchange may end at another place from another order
-            places = {kind: place for place, kind in enumerate({one.kind: 0 for one in works})}
-            orders.append(sorted(works, key=lambda one: places[one.kind]))
-            rng = random.Random(len(works))  # always the same orders
-            orders += [rng.sample(works, len(works)) for _ in range(SWAPPED // len(works))]
-        _, plan = min(map(self._planned, orders), key=lambda one: one[0])
+        plan = Burst(self.workers, self._index, self._as_bound).plan(works)
         for work in works:
             self.bind(work, self.workers[plan[work.request]])
         return [Binding(work.request, plan[work.request]) for work in works]
-
-    def _planned(self, works: Sequence[RoutedRequest]) -> tuple[float, dict[int, int]]:
-        """Where each goes if they are bound in this order, and when the last one ends then."""
-        for work in works:
-            best = min(
-                self._index.look(work.kind),
-                key=lambda worker: (worker.finish_s([self._as_bound(work, worker)]), worker.id),
-            )
-            best.bound[work.request] = self._as_bound(work, best)
-            self._owners[work.request] = best.id
-            self._index.put(best)
-        if len(works) <= SWAPPED and len(self.workers) > 1:
-            self._exchange({work.request for work in works})
-        plan = {work.request: self._owners.pop(work.request) for work in works}
-        last_s = max(self.workers[number].finish_s() for number in set(plan.values()))
-        for request, number in plan.items():
-            del self.workers[number].bound[request]
-            self._index.put(self.workers[number])
-        return last_s, plan
-
-    def _exchange(self, movable: set[int]) -> None:
-        """Move and exchange requests while that makes the last end of all earlier."""
-        touched = {self._owners[request] for request in movable}
-        near = {*touched, *(worker.id for worker in self._index.look(None))}
-        workers = [self.workers[number] for number in sorted(near) if self.workers[number].is_open]
-        for _ in range(SWAPPED):
-            last = max(workers, key=lambda worker: (worker.finish_s(), -worker.id))
-            if not self._improved(last, workers, movable):
-                return
-
-    def _improved(self, last: WorkerLoad, workers: Sequence[WorkerLoad], movable: set[int]) -> bool:
-        latest_s = last.finish_s() * (1 - 1e-9)
-        for one in [bound for bound in last.bound.values() if bound.work.request in movable]:
-            for other in workers:
-                if other is last:
-                    continue
-                mine = self._as_bound(one.work, other)
-                theirs = [b for b in other.bound.values() if b.work.request in movable]
-                for swapped in (None, *theirs):
-                    back = [] if swapped is None else [self._as_bound(swapped.work, last)]
-                    without = None if swapped is None else swapped.work.request
-                    if other.finish_s([mine], without) >= latest_s:
-                        continue
-                    if last.finish_s(back, one.work.request) >= latest_s:
-                        continue
-                    self._move(one.work, other)
-                    if swapped is not None:
-                        self._move(swapped.work, last)
-                    return True
-        return False
-
-    def _move(self, work: RoutedRequest, to: WorkerLoad) -> None:
-        before = self.workers[self._owners[work.request]]
-        del before.bound[work.request]
-        to.bound[work.request] = self._as_bound(work, to)
-        self._owners[work.request] = to.id
-        self._index.put(before)
-        self._index.put(to)
 
     # Bookkeeping
 

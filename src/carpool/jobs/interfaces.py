@@ -30,7 +30,7 @@ Writer = Callable[[Record, Sequence[Any], Path], object]
 class EngineClient(Protocol):
     """Runs the requests of jobs: a `Supervisor`, or a test's own."""
 
-    async def wait_open(self) -> None: ...
+    async def wait_open(self, model: str | None = None) -> None: ...
     async def submit(
         self,
         job: CheckedRequest,

@@ -261,6 +261,7 @@ class Runner:
             if self._journals is not None:
                 await self._journals.resume(record.id, part, request.request_id)
             try:
+                await self._client.wait_open(request.model)  # its own, of several
                 return await self._client.submit(request, on_progress, on_preview)
             except Overloaded as error:
                 await asyncio.sleep(max(error.retry_after_s or 0.0, self._again_s))

@@ -109,7 +109,7 @@ class InProcess:
     def __init__(self, loop: "EngineCore | WorkerEngine", is_alive: Callable[[], bool]) -> None:
         self._loop, self._is_alive = loop, is_alive
 
-    async def wait_open(self) -> None:
+    async def wait_open(self, model: str | None = None) -> None:
         if not self._is_alive():
             await asyncio.Event().wait()  # it failed: what waits is for the next process
 

@@ -5,7 +5,8 @@ The worker reports, and anything is encoded, only while somebody watches; what v
 get is encoded once.
 
     status    of the server: its state, model and version
-    activity  forwards that have ended, running and waiting requests; some four times a second
+    activity  forwards that have ended, running and waiting requests, those that moved to other
+              workers; some four times a second
     stats     counters of the engine, every two seconds
     job       a job of the client's began, made steps, or ended
     preview   a picture of one, while it is denoised
@@ -220,7 +221,18 @@ class Events(JobListener):
                 }
                 for one in activity.waiting
             ]
-            event = _event("activity", {**common, "running": running, "waiting": waiting})
+            moves = [
+                {
+                    "at": round(one.at, 3),
+                    "from": one.from_worker,
+                    "to": one.to_worker,
+                    "why": one.why,
+                    **self._own(one.request_id, owner),
+                }
+                for one in activity.moves
+            ]
+            requests = {"running": running, "waiting": waiting, "moves": moves}
+            event = _event("activity", {**common, **requests})
             self._send(owner, event)
 
     def _own(self, request_id: str, owner: str) -> dict[str, Any]:

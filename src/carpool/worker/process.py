@@ -184,7 +184,12 @@ class WorkerProcess:
                 for size, seconds in scheduler.step_costs.items()
             ]
             left, is_streamed = engine.running.steps_left(), engine.loaded.streamer is not None
-            report, place_s = protocol.Report(costs, left, is_streamed), scheduler.admission.place_s
+            replays = [
+                protocol.Replay(one.request_id, one.steps, one.took_s, ago_s)
+                for one, ago_s in engine.running.take_replays()
+            ]
+            report = protocol.Report(costs, left, is_streamed, replays)
+            place_s = scheduler.admission.place_s
             self.send(protocol.Heartbeat(stalled_s, expected_s, place_s, report))
             time.sleep(INTERVAL_S)
 

@@ -13,7 +13,12 @@ from PIL import Image
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.request.card import Card
-from carpool.types import CheckedRequest, JournalEntry, Phase, Timings
+from carpool.types import CheckedRequest, JournalEntry, Timings
+from carpool.worker.seen import Activity as Activity
+from carpool.worker.seen import RunningRequest as RunningRequest
+from carpool.worker.seen import SeenForward as SeenForward
+from carpool.worker.seen import SeenMove as SeenMove
+from carpool.worker.seen import WaitingRequest as WaitingRequest
 
 LENGTH = struct.Struct(">I")
 MOST_INLINE_BYTES = 64 << 20  # larger outputs are sent as files, so that others need not wait
@@ -184,12 +189,22 @@ class StepCost(msgspec.Struct, array_like=True):
     seconds: list[float]  # by the requests that share it, from one on
 
 
+class Replay(msgspec.Struct, array_like=True):
+    """A request was replayed from its journal, and goes on."""
+
+    request_id: str
+    steps: int  # that were replayed
+    took_s: float
+    ago_s: float  # since it ended
+
+
 class Report(msgspec.Struct, array_like=True):
     """What the router of the front wants to know of a worker."""
 
     costs: list[StepCost]
     steps_left: dict[str, float]  # of running requests, by their ids
     shares_sweeps: bool = False  # weights are streamed: requests of all sizes share every step
+    replays: list[Replay] = []  # since the last report
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
@@ -243,47 +258,6 @@ class Estimated(msgspec.Struct, tag="estimated"):
     seconds: float | None  # of its denoising steps, alone on the device; None: not known yet
     wait_s: float  # predicted, until it starts
     speed: float  # seconds of such work that a second does just now, as forwards are shared
-
-
-class SeenForward(msgspec.Struct, array_like=True):
-    """See `carpool.engine.observe.activity`."""
-
-    module: str
-    phase: Phase
-    began_s: float
-    duration_s: float
-    rows: int
-    requests: list[int]
-    why: str
-
-
-class RunningRequest(msgspec.Struct, array_like=True):
-    number: int
-    request_id: str
-    phase: Phase
-    step: int
-    steps: int
-    left_s: float | None
-
-
-class WaitingRequest(msgspec.Struct, array_like=True):
-    number: int
-    request_id: str
-    waited_s: float
-    starts_s: float | None
-
-
-class Activity(msgspec.Struct, tag="activity"):
-    """What the engine did since the last one, and its requests now. Only while it is watched."""
-
-    now_s: float  # engine clock
-    forwards: list[SeenForward]
-    missed: int  # forwards that are left out
-    running: list[RunningRequest]
-    waiting: list[WaitingRequest]
-    waiting_count: int
-    worker: int = 0  # of several; the front says which
-    model: str = ""  # of several; the front says which
 
 
 ToWorker = (

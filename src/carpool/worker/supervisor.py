@@ -121,7 +121,7 @@ class Supervisor:
         assert self.ready is not None
         return self.ready
 
-    async def wait_open(self) -> None:
+    async def wait_open(self, model: str | None = None) -> None:
         """Wait until requests are accepted; for ever once the server drains."""
         await self._is_open.wait()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from carpool.cli.generate import pairs, sides
-from carpool.cli.options import settings_from, settings_options
+from carpool.cli.options import measures_one_process, settings_from, settings_options
 from carpool.config import EngineSettings
 from carpool_lab.check.requests import QUICK, Wanted, described, mixed
 
@@ -46,6 +46,7 @@ _SETTINGS = (
     "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="write everything here"
 )
 @settings_options(EngineSettings, only=_SETTINGS)
+@measures_one_process
 def check(
     model: str,
     quick: bool,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
-from carpool.fleet.moves import Move, Moves, left, move_s
+from carpool.fleet.moves import Move, MoveCost, Moves, left
 from carpool.fleet.router import Router
 from carpool.schedule.cost import Costs
 from carpool_lab.simulate.routers import AtOnce, Sole, least_work
@@ -192,7 +192,7 @@ class _Fleet:
         self._router.drop(request)
         self._router.hold(left(bound))
         if move.to is not None and self._router.bind_to(request, move.to):
-            heapq.heappush(self._coming, (now_s + move_s(bound), request, move.to))
+            heapq.heappush(self._coming, (now_s + MoveCost().of(bound), request, move.to))
 
     def _arrive(self, now_s: float) -> set[int]:
         """Requests that moved are there; gives the workers that have nothing else to do."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from carpool.cli.options import settings_options
+from carpool.cli.options import measures_one_process, settings_options
 from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import LibraryMissing
 from carpool.types import CallKind
@@ -50,6 +50,7 @@ _SETTINGS = (
 )
 @click.option("--json", "as_json", is_flag=True, help="print NAME-tune.json in place of the text")
 @settings_options(EngineSettings, only=_SETTINGS)
+@measures_one_process
 def tune(
     model: str,
     sizes: str | None,

@@ -1,0 +1,135 @@
+"""What came of a run of `chaos`: its section of the page, and what of it breaks a promise."""
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+
+from proof.diary import Diary, Findings, findings
+from proof.page import machine, table
+from proof.tickets import Ticket
+
+WORKER_TIMEOUT_S = 5.0
+READY_AGAIN_S = 5.0  # the promise: plus the time that loading takes
+LOADING_S = (0.2, 3.0)  # after the start of a worker: when it is killed as it loads
+RAY_NOTICES_S = 15.0  # that a node is gone, before it starts its workers on another one
+OUT_OF_MEMORY = 0.002  # of the forwards
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """One fault, and how long the server was away."""
+
+    what: str
+    away_s: float  # from the fault until it was ready again
+    loading_s: float  # of that: since the new worker's process, or its fork server, began
+
+    @property
+    def beyond_s(self) -> float:
+        return self.away_s - self.loading_s
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of it all."""
+
+    minutes: float
+    seed: int
+    struck: list[Struck]
+    diary: Diary
+    tickets: list[Ticket]
+    left_over: list[str]  # what the server still holds in the end
+    disk: str
+    workers: int = 1
+    steps_again: int = 0
+    on_ray: bool = False
+
+    @property
+    def findings(self) -> Findings:
+        return findings(self.diary, self.tickets)
+
+
+def page(run: Run) -> str:
+    """The section of the page."""
+    found, why = run.findings, Counter[str]()
+    for (_, reason), count in run.diary.again.items():
+        why[reason] += count
+    reasons = ", ".join(f"{count} {reason}" for reason, count in why.most_common())
+    several = f" --workers {run.workers}" if run.workers > 1 else ""
+    several += " --ray" if run.on_ray else ""
+    return f"""Made by `PYTHONPATH=tests python -m proof.chaos --minutes {run.minutes:g} \
+--seed {run.seed}{several}`.
+Machine: {machine()}. The disk is {run.disk}.
+
+Lost: **{len(found.lost)}**. Duplicated: **{len(found.duplicated)}**. Foreign pictures: \
+**{found.foreign}**; other than drawn alone: **{found.spoiled}**. Left over in the server: \
+**{len(run.left_over)}**.
+
+{_endings(run)}
+
+{run.diary.gone} clients hung up. The others asked again because of: {reasons or "nothing"}.
+
+{_faults(run)}
+
+{_again(run)}
+
+All the while every {round(1 / OUT_OF_MEMORY)}th forward runs out of memory.
+
+*Away* is from the fault to the next `/health` 200, *loading* from the start of the new worker's
+process, or of the front whose workers live on Ray. A stopped worker is taken for dead after
+{WORKER_TIMEOUT_S:g} s (`--worker-timeout`), a silent one on another node after 2.25 s. That a node
+is gone on which all workers were, Ray notices after {RAY_NOTICES_S:g} s, and places them anew.
+"""
+
+
+def _again(run: Run) -> str:
+    """Steps that were made again, for each death."""
+    deaths = sum("killed" in one.what or "stopped" in one.what for one in run.struck)
+    each = run.steps_again / deaths if deaths else 0.0
+    return (
+        f"Steps that were told for the second time: {run.steps_again}, {each:.1f} for each of "
+        f"{deaths} deaths."
+    )
+
+
+def _endings(run: Run) -> str:
+    heads = ["client", "requests", "right pictures", "told that it failed", "asked again"]
+    rows, verdicts = [], run.diary.verdicts(run.tickets)
+    for kind in dict.fromkeys(one.kind for one in run.diary.endings):
+        if own := [one for one in run.diary.endings if one.kind == kind]:
+            codes = Counter(one.failure for one in own if one.failure)
+            told = ", ".join(f"{count} {code}" for code, count in codes.most_common())
+            tries = sum(count for (who, _), count in run.diary.again.items() if who == kind)
+            longest = f"{max(one.took_s for one in own):.1f}"
+            rows.append([kind, len(own), verdicts[kind, "right"], told or "0", tries, longest])
+    return table([*heads, "longest (s)"], rows)
+
+
+def _faults(run: Run) -> str:
+    heads = ["fault", "times", "away, median (s)", "away, most (s)", "of that loading, most (s)"]
+    rows = []
+    for what in dict.fromkeys(one.what for one in run.struck):
+        own = [one for one in run.struck if one.what == what]
+        away, loading = [one.away_s for one in own], [one.loading_s for one in own]
+        beyond = max(one.beyond_s for one in own)
+        numbers = [statistics.median(away), max(away), max(loading), beyond]
+        rows.append([what, len(own), *(f"{number:.1f}" for number in numbers)])
+    return table([*heads, "beyond loading, most (s)"], rows)
+
+
+def problems(run: Run) -> list[str]:
+    """What breaks a promise."""
+    found = run.findings
+    late = [
+        f"{one.what}: ready after {one.beyond_s:.1f} s beyond loading"
+        for one in run.struck
+        if one.beyond_s - _allowed_s(one.what) > READY_AGAIN_S
+    ]
+    wrong = [] if found.are_none else [f"{found.foreign} foreign, {found.spoiled} spoiled"]
+    return [*found.lost, *found.duplicated, *late, *run.left_over, *wrong]
+
+
+def _allowed_s(what: str) -> float:
+    """What the fault itself takes: until it is noticed, or struck for the second time."""
+    if "node killed" in what:
+        return RAY_NOTICES_S
+    return WORKER_TIMEOUT_S if "stopped" in what else LOADING_S[1] if "as it loads" in what else 0.0
