@@ -41,8 +41,7 @@ test-bitsandbytes: .venv/ready build/bitsandbytes  ## weights of bitsandbytes, b
 	$(ONE_THREAD) PYTHONPATH=build/bitsandbytes $(BIN)/python -m pytest -m bitsandbytes tests/engine/model/test_quantize.py
 
 test-noise: .venv/ready build/torchvision  ## all tests, slow ones too, with other last bits in every shared forward
-	$(KEEP_COMPILED) $(ONE_THREAD) CARPOOL_FAULT=forward:noise:1 $(BIN)/python -m pytest $(BY_FILE) -m "not ray"
-	$(ONE_THREAD) CARPOOL_FAULT=forward:noise:1 $(BIN)/python -m pytest $(TWO_PROCESSES) -m "not ray and not bitsandbytes"
+	$(KEEP_COMPILED) $(ONE_THREAD) CARPOOL_FAULT=forward:noise:1 $(BIN)/python -m pytest $(BY_FILE) -m "not ray and not bitsandbytes"
 
 # torchvision's wheels want a CUDA build of torch; the tests only need its Python part.
 build/torchvision: | .venv/ready
