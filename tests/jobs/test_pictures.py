@@ -60,7 +60,7 @@ def test_what_is_drawn_in_the_background_is_what_is_drawn_at_once(
 
             drawn = [base64.b64decode(image["b64_json"]) for image in at_once["data"]]
             assert await opened.files(done) == drawn
-            assert opened.inputs() == []
+            await opened.inputs_are_gone()
 
     with driving("flux") as drive:
         play(scene(EngineWorker(drive)))
@@ -90,7 +90,7 @@ def test_a_job_begins_again_from_its_pictures_when_the_server_was_killed(tmp_pat
             done = await opened.ended(job["id"])
             [drawn] = (await edit(opened, PROMPT | DRAW, **files))["data"]
             assert await opened.files(done) == [base64.b64decode(drawn["b64_json"])]
-            assert opened.inputs() == []
+            await opened.inputs_are_gone()
 
     with driving("flux") as drive:
         play(scene(EngineWorker(drive)))
@@ -150,7 +150,7 @@ def test_a_job_whose_pictures_are_lost_fails_and_says_so(tmp_path: Path) -> None
             errors = [(await opened.ended(job["id"]))["error"] for job in (lost, spoiled)]
             assert [error["code"] for error in errors] == ["store_failed", "unsupported_image"]
             assert "pictures cannot be read any more" in errors[0]["message"]
-            assert opened.inputs() == []
+            await opened.inputs_are_gone()
 
     play(scene())
 

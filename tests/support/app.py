@@ -162,6 +162,12 @@ class AppClient:
         """What jobs begin from, as it lies on the disk."""
         return sorted(path.name for path in (self.runner.store.folder / "inputs").rglob("*.png"))
 
+    async def inputs_are_gone(self) -> None:
+        """They are removed once the end is on the disk: a moment after it shows."""
+        async with asyncio.timeout(10):
+            while self.inputs():
+                await asyncio.sleep(0.001)
+
 
 @asynccontextmanager
 async def open_app(

@@ -77,7 +77,12 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "holds"), [("int8", "Int8Tensor"), ("quanto-int4", "WeightQBitsTensor")]
+    ("kind", "holds"),
+    [
+        ("int8", "Int8Tensor"),
+        # Compiles for half a minute, once for each user.
+        pytest.param("quanto-int4", "WeightQBitsTensor", marks=pytest.mark.slow),
+    ],
 )
 def test_a_component_of_a_single_file_is_quantized_like_one_of_a_folder(
     kind: str, holds: str, tuned: Path
