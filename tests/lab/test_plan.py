@@ -226,6 +226,11 @@ def test_an_unknown_device_or_model_is_told_with_those_that_are_known() -> None:
     assert {"FLUX.1-dev", "Qwen-Image", "SDXL"} <= known().keys()
 
 
+def test_a_model_is_known_by_its_hub_id_which_can_be_served() -> None:
+    assert build("stabilityai/stable-diffusion-xl-base-1.0").name == "SDXL"
+    assert build("SDXL").model_id == "stabilityai/stable-diffusion-xl-base-1.0"
+
+
 def test_the_report_names_the_command_line_and_the_simulator_reads_the_curve(
     tmp_path: Path,
 ) -> None:
@@ -234,7 +239,8 @@ def test_the_report_names_the_command_line_and_the_simulator_reads_the_curve(
     told = CliRunner().invoke(command, arguments, catch_exceptions=False)
     data = CliRunner().invoke(command, [*arguments, "--json"], catch_exceptions=False)
 
-    assert "rtx4090 64x64: carpool serve flux --max-batch-size" in told.output
+    folder = checkpoint("flux")
+    assert f"rtx4090 64x64: carpool serve {folder} --max-batch-size" in told.output
     file = tmp_path / "plan.json"
     file.write_text(data.stdout)
     assert {one["device"] for one in json.loads(data.stdout)["plans"]} == {"rtx4090", "h200"}

@@ -30,6 +30,7 @@ from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.supervisor import Supervisor
 from support.endpoints import ENDPOINT
+from support.server_process import eventually
 
 CARD = Card(
     id="grey",
@@ -164,9 +165,7 @@ class AppClient:
 
     async def inputs_are_gone(self) -> None:
         """They are removed once the end is on the disk: a moment after it shows."""
-        async with asyncio.timeout(10):
-            while self.inputs():
-                await asyncio.sleep(0.001)
+        await asyncio.to_thread(eventually, lambda: not self.inputs(), 10, "they are gone")
 
 
 @asynccontextmanager

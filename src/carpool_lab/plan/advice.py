@@ -7,6 +7,7 @@ blocks of the model's modules.
 from collections.abc import Iterator
 from dataclasses import replace
 from math import floor
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -63,7 +64,7 @@ def _mean_bits(module: nn.Module, kind: Kind) -> float:
 
 def commands(model: "Model", plan: Plan, quantize: str | None, is_compiled: bool) -> Iterator[str]:
     """The command lines to use, those of the plan's own figures first."""
-    said = f"carpool serve {model.name} --max-batch-size {plan.knee}"
+    said = f"carpool serve {quote(model.model_id)} --max-batch-size {plan.knee}"
     compiled = " --compile" if is_compiled else ""
     if plan.fits:
         yield said + compiled + (f" --quantize {quantize}" if quantize else "")

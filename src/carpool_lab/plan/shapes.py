@@ -76,6 +76,7 @@ class Model:
     """A pipeline of modules without weights."""
 
     name: str
+    model_id: str  # as `carpool serve` takes it
     pipe: Any
     modules: Mapping[str, nn.Module]
     call: Mapping[str, Any]  # usual arguments
@@ -116,12 +117,13 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> Model:
     """Build a pipeline of configs, without weights.
 
     Args:
-        name: of a model that comes with the planner, or a folder in diffusers layout.
+        name: of a model that comes with the planner, its hub id, or a folder in diffusers layout.
 
     Raises:
         LoadFailed: the model is not known, or its configs cannot be read.
     """
     models = known()
+    name = {data["model_id"]: short for short, data in models.items()}.get(name, name)
     if name not in models:
         return _from_folder(name, dtype, f"{nearest(name, models)}: there are {', '.join(models)}")
     data = models[name]
@@ -131,7 +133,11 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> Model:
             parts[component] = Tokenizer(what[0])
         else:
             parts[component] = _part(getattr(diffusers, what[0], None), what, dtype)
-    return _model(name, getattr(diffusers, data["pipeline"])(**parts), data)
+    return _model(
+        name,
+        getattr(diffusers, data["pipeline"])(**parts),
+        {**data, "source": f"config.json files of {data['model_id']}"},
+    )
 
 
 def _part(cls: Any, what: list[Any], dtype: torch.dtype) -> Any:
@@ -165,7 +171,8 @@ def _from_folder(name: str, dtype: torch.dtype, others: str) -> Model:
         pipe = cls(**parts)
     except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
         raise LoadFailed(f"the configs of {name!r} cannot be read: {error}") from error
-    return _model(Path(source).name, pipe, {"call": {}, "sizes": ["default"], "source": source})
+    data = {"model_id": name, "call": {}, "sizes": ["default"], "source": source}
+    return _model(Path(source).name, pipe, data)
 
 
 def _read(source: str, component: str, entry: Any, is_module: bool, dtype: torch.dtype) -> Any:
@@ -191,7 +198,8 @@ def _model(name: str, pipe: Any, data: Mapping[str, Any]) -> Model:
     modules = {n: one for n, one in pipe.components.items() if isinstance(one, nn.Module)}
     for module in modules.values():
         module.eval().requires_grad_(False)
-    return Model(name, pipe, modules, data["call"], tuple(data["sizes"]), data["source"])
+    sizes = tuple(data["sizes"])
+    return Model(name, data["model_id"], pipe, modules, data["call"], sizes, data["source"])
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
