@@ -149,6 +149,30 @@ def test_groups_are_refused_where_ray_places_workers() -> None:
 def test_what_hides_all_devices_leaves_none() -> None:
     assert cuda_devices({"CUDA_VISIBLE_DEVICES": "-1"}) == 0
     assert cuda_devices({"CUDA_VISIBLE_DEVICES": "0,1,2"}) == 3
+    assert cuda_devices({"HIP_VISIBLE_DEVICES": "0,1"}) == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "there"),
+    [
+        ({}, 0),
+        ({"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidiactl": ""}, 2),
+        ({f"sys/class/kfd/kfd/topology/nodes/{i}/gpu_id": f"{i and 4711}\n" for i in range(4)}, 3),
+    ],
+    ids=["none", "nvidia", "amd"],
+)
+def test_devices_of_nvidia_and_of_amd_are_counted(
+    files: dict[str, str], there: int, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert cuda_devices({}, tmp_path) == there
+
+
+def test_workers_may_be_on_devices_of_intel() -> None:
+    assert devices_of("auto", None, "xpu:0,xpu:1") == ("xpu:0", "xpu:1")
 
 
 def test_workers_follow_the_load_from_the_fewest_on_and_have_devices_for_the_most() -> None:

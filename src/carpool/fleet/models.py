@@ -186,9 +186,10 @@ def devices_of(
     """
     if devices is not None:
         named = tuple(one.strip() for one in devices.split(","))
-        if not all(re.fullmatch(r"cpu(:0)?|cuda(:[0-9]{1,3})?", one) for one in named):
+        if not all(re.fullmatch(r"cpu(:0)?|(cuda|xpu)(:[0-9]{1,3})?", one) for one in named):
             raise SettingRejected(
-                f"devices={devices!r}: write devices by commas, as cuda:0,cuda:1 or cpu,cpu"
+                f"devices={devices!r}: write devices by commas, as cuda:0,cuda:1, xpu:0,xpu:1 or "
+                "cpu,cpu"
             )
         if ranks > 1 and not all(one.startswith("cpu") for one in named):
             if len(named) % ranks or len(set(named)) < len(named):
@@ -238,12 +239,27 @@ def _joined(devices: Sequence[str], ranks: int) -> tuple[str, ...]:
     return tuple("+".join(devices[first : first + ranks]) for first in groups)
 
 
-def cuda_devices(environ: Mapping[str, str]) -> int:
-    """How many CUDA devices the workers will see, without torch."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+def cuda_devices(environ: Mapping[str, str], root: Path = Path("/")) -> int:
+    """How many devices that torch calls `cuda`, NVIDIA's or AMD's, workers will see; without torch.
+
+    AMD's are those nodes of its kernel driver's topology that have the id of a GPU.
+
+    Args:
+        root: of the file system.
+    """
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        if (visible := environ.get(name)) is not None:
+            return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
+    nvidia = len(list((root / "dev").glob("nvidia[0-9]*")))
+    nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
+    return nvidia or sum(_is_gpu(node) for node in nodes)
+
+
+def _is_gpu(node: Path) -> bool:
+    try:
+        return node.read_text().strip() not in ("", "0")
+    except OSError:  # a device that this container was not given
+        return False
 
 
 def settings_on(spec: ModelSpec, device: str) -> EngineSettings:
