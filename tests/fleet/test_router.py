@@ -151,6 +151,22 @@ def test_tenants_share_the_fleet_by_their_weights_and_not_by_how_much_they_ask_f
     assert 15 <= served[4:].count("big") <= 17  # of the 20 after those that were bound together
 
 
+def test_nobody_waits_for_a_guess_and_what_is_known_is_served_as_wide_as_is_worth_it() -> None:
+    router = router_of({}, {})
+    for number in range(100):
+        router.hold(RoutedRequest(number, "a", 28))
+    unknown_s = router.held_for_s()
+
+    router.learned(0, {"a": FREE})
+    known_s = router.held_for_s()
+    for number in range(100):
+        router.drop(number)
+
+    assert unknown_s == 0.0
+    assert known_s == 100 * 28 / 8 / 2  # eight rows a forward, two workers
+    assert (router.held_s, router.held_for_s()) == (0.0, 0.0)
+
+
 def test_a_worker_that_is_closed_gets_nothing_and_what_a_removed_one_had_comes_back() -> None:
     tables = {"a": SLOW}
     router = router_of(tables, tables)

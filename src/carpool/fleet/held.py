@@ -246,7 +246,7 @@ class HeldRequests:
         known = ((self._numbers_of.get(name), left) for name, left in report.steps_left.items())
         steps = {number: left for number, left in known if number is not None}
         self.router.progressed(worker, steps)
-        return self.router.held_for_s() if self.router.waiting else 0.0
+        return self.router.part_s()
 
     @staticmethod
     def _now_s() -> float:

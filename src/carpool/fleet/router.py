@@ -22,6 +22,7 @@ Source: guard against imbalance as in sgl-router.
 
 import heapq
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -90,7 +91,7 @@ class Router:
         self._owners: dict[int, int] = {}  # worker by request that is bound
         self._index = WorkerIndex()
         self._tables: dict[Hashable, StepTable] = {}  # of any worker, the newest that was said
-        self.held_s = 0.0  # predicted work of what is held
+        self._held_steps = Counter[Hashable]()  # of what is held, by kind
         self._bindings = 0  # so far
 
     # What happens
@@ -133,7 +134,7 @@ class Router:
         held = self._as_held(work)
         self._held[work.request] = held
         insort(self._orders.setdefault(held.order, []), held.key)
-        self.held_s += held.work_s
+        self._held_steps[work.kind] += work.steps
 
     def _as_held(self, work: RoutedRequest) -> _Held:
         share = (work.tenant, work.user) if self._shares is not None else None
@@ -169,10 +170,28 @@ class Router:
         """What is held, in the order in which it came."""
         return [one.work for one in self._held.values()]
 
+    @property
+    def held_s(self) -> float:
+        """Predicted work of what is held, each step alone; a guess where nothing is known."""
+        work = self._held_steps.items()
+        return sum(steps * self._tables.get(kind, UNKNOWN)[0] for kind, steps in work)
+
     def held_for_s(self) -> float:
-        """Predicted seconds until everything that is held could have begun."""
-        is_open = sum(worker.is_open for worker in self.workers.values())
-        return self.held_s / is_open if is_open else inf
+        """Predicted seconds until all that is held could have begun, as wide as is worth it.
+
+        Nobody is refused for a guess: kinds that no worker has told of count nothing.
+        """
+        if not (is_open := self._open_workers()):
+            return inf
+        work = ((steps, self._tables.get(kind)) for kind, steps in self._held_steps.items())
+        return sum(steps * _row_s(table) for steps, table in work if table) / is_open
+
+    def part_s(self) -> float:
+        """A worker's part of `held_s`."""
+        return self.held_s / max(1, self._open_workers())
+
+    def _open_workers(self) -> int:
+        return sum(worker.is_open for worker in self.workers.values())
 
     def needed_s(self, work: RoutedRequest) -> float | None:
         """Predicted seconds until a request that comes now has ended; None: nothing is known."""
@@ -329,7 +348,9 @@ class Router:
         del ranks[bisect_left(ranks, held.key)]
         if not ranks:
             del self._orders[held.order]
-        self.held_s = max(0.0, self.held_s - held.work_s) if self._held else 0.0
+        self._held_steps[held.work.kind] -= held.work.steps
+        if not self._held_steps[held.work.kind]:
+            del self._held_steps[held.work.kind]
 
     def _work_s(self, work: RoutedRequest) -> float:
         return work.steps * self._tables.get(work.kind, UNKNOWN)[0]
@@ -354,3 +375,8 @@ class Router:
 def _queued(work: RoutedRequest) -> QueuedRequest:
     """As the shares see it."""
     return QueuedRequest(request=work.request, tenant=work.tenant, user=work.user)
+
+
+def _row_s(table: StepTable) -> float:
+    """Seconds of a request's step in the forwards that serve most of them a second."""
+    return min(seconds / rows for rows, seconds in enumerate(table, 1))
