@@ -227,10 +227,15 @@ class EngineCore:
 
     # On the engine's own thread
 
-    def run(self) -> None:
-        """Step until closed, sleeping while there is nothing to do."""
+    def run(self, entered: Callable[[], None] = lambda: None) -> None:
+        """Step until closed, sleeping while there is nothing to do.
+
+        Args:
+            entered: called once modules and libraries are changed: others may go on then.
+        """
         try:
             self.enter()
+            entered()
             while not self._queue.is_closed:
                 if not self.step():
                     self.heartbeat.idle()
@@ -243,6 +248,7 @@ class EngineCore:
             self._queue.close()
             self.running.end_all(WorkerLost(f"{lost}: load the model again, in a new process"))
         finally:
+            entered()
             self.leave()
 
     def enter(self) -> None:

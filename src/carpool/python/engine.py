@@ -53,8 +53,12 @@ class Engine:
         self._owner = Owner()
         self._jobs: Jobs | None = None
         self._making = threading.Lock()
-        self._thread = threading.Thread(target=loop.run, name="carpool-engine", daemon=True)
+        entered = threading.Event()
+        self._thread = threading.Thread(
+            target=loop.run, args=[entered.set], name="carpool-engine", daemon=True
+        )
         self._thread.start()
+        entered.wait()  # what it changes in libraries, the caller may be about to change as well
         if store is not None:
             self._jobs = self._over(store)
 

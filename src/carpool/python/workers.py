@@ -8,7 +8,7 @@ plain: arguments as JSON has them and PIL images; outputs are PIL images.
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,8 +98,13 @@ class WorkerEngine:
         assert ready is not None
         return Described(ready.card)
 
-    def run(self) -> None:
-        """Return when it is closed."""
+    def run(self, entered: Callable[[], None]) -> None:
+        """Return when it is closed.
+
+        Args:
+            entered: as of `EngineCore.run`; nothing of this process is changed.
+        """
+        entered()
         self._closed.wait()
 
     def submit(self, job: CheckedRequest, listener: Listener) -> None:

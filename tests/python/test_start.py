@@ -1,0 +1,36 @@
+"""The start of an engine, where no other one is open in the process."""
+
+import time
+
+from accelerate import init_empty_weights  # type: ignore[import-untyped]
+from torch import nn
+
+import carpool
+from carpool.config import load_settings
+from carpool.engine.loop import EngineCore
+from carpool.engine.model.load import load as load_pipeline
+from support.engine_driver import served
+
+
+class Tardy(EngineCore):
+    """Takes its time before it changes anything."""
+
+    def enter(self) -> None:
+        time.sleep(0.2)
+        super().enter()
+
+
+def test_an_engine_is_there_once_it_has_changed_what_it_changes_and_leaves_nothing() -> None:
+    """A caller may at once load a model of its own, which changes the same classes for a moment."""
+    chosen = load_settings({"device": "cpu"})
+    core = Tardy(load_pipeline(served("flux"), chosen.engine()), chosen.engine())
+    plain = vars(nn.Module)["register_parameter"]
+
+    with carpool.Engine(core, chosen):
+        ours = vars(nn.Module)["register_parameter"]
+        with init_empty_weights():
+            assert nn.Linear(2, 2).weight.is_meta
+        assert vars(nn.Module)["register_parameter"] is ours
+
+    assert ours is not plain
+    assert vars(nn.Module)["register_parameter"] is plain
