@@ -34,6 +34,7 @@ from carpool.engine.probation.snapshot import (
     module_tensors,
     shares_memory,
     storages,
+    tensors_in,
     versions,
 )
 from carpool.engine.probation.verdicts import Verdicts
@@ -214,7 +215,8 @@ class Probation:
         target = calls[0].target
         before = Snapshot.of(target.module)
         inputs = [versions(call.arguments()) for call in calls]
-        owned = storages(module_tensors(target.module))
+        kept = list(tensors_in(module_tensors(target.module)))  # no answer takes their place
+        owned = storages(kept)
         answers: list[Any] = []
         why: str | None = None
         for one, call in zip(ready, calls, strict=True):
