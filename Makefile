@@ -31,7 +31,7 @@ test: .venv/ready  ## all tests: no network, no GPU
 	touch $@
 
 test-ray: .venv/ray  ## workers on a Ray cluster of two nodes on this machine (some minutes)
-	$(ONE_THREAD) $(BIN)/python -m pytest -m ray tests/fleet/test_ray.py tests/test_proof.py
+	$(ONE_THREAD) $(BIN)/python -m pytest -m ray tests/fleet/test_ray.py
 
 # Beside the environment: where it is there, diffusers imports it in every process, for seconds.
 build/bitsandbytes: | .venv/ready
