@@ -107,20 +107,6 @@ def test_a_broken_fleet_loses_nothing_and_comes_back() -> None:
     assert "--workers 3" in chaos_report.page(done)
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(900)
-def test_a_broken_cluster_loses_nothing_and_comes_back() -> None:
-    pytest.importorskip("ray", reason="needs Ray: `make test-ray` installs it")
-    done = asyncio.run(chaos.run(minutes=12, seed=3, most=11, workers=3, on_ray=True))
-
-    assert chaos_report.problems(done) == []
-    assert {one.what for one in done.struck} >= {
-        "node killed, another after 3 s", "node frozen for 6 s", "worker cut off for 6 s",
-        "front killed",
-    }  # fmt: skip
-    assert "--workers 3 --ray" in chaos_report.page(done)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ten_times_too_much_is_refused_quickly_and_the_rest_is_done() -> None:

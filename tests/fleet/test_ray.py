@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from proof.nodes import ENVIRONMENT, NODE
 from support.endpoints import ENDPOINT
 from support.pictures import gap, picture
 from support.server_process import (
@@ -29,14 +30,6 @@ from support.server_process import (
 pytest.importorskip("ray", reason="needs Ray: `make test-ray` installs it")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
-NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
-ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "disabled",  # nothing here listens beyond this machine
-    "RAY_DISABLE_IMPORT_WARNING": "1",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
 PLACE_S = 120
 STEPS = 100
 MARK = f"CLUSTER_TEST={uuid.uuid4().hex}"  # in the environment of everything on the cluster

@@ -20,6 +20,7 @@ class Patches:
         """
         self._owner, self._replace = owner, dict(replace)
         self._plain: dict[str, Any] = {}
+        self._ours: dict[str, Any] = {}
         self._users = 0
 
     def add(self) -> None:
@@ -28,16 +29,24 @@ class Patches:
             if self._users == 1:
                 for name, replacement in self._replace.items():
                     self._plain[name] = vars(self._owner).get(name, _INHERITED)
-                    setattr(self._owner, name, replacement(getattr(self._owner, name)))
+                    self._ours[name] = replacement(getattr(self._owner, name))
+                    setattr(self._owner, name, self._ours[name])
 
     def drop(self) -> None:
-        """Undo one `add`; the last one puts the plain values back."""
+        """Undo one `add`; the last one puts the plain values back.
+
+        What somebody else has replaced meanwhile, or put back, is left: a library that loads a
+        model in another thread replaces methods of the same classes for as long as that takes.
+        """
         with CLASSES:
             self._users -= 1
             if not self._users:
                 for name, value in self._plain.items():
+                    if vars(self._owner).get(name) is not self._ours[name]:
+                        continue
                     if value is _INHERITED:
                         delattr(self._owner, name)
                     else:
                         setattr(self._owner, name, value)
                 self._plain.clear()
+                self._ours.clear()
