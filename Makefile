@@ -57,6 +57,10 @@ test-models: .venv/ready build/torchvision  ## every model and task against plai
 	  tests/benchmarks/test_benchmark_live.py \
 	  tests/training/test_training.py tests/matrix/test_agreement.py tests/test_proof.py tests/engine/test_deaths.py tests/test_site.py
 
+test-pages: .venv/ready  ## every command of the README and the pages, as it stands (some minutes)
+	$(KEEP_COMPILED) $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist load \
+	  -m "slow or not slow" tests/test_page_commands.py
+
 # A browser is no Python package: Debian's and Ubuntu's is taken, where none is there yet.
 test-browser: .venv/ready  ## what people do on the playground, in a real Chromium; writes docs/playground
 	command -v chromium || command -v google-chrome || \
