@@ -14,6 +14,7 @@ from torch import nn
 
 from carpool.config import EngineSettings
 from carpool.engine.model.device import Device
+from carpool.errors import LoadFailed
 from carpool.request.images import NAMES as PICTURE_NAMES
 
 Pipeline: TypeAlias = DiffusionPipeline | ModularPipeline
@@ -47,9 +48,18 @@ def read_modular(
         quantized: configurations of quantization by component.
 
     Raises:
-        ValueError: a component cannot be read, or the blocks are code of the repository.
+        ValueError: a component cannot be read.
+        LoadFailed: the blocks are code of the repository.
     """
-    pipe = ModularPipeline.from_pretrained(source, revision=settings.revision)
+    try:
+        pipe = ModularPipeline.from_pretrained(source, revision=settings.revision)
+    except ValueError as error:
+        if "custom code" not in str(error):
+            raise
+        raise LoadFailed(
+            f"{source}: its blocks are code of the repository, which is not run: load it in a "
+            "function of your own that returns the pipeline, and serve that with --pipeline"
+        ) from error
     parts = {name: module for name, module in given.items() if module is not None}
     pipe.update_components(**parts)
     for name in pipe.pretrained_component_names:

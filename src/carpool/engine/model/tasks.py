@@ -131,7 +131,7 @@ def _task(pipe: Pipeline) -> Task:
 
 def _workflows(pipe: ModularPipeline) -> Iterator[Task]:
     name = type(pipe).__name__
-    ours = [Parameter("output", "str", also=("list",))]
+    ours = [Parameter("output", "other")]  # of Python: JSON has no tensors
     ours += [Parameter(one, "float", default=own) for one, own in guidance(pipe).items()]
     for task, inputs in workflows(pipe).items():
         kinds = {one.name: _input_kinds(one) for one in inputs}
