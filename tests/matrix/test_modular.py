@@ -11,18 +11,20 @@ from diffusers.guiders import ClassifierFreeGuidance, SkipLayerGuidance
 
 import carpool
 from carpool.errors import LoadFailed, Rejected
+from support import torchvision_cpu
 from support.engine_driver import CLOSE, Recorder, driving, gap
 from support.isolation import differences, state_of
+from support.matrix.case import IMAGE, VIDEO
 from support.modular import CLASSES, MASK, PICTURE, arguments, modular, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:UserWarning")
 
 FAST = {"FluxModularPipeline", "Flux2KleinBaseModularPipeline"}
 REQUESTS: tuple[dict[str, Any], ...] = (
-    {"prompt": "a cat", "num_inference_steps": 3},
-    {"prompt": "a dog", "num_inference_steps": 4},
-    {"prompt": "a red cat by the sea", "num_inference_steps": 3},
-    {"prompt": "the sea", "num_inference_steps": 2},
+    {"prompt": "a cat", "num_inference_steps": 5},
+    {"prompt": "a dog", "num_inference_steps": 7},
+    {"prompt": "a red cat by the sea", "num_inference_steps": 6},
+    {"prompt": "the sea", "num_inference_steps": 4},
 )
 NAMES = [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in CLASSES]
 
@@ -39,13 +41,16 @@ def result(recorder: Recorder) -> torch.Tensor:
 def test_mixed_requests_get_what_each_gets_alone_and_the_pipeline_comes_back(
     name: str, numerics: str
 ) -> None:
-    pipe, before, judge = modular(name), state_of(modular(name)), modular(name)
-    base = arguments(pipe)
+    if "QwenImageEdit" in name and not torchvision_cpu.IS_THERE:
+        pytest.skip("its processor needs torchvision: `make test-models` installs it")
+    pipe, before = modular(name), state_of(modular(name))
+    base, taken = arguments(pipe), {"prompt", *pipe.blocks.input_names}
+    requests = [{n: v for n, v in {**base, **one}.items() if n in taken} for one in REQUESTS]
 
     with driving(pipe, numerics=numerics) as drive:
-        cancelled = drive.submit(**{**base, **REQUESTS[1]}, seed=90, request_id="cancelled")
-        heard = [drive.submit(**{**base, **one}, seed=at) for at, one in enumerate(REQUESTS)]
-        failing = drive.submit(**{**base, "latents": torch.ones(1, 1)}, seed=91)
+        cancelled = drive.submit(**requests[1], seed=90, request_id="cancelled")
+        heard = [drive.submit(**one, seed=at) for at, one in enumerate(requests)]
+        failing = drive.submit("x", **{**base, "latents": torch.ones(1, 1)}, seed=91)
         drive.turn_until(lambda: cancelled.step >= 1)
         drive.engine.cancel("cancelled")
         drive.finish()
@@ -54,10 +59,12 @@ def test_mixed_requests_get_what_each_gets_alone_and_the_pipeline_comes_back(
         assert width > 1 or numerics == "exact"  # whose first forwards run apart, too
 
     assert cancelled.error is not None
-    assert failing.error is not None
-    for at, (one, recorder) in enumerate(zip(REQUESTS, heard, strict=True)):
-        off = gap(result(recorder), plain(judge, seed=at, **{**base, **one}))
-        assert off <= (0.0 if numerics == "exact" else CLOSE)
+    assert failing.error is not None or "Helios" in name  # which makes its own
+    for at, (one, recorder) in enumerate(zip(requests, heard, strict=True)):
+        fields = recorder.outcome.fields
+        # a fresh one each: Helios' scheduler keeps what makes its next call fail
+        off = gap(result(recorder), plain(modular(name), seed=at, **one))
+        assert off <= (0.0 if numerics == "exact" else VIDEO if "frames" in fields else IMAGE)
     assert differences(before, state_of(pipe)) == []
 
 

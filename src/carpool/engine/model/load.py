@@ -3,6 +3,7 @@
 The pipeline's code is never changed. What loading changes on modules is undone by `Loaded.undo`.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -260,3 +261,10 @@ def log_as_others(*, bars: bool) -> None:
         library.enable_propagation()
         if not bars:
             library.disable_progress_bar()
+    blocks = logging.getLogger("diffusers.modular_pipelines.modular_pipeline")
+    blocks.addFilter(_is_no_failure)
+
+
+def _is_no_failure(record: logging.LogRecord) -> bool:
+    """Blocks log what they raise, with its traceback, at each level; a request's error tells it."""
+    return not record.getMessage().startswith(("Error in block", "\nError in block"))

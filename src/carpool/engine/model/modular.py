@@ -5,6 +5,7 @@ pipeline draws, edits and fills pictures. Its workflows are described as tasks; 
 pipeline as it is, with all of its blocks.
 """
 
+import copy
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -155,6 +156,18 @@ def run(mine: ModularPipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
     names = [asked] if isinstance(asked, str) else list(asked)
     found = mine(output=names, **given)
     return {OUTPUTS.get(name, name): found[name] for name in names}
+
+
+def call_plainly(pipe: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What diffusers itself gives for a call, by field."""
+    if not isinstance(pipe, ModularPipeline):
+        pipe.set_progress_bar_config(disable=True)
+        return dict(pipe(**arguments))
+    mine = copy.copy(pipe)
+    for name in ("_blocks", *_GUIDERS.values()):
+        vars(mine)[name] = copy.deepcopy(getattr(pipe, name, None))
+    silence(mine._blocks)
+    return run(mine, arguments)
 
 
 def outputs(pipe: ModularPipeline) -> list[str]:
