@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import ComponentsManager, SequentialPipelineBlocks
+from diffusers import ComponentsManager, FluxModularPipeline, SequentialPipelineBlocks
 from diffusers.guiders import ClassifierFreeGuidance, SkipLayerGuidance
 
 import carpool
@@ -220,6 +220,11 @@ def test_blocks_that_are_code_of_the_repository_are_not_run(folder: Path, tmp_pa
 
     with pytest.raises(LoadFailed, match=r"--pipeline"):
         carpool.load(code, device="cpu")
+
+
+def test_a_pipeline_whose_components_were_not_loaded_is_refused() -> None:
+    with pytest.raises(LoadFailed, match=r"call its load_components\(\) first"):
+        carpool.load(FluxModularPipeline(), device="cpu")
 
 
 def test_offloading_behind_our_back_is_refused() -> None:

@@ -169,6 +169,8 @@ def load(
         except _LIBRARIES_RAISE as error:
             raise LoadFailed(f"cannot load {model!s}: {error}") from error
     refuse_what_breaks(pipe)
+    if not dict(_modules(pipe)):
+        raise LoadFailed(f"{name} has no modules yet: call its load_components() first")
     with ExitStack() as undo:
         for module in dict(_modules(pipe)).values():
             undo.callback(_restore_modes, _modes(module))
