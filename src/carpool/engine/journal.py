@@ -28,6 +28,7 @@ from carpool.engine import answers
 from carpool.engine.intercept import Call
 from carpool.engine.model.device import Device
 from carpool.engine.model.load import Loaded, versions
+from carpool.engine.model.modular import all_blocks
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.weights_sample import sample
 from carpool.types import CheckedRequest, JournalEntry
@@ -292,7 +293,8 @@ def _digest_of(loaded: Loaded) -> bytes:
     digest.update(repr(sorted(versions().items())).encode())
     digest.update(f"{loaded.device.torch.type} {loaded.device.dtype}".encode())
     for pipe in {id(one): one for one in (loaded.pipe, *loaded.originals.values())}.values():
-        digest.update(_source(type(pipe)))
+        for one in (pipe, *all_blocks(getattr(pipe, "blocks", None))):
+            digest.update(_source(type(one)))
         for name, part in sorted(pipe.components.items()):
             digest.update(f"{name} {type(part).__name__}".encode())
             if not isinstance(part, nn.Module):
