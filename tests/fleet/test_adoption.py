@@ -186,7 +186,7 @@ def host_of_ready_workers() -> tuple[WorkerHost, list[FakeChild]]:
 def test_a_front_goes_on_trying_to_reach_its_first_worker_instead_of_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
+    monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
 
     async def story() -> None:
         host, _ = host_of_ready_workers()
@@ -210,7 +210,7 @@ def test_a_front_goes_on_trying_to_reach_its_first_worker_instead_of_ending(
 def test_what_a_lost_worker_ran_is_moved_and_the_worker_is_taken_over_when_it_answers_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
+    monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
 
     async def story() -> None:
         host, children = host_of_ready_workers()

@@ -12,6 +12,7 @@ from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.connection import describe_end
 from carpool.worker.protocol import WorkerReady
+from carpool.worker.restarts import BACKOFF_S, FIRST_TRIES, Restarts
 from carpool.worker.supervisor import Supervisor
 from support.app import CARD
 
@@ -90,11 +91,14 @@ def test_a_request_leaves_a_later_one_of_its_id_in_flight() -> None:
 
 
 class Scripted:
-    """Workers that are none: each says what it is told to and dies, the last one lives on."""
+    """Workers that are none: each says what it is told to and dies, the last one lives on.
+
+    One that is told nothing is killed as it loads.
+    """
 
     end, is_lost = "it is none", False
 
-    def __init__(self, *told: protocol.ToFront) -> None:
+    def __init__(self, *told: protocol.ToFront | None) -> None:
         self._told, self.opened = list(told), 0
 
     async def open(self, spool: object = None, start: object = None) -> "Scripted":
@@ -105,7 +109,10 @@ class Scripted:
         pass
 
     async def messages(self) -> AsyncIterator[protocol.ToFront]:
-        yield self._told.pop(0)
+        told = self._told.pop(0)
+        if told is None:
+            return
+        yield told
         if not self._told or isinstance(self._told[0], protocol.LoadFailure):
             await asyncio.sleep(0.01 if self._told else 1000)
 
@@ -114,11 +121,11 @@ class Scripted:
 
 
 def supervised(
-    monkeypatch: pytest.MonkeyPatch, *told: protocol.ToFront
+    monkeypatch: pytest.MonkeyPatch, *told: protocol.ToFront | None
 ) -> tuple[Supervisor, Scripted]:
     workers = Scripted(*told)
     monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
-    monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
+    monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
     return Supervisor("none", EngineSettings()), workers
 
 
@@ -180,6 +187,43 @@ def test_a_file_that_is_broken_at_the_start_ends_the_server(
             await supervisor.start()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("kills", range(FIRST_TRIES))
+def test_a_worker_that_is_killed_in_its_first_load_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
+    async def story() -> None:
+        supervisor, workers = supervised(monkeypatch, *[None] * kills, READY)
+        running = supervisor.start()
+        async with asyncio.timeout(10):
+            assert await supervisor.wait_ready() == READY
+        assert workers.opened == kills + 1
+        assert not running.done()
+        await supervisor.stop()
+
+    asyncio.run(story())
+
+
+def test_a_model_whose_workers_all_die_as_they_load_is_given_up_after_a_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        supervisor, workers = supervised(monkeypatch, *[None] * 100)
+        with pytest.raises(LoadFailed, match=r"4 workers died while they loaded .*\(it is none\)"):
+            await supervisor.start()
+        assert workers.opened == FIRST_TRIES
+
+    asyncio.run(story())
+
+
+def test_a_worker_that_is_out_of_reach_is_never_given_up() -> None:
+    restarts = Restarts()
+    waits = [
+        restarts.delay_s("", was_ready=False, is_lost=True, is_first=True)
+        for _ in range(FIRST_TRIES * 3)
+    ]
+    assert waits == [*BACKOFF_S, *[BACKOFF_S[-1]] * (len(waits) - len(BACKOFF_S))]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Protocol
 
 from carpool.config import LogFormat, LogLevel
-from carpool.fleet.fleet import Deployment, Fleet
+from carpool.fleet.deployment import Deployment
+from carpool.fleet.fleet import Fleet
 from carpool.fleet.models import ModelSpec, settings_on
 from carpool.fleet.pool import Pool
 from carpool.worker.connection import Connector

@@ -7,27 +7,20 @@ runs on the front's event loop.
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
-from carpool.errors import (
-    CarpoolError,
-    Draining,
-    LoadFailed,
-    Overloaded,
-    Starting,
-    WorkerLost,
-)
+from carpool.errors import CarpoolError, Draining, LoadFailed, Overloaded, Starting, WorkerLost
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.connection import Connection, Connector, LocalConnector
 from carpool.worker.journals import Journals
 from carpool.worker.queries import Queries, Query
 from carpool.worker.requests import OnPreview, OnProgress, WorkerRequests
+from carpool.worker.restarts import Restarts
 from carpool.worker.start import Start, spawn
 from carpool.worker.watchdog import INTERVAL_S, Watchdog
 
@@ -38,7 +31,6 @@ OnActivity = Callable[[protocol.Activity], None]
 
 State = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
 _MOST_LISTED = 8  # requests in one line
-_BACKOFF_S = (0.1, 0.5, 2.0, 8.0, 30.0)  # between restarts of workers that never got ready
 
 
 class WorkerListener(Protocol):
@@ -285,15 +277,15 @@ class Supervisor:
         await self._connector.end()
 
     async def _keep_running(self) -> None:
-        deaths = itertools.count()
+        restarts = Restarts()
         while True:
             was_ready = await self._run_once()
-            if not self._first_ready.is_set() and not self._is_lost:
-                cause = self._end.partition(";")[0]
-                raise LoadFailed(f"the worker died while it loaded the model ({cause})")
-            if was_ready:
-                deaths = itertools.count()
-            delay_s = _BACKOFF_S[min(next(deaths), len(_BACKOFF_S) - 1)]
+            delay_s = restarts.delay_s(
+                self._end.partition(";")[0],
+                was_ready=was_ready,
+                is_lost=self._is_lost,
+                is_first=not self._first_ready.is_set(),
+            )
             what = "the worker is out of reach" if self._is_lost else "the worker died"
             log.error("%s (%s); a new start in %g s", what, self._end, delay_s)
             await asyncio.sleep(delay_s)
