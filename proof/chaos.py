@@ -32,6 +32,7 @@ from proof import nodes as ray_nodes
 from proof.chaos_report import (
     LOADING_S,
     OUT_OF_MEMORY,
+    STOPPED_IN_LOAD,
     WORKER_TIMEOUT_S,
     Run,
     Struck,
@@ -110,13 +111,15 @@ class Chaos:
         """Break it, wait until it is ready again."""
         fault_s, self.known = now_s(), set(self.house.workers())
         if "node" not in what and ("killed" in what or "stopped" in what):
+            is_whole = await self.house.is_whole(self.http, self.workers)
             await self.faults[what]()
             if self.nodes and self.kills_front(what):  # its workers live
                 began_s = start_of(self.house.front)
             else:
                 began_s = await self._loading_since(fault_s)
             ready_s = await self.house.ready(self.http)
-            return Struck(what, ready_s - fault_s, ready_s - began_s)
+            told = what if is_whole or "stopped" not in what else STOPPED_IN_LOAD
+            return Struck(told, ready_s - fault_s, ready_s - began_s)
         fault, was_away = asyncio.ensure_future(self.faults[what]()), False
         while not fault.done():
             was_away |= not await self.house.is_ready(self.http)
@@ -132,7 +135,7 @@ class Chaos:
         """When the successor's process began, or that which made its imports after the fault.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: there is none, or the front has ended.
         """
         deadline_s = now_s() + START_LIMIT_S
         while now_s() < deadline_s:
@@ -141,6 +144,7 @@ class Chaos:
                 is_fresh = (importing_s := start_of(parent_of(new[-1]))) >= fault_s
                 is_forked = parent_of(new[-1]) != self.house.front
                 return importing_s if is_fresh and is_forked else start_of(new[-1])
+            self.house.check_alive()
             await asyncio.sleep(0.02)
         raise RuntimeError(f"no new worker after {START_LIMIT_S:g} s:\n{self.house.last_words()}")
 

@@ -217,6 +217,39 @@ def test_a_model_whose_workers_all_die_as_they_load_is_given_up_after_a_few(
     asyncio.run(story())
 
 
+def test_a_worker_that_hangs_as_it_loads_is_killed_and_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stopped(Scripted):
+        """The first one says nothing, until it is killed."""
+
+        async def messages(self) -> AsyncIterator[protocol.ToFront]:
+            if self.opened > 1:
+                yield READY
+            await is_killed.wait()
+            is_killed.clear()
+
+        def kill(self) -> None:
+            is_killed.set()
+
+    is_killed, workers = asyncio.Event(), Stopped()
+    monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
+    monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
+    for module in ("supervisor", "watchdog"):
+        monkeypatch.setattr(f"carpool.worker.{module}.INTERVAL_S", 0.01)
+
+    async def story() -> None:
+        supervisor = Supervisor("none", EngineSettings(), timeout_s=0.02)
+        supervisor.start()
+        async with asyncio.timeout(10):
+            await supervisor.wait_ready()
+        assert workers.opened == 2
+        is_killed.set()
+        await supervisor.stop()
+
+    asyncio.run(story())
+
+
 def test_a_worker_that_is_out_of_reach_is_never_given_up() -> None:
     restarts = Restarts()
     waits = [

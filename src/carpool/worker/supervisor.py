@@ -22,7 +22,7 @@ from carpool.worker.queries import Queries, Query
 from carpool.worker.requests import OnPreview, OnProgress, WorkerRequests
 from carpool.worker.restarts import Restarts
 from carpool.worker.start import Start, spawn
-from carpool.worker.watchdog import INTERVAL_S, Watchdog
+from carpool.worker.watchdog import INTERVAL_S, LOADING, Watchdog
 
 log = logging.getLogger("carpool")
 
@@ -299,8 +299,9 @@ class Supervisor:
             log.error("a worker cannot be started: %s", error)
             self._end, self._is_lost = str(error), self._connector.is_remote
             return False
-        watchdog = Watchdog(self._timeout_s, asyncio.get_running_loop().time)
-        watching: asyncio.Task[None] | None = None
+        clock, was_ready = asyncio.get_running_loop().time, False
+        watchdog = Watchdog(LOADING * self._timeout_s, clock)
+        watching = asyncio.create_task(self._watch(connection, watchdog))
         try:
             connection.send(self._load)
             async for message in connection.messages():
@@ -309,8 +310,9 @@ class Supervisor:
                     log.error("a worker cannot be started: %s", message.message)
                     break
                 if isinstance(message, protocol.WorkerReady):
-                    self._startup_s = asyncio.get_running_loop().time() - self._started_s
-                    watchdog.receive(protocol.Heartbeat(0.0, 0.0))
+                    was_ready, self._startup_s = True, clock() - self._started_s
+                    watching.cancel()
+                    watchdog = Watchdog(self._timeout_s, clock)
                     watching = asyncio.create_task(self._watch(connection, watchdog))
                 elif isinstance(message, protocol.Heartbeat):
                     watchdog.receive(message)
@@ -319,8 +321,7 @@ class Supervisor:
                         self._listener.reported(message.report)
                 self._receive(message)
         finally:
-            if watching is not None:
-                watching.cancel()
+            watching.cancel()
             had = self._requests.sent
             if self._first_ready.is_set():
                 self._state = "worker_lost"
@@ -333,7 +334,7 @@ class Supervisor:
             await connection.close()
             self._is_lost = connection.is_lost
             self._end = f"{connection.end}; requests that it had: {_listed(had)}"
-        return watching is not None
+        return was_ready
 
     async def _watch(self, connection: Connection, watchdog: Watchdog) -> None:
         """Kill the worker if it hangs; its end is then handled as any other."""
