@@ -236,6 +236,17 @@ def test_a_worker_that_found_no_place_is_asked_for_anew_on_any_node(
     told(story)
 
 
+def test_a_worker_of_an_earlier_front_that_never_answers_is_replaced(at_once: None) -> None:
+    async def story() -> None:
+        cluster = Suspecting("old")
+        cluster.at["old"] = ConnectionError("no answer")
+        where: Any = await RayConnector(cluster, "shapes", None, address_only).open()
+        assert where.host == "127.0.0.1"
+        assert (cluster.avoided, cluster.ended) == ([[], []], ["old"])  # where it was is not known
+
+    told(story)
+
+
 def test_a_front_that_ends_while_a_worker_is_lost_leaves_that_one_only(at_once: None) -> None:
     async def story() -> None:
         connector = await lost_worker(cluster := Suspecting("old"))

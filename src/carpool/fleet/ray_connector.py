@@ -120,9 +120,9 @@ class RayConnector:
                 if (found := await _first(tries, timeout_s)) is not None:
                     winner = found[0]
                     return found
-                if timeout_s == PATIENCE_S and tries:
+                if timeout_s == PATIENCE_S and tries and self._node:
                     self._cluster.suspect(self._node)
-                    log.warning("a worker of %s is lost: another one is placed", self._model)
+                log.warning("a worker of %s is lost: another one is placed", self._model)
                 # the one before may wait for a place that Ray thought was there
                 await self._give_up(tries, without=lost)
                 spare = await self._take()
