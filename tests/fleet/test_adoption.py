@@ -75,7 +75,7 @@ class FakeCluster(RayCluster):
     def workers(self, model: str) -> int:
         return len(self._found.get(model, []))
 
-    def take(self, model: str) -> str:
+    def take(self, model: str, ranks: int = 1) -> str:
         found = self._found.get(model)
         if found:
             return str(found.pop(0))
@@ -169,9 +169,9 @@ class Suspecting(FakeCluster):
         super().__init__(*found)
         self.avoided = list[list[str]]()
 
-    def take(self, model: str) -> str:
+    def take(self, model: str, ranks: int = 1) -> str:
         self.avoided.append(self._lost_nodes())
-        return super().take(model)
+        return super().take(model, ranks)
 
 
 async def lost_worker(cluster: Suspecting) -> RayConnector:

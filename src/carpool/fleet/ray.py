@@ -177,8 +177,12 @@ class RayCluster:
         """How many workers an earlier front has left for a model."""
         return len(self._found.get(_named(model), []))
 
-    def take(self, model: str) -> Any:
-        """A worker of an earlier front, or a new one. Blocks."""
+    def take(self, model: str, ranks: int = 1) -> Any:
+        """A worker of an earlier front, or a new one. Blocks.
+
+        Args:
+            ranks: processes of a worker that is a group; what they take is on one node.
+        """
         found = self._found.get(_named(model))
         if found:
             return found.pop(0)
@@ -196,8 +200,8 @@ class RayCluster:
                 lifetime="detached",
                 max_restarts=-1,
                 max_task_retries=0,
-                num_cpus=1,
-                num_gpus=self._gpus,
+                num_cpus=ranks,
+                num_gpus=self._gpus * ranks,
                 resources=resources,
                 scheduling_strategy="SPREAD",
                 label_selector={"ray.io/node-id": f"!in({','.join(lost)})"} if lost else None,
@@ -244,9 +248,9 @@ class RayCluster:
         since_s = time.monotonic() - NOTICED_S
         return sorted(node for node, at_s in self._suspects.items() if at_s > since_s)
 
-    def connector(self, model: str, spool: Path | None) -> "RayConnector":
-        """For one worker of a model."""
-        return RayConnector(self, model, spool)
+    def connector(self, model: str, spool: Path | None, ranks: int = 1) -> "RayConnector":
+        """For one worker of a model; the arguments are as for `RayConnector`."""
+        return RayConnector(self, model, spool, ranks=ranks)
 
 
 def connected(settings: ServeSettings) -> RayCluster:

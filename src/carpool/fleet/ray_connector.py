@@ -33,7 +33,7 @@ class Cluster(Protocol):
     """Places workers; see `RayCluster`."""
 
     def workers(self, model: str) -> int: ...
-    def take(self, model: str) -> Any: ...
+    def take(self, model: str, ranks: int) -> Any: ...
     def end(self, actor: Any) -> None: ...
     async def join(self, actor: Any) -> Address | None: ...
     def suspect(self, node: str) -> None: ...
@@ -46,6 +46,7 @@ class RayConnector:
     Args:
         cluster: places workers.
         connect: opens a connection.
+        ranks: processes of the worker, where it is a group.
     """
 
     is_remote = True
@@ -56,9 +57,11 @@ class RayConnector:
         model: str,
         spool: Path | None,
         connect: Callable[..., Any] = RemoteConnection.open,
+        *,
+        ranks: int = 1,
     ) -> None:
         self._cluster, self._model, self._spool = cluster, model, spool
-        self._connect = connect
+        self._connect, self._ranks = connect, ranks
         self._actor: Any = None
         self._is_placed = False  # it was reached, or left by an earlier front
         self._node = ""  # where it was reached last
@@ -91,7 +94,7 @@ class RayConnector:
             slow.cancel()
 
     async def _take(self) -> Any:
-        return await asyncio.to_thread(self._cluster.take, self._model)
+        return await asyncio.to_thread(self._cluster.take, self._model, self._ranks)
 
     async def _reach(self, actor: Any) -> Reached | None:
         """Connect to a worker; None: it is gone for good."""
