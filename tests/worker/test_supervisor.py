@@ -1,6 +1,7 @@
 """The front's side of a worker, without one."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -15,6 +16,7 @@ from carpool.worker.protocol import WorkerReady
 from carpool.worker.restarts import BACKOFF_S, FIRST_TRIES, Restarts
 from carpool.worker.supervisor import Supervisor
 from support.app import CARD
+from support.fake_hosts import until
 
 
 class Silent(Supervisor):
@@ -147,6 +149,64 @@ def test_a_file_that_was_broken_meanwhile_keeps_no_server_from_starting_its_next
     asyncio.run(story())
 
     assert caplog.text.count("a worker cannot be started: rules.json cannot be read") == 2
+
+
+def test_the_successor_of_a_worker_has_its_adapters_before_it_takes_requests(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that it can still read; the card that requests are checked against says which."""
+
+    class Registering(Scripted):
+        """Each worker answers additions when it is told to; the first one dies when told to."""
+
+        is_dead, may_answer = asyncio.Event(), asyncio.Event()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.added = asyncio.Queue[protocol.AddLora]()
+
+        def send(self, message: protocol.ToWorker) -> None:
+            if isinstance(message, protocol.AddLora):
+                self.added.put_nowait(message)
+
+        async def messages(self) -> AsyncIterator[protocol.ToFront]:
+            yield READY
+            for _ in range(3 if self.opened == 1 else 2):
+                asked = await self.added.get()
+                await self.may_answer.wait()
+                bad = asked.name == "broken" or (self.opened > 1 and asked.name == "removed")
+                names = ["ink"] if asked.name == "ink" or self.opened > 1 else ["ink", "removed"]
+                card = dataclasses.replace(CARD, lora=tuple(names))
+                yield protocol.Reloaded(card, ["it cannot be read"] if bad else [], True)
+            await self.is_dead.wait()
+            self.is_dead.clear()
+
+    workers = Registering()
+    monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
+    monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
+
+    async def story() -> None:
+        supervisor = Supervisor("none", EngineSettings())
+        supervisor.start()
+        await supervisor.wait_ready()
+        workers.may_answer.set()
+        assert await supervisor.add_lora("ink", "ink.safetensors") == []
+        assert await supervisor.add_lora("removed", "gone.safetensors") == []
+        assert await supervisor.add_lora("broken", "broken.safetensors") == ["it cannot be read"]
+        workers.may_answer.clear()
+        workers.is_dead.set()
+        await until(lambda: workers.opened == 2 and workers.added.qsize() > 0)
+        assert supervisor.state == "worker_lost"
+        workers.may_answer.set()
+        async with asyncio.timeout(10):
+            await supervisor.wait_open()
+        assert supervisor.ready is not None
+        assert supervisor.ready.card.lora == ("ink",)
+        workers.is_dead.set()
+        await supervisor.stop()
+
+    asyncio.run(story())
+    assert "not reloaded: it cannot be read" in caplog.text
 
 
 def test_clients_of_a_lost_worker_are_told_the_time_that_a_start_takes_with_its_imports(

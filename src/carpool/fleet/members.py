@@ -73,6 +73,8 @@ class Members:
     def add(self, member: Member) -> None:
         self._members[member.number] = member
         self._watch(member)
+        for name, path in self._lora.items():
+            member.handle.add_lora(name, path)
 
     def remove(self, member: Member) -> None:
         del self._members[member.number]
@@ -134,11 +136,6 @@ class Members:
         """Have all read their adapter folder and batching config again."""
         for handle in self.handles:
             handle.reload()
-
-    def tell_lora(self, member: Member) -> None:
-        """Register on a worker that has loaded what was registered since the start."""
-        for name, path in self._lora.items():
-            member.handle.add_lora(name, path)
 
     async def add_lora(self, name: str, path: str) -> None:
         """Register an adapter on all, and on those that replace them.

@@ -338,7 +338,6 @@ class Pool:
         if is_open:
             member.error, member.told_s = "", 0.0
             self._first_ready.set()
-            self._members.tell_lora(member)
         self._open()
         self._requests.assign_soon()
 

@@ -12,10 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.errors import CarpoolError, Draining, LoadFailed, Overloaded, Starting, WorkerLost
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
+from carpool.worker.additions import Additions
 from carpool.worker.connection import Connection, Connector, LocalConnector
 from carpool.worker.journals import Journals
 from carpool.worker.queries import Queries, Query
@@ -87,6 +90,7 @@ class Supervisor:
             self._send, journals, self._tell_changed, is_one_of_several=several
         )
         self._queries = Queries(self._send)
+        self._additions = Additions(self._queries, self._send)
         self._connection: Connection | None = None
         self._is_lost = False  # only the connection to the newest worker, as far as is known
         self._slot_s: float | None = None  # predicted until the worker can start a request
@@ -179,13 +183,9 @@ class Supervisor:
     def add_lora(self, name: str, path: str) -> "asyncio.Future[list[str]]":
         """Have the worker register an adapter; its answer says what is wrong with it.
 
-        A worker that is away answers nothing: its successor has to be told again.
+        A worker that is away answers nothing. Its successors have the adapter from the start.
         """
-        if self._state != "ready":
-            answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-            answer.set_result([])
-            return answer
-        return self._queries.add_lora(name, path)
+        return self._additions.add(name, path, is_ready=self._state == "ready")
 
     def _tell_changed(self) -> None:
         if self._listener is not None:
@@ -222,13 +222,11 @@ class Supervisor:
 
     async def statistics(self) -> dict[str, Any]:
         """The engine's own statistics."""
-        answer: dict[str, Any] = await self._ask(protocol.GetStatistics())
-        return answer
+        return dict(await self._ask(protocol.GetStatistics()))
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests, without those that the worker no longer keeps."""
-        answer: list[dict[str, Any]] = await self._ask(protocol.GetTimelines(list(request_ids)))
-        return answer
+        return list(await self._ask(protocol.GetTimelines(list(request_ids))))
 
     async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
         """What a request would take if it came now."""
@@ -331,6 +329,7 @@ class Supervisor:
                 self._queries.worker_died(WorkerLost("the worker died", retry_after_s=again_s))
                 self._tell_changed()
             self._connection = None
+            self._additions.worker_died()
             await connection.close()
             self._is_lost = connection.is_lost
             self._end = f"{connection.end}; requests that it had: {_listed(had)}"
@@ -347,29 +346,19 @@ class Supervisor:
 
     def _receive(self, message: protocol.ToFront) -> None:
         match message:
-            case protocol.WorkerReady() as ready:
-                if self.ready is not None:
-                    again = len(self._requests)
-                    log.info("the worker is ready again; requests that go on: %d", again)
-                self.ready, self._state = ready, "ready"
-                self._first_ready.set()
-                if not self._is_draining:
-                    self._is_open.set()
-                if self._on_activity is not None:
-                    self._send(protocol.Watch(True))
-                self._requests.worker_is_ready()
-                self._tell_changed()
+            case protocol.WorkerReady() as loaded:
+                self._open(self._additions.greet(loaded))
             case protocol.Activity() as activity:
                 if self._on_activity is not None:
                     self._on_activity(activity)
-            case protocol.Reloaded(card, problems, is_addition):
-                if is_addition:
-                    self._queries.added(problems)
-                assert self.ready is not None
-                before = self.ready
-                self.ready = protocol.WorkerReady(
-                    card, before.versions, before.load_s, before.device, before.weights_bytes
-                )
+            case protocol.Reloaded(card, problems, is_addition) as reloaded:
+                if self._additions.is_telling:
+                    self._open(self._additions.answered(reloaded))
+                else:
+                    if is_addition:
+                        self._queries.added(problems)
+                    assert self.ready is not None
+                    self.ready = msgspec.structs.replace(self.ready, card=card)
                 log.info("reloaded; adapters: %s", ", ".join(card.lora) or "none")
                 for problem in problems:
                     log.error("not reloaded: %s", problem)
@@ -382,6 +371,21 @@ class Supervisor:
             case _:
                 self._requests.receive(message)
 
+    def _open(self, ready: protocol.WorkerReady | None) -> None:
+        """A worker takes requests; None: not yet."""
+        if ready is None:
+            return
+        if self.ready is not None:
+            log.info("the worker is ready again; requests that go on: %d", len(self._requests))
+        self.ready, self._state = ready, "ready"
+        self._first_ready.set()
+        if not self._is_draining:
+            self._is_open.set()
+        if self._on_activity is not None:
+            self._send(protocol.Watch(True))
+        self._requests.worker_is_ready()
+        self._tell_changed()
+
     def _fail_all(self, error: CarpoolError) -> None:
         self._requests.fail_all(error)
         self._queries.fail(error)
@@ -392,6 +396,5 @@ class Supervisor:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names for a line of the log."""
     rest = len(names) - _MOST_LISTED
     return ", ".join(names[:_MOST_LISTED]) + (f" and {rest} more" if rest > 0 else "") or "none"
