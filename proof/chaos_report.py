@@ -133,7 +133,7 @@ def problems(run: Run) -> list[str]:
 
 def _allowed_s(what: str) -> float:
     """What the fault itself takes: until it is noticed, or struck for the second time."""
-    if "node killed" in what:
+    if "node" in what or "cut off" in what:
         return LOST_S
     if what == STOPPED_IN_LOAD:
         return LOADING * WORKER_TIMEOUT_S

@@ -187,6 +187,7 @@ async def lost_worker(cluster: Suspecting) -> RayConnector:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_connector, "AGAIN_S", 0.0)
     monkeypatch.setattr(ray_connector, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(ray_connector, "FIRST_S", 0.0)
 
 
 def test_in_the_place_of_a_lost_worker_one_comes_on_another_node(at_once: None) -> None:

@@ -19,6 +19,7 @@ log = logging.getLogger("carpool")
 SLOW_S = 20.0  # until a worker that Ray does not place is worth a line
 AGAIN_S = 0.5  # between tries to reach a worker
 PATIENCE_S = 0.5  # with a worker that was lost, until another one is asked for
+FIRST_S = 3.0  # with one of an earlier front: connecting through Ray for the first time takes long
 SPARE_S = 20.0  # for the other one to be reached, until it is asked for anew
 
 
@@ -119,11 +120,12 @@ class RayConnector:
         tries: Tries = {asyncio.create_task(self._reach_at_last(lost)): lost}
         winner = lost
         try:
-            for timeout_s in itertools.chain((PATIENCE_S, SPARE_S), itertools.repeat(None)):
+            patience_s = PATIENCE_S if self._node else FIRST_S
+            for timeout_s in itertools.chain((patience_s, SPARE_S), itertools.repeat(None)):
                 if (found := await _first(tries, timeout_s)) is not None:
                     winner = found[0]
                     return found
-                if timeout_s == PATIENCE_S and tries and self._node:
+                if timeout_s == patience_s and tries and self._node:
                     self._cluster.suspect(self._node)
                 log.warning("a worker of %s is lost: another one is placed", self._model)
                 # the one before may wait for a place that Ray thought was there
