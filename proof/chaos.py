@@ -119,7 +119,8 @@ class Chaos:
                 ready_s = now_s()
             await asyncio.sleep(0.05)
         began_s = await breaking
-        was_away |= not await self.house.is_ready(self.http)
+        if not await self.house.is_ready(self.http):
+            was_away, ready_s = True, 0.0
         ready_s = ready_s or await self.house.ready(self.http)
         told = what if is_whole or "stopped" not in what else STOPPED_IN_LOAD
         if not was_away:
