@@ -2,7 +2,7 @@
 
 A worker that cannot be reached may be slow, cut off, or gone with its node, and Ray says so only
 after 15 s. So another one is asked for after `PATIENCE_S`, on another node. Whichever is reached
-first is the worker from then on, and the other one is ended. Nothing here imports Ray.
+first is the worker from then on, and the other one is ended.
 """
 
 import asyncio

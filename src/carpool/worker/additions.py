@@ -7,8 +7,6 @@ it has loaded its model, and is ready once it has answered for each.
 import asyncio
 from collections.abc import Callable
 
-import msgspec
-
 from carpool.worker import protocol
 from carpool.worker.queries import Queries
 
@@ -56,7 +54,7 @@ class Additions:
     def answered(self, message: protocol.Reloaded) -> protocol.WorkerReady | None:
         """A worker that is being told says what it has; it, once it was told all."""
         assert self._arriving is not None
-        self._arriving = msgspec.structs.replace(self._arriving, card=message.card)
+        self._arriving = self._arriving.with_card(message.card)
         self._untold -= message.is_addition
         if self._untold:
             return None

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import msgspec
-
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.errors import CarpoolError, Draining, LoadFailed, Overloaded, Starting, WorkerLost
 from carpool.types import CheckedRequest
@@ -358,7 +356,7 @@ class Supervisor:
                     if is_addition:
                         self._queries.added(problems)
                     assert self.ready is not None
-                    self.ready = msgspec.structs.replace(self.ready, card=card)
+                    self.ready = self.ready.with_card(card)
                 log.info("reloaded; adapters: %s", ", ".join(card.lora) or "none")
                 for problem in problems:
                     log.error("not reloaded: %s", problem)
