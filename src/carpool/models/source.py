@@ -91,9 +91,25 @@ def check_hub(model: str, revision: str | None) -> None:
     with hub_errors(model, revision, _INDEX):
         if isinstance(try_to_load_from_cache(model, _INDEX, revision=revision), str):
             return
-        if not constants.is_offline_mode():
-            _connect(constants.ENDPOINT)  # the library tries for half a minute
+        reach_hub()
         hf_hub_download(model, _INDEX, revision=revision, etag_timeout=5)
+
+
+def hub_has(model: str, file: str) -> bool:
+    """Whether a repository of the hub has a file, by the cache if it is there.
+
+    Raises:
+        LoadFailed: the hub cannot be asked, or refuses.
+    """
+    from huggingface_hub import constants, file_exists, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(model, file), str):
+        return True
+    if constants.is_offline_mode():
+        return False
+    with hub_errors(model, None, file):
+        reach_hub()
+        return file_exists(model, file)
 
 
 @contextmanager
@@ -149,6 +165,14 @@ def hub_errors(model: str, revision: str | None, file: str) -> Iterator[None]:
         ) from error
     except (OSError, ValueError) as error:
         raise LoadFailed(f"the hub does not give {model}{at}: {_last_cause(error)}") from error
+
+
+def reach_hub() -> None:
+    """See that the hub can be reached; within `hub_errors`, and not in offline mode."""
+    from huggingface_hub import constants
+
+    if not constants.is_offline_mode():
+        _connect(constants.ENDPOINT)  # the library tries for half a minute
 
 
 class _Unreachable(Exception):
