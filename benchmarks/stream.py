@@ -25,10 +25,11 @@ from diffusers.hooks import apply_group_offloading
 from diffusers.hooks.group_offloading import GroupOffloadingHook
 from torch import Tensor
 
+from benchmarks import stream_held
+from benchmarks.stream_bus import HeldBus, hold
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.sweep import Sweeps
-from carpool.engine.weights.bus import Bus, Slot
-from carpool.engine.weights.groups import Group, blocks_of
+from carpool.engine.weights.groups import blocks_of
 from carpool.engine.weights.placement import components_of
 from carpool.engine.weights.residency import SLOTS, plan
 from carpool.engine.weights.store import DiskStore
@@ -41,32 +42,6 @@ WIDTH_TEXT, TOKENS = 64, 32
 SHARES = (0.25, 1.0, 4.0)  # of computing the steps together: copying all blocks once
 
 
-class HeldBus(Bus):
-    """Loads that take at least so long, by a bandwidth."""
-
-    bytes_per_s = float("inf")
-
-    def hold_to(self, bytes_per_s: float) -> None:
-        self.bytes_per_s = bytes_per_s
-
-    def settle(self) -> None:
-        """Wait for the load that is under way: each run then loads all blocks once, and no more."""
-        self._reader.submit(int).result()
-
-    def moved(self) -> int:
-        return self.moved_bytes
-
-    def _read(self, group: Group, slot: Slot) -> torch.Event | None:
-        began_s = time.monotonic()
-        event = super()._read(group, slot)
-        hold(began_s, group.n_bytes / self.bytes_per_s)
-        return event
-
-
-def hold(began_s: float, seconds: float) -> None:
-    time.sleep(max(0.0, began_s + seconds - time.monotonic()))
-
-
 @dataclass(frozen=True)
 class Way:
     """One way to make the eight steps."""
@@ -74,15 +49,15 @@ class Way:
     name: str
     run: Callable[[], list[Tensor]]
     moved: Callable[[], int]  # bytes so far
-    streamed_bytes: int  # of a sweep
+    streamed_bytes: int = 0  # of a sweep, where that is asked for
 
 
 def transformer() -> Any:
     torch.manual_seed(0)
     return FluxTransformer2DModel(
         in_channels=16,
-        num_layers=4,
-        num_single_layers=8,
+        num_layers=2,
+        num_single_layers=4,
         attention_head_dim=32,
         num_attention_heads=8,
         joint_attention_dim=WIDTH_TEXT,
@@ -252,15 +227,23 @@ def measure(rounds: int) -> Iterator[str]:
                 )
 
 
+def _page(rounds: int) -> Iterator[str]:
+    yield from measure(rounds)
+    yield "\n## Blocks of real models, held to seconds\n"
+    yield (stream_held.__doc__ or "").split("\n\n", 1)[1]
+    with tempfile.TemporaryDirectory() as folder:
+        yield from stream_held.measure(Path(folder))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
     head = ["# Streamed weights, measured\n", *(__doc__ or "").split("\n\n", 2)[2:]]
     text = ["Made by `make bench-stream`; do not edit.\n"]
-    for line in measure(arguments.rounds):
+    for line in _page(arguments.rounds):
         print(line, flush=True)
         text.append(line)
     text.append(f"\ntorch {torch.__version__}, one thread of a CPU.")

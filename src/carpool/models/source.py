@@ -86,7 +86,7 @@ def check_hub(model: str, revision: str | None) -> None:
         LoadFailed: says which of these it is: no such model or revision, a gated one, no network,
             offline mode, or no diffusers pipeline.
     """
-    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     with hub_errors(model, revision, _INDEX):
         if isinstance(try_to_load_from_cache(model, _INDEX, revision=revision), str):
