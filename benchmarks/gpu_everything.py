@@ -10,14 +10,17 @@ fails leaves what was found before; a command that fails stands there with what 
 import argparse
 import datetime
 import platform
+import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 LAST_LINES = 40  # of a command that fails
+_HEADING = re.compile(r"^(#+ )", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Part:
     title: str
     command: Sequence[str]  # after `python`
     limit_s: float
+    writes_page: bool = False  # into the file that `--output` names; else what it prints is it
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ def parts(device: str, model: str) -> list[Part]:
     check = ("-c", "from carpool.cli.main import main; main()", "check", model, "--device", device)
     return [
         Part("Answers: fused against alone, and against diffusers", check, 1800),
-        Part("Models of real size", ("-m", "benchmarks.gpu", *tiny), 1200),
+        Part("Models of real size", ("-m", "benchmarks.gpu", *tiny), 1200, writes_page=True),
         Part(
             "Streamed weights",
             ("-m", "benchmarks.stream_device", "--device", device, *tiny),
@@ -55,17 +59,24 @@ def parts(device: str, model: str) -> list[Part]:
 
 
 def run(part: Part) -> Ran:
+    """Run a part. What it says beside its figures is kept only where it fails."""
     began_s = time.monotonic()
-    try:
-        done = subprocess.run(
-            [sys.executable, *part.command],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            timeout=part.limit_s, check=False,
-        )  # fmt: skip
-        status, output = done.returncode, done.stdout
-    except subprocess.TimeoutExpired as late:
-        said = late.stdout or b""
-        status, output = None, said.decode(errors="replace") if isinstance(said, bytes) else said
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "page.md"
+        command = [*part.command, *(("--output", str(written)) if part.writes_page else ())]
+        try:
+            done = subprocess.run(
+                [sys.executable, *command], capture_output=True, timeout=part.limit_s, check=False
+            )
+            status, figures, beside = done.returncode, done.stdout, done.stderr
+        except subprocess.TimeoutExpired as late:
+            status, figures, beside = None, late.stdout or b"", late.stderr or b""
+        output = figures.decode(errors="replace")
+        if status != 0:
+            output += beside.decode(errors="replace")
+        if written.is_file():
+            own = _HEADING.sub(r"##\1", written.read_text(encoding="utf-8"))
+            output = own if status == 0 else f"{output}\n{own}"
     return Ran(part, status, output, time.monotonic() - began_s)
 
 
@@ -88,10 +99,10 @@ def page(about: Sequence[str], ran: Sequence[Ran]) -> str:
         how = ended.get(one.status, f"; it failed, with status {one.status}")
         lines += ["", f"## {one.part.title}", "", f"`{said}`: {one.seconds:.0f} s{how}.", ""]
         text = one.output.strip().splitlines()
-        if one.status == 0 and any(line.startswith("| ---") for line in text):
+        if one.status == 0 and any(line.startswith(("| ---", "|---")) for line in text):
             lines += text  # tables
         else:
-            lines += ["```", *text[-LAST_LINES:], "```"]
+            lines += ["```", *(text if one.status == 0 else text[-LAST_LINES:]), "```"]
     return "\n".join(lines) + "\n"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_everything import Part, page, parts, run
+from benchmarks.gpu_everything import Part, Ran, page, parts, run
 from support.pretended.process import on_pretended_device
 
 
@@ -27,6 +27,27 @@ def test_the_page_has_what_was_found_and_what_failed_and_what_took_too_long() ->
     assert "\n| --- |\n| 1 |\n" in text
     assert "it failed, with status 3.\n\n```\nno driver\n```" in text
     assert "it was ended after 2 s.\n\n```\nbegan\n```" in text
+
+
+def test_a_page_that_a_command_writes_stands_there_without_what_it_says_beside() -> None:
+    writes = (
+        "import pathlib, sys; print('a record'); print('a warning', file=sys.stderr); "
+        "pathlib.Path(sys.argv[2]).write_text('# Title\\n\\n| a |\\n| --- |\\n| 1 |\\n')"
+    )
+
+    ran = run(Part("models", ("-c", writes), 60, writes_page=True))
+
+    assert ran.status == 0
+    assert "\n### Title\n\n| a |\n| --- |\n| 1 |\n" in page([], [ran])
+    assert "a record" not in ran.output
+    assert "a warning" not in ran.output
+
+
+@pytest.mark.parametrize("last", ["|---|", "done"])
+def test_nothing_of_what_a_command_found_is_cut_off(last: str) -> None:
+    ran = Ran(Part("good", ("-c", ""), 1), 0, "\n".join([*map(str, range(100)), last]), 1.0)
+
+    assert "\n0\n1\n" in page([], [ran])
 
 
 @pytest.mark.parametrize(
@@ -86,3 +107,4 @@ def test_all_of_the_page_runs_on_a_cpu_with_tiny_models(tmp_path: Path) -> None:
     assert not ended.returncode, text
     assert "its figures mean nothing" in text
     assert "| one sweep for all |" in text
+    assert '{"kind"' not in text
