@@ -59,7 +59,10 @@ def plan(components: Sequence[Component], stream: str, budget_bytes: int | None)
     for name in names:
         if name not in by_name:
             hint = nearest(name, list(by_name))
-            raise SettingRejected(f"stream={name!r}: the pipeline has no such component{hint}")
+            has = ", ".join(by_name)
+            raise SettingRejected(
+                f"stream={name!r}: the pipeline has no such component{hint}; it has {has}"
+            )
         if not by_name[name].blocks_bytes:
             able = ", ".join(one.name for one in components if one.blocks_bytes) or "none"
             rule = "it has no blocks that could be loaded one after the other"
