@@ -83,9 +83,7 @@ def _sweep_s(
 ) -> tuple[float, float, float]:
     """Seconds of a sweep, of its copies, and of its computing by itself."""
     model, x = Model(sizes), torch.ones(1)
-    began_s = time.monotonic()
-    model(x)  # a sleep takes a little longer than was said
-    compute_s = time.monotonic() - began_s
+    before_s = _resident_s(model, x)
     block_bytes = [block.weight.nbytes for block in model.blocks]
     chosen: Any = range(len(sizes))
     if kept:
@@ -95,7 +93,7 @@ def _sweep_s(
     paths = [path for i, path in enumerate(blocks_of(model)) if i in chosen]
     bus = HeldBus(DiskStore(folder, 1), CPU)
     streamer = Streamer({"transformer": model}, {"transformer": paths}, CPU, bus)
-    stream_s = share * compute_s
+    stream_s = share * before_s
     bus.hold_to(streamer.bytes_of("transformer") / stream_s)
     taken = []
     try:
@@ -103,8 +101,15 @@ def _sweep_s(
             began_s = time.monotonic()
             if not model(x).isfinite().all():
                 raise SystemExit("a block computed before its weights were there")
-            time.sleep(BETWEEN * compute_s)
+            time.sleep(BETWEEN * before_s)
             taken.append(time.monotonic() - began_s)
     finally:
         streamer.remove()
-    return statistics.median(taken[1:]), stream_s, compute_s
+    return statistics.median(taken[1:]), stream_s, (before_s + _resident_s(model, x)) / 2
+
+
+def _resident_s(model: Model, x: Tensor) -> float:
+    """Seconds of a sweep's computing: each sleep takes a little longer than was said."""
+    began_s = time.monotonic()
+    model(x)
+    return time.monotonic() - began_s
