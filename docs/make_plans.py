@@ -45,9 +45,9 @@ requests up to which sharing a step pays.
 """
 REMARK = """\
 The fractions of the model were fitted to the figures of the first table, so its errors say how well
-it can fit, not how well it foretells. One to two requests at 512 px take 50 to 80 ms longer than anything that
-is counted: the cause is not known. Of FLUX.1-dev, SDXL and Wan no seconds by requests are published
-that name their settings."""
+it can fit, not how well it foretells. One to two requests at 512 px take 50 to 80 ms longer than
+anything that is counted: the cause is not known. Of FLUX.1-dev, SDXL and Wan no seconds by requests
+are published that name their settings."""
 
 
 def main() -> None:
