@@ -113,18 +113,34 @@ def check_hub(model: str, revision: str | None) -> Path:
         LoadFailed: says which of these it is: no such model or revision, a gated one, no network,
             offline mode, or no diffusers pipeline.
     """
-    from huggingface_hub import constants, errors, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import errors, hf_hub_download, try_to_load_from_cache
 
     with hub_errors(model, revision, _INDEX):
         for name in INDEXES:
             if isinstance(at := try_to_load_from_cache(model, name, revision=revision), str):
                 return Path(at)
-        if not constants.is_offline_mode():
-            _connect(constants.ENDPOINT)  # the library tries for half a minute
+        reach_hub()
         try:
             return Path(hf_hub_download(model, _INDEX, revision=revision, etag_timeout=5))
         except errors.RemoteEntryNotFoundError:
             return Path(hf_hub_download(model, INDEXES[1], revision=revision, etag_timeout=5))
+
+
+def hub_has(model: str, file: str) -> bool:
+    """Whether a repository of the hub has a file, by the cache if it is there.
+
+    Raises:
+        LoadFailed: the hub cannot be asked, or refuses.
+    """
+    from huggingface_hub import constants, file_exists, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(model, file), str):
+        return True
+    if constants.is_offline_mode():
+        return False
+    with hub_errors(model, None, file):
+        reach_hub()
+        return file_exists(model, file)
 
 
 @contextmanager
@@ -180,6 +196,14 @@ def hub_errors(model: str, revision: str | None, file: str) -> Iterator[None]:
         ) from error
     except (OSError, ValueError) as error:
         raise LoadFailed(f"the hub does not give {model}{at}: {_last_cause(error)}") from error
+
+
+def reach_hub() -> None:
+    """See that the hub can be reached; within `hub_errors`, and not in offline mode."""
+    from huggingface_hub import constants
+
+    if not constants.is_offline_mode():
+        _connect(constants.ENDPOINT)  # the library tries for half a minute
 
 
 class _Unreachable(Exception):
