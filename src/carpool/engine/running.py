@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any
 
 from carpool.engine.delivery import OffLoop, deliver
@@ -36,6 +37,7 @@ from carpool.types import Clock, Event
 log = logging.getLogger("carpool")
 
 MOST_REPLAYS = 64  # that are known until somebody asks
+CHECK_WEIGHTS_EVERY_S = 1.0  # while requests run: each check looks at every weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class RunningRequests:
         self._identity = identity  # of what journals are about
         self._step_cache = step_cache  # of requests that do not say it
         self._states: dict[int, RequestState] = {}  # by number
+        self._checked_s = -inf  # when weights were looked at
         self._calls = 0  # that ever parked
         self.fiber_s = 0.0  # spent in the pipelines' own code
         self.longest_s = 0.0  # of those, in one go, in this turn
@@ -258,7 +261,9 @@ class RunningRequests:
         self._states.pop(state.number, None)
         self._queue.note_completion()
         state.finish()
-        self._isolation.ended(state.request_id)
+        if not self._states or now_s - self._checked_s >= CHECK_WEIGHTS_EVERY_S:
+            self._checked_s = now_s
+            self._isolation.check_weights(state.request_id)
         self._timelines.end(state.timeline, error, now_s)
         if now_s > state.deadline_at_s:
             self._stats.late()
