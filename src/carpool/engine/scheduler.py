@@ -14,7 +14,7 @@ from typing import Any
 from carpool.config import EngineSettings
 from carpool.engine.admission import AdmissionControl
 from carpool.engine.cost_store import Table
-from carpool.engine.execute import Widths
+from carpool.engine.execute import WidthLimits
 from carpool.engine.fuse import decode_bytes
 from carpool.engine.model.load import Loaded
 from carpool.engine.model.stopwatch import Stopwatch
@@ -71,7 +71,7 @@ class Scheduler:
         self._settings, self._queue, self._clock = settings, queue, clock
         self._table, self._kept_s = table, clock()
         self.costs = table.costs if table else Costs()
-        self.widths = Widths()
+        self.widths = WidthLimits()
         self._predictor = Predictor(loaded.card, self.costs, loaded.vae_scale_px)
         self._dispatches = Dispatches(settings.batching_metrics_format)
         say = partial(log.info, "%s") if settings.enable_batching_metrics else _ignore

@@ -11,6 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Literal
 
 import diffusers
@@ -111,7 +112,8 @@ def _fitting(cls: type, pipe: DiffusionPipeline) -> dict[str, Any]:
 
 
 def _task(pipe: DiffusionPipeline) -> Task:
-    parameters, name = parameters_of(pipe), type(pipe).__name__
+    cls: Any = type(pipe)
+    parameters, name = parameters_of(pipe), cls.__name__
     controls = getattr(pipe, "controlnet", None)  # several, each with a picture of its own
     return Task(
         name=_name(name, {parameter.name for parameter in parameters}),
@@ -120,12 +122,13 @@ def _task(pipe: DiffusionPipeline) -> Task:
         max_images=max(MANY.get(name, 1), len(getattr(controls, "nets", ()))),
         image_mode="RGBA" if "Layered" in name else "RGB",
         strength_rounds=_strength_rounds(pipe),
-        output_types=output_types(type(pipe)),
+        output_types=output_types(cls),
         only_converts=only_converts(pipe),
-        needs_prompt=_needs_prompt(type(pipe)),
+        needs_prompt=_needs_prompt(cls),
     )
 
 
+@lru_cache(256)
 def _needs_prompt(cls: Any) -> bool:
     """Whether a pipeline refuses a call without prompt and embeddings, by its own checks."""
     try:
