@@ -115,11 +115,9 @@ class EngineCore:
                 request. None: none is kept.
 
         Raises:
-            TooLate, Overloaded, Draining: see `Scheduler.check_deadline`,
-                `AdmissionControl.check`, `RequestQueue.put`.
+            TooLate, Overloaded, Draining: see `Scheduler.check` and `RequestQueue.put`.
         """
-        self.scheduler.check_deadline(request, self.running.states, waited_s)
-        self.scheduler.check_overload(request)
+        self.scheduler.check(request, self.running.states, waited_s)
         self._queue.put(
             request,
             listener,
