@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from diffusers import DiffusionPipeline
 
@@ -28,7 +28,7 @@ def describe(
     tasks: tuple[Task, ...],
 ) -> Card:
     """What clients may know of a pipeline; `extra` is what its card file says."""
-    defaults = extra.get("defaults", {})
+    defaults, cls = extra.get("defaults", {}), cast(Any, type(pipe))
     if isinstance(getattr(pipe, "scheduler", None), DMDScheduler):
         steps = len(pipe.scheduler.config.levels)
         defaults = {"num_inference_steps": steps, "guidance_scale": 1.0, **defaults}
@@ -46,7 +46,7 @@ def describe(
         max_pixels=min(settings.max_pixels, extra.get("max_pixels", settings.max_pixels)),
         max_steps=settings.max_steps,
         frame_step=_frame_step(pipe),
-        rounds_sizes=_rounds_sizes(type(pipe)),
+        rounds_sizes=_rounds_sizes(cls),
     )
     _check_defaults(card, asked)
     return card
