@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from diffusers import DiffusionPipeline
 
@@ -28,7 +28,8 @@ def describe(
     tasks: tuple[Task, ...],
 ) -> Card:
     """What clients may know of a pipeline; `extra` is what its card file says."""
-    defaults, cls = extra.get("defaults", {}), cast(Any, type(pipe))
+    defaults = extra.get("defaults", {})
+    cls: Any = type(pipe)
     if isinstance(getattr(pipe, "scheduler", None), DMDScheduler):
         steps = len(pipe.scheduler.config.levels)
         defaults = {"num_inference_steps": steps, "guidance_scale": 1.0, **defaults}
