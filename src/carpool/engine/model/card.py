@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from diffusers import DiffusionPipeline
-
 from carpool.config import EngineSettings
 from carpool.engine.model.dmd import DMDScheduler
+from carpool.engine.model.modular import Pipeline
 from carpool.errors import Rejected, SettingRejected
 from carpool.request.card import Card, Task
 from carpool.request.parameters import check
@@ -21,7 +20,7 @@ log = logging.getLogger("carpool")
 
 
 def describe(
-    pipe: DiffusionPipeline,
+    pipe: Pipeline,
     name: str,
     extra: Mapping[str, Any],
     settings: EngineSettings,
@@ -68,7 +67,7 @@ def _check_defaults(card: Card, asked: Mapping[str, Any]) -> None:
                 raise SettingRejected(f"default_sampling_params: {error}", param=name) from error
 
 
-def _size_multiple(pipe: DiffusionPipeline) -> int:
+def _size_multiple(pipe: Pipeline) -> int:
     factor = 1
     for name in ("video_processor", "image_processor"):  # Wan's image_processor is CLIP's
         config = getattr(getattr(pipe, name, None), "config", None)
@@ -89,7 +88,7 @@ def _rounds_sizes(cls: Any) -> bool:
     return "Dimensions will be resized accordingly" in source
 
 
-def _patch_px(pipe: DiffusionPipeline) -> int:
+def _patch_px(pipe: Pipeline) -> int:
     """Latent places along a side of one of the denoiser's patches."""
     for name in ("transformer", "transformer_2"):
         patch = getattr(getattr(getattr(pipe, name, None), "config", None), "patch_size", None)
@@ -98,14 +97,14 @@ def _patch_px(pipe: DiffusionPipeline) -> int:
     return 1
 
 
-def _frame_step(pipe: DiffusionPipeline) -> int:
+def _frame_step(pipe: Pipeline) -> int:
     """Frames of a video that one latent stands for."""
     names = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio")
     found = (getattr(pipe, name, None) for name in names)
     return int(next((factor for factor in found if factor), 1))
 
 
-def _default_size(pipe: DiffusionPipeline, defaults: Mapping[str, Any]) -> tuple[int, int] | None:
+def _default_size(pipe: Pipeline, defaults: Mapping[str, Any]) -> tuple[int, int] | None:
     if "width" in defaults and "height" in defaults:
         return defaults["width"], defaults["height"]
     sample, factor = (
