@@ -27,7 +27,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from support import stand_ins
+from support import more_pipelines, stand_ins
 from support.isolation import build
 
 FOLDERS = [one for one in os.environ.get("DIFFUSERS_CHECKOUT", "").split(":") if one]
@@ -41,9 +41,8 @@ def configurations() -> dict[str, Any]:
     stand_ins.install()
     _find_moved_packages()
     found: dict[str, Any] = {}
+    ours = _taken_modules()
     for folder in FOLDERS:
-        for known in [one for one in sys.modules if one.partition(".")[0] == "tests"]:
-            del sys.modules[known]  # as pytest calls ours; diffusers' import each other by it
         sys.path.insert(0, folder)
         for test in _tests(folder):
             cls = getattr(test, "pipeline_class", None)
@@ -52,10 +51,17 @@ def configurations() -> dict[str, Any]:
                 if bases:
                     found.setdefault(bases[0], test)
         sys.path.remove(folder)
-    for module in [one for name, one in sys.modules.items() if "diffusers.pipelines" in name]:
-        if "basic_clean" in vars(module) and "ftfy" not in vars(module):
-            vars(module)["ftfy"] = SimpleNamespace(fix_text=str)
+        _taken_modules()
+    sys.modules.update(ours)
+    for name, make in more_pipelines.DERIVED.items():
+        found[name] = lambda make=make: make(lambda of: found[of]())
     return found
+
+
+def _taken_modules() -> dict[str, Any]:
+    """The modules of `tests`, taken away: diffusers' import each other by the name of ours."""
+    names = [one for one in sys.modules if one.partition(".")[0] == "tests"]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 def _tests(folder: str) -> Iterator[Any]:
@@ -84,10 +90,15 @@ def _builds(test: Any) -> bool:
 def _find_moved_packages() -> None:
     """Packages of old pipelines by the names that they had before they were deprecated."""
     moved = importlib.import_module("diffusers.pipelines.deprecated")
-    for one in pkgutil.iter_modules(moved.__path__):
-        with contextlib.suppress(ImportError):
-            package = importlib.import_module(f"{moved.__name__}.{one.name}")
-            sys.modules.setdefault(f"diffusers.pipelines.{one.name}", package)
+    for one in pkgutil.walk_packages(moved.__path__, f"{moved.__name__}."):
+        with contextlib.suppress(ImportError, RuntimeError):
+            known = importlib.import_module(one.name)
+            sys.modules.setdefault(one.name.replace(".deprecated", ""), known)
+
+
+def _without_ftfy(pipe: Any) -> None:
+    """Prompts of a pipeline are cleaned without ftfy, which is not installed."""
+    vars(sys.modules[type(pipe).__module__]).setdefault("ftfy", SimpleNamespace(fix_text=str))
 
 
 def pipeline(name: str) -> Any:
@@ -96,6 +107,7 @@ def pipeline(name: str) -> Any:
     def make() -> Any:
         test = configurations()[name]()
         pipe = test.pipeline_class(**test.get_dummy_components())
+        _without_ftfy(pipe)
         drawn = torch.Generator().manual_seed(7)
         for component in pipe.components.values():
             if isinstance(component, nn.Module):

@@ -36,7 +36,7 @@ def _pieces() -> Any:
     texts = ["a painting of a squirrel eating a burger by the sea with a hat"] * 9
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts), model_writer=(model := file.open("wb")), vocab_size=32,
-        minloglevel=2,
+        hard_vocab_limit=False, minloglevel=2,
     )  # fmt: skip
     model.close()
     return ChatGLMTokenizer(str(file))
@@ -44,6 +44,7 @@ def _pieces() -> Any:
 
 _TOKENIZERS: dict[str, Callable[[], Any]] = {  # the first that fits
     "chatglm": _pieces,
+    "glm": parts.llama_tokenizer,
     "t5": parts.t5_tokenizer,
     "kandinsky": parts.clip_tokenizer,
     "mclip": parts.t5_tokenizer,
@@ -81,11 +82,12 @@ _MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
             "num_attention_heads": 2,
             "kv_channels": 4,
             "seq_length": 77,
+            "original_rope": True,
         },
     ),
 }
 _DRAWN: dict[str, Callable[[], Any]] = {  # by class
-    "Gemma3ForConditionalGeneration": gemma3,
+    "Gemma3ForConditionalGeneration": lambda: gemma3(width=32),
     "Qwen2_5_VLForConditionalGeneration": qwen_vl,
     "Qwen2VLForConditionalGeneration": lambda: _qwen("Qwen2VL", hidden=16),
     "Qwen3VLForConditionalGeneration": lambda: _qwen("Qwen3VL", hidden=16),
@@ -147,6 +149,8 @@ def _processor(cls: Any, name: str) -> Any:
 
 def _read(cls: Any, name: str) -> Any:
     """What reads pictures; a language model's sees few pixels."""
+    if "dpt" in name:
+        return cls(size={"height": 32, "width": 32})
     return cls(min_pixels=28 * 28, max_pixels=56 * 56) if "qwen" in name else cls()
 
 
@@ -160,6 +164,12 @@ def install() -> None:
         _replace(owner, _read)
     _replace(transformers.PreTrainedModel, _model)
     _replace(transformers.AutoConfig, lambda cls, name: _config(name))
+    clap: Any = transformers.ClapConfig  # as it was before transformers 5
+    clap.from_text_audio_configs = classmethod(
+        lambda cls, text_config, audio_config, **more: cls(
+            text_config=text_config.to_dict(), audio_config=audio_config.to_dict(), **more
+        )
+    )
 
 
 def _replace(owner: Any, make: Any) -> None:
