@@ -41,7 +41,7 @@ def configurations() -> dict[str, Any]:
     stand_ins.install()
     _find_moved_packages()
     found: dict[str, Any] = {}
-    ours = _taken_modules()
+    ours, theirs = _taken_modules(), dict[str, Any]()
     for folder in FOLDERS:
         sys.path.insert(0, folder)
         for test in _tests(folder):
@@ -51,8 +51,8 @@ def configurations() -> dict[str, Any]:
                 if bases:
                     found.setdefault(bases[0], test)
         sys.path.remove(folder)
-        _taken_modules()
-    sys.modules.update(ours)
+        theirs = _taken_modules() | theirs
+    sys.modules.update(theirs | ours)
     for name, make in more_pipelines.DERIVED.items():
         found[name] = lambda make=make: make(lambda of: found[of]())
     return found
@@ -140,7 +140,7 @@ def requests(name: str) -> list[dict[str, Any]]:
     scale = next((n for n in ("guidance_scale", "true_cfg_scale") if n in given), None)
     other: dict[str, Any] = {}
     longer: dict[str, Any] = {}
-    if isinstance(prompt, str):
+    if isinstance(prompt, str) and prompt:  # else its encoder may know a few words only
         other["prompt"] = " ".join(["a", *prompt.split()[1:]])
         longer["prompt"] = f"{prompt} by the sea with a hat"
 

@@ -90,6 +90,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         most=task.max_images,
         least_px=card.size_multiple_px,
         max_pixels=card.max_pixels,
+        takes_image="image" in known,
     )
     missing = [p.name for p in task.parameters if p.required and p.name not in arguments]
     has_prompt = any(arguments.get(name) is not None for name in ("prompt", "prompt_embeds"))
