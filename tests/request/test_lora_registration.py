@@ -217,7 +217,10 @@ def test_scales_are_one_unless_said_and_zero_is_none() -> None:
 def test_the_scale_of_diffusers_is_refused_in_favour_of_ours() -> None:
     with driving("flux") as drive:
         plain = drive.engine.loaded.card
-    card, scale = replace(plain, lora=KNOWN), Request("a cat", joint_attention_kwargs={"scale": 0.5})
+    card, scale = (
+        replace(plain, lora=KNOWN),
+        Request("a cat", joint_attention_kwargs={"scale": 0.5}),
+    )
 
     with pytest.raises(UnsupportedParameter, match="use lora, a list of"):
         check(card, scale)

@@ -80,7 +80,10 @@ def test_the_pictures_themselves_may_be_lists_of_lists() -> None:
     [
         ({"control_image": [["https://example.org/a.png"]]}, "--allow-remote-media"),
         ({"control_image": [[7]]}, "control_image"),
-        ({"control_image": ["data:image/png;base64,AAAA"] * 65}, "have 65 pictures: must be at most 64"),
+        (
+            {"control_image": ["data:image/png;base64,AAAA"] * 65},
+            "have 65 pictures: must be at most 64",
+        ),
         ({"control_image": "data:image/png;base64,AAAA"}, "control_image cannot be read"),
         ({"control_mask": URLS[0]}, "control_mask is not taken here"),
     ],
@@ -111,3 +114,11 @@ def test_a_job_keeps_them_as_they_were(nested: Any) -> None:
     [again] = requests_of(record, "grey", files.get, unpacked, 0.0)
 
     assert pixels(again.arguments["control_image"]) == pixels(given)
+
+
+def test_the_models_page_names_them_as_pictures() -> None:
+    told = ask("", "/v1/models", method="GET", worker=worker_of(BOTH)).json()["data"][0]
+
+    kinds = {one["name"]: one["kind"] for one in told["parameters"]}
+    assert kinds["control_image"] == kinds["ip_adapter_image"] == "picture"
+    assert "latents" not in kinds

@@ -224,7 +224,9 @@ DERIVED: dict[str, Callable[[Find], Own]] = {
         image=PICTURE,
         without=("height", "width"),
     ),
-    "KarrasVePipeline": own("KarrasVePipeline", unconditional(KarrasVeScheduler), num_inference_steps=3),
+    "KarrasVePipeline": own(
+        "KarrasVePipeline", unconditional(KarrasVeScheduler), num_inference_steps=3
+    ),
     "LDMPipeline": own("LDMPipeline", latent, num_inference_steps=3),
     "LTXI2VLongMultiPromptPipeline": of("LTXI2VLongMultiPromptPipeline", "LTXPipeline"),
     "LucyEditPipeline": of(

@@ -25,7 +25,7 @@ from carpool.server.answers.stream import STREAMED
 from carpool.server.bodies import peers, schema
 from carpool.server.bodies import schema_reports as reports
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, read_body, validated
-from carpool.server.bodies.named_pictures import taken
+from carpool.server.bodies.named_pictures import NAMES, taken
 from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, router_of
 from carpool.server.routes.jobs import ACCEPTED, status_of, submit_images
 from carpool.server.state import AppState, RequestContext, ServedModel
@@ -173,7 +173,9 @@ def _parameters_of(card: Card) -> list[reports.ModelParameter]:
     for task in card.tasks:
         sent = {"image": "input_reference"} if task.makes == "videos" else {"mask_image": "mask"}
         for one in task.parameters:
-            is_picture = one.name in ("image", "mask_image")
+            is_picture = one.name in ("image", "mask_image") or (
+                task.makes == "pictures" and one.name in NAMES
+            )
             if one.name not in known or (one.kind == "other" and not is_picture):
                 continue
             entry = reports.ModelParameter(
