@@ -5,7 +5,7 @@ Each entry is given a function that finds the test of another class, and makes w
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,7 @@ def of(
     other: str,
     change: Callable[[Components], Components] = lambda made: made,
     without: tuple[str, ...] = (),
+    changed: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Callable[[Find], Own]:
     """A pipeline with the components of another test, and its arguments but for those named."""
@@ -72,7 +73,9 @@ def of(
         def inputs() -> dict[str, Any]:
             takes_device = "device" in inspect.signature(test.get_dummy_inputs).parameters
             given = test.get_dummy_inputs(*["cpu"] * takes_device)
-            return {n: v for n, v in {**given, **more}.items() if n not in without}
+            return {
+                n: v for n, v in {**given, **(changed or {}), **more}.items() if n not in without
+            }
 
         return Own(name, lambda: change(test.get_dummy_components()), inputs)
 
@@ -200,7 +203,7 @@ UNION = {**TEXT, "control_image": [PICTURE], "control_mode": [0], "guidance_scal
 FRAMES = [Image.new("RGB", (16, 16), (9 * i, 90, 9)) for i in range(5)]
 DERIVED: dict[str, Callable[[Find], Own]] = {
     "AltDiffusionImg2ImgPipeline": of(
-        "AltDiffusionImg2ImgPipeline", "AltDiffusionPipeline", **CHANGED
+        "AltDiffusionImg2ImgPipeline", "AltDiffusionPipeline", changed=CHANGED
     ),
     "CogView4ControlPipeline": of(
         "CogView4ControlPipeline",

@@ -111,7 +111,12 @@ def _qwen(name: str, hidden: int) -> Any:
             "mrope_section": [1, 1, hidden // 4 - 2],
         },
     }
-    vision = {"depth": 2, "hidden_size": hidden, "embed_dim": hidden, "num_heads": 2}
+    vision: dict[str, Any] = {
+        "depth": 2,
+        "hidden_size": hidden,
+        "embed_dim": hidden,
+        "num_heads": 2,
+    }
     vision |= {"intermediate_size": hidden, "out_hidden_size": hidden, "mlp_ratio": 1}
     vision |= {"deepstack_visual_indexes": [0]}
     tokens = {

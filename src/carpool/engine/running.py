@@ -14,8 +14,8 @@ from carpool.engine.delivery import OffLoop, deliver
 from carpool.engine.describe import Describer
 from carpool.engine.execute import Failure
 from carpool.engine.fiber import Raised, Returned
-from carpool.engine.intercept import Call
 from carpool.engine.foreign_code import runs_foreign_code
+from carpool.engine.intercept import Call
 from carpool.engine.isolation import Isolation
 from carpool.engine.journal import Identity, Mismatch
 from carpool.engine.model.load import Loaded

@@ -1,8 +1,8 @@
 """Pictures in JSON that are parameters of their own: a ControlNet's, an IP-adapter's, in any lists.
 
-`{"control_image": "data:image/png;base64,..."}`, `{"ip_adapter_image": [[{"image_url": ...}], ...]}`:
+`{"control_image": "data:..."}`, `{"ip_adapter_image": [[{"image_url": ...}], ...]}`:
 what the pipeline takes nested is sent nested. The picture that is edited, and its mask, are read by
-`input_images`; in lists inside of a list, as several ControlNets take theirs, it is read here.
+`input_images`; in lists inside a list, as several ControlNets take theirs, it is read here.
 """
 
 from collections.abc import Iterator, Mapping
