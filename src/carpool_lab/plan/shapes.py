@@ -161,6 +161,8 @@ def _from_folder(name: str, dtype: torch.dtype, others: str) -> Model:
     cls = class_of("diffusers", str(index.get("_class_name")))
     if cls is None:
         raise LoadFailed(f"{name}: diffusers has no pipeline {index.get('_class_name')!r}")
+    if not hasattr(cls, "from_pipe"):  # of blocks: its configs may lie in other repositories
+        raise LoadFailed(f"{name} is a modular pipeline, which has no plan yet{others}")
     modules, takes = modules_of(index), signature(cls.__init__).parameters
     try:
         parts = {

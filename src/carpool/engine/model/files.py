@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from carpool.errors import LoadFailed
-from carpool.models.source import SINGLE_FILES, check_hub, find
+from carpool.models.source import SINGLE_FILES, check_hub, class_in, find
 
 log = logging.getLogger("carpool")
 
@@ -37,10 +37,10 @@ def modules_of(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Of a pipeline's index: library and class name of each component that is a module."""
     found = {}
     for name, entry in index.items():
-        if isinstance(entry, (list, tuple)) and len(entry) == 2 and entry[0] is not None:
-            cls = class_of(*map(str, entry))
+        if (said := class_in(entry)) is not None:
+            cls = class_of(*said)
             if cls is not None and isinstance(cls, type) and issubclass(cls, nn.Module):
-                found[name] = (str(entry[0]), str(entry[1]))
+                found[name] = said
     return found
 
 
