@@ -10,9 +10,12 @@ from diffusers import ComponentsManager, FluxModularPipeline, SequentialPipeline
 from diffusers.guiders import ClassifierFreeGuidance, SkipLayerGuidance
 
 import carpool
+from carpool.engine.journal import Answered, Journal
 from carpool.errors import LoadFailed, Rejected
+from carpool.request.parameters import check
+from carpool.types import Request
 from support import torchvision_cpu
-from support.engine_driver import CLOSE, Recorder, driving, gap
+from support.engine_driver import CLOSE, Drive, Recorder, driving, gap
 from support.isolation import differences, state_of
 from support.matrix.case import IMAGE, VIDEO
 from support.modular import CLASSES, MASK, PICTURE, arguments, modular, plain
@@ -169,6 +172,33 @@ def test_blocks_that_a_user_put_together_run_and_give_what_the_last_one_makes() 
         given = {**base, "num_inference_steps": n, "prompt": "a cat", "generator": generator}
         assert gap(recorder.outcome.fields["latents"], judge(**given, output="latents")) == 0
     assert gap(named.outcome.fields["latents"], heard[0].outcome.fields["latents"]) == 0
+
+
+def test_a_journal_takes_a_request_to_another_engine_unless_its_blocks_are_others() -> None:
+    name, kept, done = "Flux2KleinBaseModularPipeline", list[Answered](), []
+    request = Request("a cat", **{**arguments(modular(name)), "num_inference_steps": 4}, seed=1)
+
+    def play(drive: Drive, journal: Journal, until: int = 4) -> Recorder:
+        recorder = Recorder()
+        drive.engine.submit(check(drive.engine.loaded.card, request), recorder, 0.0, journal)
+        drive.turn_until(lambda: recorder.is_done or recorder.step >= until)
+        return recorder
+
+    with driving(modular(name), numerics="exact") as drive:
+        play(drive, Journal([], kept.append), until=2)
+        entries = [one.entry() for one in kept]
+        drive.finish()
+        whole = len(drive.forwards)
+    for is_other in (False, True):
+        pipe = modular(name)
+        if is_other:
+            pipe._blocks = SequentialPipelineBlocks.from_blocks_dict(dict(pipe._blocks.sub_blocks))
+        with driving(pipe, numerics="exact") as drive:
+            done.append(play(drive, Journal(entries, None)))
+            drive.finish()
+            assert (len(drive.forwards) == whole) is is_other
+    assert gap(result(done[0]), plain(modular(name), seed=1, **{
+        "prompt": "a cat", **arguments(modular(name)), "num_inference_steps": 4})) == 0  # fmt: skip
 
 
 @pytest.fixture(scope="module")

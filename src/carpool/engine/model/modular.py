@@ -87,11 +87,12 @@ def workflows(pipe: ModularPipeline) -> dict[str, list[Any]]:
     blocks = pipe.blocks
     try:
         parts = [blocks.get_workflow(name) for name in blocks.available_workflows]
-    except NotImplementedError:  # blocks without choices
-        parts = [blocks]
+        named = [{one.name: one for one in part.inputs if one.name} for part in parts]
+    except NotImplementedError:  # whether one block gives what another requires is not known
+        own = [one for one in blocks.inputs if one.name]
+        named = [{i.name: replace(i, required=i.required and i.name == "prompt") for i in own}]
     by_task: dict[str, list[dict[str, Any]]] = {}
-    for part in parts:
-        inputs = {one.name: one for one in part.inputs if one.name}
+    for inputs in named:
         by_task.setdefault(_task(inputs, set(blocks.output_names)), []).append(inputs)
     everything = {one.name: one for one in blocks.inputs if one.name}
     return {
