@@ -1,7 +1,8 @@
 """What is known of every pipeline class that diffusers ships, for `docs/models.md`.
 
 Rows of the matrix prove classes (`models/proof.json`), and tests do: those are named in
-`known_pipelines.json`. `tried_pipelines.json` is what `make test-diffusers` saw. How a denoiser
+`known_pipelines.json`. `tried_pipelines.json` is what `make test-diffusers` saw, and
+`untried_pipelines.json` says why it did not see the rest. How a denoiser
 fuses is read from the types of the class's arguments.
 """
 
@@ -21,6 +22,7 @@ from carpool.models.grid import proof, short
 
 FROM_TESTS = Path(__file__).parent / "known_pipelines.json"
 TRIED = Path(__file__).parent / "tried_pipelines.json"
+UNTRIED = Path(__file__).parent / "untried_pipelines.json"
 MEANING = {
     "proven": "requests together got what plain diffusers gives each alone, in the rows of the "
     "matrix or the test that is named",
@@ -33,8 +35,8 @@ MEANING = {
     "alone, and the pipeline came back as it was; named are the difference in `fast` (of values up "
     "to one) and the most requests in a forward (`make test-diffusers`)",
     "refused": "it cannot be loaded",
-    "never tried": "no test has run it; nothing in it is refused, and `carpool check MODEL` shows "
-    "what it does",
+    "never tried": "no test has run it, for the reason named; nothing in it is refused, and "
+    "`carpool check MODEL` shows what it does",
 }
 BASES = ("DiffusionPipeline", "ModularPipeline")
 DENOISERS = ("transformer", "unet", "prior", "decoder", "denoiser", "dit")
@@ -71,6 +73,12 @@ def tried() -> dict[str, dict[str, Any]]:
     return known
 
 
+def untried() -> dict[str, str]:
+    """Why no test runs a class, by its name."""
+    reasons: dict[str, str] = json.loads(UNTRIED.read_text())
+    return reasons
+
+
 def _known(name: str) -> Known:
     cls = getattr(diffusers, name)
     if missing := sorted({*getattr(cls, "_backends", ())} - {"torch", "transformers"}):
@@ -88,7 +96,7 @@ def _known(name: str) -> Known:
         file, _, test = tested["test"].partition("::")
         how = f"{tested['why']}{'; ' * bool(tested['why'])}`{Path(file).name}`: {test}"
         return Known(name, tested["known"], how, denoisers)
-    return Known(name, "never tried", "", denoisers)
+    return Known(name, "never tried", untried().get(name, ""), denoisers)
 
 
 def _denoisers(cls: type) -> Iterator[str]:

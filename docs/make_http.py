@@ -21,7 +21,9 @@ Made from the code by `make docs`; do not edit. The same as a document for progr
 `authorization: Bearer KEY`.
 
 Bodies that ask for pictures or videos take every other parameter of the model's own pipeline too,
-at the top level: `GET /v1/models` lists them with their types and defaults.
+at the top level: `GET /v1/models` lists them with their types and defaults. In bodies for pictures,
+those that are pictures are `data:` URLs, alone, in lists or in lists of lists, as the pipeline
+takes them; `/v1/images/edits` takes them beyond 1 MiB, too.
 """
 Schema = Mapping[str, Any]
 

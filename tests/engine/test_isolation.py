@@ -31,6 +31,13 @@ class Doubling(ModelHook):  # type: ignore[misc]
         return 2 * output
 
 
+class Processor:
+    """A plain object, as most attention processors are; diffusers' IP-adapter has such a list."""
+
+    def __init__(self) -> None:
+        self.scale, self.shift = [1.0], 0.0
+
+
 class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
     """A denoiser in which every kind of state shows in what it gives."""
 
@@ -42,6 +49,7 @@ class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self.register_buffer("large", torch.ones(2**18 + 1))  # its copy is not kept
         self.gain = 1.0
         self.gains = [1.0]
+        self.options, self.processor = {"bias": 0.0}, Processor()
         self.added = self.second.register_forward_hook(add_one)
         HookRegistry.check_if_exists_or_initialize(self.first).register_hook(Doubling(), "earlier")
 
@@ -52,7 +60,8 @@ class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
             x = x + 1
         if any(weight.requires_grad for weight in self.parameters()):
             x = x + 2
-        x = x * self.gain * self.config.factor * sum(self.gains)
+        x = x * self.gain * self.config.factor * sum(self.gains) + self.options["bias"]
+        x = x * self.processor.scale[0] + self.processor.shift
         y: Tensor = x + self.shift * self.large[0]
         return y.float()
 
@@ -137,6 +146,11 @@ def write_list(net: Any) -> None:
     net.gains.append(1.0)
 
 
+def write_list_first(net: Any) -> None:
+    net.gains.append(1.0)
+    net.gain = 1.5
+
+
 def delete(net: Any) -> None:
     del net.second
 
@@ -198,6 +212,12 @@ WRITES: dict[str, Write] = {
     "attribute": lambda net: setattr(net, "gain", 3.0),
     "new attribute": add_attribute,
     "list": write_list,
+    "list alone": lambda net: net.gains.append(2.0),
+    "entry of a list": lambda net: net.gains.__setitem__(0, 3.0),
+    "dictionary": lambda net: net.options.update(bias=1.0),
+    "attribute of a processor": lambda net: setattr(net.processor, "shift", 1.0),
+    "list of a processor": lambda net: net.processor.scale.__setitem__(0, 2.0),
+    "list, then attribute": write_list_first,
     "child": replace_child,
     "popped child": pop_child,
     "deleted child": delete,

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from support.diffusers_tests import FOLDER, configurations, pipeline, requests, tensors
+from support.diffusers_tests import FOLDERS, configurations, pipeline, requests, tensors
 from support.engine_driver import driving
 from support.isolation import differences, state_of
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(FOLDER is None, reason="DIFFUSERS_CHECKOUT names no checkout of diffusers"),
+    pytest.mark.skipif(not FOLDERS, reason="DIFFUSERS_CHECKOUT names no checkout of diffusers"),
 ]
 RESULTS = Path(__file__).parents[2] / "docs" / "tried_pipelines.json"
 

@@ -153,3 +153,10 @@ def test_a_grid_of_pictures_may_have_a_gap_and_a_list_may_not() -> None:
     assert check(card, Request("a", image=grid)).arguments["image"] == grid
     with pytest.raises(InvalidValue, match="image is a NoneType"):
         check(card, Request("a", image=[picture(), None]))
+
+
+def test_a_mask_needs_no_picture_where_the_pipeline_takes_none() -> None:
+    latents = Task("inpaint", "DiffEditPipeline", (*COMMON, MASK, Parameter("latents", "other")))
+    card = Card("model", (latents,), {}, 16, (64, 64), 128 * 128, 100)
+
+    assert check(card, Request("a cat", mask_image=picture(mode="L"))).task == "inpaint"

@@ -1,6 +1,7 @@
 """What may be registered as an adapter, and what a request may say of adapters."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,9 +216,16 @@ def test_scales_are_one_unless_said_and_zero_is_none() -> None:
 
 def test_the_scale_of_diffusers_is_refused_in_favour_of_ours() -> None:
     with driving("flux") as drive:
-        card = drive.engine.loaded.card
+        plain = drive.engine.loaded.card
+    card, scale = (
+        replace(plain, lora=KNOWN),
+        Request("a cat", joint_attention_kwargs={"scale": 0.5}),
+    )
 
     with pytest.raises(UnsupportedParameter, match="use lora, a list of"):
-        check(card, Request("a cat", joint_attention_kwargs={"scale": 0.5}))
-    job = check(card, Request("a cat", joint_attention_kwargs={"other": 1}))
-    assert job.lora == ()
+        check(card, scale)
+    with pytest.raises(UnsupportedParameter, match="use lora, a list of"):
+        check(plain, scale, from_json=True)
+    assert check(card, Request("a cat", joint_attention_kwargs={"other": 1})).lora == ()
+    # the pipeline's own adapters, which the user has loaded, are turned as in diffusers
+    assert check(plain, scale).arguments["joint_attention_kwargs"] == {"scale": 0.5}

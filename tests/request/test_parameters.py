@@ -307,6 +307,16 @@ def test_the_models_own_strength_and_the_steps_of_sigmas_count_too() -> None:
         check(card, Request("a cat", sigmas=[1.0, 0.5], strength=0.3))
 
 
+def test_a_strength_counts_for_nothing_where_a_refiner_is_told_where_to_start() -> None:
+    start = Parameter("denoising_start", "float")
+    mine = replace(CARD.tasks[0], strength_rounds="down")
+    card = replace(CARD, tasks=(replace(mine, parameters=(*mine.parameters, start)),))
+
+    check(card, Request("a cat", num_inference_steps=1, denoising_start=0.5))
+    with pytest.raises(InvalidValue, match="leaves none of 1 steps"):
+        check(card, Request("a cat", num_inference_steps=1, denoising_start=None))
+
+
 def test_a_card_knows_its_size_from_the_model_its_defaults_or_its_pipeline() -> None:
     sided = replace(
         BARE.tasks[0],

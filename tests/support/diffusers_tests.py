@@ -1,16 +1,19 @@
 """Tiny pipelines of diffusers' own tests, from a checkout of its repository.
 
 `DIFFUSERS_CHECKOUT` names the folder. Nothing of it is part of this project: its tests know a tiny
-configuration and legal arguments of almost every pipeline, and are imported from there. What they
-would fetch from the hub, tokenizers and a few text encoders, is replaced by parts made here.
+configuration and legal arguments of almost every pipeline, and are imported from there. Several
+folders may be named, with colons between them: of a class the first that tests it counts, so that
+an older release adds the classes whose tests were taken out since. What the tests would fetch from
+the hub is replaced by parts made here (`stand_ins`).
 """
 
+import contextlib
 import copy
 import importlib
 import inspect
 import os
+import pkgutil
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -21,82 +24,81 @@ from typing import Any
 import diffusers
 import numpy as np
 import torch
-import transformers
 from PIL import Image
 from torch import Tensor, nn
 
+from support import more_pipelines, stand_ins
 from support.isolation import build
-from support.tiny import parts
 
-FOLDER = os.environ.get("DIFFUSERS_CHECKOUT")
-
-
-def _letters() -> Any:
-    """A tokenizer for BERT, whose words are letters."""
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    with tempfile.TemporaryDirectory() as folder:
-        words = [*special, *letters, *(f"##{one}" for one in letters)]
-        Path(folder, "vocab.txt").write_text("\n".join(words))
-        return transformers.BertTokenizer.from_pretrained(folder)
-
-
-_TOKENIZERS = {  # by a part of the hub's name, the first that fits
-    "t5": parts.t5_tokenizer,
-    "kandinsky": parts.clip_tokenizer,
-    "mclip": parts.t5_tokenizer,
-    "clip": parts.clip_tokenizer,
-    "roberta": parts.clip_tokenizer,
-    "bert": _letters,
-    "gpt": parts.clip_tokenizer,
-    "qwen": parts.qwen2_tokenizer,
-    "smollm": parts.qwen2_tokenizer,
-    "gemma": parts.gemma_tokenizer,
-    "llama": parts.llama_tokenizer,
-    "hunyaun": parts.llama_tokenizer,
-    "mistral": parts.llama_tokenizer,
-}
-_SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-_MODELS: dict[str, tuple[type, dict[str, Any]]] = {
-    "umt5": (transformers.UMT5Config, {"vocab_size": 1200, "d_model": 32, "d_kv": 8, "d_ff": 37}),
-    "t5": (transformers.T5Config, {"vocab_size": 1200, "d_model": 32, "d_kv": 8, "d_ff": 37}),
-    "bert": (transformers.BertConfig, {**_SMALL, "intermediate_size": 37}),
-    "llama": (transformers.LlamaConfig, {**_SMALL, "hidden_size": 16, "intermediate_size": 37}),
-    "gemma": (
-        transformers.Gemma2Config,
-        {**_SMALL, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 37},
-    ),
-}
+FOLDERS = [one for one in os.environ.get("DIFFUSERS_CHECKOUT", "").split(":") if one]
 
 
 @cache
 def configurations() -> dict[str, Any]:
     """Diffusers' test classes that know how to build a pipeline and call it, by pipeline class."""
-    if FOLDER is None:
+    if not FOLDERS:
         return {}
-    _replace_what_is_on_the_hub()
-    sys.path.insert(0, FOLDER)
-    sys.modules.pop("tests", None)  # as pytest calls ours; diffusers' import each other by it
+    stand_ins.install()
+    _find_moved_packages()
     found: dict[str, Any] = {}
-    for file in sorted(Path(FOLDER, "tests", "pipelines").rglob("test_*.py")):
-        name = ".".join(file.relative_to(FOLDER).with_suffix("").parts)
+    ours, theirs = _taken_modules(), dict[str, Any]()
+    for folder in FOLDERS:
+        sys.path.insert(0, folder)
+        for test in _tests(folder):
+            cls = getattr(test, "pipeline_class", None)
+            if inspect.isclass(cls) and _builds(test):
+                bases = [base.__name__ for base in cls.__mro__ if hasattr(diffusers, base.__name__)]
+                if bases:
+                    found.setdefault(bases[0], test)
+        sys.path.remove(folder)
+        theirs = _taken_modules() | theirs
+    sys.modules.update(theirs | ours)
+    for name, make in more_pipelines.DERIVED.items():
+        found[name] = lambda make=make: make(lambda of: found[of]())
+    return found
+
+
+def _taken_modules() -> dict[str, Any]:
+    """The modules of `tests`, taken away: diffusers' import each other by the name of ours."""
+    names = [one for one in sys.modules if one.partition(".")[0] == "tests"]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def _tests(folder: str) -> Iterator[Any]:
+    """The classes in the files of a checkout's tests of pipelines, as far as they can be read."""
+    for file in sorted(Path(folder, "tests", "pipelines").rglob("test_*.py")):
+        name = ".".join(file.relative_to(folder).with_suffix("").parts)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 module = importlib.import_module(name)
-        except ImportError:  # of a library that is missing
+        except (ImportError, AttributeError):  # of a library that is missing, or another release
             continue
         own = [one for one in vars(module).values() if getattr(one, "__module__", "") == name]
-        for one in filter(inspect.isclass, own):
-            cls = getattr(one, "pipeline_class", None)
-            if inspect.isclass(cls):
-                bases = [base.__name__ for base in cls.__mro__ if hasattr(diffusers, base.__name__)]
-                if hasattr(one, "get_dummy_components") and bases:
-                    found.setdefault(bases[0], one)
-    for module in [one for name, one in sys.modules.items() if "diffusers.pipelines" in name]:
-        if "basic_clean" in vars(module) and "ftfy" not in vars(module):
-            vars(module)["ftfy"] = SimpleNamespace(fix_text=str)
-    return found
+        yield from filter(inspect.isclass, own)
+
+
+def _builds(test: Any) -> bool:
+    """Whether a test class makes a pipeline's components without being told more."""
+    make = getattr(test, "get_dummy_components", None)
+    if make is None:
+        return False
+    given = list(inspect.signature(make).parameters.values())[1:]
+    return all(one.default is not one.empty or one.kind is one.VAR_KEYWORD for one in given)
+
+
+def _find_moved_packages() -> None:
+    """Packages of old pipelines by the names that they had before they were deprecated."""
+    moved = importlib.import_module("diffusers.pipelines.deprecated")
+    for one in pkgutil.walk_packages(moved.__path__, f"{moved.__name__}."):
+        with contextlib.suppress(ImportError, RuntimeError):
+            known = importlib.import_module(one.name)
+            sys.modules.setdefault(one.name.replace(".deprecated", ""), known)
+
+
+def _without_ftfy(pipe: Any) -> None:
+    """Prompts of a pipeline are cleaned without ftfy, which is not installed."""
+    vars(sys.modules[type(pipe).__module__]).setdefault("ftfy", SimpleNamespace(fix_text=str))
 
 
 def pipeline(name: str) -> Any:
@@ -105,6 +107,7 @@ def pipeline(name: str) -> Any:
     def make() -> Any:
         test = configurations()[name]()
         pipe = test.pipeline_class(**test.get_dummy_components())
+        _without_ftfy(pipe)
         drawn = torch.Generator().manual_seed(7)
         for component in pipe.components.values():
             if isinstance(component, nn.Module):
@@ -131,16 +134,19 @@ def requests(name: str) -> list[dict[str, Any]]:
     takes_device = "device" in inspect.signature(test.get_dummy_inputs).parameters
     given = test.get_dummy_inputs("cpu") if takes_device else test.get_dummy_inputs()
     given.pop("generator", None)
+    if given.get("output_type") == "numpy":  # as it was called once; diffusers warns of it
+        given["output_type"] = "np"
     steps, prompt = given.get("num_inference_steps"), given.get("prompt")
     scale = next((n for n in ("guidance_scale", "true_cfg_scale") if n in given), None)
     other: dict[str, Any] = {}
     longer: dict[str, Any] = {}
-    if isinstance(prompt, str):
+    if isinstance(prompt, str) and prompt:  # else its encoder may know a few words only
         other["prompt"] = " ".join(["a", *prompt.split()[1:]])
         longer["prompt"] = f"{prompt} by the sea with a hat"
 
     def more(count: int) -> dict[str, Any]:
-        return {"num_inference_steps": steps + count} if isinstance(steps, int) else {}
+        is_free = isinstance(steps, int) and "image_latents" not in given  # else one for each step
+        return {"num_inference_steps": steps + count} if is_free else {}
 
     guided, unguided = ({scale: given[scale] + 1.5}, {scale: 1.0}) if scale else ({}, {})
     changes: tuple[dict[str, Any], ...] = (
@@ -169,37 +175,3 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(one)
     elif hasattr(value, "__dict__"):  # a mesh
         yield from tensors(vars(value))
-
-
-def _replace_what_is_on_the_hub() -> None:
-    """Tokenizers, configs and models by name: parts made here, for the life of the process."""
-    tokenizers = transformers.PreTrainedTokenizerBase
-    for owner in (tokenizers, transformers.AutoTokenizer):
-        _replace(owner, lambda cls, name: _fitting(_TOKENIZERS, name)())
-    _replace(transformers.PreTrainedModel, lambda cls, name: cls(_config(name)))
-    _replace(transformers.AutoConfig, lambda cls, name: _config(name))
-
-
-def _replace(owner: Any, make: Any) -> None:
-    plain = owner.from_pretrained
-
-    def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
-        if Path(name).exists():
-            return getattr(plain, "__func__", lambda _, *a, **k: plain(*a, **k))(
-                cls, name, *args, **kwargs
-            )
-        return make(cls, str(name).lower())
-
-    owner.from_pretrained = classmethod(from_pretrained)
-
-
-def _fitting(known: dict[str, Any], name: str) -> Any:
-    for part, one in known.items():
-        if part in name:
-            return one
-    raise OSError(f"there is no stand-in for {name}")
-
-
-def _config(name: str) -> Any:
-    cls, given = _fitting(_MODELS, name)
-    return cls(**given)

@@ -19,8 +19,9 @@ from typing import Any, Protocol
 from torch import nn
 
 from carpool.engine.fiber import current_context, in_fiber, park
+from carpool.engine.foreign_code import foreign_parts, is_of_a_library
 from carpool.engine.row_mixing import mixes_rows
-from carpool.engine.specs import Spec
+from carpool.engine.specs import SPECS, Spec
 from carpool.engine.specs.plugins import spec_of
 from carpool.request.lora import AdapterScales
 from carpool.types import Phase, phase_of
@@ -41,6 +42,7 @@ class Target:
     spec: Spec | None  # None: calls of this method run alone
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of what a call may leave out
     is_exclusive: bool = False  # of one request, in whose own state it runs: see `isolation.py`
+    is_doubted: bool = False  # its table was written for other code: it is proven first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,7 +183,14 @@ def _target(component: str, module: nn.Module, method: str) -> Target:
         spec=None if takes_any else spec_of(type(module).__name__, method),
         defaults={p.name: p.default for p in parameters if p.default is not p.empty},
         is_exclusive=mixes_rows(module) is not None,
+        is_doubted=_has_other_code(module, method),
     )
+
+
+def _has_other_code(module: nn.Module, method: str) -> bool:
+    """Whether code runs in a module that the author of its table cannot have known."""
+    is_ours = (type(module).__name__, method) in SPECS and not is_of_a_library(type(module))
+    return is_ours or next(foreign_parts(module), None) is not None
 
 
 def _parking(target: Target) -> Callable[..., Any]:

@@ -62,12 +62,13 @@ class Isolation:
         """The state of a request that is about to start.
 
         Args:
-            is_watched: what it does to weights by functions of torch is followed, too.
+            is_watched: what it does to weights by functions of torch is followed, too, and what it
+                writes in lists and plain objects of modules.
         """
         random = RandomState(seed, self._device)
         # a tensor of the CPU can be read without waiting: nothing has to be known of it beforehand
         is_copied = self._device.type != "cpu"
-        overlay = Overlay(self._shared)
+        overlay = Overlay(self._shared, is_watched=is_watched)
         functions = FunctionModes(*([WeightsWatch(overlay)] if is_watched else []))
         return RequestContext(overlay, random, self._pins, functions, copies=is_copied)
 

@@ -17,6 +17,7 @@ from carpool.engine.delivery import OffLoop, deliver
 from carpool.engine.describe import Describer
 from carpool.engine.execute import Failure
 from carpool.engine.fiber import Raised, Returned
+from carpool.engine.foreign_code import runs_foreign_code
 from carpool.engine.installation import Installation
 from carpool.engine.intercept import Call
 from carpool.engine.journal import Identity, Mismatch
@@ -26,7 +27,6 @@ from carpool.engine.model.view import call, view
 from carpool.engine.observe.heartbeat import Heartbeat
 from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.timeline import Timelines
-from carpool.engine.overlay.functions import runs_foreign_code
 from carpool.engine.pipeline_errors import to_api_error
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import FiberState, RequestState

@@ -64,13 +64,10 @@ def requests_of(
         names = ", ".join(map(repr, served))
         told = f"the job wants model {wanted!r}, and the server runs {names} by now"
         raise ModelNotFound(told, param="model")
-    pictures: dict[str, Any] = {}
-    for argument, files in record.work.get("inputs", {}).items():
-        contents = [(stored(name), mode) for name, mode in files]
-        if read is None or any(content is None for content, _ in contents):
-            raise StoreFailed("the job was stored, but its pictures cannot be read any more")
-        found = [read(content, mode) for content, mode in contents if content is not None]
-        pictures[argument] = found if len(found) > 1 else found[0]
+    pictures = {
+        argument: _pictures(files, stored, read)
+        for argument, files in record.work.get("inputs", {}).items()
+    }
     waited_s = uptime_s - record.created_up_s
     return [
         replace(
@@ -83,6 +80,20 @@ def requests_of(
         )
         for one in asked
     ]
+
+
+def _pictures(files: Any, stored: Stored, read: Reader | None) -> Any:
+    """The pictures of an argument, as `media.inputs.packed` was given them."""
+    if isinstance(files, dict):
+        return [
+            _pictures(one if isinstance(one, dict) else [one], stored, read)
+            for one in files["list"]
+        ]
+    contents = [(stored(name), mode) for name, mode in files]
+    if read is None or any(content is None for content, _ in contents):
+        raise StoreFailed("the job was stored, but its pictures cannot be read any more")
+    found = [read(content, mode) for content, mode in contents if content is not None]
+    return found if len(found) > 1 else found[0]
 
 
 def _left(timeout_s: float | None, waited_s: float) -> float | None:

@@ -17,22 +17,33 @@ def packed(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, byte
     """The pictures among a pipeline's arguments as PNG files. Slow: call it on a thread.
 
     Args:
-        arguments: pictures are of mode RGB, RGBA, L or 1, alone or in lists.
+        arguments: pictures are of mode RGB, RGBA, L or 1, alone or in lists of any depth.
 
     Returns:
-        By argument the file names and modes of its pictures; and the files by name.
+        By argument the file names and modes of its pictures: [[name, mode], ...], where a single
+        one is no list; {"list": [...]} where a list has one entry, or lists; and the files by name.
     """
-    named: dict[str, Any] = {}
     files: dict[str, bytes] = {}
+
+    def stored(given: Any) -> Any:
+        if isinstance(given, (list, tuple)):
+            return {"list": [stored(one) for one in given]}
+        picture = given.convert("L") if given.mode == "1" else given  # as pipelines read masks
+        file = io.BytesIO()
+        picture.save(file, "PNG", compress_level=1)
+        name = f"input-{len(files)}.png"
+        files[name] = file.getvalue()
+        return [name, picture.mode]
+
+    named: dict[str, Any] = {}
     for argument in NAMES:
-        given = arguments.get(argument, [])
-        for one in [given] if isinstance(given, Image.Image) else given:
-            picture = one.convert("L") if one.mode == "1" else one  # as pipelines read masks
-            file = io.BytesIO()
-            picture.save(file, "PNG", compress_level=1)
-            name = f"input-{len(files)}.png"
-            named.setdefault(argument, []).append([name, picture.mode])
-            files[name] = file.getvalue()
+        if (given := arguments.get(argument)) is None:
+            continue
+        found = stored(given)
+        plain = found["list"] if isinstance(found, dict) else [found]
+        is_plain = all(isinstance(one, list) for one in plain)
+        is_single_in_list = isinstance(found, dict) and len(plain) == 1
+        named[argument] = plain if is_plain and not is_single_in_list else found
     return named, files
 
 

@@ -19,7 +19,13 @@ Size = tuple[int, int]  # width, height
 
 
 def check_pictures(
-    arguments: Mapping[str, Any], *, mode: str, most: int, least_px: int, max_pixels: int
+    arguments: Mapping[str, Any],
+    *,
+    mode: str,
+    most: int,
+    least_px: int,
+    max_pixels: int,
+    takes_image: bool = True,
 ) -> None:
     """Refuse pictures that the pipeline cannot take as they are.
 
@@ -30,6 +36,7 @@ def check_pictures(
         most: reference images that the pipeline takes.
         least_px: shortest side.
         max_pixels: largest picture.
+        takes_image: a mask goes with a picture; DiffEdit's goes with latents.
 
     Raises:
         InvalidValue, MissingParameter: name what was seen and the rule.
@@ -51,7 +58,7 @@ def check_pictures(
         for one in ones:
             modes = (mode,) if name in PICTURES else ("L", "1", mode)
             _check_one(name, one, modes, least_px, max_pixels)
-    _check_mask(arguments)
+    _check_mask(arguments, takes_image)
 
 
 def _check_one(
@@ -93,7 +100,7 @@ def _check_one(
         )
 
 
-def _check_mask(arguments: Mapping[str, Any]) -> None:
+def _check_mask(arguments: Mapping[str, Any], takes_image: bool) -> None:
     for name in MASKS:
         given = arguments.get(name)
         ones = given if isinstance(given, (list, tuple)) else [given]
@@ -101,7 +108,7 @@ def _check_mask(arguments: Mapping[str, Any]) -> None:
             rule = "what is to be drawn anew must be white, and nothing is"
             raise MaskMismatch(f"{name} marks nothing: {rule}", param=name)
     mask = arguments.get("mask_image")
-    if mask is None:
+    if mask is None or not takes_image:
         return
     image = arguments.get("image")
     if image is None:

@@ -62,7 +62,11 @@ def check_lora(given: Any, known: Sequence[str]) -> AdapterScales:
 
 
 def refuse_scale(name: str, value: Any) -> None:
-    """Refuse the scale by which diffusers turns all adapters of a pipeline at once."""
+    """Refuse the scale by which diffusers turns all adapters of a pipeline at once.
+
+    It knows nothing of the engine's. In Python, where a model has none, the scale turns those that
+    the user loaded into the pipeline, as in diffusers.
+    """
     if name in ATTENTION and isinstance(value, Mapping) and "scale" in value:
         raise UnsupportedParameter(
             f"{name} has a scale, which is one for all adapters: use lora, a list of {_ENTRY}",

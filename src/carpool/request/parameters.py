@@ -76,7 +76,8 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
             continue
         if name not in known:
             raise _unknown(card, task, name, from_json)
-        refuse_scale(name, value)
+        if card.lora or from_json:
+            refuse_scale(name, value)
         arguments[name] = None if value is None else _value(task, known[name], value, from_json)
     check_texts({name: value for name, value in arguments.items() if name in given})
     if "negative_prompt" in known and arguments.get("negative_prompt_embeds") is not None:
@@ -89,6 +90,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         most=task.max_images,
         least_px=card.size_multiple_px,
         max_pixels=card.max_pixels,
+        takes_image="image" in known,
     )
     missing = [p.name for p in task.parameters if p.required and p.name not in arguments]
     has_prompt = any(arguments.get(name) is not None for name in ("prompt", "prompt_embeds"))

@@ -43,6 +43,8 @@ def check_strength(task: Task, arguments: Mapping[str, Any]) -> None:
         steps = len(said[name]) if isinstance(said.get(name), (list, tuple)) else steps
     if task.strength_rounds is None or not is_number(strength) or not steps:
         return
+    if said.get("denoising_start") is not None:  # then the strength is not read
+        return
     is_rounded_up = task.strength_rounds == "up"
     if is_rounded_up and int(max(steps - min(steps * strength, steps), 0)) < steps:
         return

@@ -21,14 +21,14 @@ _REGISTERS = 8
 _CHANNELS = 4  # of the latents, of video and of sound
 
 
-def gemma3() -> Gemma3ForConditionalGeneration:
+def gemma3(width: int = _WIDTH) -> Gemma3ForConditionalGeneration:
     """Draw a Gemma 3 that could see pictures, and is read as a text encoder."""
     tokenizer = gemma_tokenizer()
     size = len(tokenizer)
     config = Gemma3Config(
         text_config={
             "vocab_size": size + 3,
-            "hidden_size": _WIDTH,
+            "hidden_size": width,
             "intermediate_size": 37,
             "num_hidden_layers": _LAYERS,
             "num_attention_heads": 2,
@@ -40,7 +40,7 @@ def gemma3() -> Gemma3ForConditionalGeneration:
             "eos_token_id": tokenizer.eos_token_id,
         },
         vision_config={
-            "hidden_size": _WIDTH,
+            "hidden_size": width,
             "intermediate_size": 37,
             "num_hidden_layers": 1,
             "num_attention_heads": 2,

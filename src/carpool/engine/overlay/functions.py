@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from carpool.engine.overlay.overlay import Overlay
@@ -20,7 +20,6 @@ from carpool.engine.overlay.writes import IN_PLACE, data
 _len: Any = torch._C._len_torch_function_stack
 _pop: Any = torch.overrides._pop_mode
 _push: Any = torch.overrides._push_mode
-_LIBRARIES = ("builtins", "carpool", "collections", "diffusers", "numpy", "torch", "transformers")
 
 
 class FunctionModes:
@@ -101,15 +100,6 @@ class WeightsWatch(TorchFunctionMode):
         for one in viewed:
             self._overlay.own(one)
         return func(*args, **given)  # once more, which gives a view of the copy
-
-
-def runs_foreign_code(pipe: Any, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call of a pipeline runs code that the libraries do not ship, its modules aside."""
-    parts = [pipe, *(one for one in vars(pipe).values() if not isinstance(one, nn.Module))]
-    modules = [str(getattr(one, "__module__", "builtins")) for one in parts]
-    return any(map(callable, arguments.values())) or any(
-        one.partition(".")[0] not in _LIBRARIES for one in modules
-    )
 
 
 def _writes(func: Any, given: Mapping[str, Any]) -> bool:

@@ -3,6 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -14,6 +16,10 @@ from carpool.engine.overlay.writes import data, point
 REGISTRY = "_diffusers_hook"  # the attribute that diffusers keeps its hooks in
 _ABSENT = object()
 _CONTAINERS = (dict, OrderedDict, list, set)
+_USUAL = frozenset(vars(nn.Module()))  # what every module holds
+_NO_OBJECTS = (
+    *(nn.Module, Tensor, FrozenDict, type, ModuleType, FunctionType, MethodType, partial),
+)
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
@@ -78,6 +84,11 @@ class ModuleState:
             (one, to if one is tensor else then, flag) for one, then, flag in self.tensors
         ]
 
+    def correct(self, container: Any, entries: Any) -> None:
+        """Say what one of the containers held then."""
+        self.dicts = [(one, entries if one is container else then) for one, then in self.dicts]
+        self.others = [(one, entries if one is container else then) for one, then in self.others]
+
     def reunite(self) -> None:
         """Let copies that were made, and not written on, be the same storage again."""
         for tensor, then, _ in self.tensors:
@@ -108,7 +119,29 @@ class ModuleState:
                 tensor.requires_grad_(flag)
 
 
+def own_containers(module: nn.Module) -> Iterator[Any]:
+    """The lists, dictionaries and sets that a module holds, and those of its plain objects.
+
+    What every module has is not among them: it reports its own writes.
+    """
+    for name, value in vars(module).items():
+        if name in _USUAL or name == REGISTRY:
+            continue
+        if type(value) in _CONTAINERS:
+            yield value
+        elif (inner := _attributes(value)) is not None:  # an attention processor, a config
+            yield inner
+            yield from (one for one in inner.values() if type(one) in _CONTAINERS)
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    found = getattr(value, "__dict__", None)
+    is_plain = type(found) is dict and not isinstance(value, _NO_OBJECTS)
+    return found if is_plain else None
+
+
 def _containers(module: nn.Module) -> Iterator[Any]:
+    yield from own_containers(module)
     for holder in (module, vars(module).get(REGISTRY)):
         if holder is not None:
             yield vars(holder)
@@ -117,6 +150,11 @@ def _containers(module: nn.Module) -> Iterator[Any]:
     if isinstance(config := vars(module).get("_internal_dict"), FrozenDict):
         yield config
         yield vars(config)
+
+
+def is_same(container: Any, copy: Any) -> bool:
+    """Whether a container holds what is in a copy of it."""
+    return (_are_same if isinstance(container, dict) else _has_same)(container, copy)
 
 
 def _has_same(container: Any, values: list[Any]) -> bool:

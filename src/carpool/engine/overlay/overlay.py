@@ -22,8 +22,13 @@ from carpool.engine.overlay.writes import data, point
 class Overlay:
     """The changes that one request made to shared modules."""
 
-    def __init__(self, shared: SharedModules) -> None:
+    def __init__(self, shared: SharedModules, *, is_watched: bool = False) -> None:
+        """
+        Args:
+            is_watched: writes on lists, dictionaries and plain objects of modules are found, too.
+        """
         self._shared = shared
+        self._containers = shared.containers() if is_watched else []
         self._touched: dict[int, _Touched] = {}
         self.changed: dict[str, None] = {}  # names of modules that were ever changed, in order
 
@@ -62,7 +67,7 @@ class Overlay:
 
     def covers(self, component: nn.Module) -> bool:
         """Whether the request has changed this component, or a module inside of it."""
-        self._take_buffers()
+        self._take_unreported()
         for known, one in self._touched.items():
             if id(component) in self._shared.owners[known] and one.is_changed:
                 one.before.reunite()  # a view was taken, and nothing written on it
@@ -75,6 +80,9 @@ class Overlay:
         for buffer in self._shared.buffers:
             if buffer.is_written:  # by a forward
                 buffer.keep()
+        for container in self._containers:
+            if container.is_written:
+                container.keep()
         for one in self._touched.values():
             one.before = ModuleState.of(
                 one.module
@@ -85,7 +93,7 @@ class Overlay:
 
     def withdraw(self) -> None:
         """Show everybody the shared modules again."""
-        self._take_buffers()
+        self._take_unreported()
         changed: list[_Touched] = []
         for known, one in list(self._touched.items()):
             self._shared.expect(one.module)
@@ -100,8 +108,12 @@ class Overlay:
         for one in changed:
             one.before.restore()
 
-    def _take_buffers(self) -> None:
-        """Buffers that the request has written in: they are its own, the copies everybody's."""
+    def _take_unreported(self) -> None:
+        """Buffers and containers that the request wrote in are its own, the copies everybody's."""
+        for container in self._containers:
+            if container.is_written:
+                self.touch(container.module)
+                self._touched[id(container.module)].before.correct(container.held, container.copy)
         for buffer in self._shared.buffers:
             if not buffer.is_written:
                 continue

@@ -13,7 +13,7 @@ from diffusers.hooks import HookRegistry
 from diffusers.models.cache_utils import CacheMixin
 from torch import Tensor, nn
 
-from carpool.engine.overlay.module_state import REGISTRY, ModuleState
+from carpool.engine.overlay.module_state import REGISTRY, ModuleState, is_same, own_containers
 from carpool.engine.overlay.writes import PATCHES, data
 
 MAX_BUFFER_BYTES = 2**20  # of one whose copy is kept
@@ -42,6 +42,7 @@ class SharedModules:
         # whose config, hooks, parameter or buffer it is, by its id
         self.holders: dict[int, list[nn.Module]] = {}
         self.buffers: list[Buffer] = []
+        self._containers: list[Container] | None = None
         self._weights: dict[int, tuple[str, Tensor, int]] = {}  # component, version; by id
         self._alive: list[Any] = []  # so that ids stay theirs
 
@@ -77,6 +78,17 @@ class SharedModules:
                 self.buffers.append(Buffer(module, buffer))
         self._alive += [module, *held]
 
+    def containers(self) -> list["Container"]:
+        """The lists, dictionaries and sets of all modules, which report no writes."""
+        if self._containers is None:
+            found: dict[int, Container] = {}
+            for component in self._components.values():
+                for module in component.modules():
+                    for one in own_containers(module):
+                        found.setdefault(id(one), Container(module, one))
+            self._containers = list(found.values())
+        return self._containers
+
     def changed_weights(self) -> list[str]:
         """The components whose weights were written in place since the last time it was asked."""
         found: dict[str, None] = {}
@@ -104,11 +116,28 @@ class SharedModules:
         for known in (self.names, self.owners, self.children, self.holders, self._weights):
             known.clear()
         self.buffers.clear()
+        self._containers = None
         self._alive.clear()
         for patches in PATCHES:
             patches.drop()
         for state in self._before:
             state.restore()
+
+
+class Container:
+    """A list, dictionary or set of a shared module, and what of it everybody is to see."""
+
+    def __init__(self, module: nn.Module, held: Any) -> None:
+        self.module, self.held = module, held
+        self.keep()
+
+    @property
+    def is_written(self) -> bool:
+        return not is_same(self.held, self.copy)
+
+    def keep(self) -> None:
+        held = self.held
+        self.copy: Any = dict(held) if isinstance(held, dict) else list(held)
 
 
 class Buffer:

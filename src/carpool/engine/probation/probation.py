@@ -1,6 +1,7 @@
 """Proof at run time that calls fuse: first forwards are also run apart, and compared bit by bit.
 
-A guessed table (`infer.py`) is on probation, as is every table in exact numerics. While it is, its
+A guessed table (`infer.py`) is on probation, as is every table in exact numerics, and that of a
+module in which code runs that its author cannot have known (`foreign_code`). While it is, its
 calls run one by one, which gives the answers, and then once more as one forward in exact numerics,
 where any mixing of rows shows as a difference, however small. Agreement is evidence for what was
 seen: the flags and types of the calls (the kind), their sizes, how many rows of which calls were
@@ -24,7 +25,7 @@ import torch
 from carpool.engine.answers import copied
 from carpool.engine.execute import Failure, Ready
 from carpool.engine.fuse import Fuser
-from carpool.engine.intercept import Call
+from carpool.engine.intercept import Call, Target
 from carpool.engine.numerics import Exact, is_followed
 from carpool.engine.probation.evidence import NEEDED, Evidence, fate
 from carpool.engine.probation.kinds import Kind, kind_of, width
@@ -39,7 +40,7 @@ from carpool.engine.probation.snapshot import (
 )
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.specs.infer import TIMES, covers, infer
-from carpool.engine.specs.rules import SCALAR, Spec
+from carpool.engine.specs.rules import SCALAR
 
 log = logging.getLogger("carpool")
 
@@ -86,7 +87,8 @@ class Probation:
         """
         target = call.target
         if target.spec is not None and covers(target.spec.rules, call.arguments()):
-            self._seen.setdefault((target.component, target.method), "table")
+            if not target.is_doubted:
+                self._seen.setdefault((target.component, target.method), "table")
             return call
         is_named = len(call.args) <= len(target.positional)
         if not self._infers or target.method == "generate" or not is_named:
@@ -101,13 +103,13 @@ class Probation:
 
     def runs_alone(self, call: Call, key: Any) -> bool:
         """Whether calls of this key were found not to fuse."""
-        if not self._is_tried(call.target.spec) or not isinstance(key, tuple):
+        if not self._is_tried(call.target) or not isinstance(key, tuple):
             return False
         return self._of(call, key)[1].alone is not None
 
     def is_settled(self, ready: Sequence[Ready]) -> bool:
         """Whether a forward of these calls runs without another one that proves it."""
-        if len(ready) == 1 or not self._is_tried(ready[0].call.target.spec):
+        if len(ready) == 1 or not self._is_tried(ready[0].call.target):
             return True
         calls, rows = [one.call for one in ready], [one.rows for one in ready]
         kind, evidence = self._of(calls[0], ready[0].key)
@@ -158,8 +160,8 @@ class Probation:
             spec = replace(spec, adds={"use_cache": False})
         return None if spec is None else replace(call, target=replace(call.target, spec=spec))
 
-    def _is_tried(self, spec: Spec | None) -> bool:
-        return spec is not None and (spec.is_inferred or self._fuser.is_exact)
+    def _is_tried(self, target: Target) -> bool:
+        return target.spec is not None and (_is_guess(target) or self._fuser.is_exact)
 
     def _of(self, call: Call, key: Any) -> tuple[Kind, Evidence]:
         module = call.target.module
@@ -285,7 +287,7 @@ class Probation:
         found = difference(together, answers, unread)
         if found is not None:
             self._give_up(kind, evidence, calls[0], found, varying=varying)
-        elif target.spec is not None and target.spec.is_inferred and mode.suspicion is not None:
+        elif _is_guess(target) and mode.suspicion is not None:
             self._give_up(kind, evidence, calls[0], mode.suspicion, varying=varying)
         elif [versions(call.arguments()) for call in calls] != inputs:
             self._give_up(kind, evidence, calls[0], "changes its inputs", is_final=True)
@@ -338,6 +340,11 @@ class Probation:
                 return
         evidence.alone = why
         log.warning("%s runs alone from now on: %s", kind.text, why)
+
+
+def _is_guess(target: Target) -> bool:
+    """Whether a method's table is not known to describe its code."""
+    return target.is_doubted or (target.spec is not None and target.spec.is_inferred)
 
 
 def _may_go_without_cache(call: Call) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from carpool import jsonfile
+from carpool.engine.foreign_code import foreign_parts
 
 log = logging.getLogger("carpool")
 
@@ -36,14 +37,15 @@ class Verdicts:
         self.path, self._versions = path, dict(versions or {})
         self._identities: weakref.WeakKeyDictionary[nn.Module, tuple[Any, str]]
         self._identities = weakref.WeakKeyDictionary()
-        self._sources: dict[type, str] = {}
+        self._sources: dict[Any, str] = {}
         self._known = self._read()
 
     def identity(self, module: nn.Module) -> str:
         """A digest of all that a module's answers depend on, beside its weights and inputs."""
         classes = [type(part) for part in module.modules()]
         processors = [
-            type(part.processor) for part in module.modules() if hasattr(part, "processor")
+            *(type(part.processor) for part in module.modules() if hasattr(part, "processor")),
+            *foreign_parts(module),
         ]
         state = (tuple(classes), tuple(processors), module.training)
         known = self._identities.get(module)
@@ -63,7 +65,7 @@ class Verdicts:
         self._identities[module] = (state, name)
         return name
 
-    def _source(self, cls: type) -> str:
+    def _source(self, cls: Any) -> str:
         if cls not in self._sources:
             try:
                 text = inspect.getsource(inspect.getmodule(cls) or cls)

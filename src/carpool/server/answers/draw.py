@@ -10,8 +10,9 @@ from carpool.server.answers.generation import ImageGeneration, Kind
 from carpool.server.answers.respond import respond, unless_disconnected
 from carpool.server.answers.stream import EventStream
 from carpool.server.bodies import peers, schema
-from carpool.server.bodies.forms import Form
+from carpool.server.bodies.forms import Form, url_of
 from carpool.server.bodies.input_images import edit_images, edit_task
+from carpool.server.bodies.named_pictures import Nested, check_count, decoded, digests_of
 from carpool.server.requests import image_requests, outputs_of
 from carpool.server.state import AppState, RequestContext, ServedModel
 
@@ -90,6 +91,19 @@ async def read_pictures(
     digests = await unless_disconnected(context.request, intake.run(form.digests))
     reading = edit_images(model.card, task, form, body, intake)
     return await unless_disconnected(context.request, reading), digests
+
+
+async def read_nested(
+    context: RequestContext, model: ServedModel, body: schema.ImageRequest, nested: Nested
+) -> tuple[dict[str, Any], list[str]]:
+    """As `read_pictures`, of those that are parameters of their own."""
+    if not nested:
+        return {}, []
+    check_count(nested)
+    intake = context.intake(outputs_of(model, body))
+    told = await unless_disconnected(context.request, digests_of(nested, intake))
+    reading = decoded(nested, model.card, intake, url_of)
+    return await unless_disconnected(context.request, reading), told
 
 
 def sent_as(body: schema.ImageRequest, digests: Sequence[str], **fields: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from carpool.fleet.serving import Serving
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import size_of
 from carpool.server.bodies import schema
+from carpool.server.bodies.named_pictures import pictures_in
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
@@ -36,8 +37,7 @@ class ImageGeneration:
     def inputs(self) -> list[Any]:
         """The pictures that it starts from."""
         arguments = self.requests[0].arguments
-        given = [arguments.get(name, []) for name in PICTURES]
-        return [one for some in given for one in (some if isinstance(some, list) else [some])]
+        return list(pictures_in([arguments.get(name, []) for name in PICTURES]))
 
     @property
     def format(self) -> media.Format:
@@ -68,8 +68,8 @@ class ImageGeneration:
     def usage(self, usages: Sequence[protocol.TokenUsage]) -> schema.UsageBody:
         """The usage of one of the pictures, or of all. Prompts and input pictures count once."""
         multiple = self.model.card.size_multiple_px
-        given = self.requests[0].arguments.get("image", ())
-        sizes = [size_of(one) for one in (given if isinstance(given, list) else [given])]
+        given = self.requests[0].arguments.get("image", [])
+        sizes = [size_of(one) for one in pictures_in(given)]
         sent = sum((size[0] // multiple) * (size[1] // multiple) for size in sizes if size)
         each = max(1, self.requests[0].group_size) if len(usages) > 1 else 1
         text = sum(usage.text_tokens for usage in usages[::each])

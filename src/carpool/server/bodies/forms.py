@@ -31,6 +31,7 @@ from carpool.media.uploads import MOST_BYTES, digest_of
 from carpool.request.card import Card
 from carpool.request.expand import TEXTS
 from carpool.server.bodies.json_bodies import in_text, received
+from carpool.server.bodies.named_pictures import Nested, taken
 from carpool.server.bodies.nested_pictures import parsed, picture_in, read_json
 
 MOST_IMAGES = 16  # of a request, whatever the model takes
@@ -84,6 +85,7 @@ class Form:
     images: list[Sent] = field(default_factory=list)
     mask: Sent | None = None
     name: str = "image"  # of the pictures, for messages
+    nested: Nested = field(default_factory=dict)  # of other parameters, or in lists of lists
 
     def digests(self) -> list[str]:
         """Of the pictures, as they were sent. Blocks: not on the event loop."""
@@ -102,12 +104,19 @@ class Form:
 CardOf = Callable[[str | None], Awaitable[Card | None]]
 
 
-async def read_body(request: Request, card: Card, *names: str, cards: CardOf | None = None) -> Form:
+async def read_body(
+    request: Request,
+    card: Card,
+    *names: str,
+    cards: CardOf | None = None,
+    takes_nested: bool = False,
+) -> Form:
     """Read a form, or JSON.
 
     Args:
         cards: of the model that the body names, where there are several.
         names: of fields that may hold pictures, the usual one first.
+        takes_nested: other parameters may be pictures in JSON, too, and lists may hold lists.
 
     Raises:
         InvalidJSON, InvalidValue, UnsupportedParameter, BodyTooLarge: it cannot be read.
@@ -119,11 +128,16 @@ async def read_body(request: Request, card: Card, *names: str, cards: CardOf | N
         return await _read_form(request, card, names, cards)
     values = await read_json(request, instead="a form, or a JSON object")
     form = Form(values, name=names[0])
+    if takes_nested:
+        form.nested = taken(values, card)
     for name in names:
         given = values.pop(name, None)
+        if takes_nested and isinstance(given, list) and any(isinstance(x, list) for x in given):
+            form.nested["image"] = given
+            continue
         for one in given if isinstance(given, list) else [given]:
             if one is not None:
-                form.add(name, _url(one, name))
+                form.add(name, url_of(one, name))
     if (picture := picture_in(values)) is not None:
         seen = f"the body has a data: URL of {len(picture)} bytes where none is taken"
         raise InvalidValue(f"{seen}: only {', '.join(names)} may be a picture")
@@ -233,7 +247,7 @@ def _sent(value: Any, name: str) -> Sent:
     """A picture's URL, which a text may also write as a reference in JSON."""
     if isinstance(value, str) and value.startswith("{"):
         value = parsed(bytearray(value.encode()))
-    return _url(value, name)
+    return url_of(value, name)
 
 
 def _text(part: str, name: str = "a name") -> str:
@@ -252,7 +266,7 @@ async def _read(name: str, file: UploadFile) -> bytes:
     return await file.read()
 
 
-def _url(value: Any, name: str) -> Sent:
+def url_of(value: Any, name: str) -> Sent:
     """The URL in a reference to a picture: {"image_url": ...}, or as it is."""
     said = {key: one for key, one in value.items() if one} if isinstance(value, dict) else {}
     if "file_id" in said:

@@ -12,13 +12,20 @@ from carpool.fleet.fleet import Fleet
 from carpool.request.card import Card
 from carpool.server.access.signed_links import TTL_S, TYPES
 from carpool.server.answers.downloads import PARTS, Download
-from carpool.server.answers.draw import draw_from, read_pictures, sent_as, translated
+from carpool.server.answers.draw import (
+    draw_from,
+    read_nested,
+    read_pictures,
+    sent_as,
+    translated,
+)
 from carpool.server.answers.generation import Kind
 from carpool.server.answers.stage_metrics import stage_metrics
 from carpool.server.answers.stream import STREAMED
 from carpool.server.bodies import peers, schema
 from carpool.server.bodies import schema_reports as reports
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, read_body, validated
+from carpool.server.bodies.named_pictures import NAMES, taken
 from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, router_of
 from carpool.server.routes.jobs import ACCEPTED, status_of, submit_images
 from carpool.server.state import AppState, RequestContext, ServedModel
@@ -44,7 +51,9 @@ async def create_images(body: schema.ImageRequest, context: Context) -> Any:
     await context.state.loaded(body.model)
     model = context.state.model("restarting" if body.background_job else "ready", body.model)
     body = peers.with_own_names(body, model.card)
-    return await _answer(context, model, body, "image_generation")
+    nested = taken({} if body.model_extra is None else body.model_extra, model.card)
+    pictures, digests = await read_nested(context, model, body, nested)
+    return await _answer(context, model, body, "image_generation", pictures or None, digests)
 
 
 @router.post(
@@ -72,14 +81,19 @@ async def _edit(context: RequestContext, kind: Kind) -> Any:
     needs: Literal["restarting", "ready"] = "restarting" if state.has_jobs else "ready"
     model = await state.some_model(needs)
     is_variation = kind == "image_generation"
-    form = await read_body(request, model.card, *_NAMES, "url", "mask", cards=state.card_of)
+    form = await read_body(
+        request, model.card, *_NAMES, "url", "mask", cards=state.card_of, takes_nested=True
+    )
     form.values = await translated(state, form.values, model.card)
     if is_variation:
         form.values.setdefault("prompt", "")
     body = validated(schema.ImageRequest, form.values)
     await state.loaded(body.model)
     model = state.model(needs if body.background_job else "ready", body.model)
-    pictures, digests = await read_pictures(context, model, body, form, is_variation=is_variation)
+    pictures, digests = await read_nested(context, model, body, form.nested)
+    if "image" not in pictures:
+        own, told = await read_pictures(context, model, body, form, is_variation=is_variation)
+        pictures, digests = pictures | own, told + digests
     return await _answer(context, model, body, kind, pictures, digests)
 
 
@@ -159,7 +173,9 @@ def _parameters_of(card: Card) -> list[reports.ModelParameter]:
     for task in card.tasks:
         sent = {"image": "input_reference"} if task.makes == "videos" else {"mask_image": "mask"}
         for one in task.parameters:
-            is_picture = one.name in ("image", "mask_image")
+            is_picture = one.name in ("image", "mask_image") or (
+                task.makes == "pictures" and one.name in NAMES
+            )
             if one.name not in known or (one.kind == "other" and not is_picture):
                 continue
             entry = reports.ModelParameter(

@@ -1,0 +1,57 @@
+"""Code that the libraries do not ship: a user's pipelines, schedulers, callbacks, layers and hooks.
+
+The libraries' own code is known to change shared modules only in ways that are noticed for nothing
+(`overlay.writes`), and tables say how their models fuse. Neither is known of other code: requests
+that run it are watched more closely, and a module that has some of it proves its table first.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+_LIBRARIES = {
+    *("accelerate", "bitsandbytes", "builtins", "carpool", "collections", "diffusers", "functools"),
+    *("gguf", "numpy", "optimum", "peft", "torch", "torchao", "torchvision", "transformers"),
+}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+def runs_foreign_code(pipe: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether a call of a pipeline runs code that the libraries do not ship, its modules aside.
+
+    Callbacks of diffusers count, too: they write on modules where its pipelines do not, and so does
+    the scale of a LoRA that the user has loaded.
+    """
+    parts = [pipe, *(one for one in vars(pipe).values() if not isinstance(one, nn.Module))]
+    return any(
+        callable(one) or (isinstance(one, Mapping) and "scale" in one) for one in arguments.values()
+    ) or any(_package(type(one)) not in _LIBRARIES for one in parts)
+
+
+def foreign_parts(module: nn.Module) -> Iterator[Any]:
+    """The classes and functions of a module that the libraries do not ship, nor its own package."""
+    known = {*_LIBRARIES, _package(type(module))}
+    for part in module.modules():
+        held = vars(part)
+        for one in (part, held.get("processor"), held.get("forward"), *_hooks(held)):
+            while isinstance(one, partial):
+                one = one.func
+            code = one if hasattr(one, "__qualname__") else type(one)
+            if one is not None and _package(code) not in known:
+                yield code
+
+
+def is_of_a_library(cls: type) -> bool:
+    """Whether one of the known libraries ships a class."""
+    return _package(cls) in _LIBRARIES
+
+
+def _hooks(held: Mapping[str, Any]) -> Iterator[Any]:
+    for name in _HOOKS:
+        yield from held.get(name, {}).values()
+
+
+def _package(code: Any) -> str:
+    return str(getattr(code, "__module__", None) or "builtins").partition(".")[0]

@@ -1,0 +1,83 @@
+"""Pictures in JSON that are parameters of their own: a ControlNet's, an IP-adapter's, in any lists.
+
+`{"control_image": "data:..."}`, `{"ip_adapter_image": [[{"image_url": ...}], ...]}`:
+what the pipeline takes nested is sent nested. The picture that is edited, and its mask, are read by
+`input_images`; in lists inside a list, as several ControlNets take theirs, it is read here.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from carpool.errors import InvalidValue
+from carpool.media.reader import Intake, Sent
+from carpool.media.uploads import Mode, digest_of
+from carpool.request.card import Card
+from carpool.request.images import MASKS, PICTURES
+from carpool.request.sizes import within
+
+NAMES = tuple(one for one in (*PICTURES, *MASKS) if one not in ("image", "mask_image"))
+MOST = 64  # pictures of a request
+
+Nested = dict[str, Any]
+"""By parameter a picture as it was sent, or lists of such."""
+
+
+def taken(values: dict[str, Any], card: Card) -> Nested:
+    """Take the pictures out of a body that some task of the model has a parameter for."""
+    known = [name for name in NAMES if any(task.takes(name) for task in card.tasks)]
+    return {name: values.pop(name) for name in known if values.get(name) is not None}
+
+
+def pictures_in(value: Any) -> Iterator[Any]:
+    """All that is in nested lists, in order."""
+    if isinstance(value, list):
+        for one in value:
+            yield from pictures_in(one)
+    else:
+        yield value
+
+
+def check_count(nested: Mapping[str, Any]) -> None:
+    """Refuse more pictures than a request may have."""
+    if (count := sum(1 for _ in pictures_in([*nested.values()]))) > MOST:
+        first = next(iter(nested))
+        rule = f"must be at most {MOST}"
+        raise InvalidValue(f"{', '.join(nested)} have {count} pictures: {rule}", param=first)
+
+
+async def digests_of(nested: Mapping[str, Any], intake: Intake) -> list[str]:
+    """What tells these pictures from others, each as it was sent, and where it was."""
+
+    def told(value: Any) -> str:
+        if isinstance(value, list):
+            return f"[{','.join(map(told, value))}]"
+        return digest_of(value if isinstance(value, (str, memoryview)) else repr(value))
+
+    def work() -> list[str]:
+        return [f"{name}:{told(nested[name])}" for name in sorted(nested)]
+
+    return await intake.run(work)
+
+
+async def decoded(
+    nested: Mapping[str, Any], card: Card, intake: Intake, url: Any
+) -> dict[str, Any]:
+    """The pictures as arguments of the pipeline, in lists as they were sent.
+
+    Args:
+        url: gives the URL in a reference to a picture, for its name.
+
+    Raises:
+        Rejected, BodyTooLarge: one of them breaks a rule.
+    """
+
+    async def read(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [await read(name, one) for one in value]
+        sent: Sent = url(value, name)
+        mode: Mode = "L" if name in MASKS else "RGB"
+        picture = await intake.open(sent, name)
+        fitted = within(picture.size, card.max_pixels, 1)
+        return await intake.decode(picture, name, mode=mode, fitted=fitted)
+
+    return {name: await read(name, value) for name, value in nested.items()}
