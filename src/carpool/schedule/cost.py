@@ -191,9 +191,13 @@ class Costs:
             wrong = self._speed.learn((kind, rows), seconds, usual_s, uncertainty, now_s)
             if wrong is not None:
                 self._doubt(*wrong)
+            if self._speed.change_s is not None:
+                for one in self._curves.values():
+                    if isinstance(one, LearnedCurve):
+                        one.forget(self._speed.change_s)
         elif curve.is_new:
             self.trials.free_s += FREE * seconds
-        curve.learn(rows, seconds / self._speed.factor, self._speed.noise)
+        curve.learn(rows, seconds / self._speed.factor, self._speed.noise, self._speed.variance**0.5)
         self._forwards += 1
         if self._forwards % SETTLED_EVERY == 0:
             self._settle()

@@ -59,6 +59,8 @@ class MachineSpeed:
     _least: float = 1.0  # uncertainty of the source that is known best
     _last_s: float = 0.0
     _weight: float = FIRST
+    _began_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    change_s: float | None = None
 
     @property
     def factor(self) -> float:
@@ -82,6 +84,7 @@ class MachineSpeed:
         """
         self.variance = min(MOST, self.variance + DRIFT * max(0.0, now_s - self._last_s))
         self._last_s = now_s
+        self.change_s = None
         log_ratio = log(seconds / usual_s)
         noise = self.noise**2
         wrong = self._acquitted(source, log_ratio, noise + uncertainty**2)
@@ -138,6 +141,7 @@ class MachineSpeed:
         for way, sign in enumerate((1.0, -1.0)):
             if not self._cusum[way]:
                 self._began[way] = self.log
+                self._began_s[way] = self._last_s
                 self._sources[way].clear()
             total = self._cusum[way] + min(sign * surprise, CLIP) - SLACK
             self._cusum[way] = max(0.0, total)
@@ -147,6 +151,7 @@ class MachineSpeed:
                 if len(self._sources[way]) == 1 and self._suspect is None:
                     self._suspect = source, self._began[way]
                 self.variance = min(MOST, self.variance + CHANGE)
+                self.change_s = self._began_s[way]
                 self._cusum = [0.0, 0.0]
 
     def _acquitted(self, source: Source, log_ratio: float, run: float) -> Source | None:
