@@ -44,12 +44,11 @@ MOST = 256  # rows that are fitted; wider ones go on in a line
 class Block:
     """Runs of one width that came soon one after the other: they count as their median."""
 
-    __slots__ = ("_common", "_sorted", "at_s")
+    __slots__ = ("_sorted", "at_s")
 
-    def __init__(self, at_s: float, seconds: float, common: float) -> None:
+    def __init__(self, at_s: float, seconds: float) -> None:
         self.at_s = at_s  # device seconds, of the first
         self._sorted = [seconds]
-        self._common = common  # sum over runs
 
     @property
     def seconds(self) -> float:
@@ -58,14 +57,11 @@ class Block:
     @property
     def weight(self) -> float:
         """Runs that it stands for: fewer than there were, as they have the speed in common."""
-        runs = len(self._sorted)
-        common = self._common / runs
-        return 1 / (common + 1 / runs)
+        return 1 / (COMMON + (1 - COMMON) / len(self._sorted))
 
-    def add(self, seconds: float, common: float) -> None:
+    def add(self, seconds: float) -> None:
         if len(self._sorted) < BLOCK:
             insort(self._sorted, seconds)
-            self._common += common
 
     def rescale(self, factor: float) -> None:
         self._sorted = [seconds * factor for seconds in self._sorted]
@@ -127,7 +123,7 @@ class LearnedCurve:
         self._doubted[rows] = KEPT
 
     def forget(self, since_s: float) -> None:
-        """Forget runs since then: the machine's speed was taken for another than it was."""
+        """Forget runs since then, device seconds: they were divided by a wrong speed."""
         with self._changing:
             for rows, runs in self._runs.items():
                 if runs and runs[-1].at_s >= since_s:
@@ -148,7 +144,7 @@ class LearnedCurve:
             self._mean_s *= factor
             self._is_stale = True
 
-    def learn(self, rows: int, seconds: float, noise: float = NOISE, doubt: float = 0.0) -> None:
+    def learn(self, rows: int, seconds: float, noise: float = NOISE) -> None:
         """Take notice of a run, at the time `now_s`.
 
         Args:
@@ -156,9 +152,9 @@ class LearnedCurve:
             noise: relative standard deviation of a run, as known by now.
         """
         with self._changing:
-            self._learn(rows, seconds, noise, doubt)
+            self._learn(rows, seconds, noise)
 
-    def _learn(self, rows: int, seconds: float, noise: float, doubt: float) -> None:
+    def _learn(self, rows: int, seconds: float, noise: float) -> None:
         self._noise = max(NOISE, noise)  # what the machine's speed was then is not known exactly
         self._learned += 1
         self._mean_s += (seconds - self._mean_s) * (MEAN if self._mean_s else 1.0)
@@ -167,14 +163,13 @@ class LearnedCurve:
             self._known = max(self._known, rows)
             self._is_stale = True
             return
-        common = max(COMMON, (doubt / self._noise) ** 2)
         runs = self._runs.setdefault(rows, deque(maxlen=KEPT))
         doubted = self._doubted.get(rows, 0)
         self._doubted[rows] = max(0, doubted - 1)
         if doubted or len(runs) < KEPT or self.now_s - runs[-1].at_s >= APART * self._forgotten_s:
-            runs.append(Block(self.now_s, seconds, common))
+            runs.append(Block(self.now_s, seconds))
         else:
-            runs[-1].add(seconds, common)
+            runs[-1].add(seconds)
         self._runs_since_fit += 1
         is_new = len(runs) <= 3 or self._fits < REFIT_EVERY
         is_due = self._runs_since_fit >= max(REFIT_EVERY, min(REFIT_AT_LEAST, self._learned // 8))

@@ -54,13 +54,13 @@ class MachineSpeed:
     _cusum: list[float] = field(default_factory=lambda: [0.0, 0.0])  # upwards, downwards
     _sources: list[set[Source]] = field(default_factory=lambda: [set(), set()])  # of these
     _began: list[float] = field(default_factory=lambda: [0.0, 0.0])  # `log`, where these began
+    _began_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # device seconds, then
     _suspect: tuple[Source, float] | None = None  # a width that changed the factor; from what
     _error: Error = field(default_factory=Error)
     _least: float = 1.0  # uncertainty of the source that is known best
     _last_s: float = 0.0
     _weight: float = FIRST
-    _began_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    change_s: float | None = None
+    changed_s: float | None = None  # since when the last run, by now, says the speed was wrong
 
     @property
     def factor(self) -> float:
@@ -84,7 +84,7 @@ class MachineSpeed:
         """
         self.variance = min(MOST, self.variance + DRIFT * max(0.0, now_s - self._last_s))
         self._last_s = now_s
-        self.change_s = None
+        self.changed_s = None
         log_ratio = log(seconds / usual_s)
         noise = self.noise**2
         wrong = self._acquitted(source, log_ratio, noise + uncertainty**2)
@@ -151,7 +151,7 @@ class MachineSpeed:
                 if len(self._sources[way]) == 1 and self._suspect is None:
                     self._suspect = source, self._began[way]
                 self.variance = min(MOST, self.variance + CHANGE)
-                self.change_s = self._began_s[way]
+                self.changed_s = self._began_s[way]
                 self._cusum = [0.0, 0.0]
 
     def _acquitted(self, source: Source, log_ratio: float, run: float) -> Source | None:

@@ -28,8 +28,6 @@ from carpool.schedule.cost import AnyCurve, Costs, Curve
 from carpool.schedule.trials import FLOOR
 from carpool.types import ParkedCall
 
-import os
-MANY=float(os.environ.get('MANY','1'))
 DOUBT = 0.5  # standard deviations by which a wider forward is taken for slower, in a short line
 NEAR = 0.02  # of the mean of rounds: what the wider may be worse by in a long line, if uncertain
 CERTAIN = 0.05  # of its seconds: a width that is no more uncertain than this is not tried
@@ -69,7 +67,6 @@ class Widths:
         seconds_of, sd_of = curve.seconds, curve.sd
         between_s = between * curve.seconds(line[0].rows)
         is_long = backlog >= LONG_LINE
-        is_many = len(line) * line[0].rows > MANY * most
         best, least_s, rate, paying_rows, rows = 1, inf, 0.0, 0, 0
         why = "nobody"
         loop_s = self.costs.beside_s(kind, 0)
@@ -91,14 +88,14 @@ class Widths:
             means.append((n, rows, mean_s, rounds))
             if n > 1:
                 sd = sd_of(rows)
-                if is_many:
+                if is_long:
                     near += min(NEAR, sd / seconds)
-                if not is_long:  # rows that bring little, or perhaps little, are not worth it
+                else:  # rows that bring little, or perhaps little, are not worth it
                     gain = n / (seconds + DOUBT * sd) / rate - 1
                     if gain <= self.min_gain * (rows - paying_rows):
                         continue
             rate, paying_rows = n / seconds, rows
-            if mean_s + (DOUBT * sd_of(rows) * rounds if n > 1 and not is_many else 0.0) < least_s * near:  # near the least: not a step from each to the next
+            if mean_s < least_s * near:  # of the least: ties do not add up
                 best, least_s = n, min(mean_s, least_s)
         waited_s = 2 * waited * seconds_of(line[0].rows)  # rounds are twice the mean
         if best < len(means) and not between:  # else others would wait for it
