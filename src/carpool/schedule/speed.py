@@ -5,7 +5,9 @@ surprise it takes for itself, and how much it leaves to the curve, goes by how u
 them is. A single outlier moves it little (Huber's psi); several surprises of one sign in a row
 mean that the machine has changed, and make it uncertain and quick (a CUSUM test). If all of them
 came from one width, it may as well be that width that has changed: the next run of another one
-tells, and then the factor goes back.
+tells, and then the factor goes back. What ran since a change began was divided by the speed of
+before, so the curves forget it: else a line that was worked off in wide forwards, while a busy
+phase ended, would make wide forwards look cheap.
 
 Sources: Kalman, Journal of Basic Engineering 82, 1960; Huber, Annals of Mathematical Statistics 35,
 1964; Page, Continuous Inspection Schemes, Biometrika 41, 1954.
