@@ -12,7 +12,7 @@ and says so. Everything is written as soon as it is measured.
   `late` and `waited` say whether the device waited for them between forwards (see `gpu_engine.py`).
 - *kernels*: of a short stretch in `continuous`, the share in which any kernel ran.
 - *likeness*: PSNR of pictures made together against the same alone.
-- *compiled*: as *eager* and *kernels*, after `compile_repeated_blocks()`.
+- *compiled*: as *eager* and *kernels*, its repeated blocks compiled, as `--compile` does.
 """
 
 import argparse

@@ -20,6 +20,7 @@ from benchmarks.gpu_page import Report
 from benchmarks.gpu_report import Curve, Kernels, Likeness, Record, Run
 from carpool.config import BatchingMode
 from carpool.engine.fuse import Fuser
+from carpool.engine.model.compiling import repeated_blocks
 
 COMPILING_S = 60.0  # a guess, and SLACK another: they only decide whether a part is begun
 SLACK = 1.3  # for decoding, and what is not in forwards
@@ -196,7 +197,8 @@ def _engine_parts(one: Built, size: Size, code: str) -> Iterator[Part]:
 
 
 def _compile(one: Built, _: Deadline) -> None:
-    one.denoiser.compile_repeated_blocks(**one.bench.compiler)
+    for block in repeated_blocks(one.denoiser):  # of classes for which diffusers names none, too
+        block.compile(**one.bench.compiler)
 
 
 def _is_compiled(denoiser: nn.Module) -> bool:

@@ -6,7 +6,8 @@ Eight request-steps of three sizes through a FLUX transformer whose blocks are s
 On a CPU the bus is emulated: every load of a block is held to a bandwidth, chosen so that copying
 all blocks once takes a quarter of computing the eight steps, as long, and four times as long. What
 is measured is whether copies and computation overlap, and how often weights move; not a device.
-Diffusers' way has no streams on a CPU, so its copies do not overlap what it computes.
+Diffusers' way has no streams on a CPU, so its copies do not overlap what it computes. Where a part
+of the blocks stays, it is what `--memory` would keep; "copying once" is then of the others.
 """
 
 import argparse
@@ -24,44 +25,22 @@ from diffusers.hooks import apply_group_offloading
 from diffusers.hooks.group_offloading import GroupOffloadingHook
 from torch import Tensor
 
+from benchmarks import stream_held
+from benchmarks.stream_bus import HeldBus, hold
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.sweep import Sweeps
-from carpool.engine.weights.bus import Bus, Slot
-from carpool.engine.weights.groups import Group, blocks_of
+from carpool.engine.weights.groups import blocks_of
+from carpool.engine.weights.placement import components_of
+from carpool.engine.weights.residency import SLOTS, plan
 from carpool.engine.weights.store import DiskStore
 from carpool.engine.weights.streaming import Streamer
 
 CPU = torch.device("cpu")
 SIDES = {8: 3, 12: 3, 16: 2}  # latent places of a side: requests
 STEPS = sum(SIDES.values())
+IN_A_ROW = 3  # turns of eight steps, of ways that share sweeps
 WIDTH_TEXT, TOKENS = 64, 32
 SHARES = (0.25, 1.0, 4.0)  # of computing the steps together: copying all blocks once
-
-
-class HeldBus(Bus):
-    """Loads that take at least so long, by a bandwidth."""
-
-    bytes_per_s = float("inf")
-
-    def hold_to(self, bytes_per_s: float) -> None:
-        self.bytes_per_s = bytes_per_s
-
-    def settle(self) -> None:
-        """Wait for the load that is under way: each run then loads all blocks once, and no more."""
-        self._reader.submit(int).result()
-
-    def moved(self) -> int:
-        return self.moved_bytes
-
-    def _read(self, group: Group, slot: Slot) -> torch.Event | None:
-        began_s = time.monotonic()
-        event = super()._read(group, slot)
-        hold(began_s, group.n_bytes / self.bytes_per_s)
-        return event
-
-
-def hold(began_s: float, seconds: float) -> None:
-    time.sleep(max(0.0, began_s + seconds - time.monotonic()))
 
 
 @dataclass(frozen=True)
@@ -69,8 +48,10 @@ class Way:
     """One way to make the eight steps."""
 
     name: str
-    run: Callable[[], list[Tensor]]
+    run: Callable[[], list[Tensor]]  # makes all steps once
     moved: Callable[[], int]  # bytes so far
+    streamed_bytes: int = 0  # of a sweep, where that is asked for
+    settle: Callable[[], object] = lambda: None  # waits for loads that are under way
 
 
 def transformer() -> Any:
@@ -114,20 +95,31 @@ def ways(folder: Path) -> Iterator[tuple[Way, Callable[[float], None]]]:
     fused = [call(side, rows) for side, rows in SIDES.items()]
     single = [_row(one, i) for one in fused for i in range(len(one["timestep"]))]
 
-    for name, calls, is_shared in (
-        ("one sweep for all", fused, True),
-        ("one sweep for each size", fused, False),
-        ("one by one", single, False),
+    for name, calls, is_shared, kept in (
+        ("one sweep for all", fused, True, 0.0),
+        ("one sweep for all, 40 % stays", fused, True, 0.4),
+        ("one sweep for each size", fused, False, 0.0),
+        ("one by one", single, False, 0.0),
     ):
         model = transformer()
         bus = HeldBus(DiskStore(folder, 1), CPU)
-        streamer = Streamer({"t": model}, {"t": list(blocks_of(model))}, CPU, bus)
+        streamer = Streamer({"transformer": model}, {"transformer": _chosen(model, kept)}, CPU, bus)
         sweeps = Sweeps(streamer, Adapters(object(), CPU), time.monotonic)
-        yield (
-            Way(name, _runner(sweeps, model, calls, is_shared, bus.settle), bus.moved),
-            bus.hold_to,
-        )
+        n_bytes = streamer.bytes_of("transformer")
+        run = _runner(sweeps, model, calls, is_shared)
+        yield Way(name, run, bus.moved, n_bytes, bus.settle), bus.hold_to
     yield _diffusers(folder / "groups", single)
+
+
+def _chosen(model: Any, kept: float) -> list[str]:
+    """Paths of blocks that are streamed where a part of their bytes may stay."""
+    [component] = components_of({"transformer": model})
+    sizes = component.blocks_bytes
+    if not kept:
+        return list(blocks_of(model))
+    budget = component.fixed_bytes + int(kept * sum(sizes)) + SLOTS * max(sizes)
+    streamed = plan([component], "auto", budget).streamed["transformer"]
+    return [path for i, path in enumerate(blocks_of(model)) if i in streamed]
 
 
 def _runner(
@@ -135,15 +127,12 @@ def _runner(
     model: Any,
     calls: Sequence[dict[str, Any]],
     is_shared: bool,
-    settle: Callable[[], None],
 ) -> Callable[[], list[Tensor]]:
     bodies = [lambda one=one: model(**one)[0] for one in calls]
     sets = [bodies] if is_shared else [[body] for body in bodies]
 
     def run() -> list[Tensor]:
-        answers = [answer for one in sets for answer in sweeps.run(one)]
-        settle()
-        return answers
+        return [answer for one in sets for answer in sweeps.run(one)]
 
     return run
 
@@ -166,10 +155,13 @@ def _diffusers(
         hook = registry.get_hook("group_offloading") if registry is not None else None
         if isinstance(hook, GroupOffloadingHook) and id(part) in blocks:
             hook.group.onload_ = _held(hook.group, part, speed, moved)
-    return (
-        Way("diffusers, one by one", lambda: [model(**one)[0] for one in calls], lambda: moved[0]),
-        lambda bytes_per_s: speed.__setitem__(0, bytes_per_s),
-    )
+    n_bytes = sum(weight.nbytes for one in blocks_of(model).values() for weight in one.parameters())
+
+    def run() -> list[Tensor]:
+        return [model(**one)[0] for one in calls]
+
+    way = Way("diffusers, one by one", run, lambda: moved[0], n_bytes)
+    return way, lambda bytes_per_s: speed.__setitem__(0, bytes_per_s)
 
 
 def _held(group: Any, block: Any, speed: list[float], moved: list[int]) -> Callable[[], None]:
@@ -211,20 +203,24 @@ def measure(rounds: int) -> Iterator[str]:
                 raise SystemExit(f"{way.name} gives other answers than resident weights")
         yield f"Blocks of {n_bytes / 2**20:.0f} MiB, {STEPS} request-steps, three sizes; medians"
         yield f"of {rounds} round(s). *Of the bound*: the longer of copying once and computing the"
-        yield "steps resident, fused by size, in the same round; 1 is the best there can be.\n"
+        yield "steps resident, fused by size, just before; 1 is the best there can be.\n"
         yield "| copying once | way | seconds | steps/s | of the bound | MiB a request-step |"
         yield "| --- | --- | ---: | ---: | ---: | ---: |"
         for share in SHARES:
             found: dict[str, list[tuple[float, float, float]]] = {}
             for _ in range(rounds):
-                compute_s = timed(together)[0]
-                stream_s = share * compute_s
                 for way, set_speed in made:
-                    set_speed(n_bytes / stream_s)
+                    compute_s = timed(together)[0]
+                    stream_s = share * compute_s
+                    set_speed(way.streamed_bytes / stream_s)
+                    turns = IN_A_ROW if way.name.startswith("one sweep") else 1
+                    if turns > 1:
+                        way.run()  # loads go on from one sweep to the next
                     before = way.moved()
-                    seconds = timed(way.run)[0]
+                    seconds = sum(timed(way.run)[0] for _ in range(turns)) / turns
                     bound = max(stream_s, compute_s) / seconds
-                    moved = (way.moved() - before) / STEPS
+                    moved = (way.moved() - before) / STEPS / turns
+                    way.settle()
                     found.setdefault(way.name, []).append((seconds, bound, moved))
             for name, several in found.items():
                 seconds, bound, moved = map(statistics.median, zip(*several, strict=True))
@@ -234,15 +230,23 @@ def measure(rounds: int) -> Iterator[str]:
                 )
 
 
+def _page(rounds: int) -> Iterator[str]:
+    yield from measure(rounds)
+    yield "\n## Blocks of real models, held to seconds\n"
+    yield (stream_held.__doc__ or "").split("\n\n", 1)[1]
+    with tempfile.TemporaryDirectory() as folder:
+        yield from stream_held.measure(Path(folder))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
     head = ["# Streamed weights, measured\n", *(__doc__ or "").split("\n\n", 2)[2:]]
     text = ["Made by `make bench-stream`; do not edit.\n"]
-    for line in measure(arguments.rounds):
+    for line in _page(arguments.rounds):
         print(line, flush=True)
         text.append(line)
     text.append(f"\ntorch {torch.__version__}, one thread of a CPU.")

@@ -77,7 +77,16 @@ class Rig:
         return {**there, "return_dict": False}
 
     def settle(self) -> None:
-        torch.accelerator.synchronize(self.device)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+
+def tiny(device: torch.device) -> Rig:
+    """A rig that says whether everything runs, and nothing of how fast."""
+    return Rig(
+        device, torch.float32, blocks=(1, 2), heads=2, head_width=16, axes=(4, 6, 6), text=(8, 32),
+        sides={4: 2, 6: 1},
+    )  # fmt: skip
 
 
 def measure(rig: Rig, rounds: int) -> Iterator[str]:
@@ -195,13 +204,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda, cuda:1, xpu, mps")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tiny", action="store_true", help="a few small blocks: does it run?")
     options = parser.parse_args()
     here = torch.accelerator.current_accelerator()
     if options.device == "auto" and (here is None or not torch.accelerator.is_available()):
         sys.exit("there is no accelerator here; `make bench-stream` emulates a bus on a CPU")
     torch.set_grad_enabled(False)
     device = torch.device(str(here) if options.device == "auto" else options.device)
-    for line in measure(Rig(device), options.rounds):
+    for line in measure(tiny(device) if options.tiny else Rig(device), options.rounds):
         print(line, flush=True)
 
 

@@ -75,8 +75,6 @@ def _known(name: str) -> Known:
     cls = getattr(diffusers, name)
     if missing := sorted({*getattr(cls, "_backends", ())} - {"torch", "transformers"}):
         return Known(name, "refused", f"needs {', '.join(missing)}, not installed here", "")
-    if not issubclass(cls, diffusers.DiffusionPipeline):
-        return Known(name, "refused", "is put together from blocks, which is not supported", "")
     denoisers = ", ".join(_denoisers(cls))
     tested = from_tests().get(name)
     rows = sorted(row for row, one in proof().items() if one["pipeline"] == name)
@@ -94,18 +92,24 @@ def _known(name: str) -> Known:
 
 
 def _denoisers(cls: type) -> Iterator[str]:
-    init: Any = cls.__init__  # type: ignore[misc]
-    try:
-        types = typing.get_type_hints(init)
-    except NameError:  # of a library that is missing
-        types = {name: one.annotation for name, one in inspect.signature(init).parameters.items()}
-    for name, annotation in types.items():
+    for name, annotation in _components(cls).items():
         if not name.startswith(DENOISERS) or "encoder" in name:
             continue
         classes = [one for one in _classes(annotation) if issubclass(one, nn.Module)]
         if classes:
             by_table = any((one.__name__, "forward") in SPECS for one in classes)
             yield f"{name}: {'table' if by_table else 'inferred'}"
+
+
+def _components(cls: Any) -> dict[str, Any]:
+    """The types of a pipeline's components by name."""
+    if issubclass(cls, diffusers.ModularPipeline):
+        return {one.name: one.type_hint for one in cls().blocks.expected_components}
+    try:
+        return typing.get_type_hints(cls.__init__)
+    except NameError:  # of a library that is missing
+        given = inspect.signature(cls.__init__).parameters
+        return {name: one.annotation for name, one in given.items()}
 
 
 def _classes(annotation: Any) -> list[type]:

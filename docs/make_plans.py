@@ -23,6 +23,12 @@ PUBLISHED: Mapping[tuple[str, str], tuple[Mapping[int, float], str]] = {
 }
 """Seconds of a denoising step on an H200 by requests."""
 
+ALONE: Mapping[tuple[str, str, str], tuple[float, str]] = {
+    ("FLUX.1-dev", "1024x1024", "h100"): (4.30, "28 steps, compiled: xDiT, performance page"),
+    ("Qwen-Image", "1024x1024", "h200"): (12.36, "50 steps, guidance: SGLang, issue 33536"),
+}
+"""Seconds of a whole request by itself, by model, size and device."""
+
 HEAD = (
     "| device | resident GB | streamed GB | step, ms: 1, 2, 4, 8 requests | knee "
     "| requests/s alone | at the knee |"
@@ -38,10 +44,10 @@ nothing is quantized; "streamed" is what does not fit and crosses the bus at eac
 requests up to which sharing a step pays.
 """
 REMARK = """\
-The fractions of the model were fitted to these very figures, so the errors say how well it can fit,
-not how well it foretells. One to two requests at 512 px take 50 to 80 ms longer than anything that
-is counted: the cause is not known. Of FLUX.1-dev, SDXL and Wan no seconds by requests are published
-that name their settings."""
+The fractions of the model were fitted to the figures of the first table, so its errors say how well
+it can fit, not how well it foretells. One to two requests at 512 px take 50 to 80 ms longer than
+anything that is counted: the cause is not known. Of FLUX.1-dev, SDXL and Wan no seconds by requests
+are published that name their settings."""
 
 
 def main() -> None:
@@ -51,6 +57,7 @@ def main() -> None:
 
 def _body() -> Iterator[str]:
     told: list[str] = []
+    alone: list[str] = []
     for name in known():
         model = build(name)
         steps = usual_steps(model)
@@ -73,11 +80,17 @@ def _body() -> Iterator[str]:
                 yield _row(device(key).name, planned)
                 if key == "h200" and (name, size) in PUBLISHED:
                     told += list(_errors(name, planned))
+                if (name, size, key) in ALONE:
+                    alone.append(_alone(name, key, planned))
             yield ""
     yield "## How far off\n\nSeconds of a denoising step on an H200, predicted and published.\n"
     yield "| model | size | requests | predicted ms | published ms | error |"
     yield "| --- | --- | --- | --- | --- | --- |"
     yield from told
+    yield "\nSeconds of a request by itself.\n"
+    yield "| model | size | device | predicted s | published s | error | published by |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    yield from alone
     sources = "; ".join(source for _, source in PUBLISHED.values())
     yield f"\nSources: {sources}. {REMARK}"
 
@@ -101,6 +114,15 @@ def _errors(name: str, planned: Plan) -> Iterator[str]:
             f"| {name} | {planned.size} | {requests} | {1000 * predicted_s:.0f} | "
             f"{1000 * published_s:.0f} | {predicted_s / published_s - 1:+.0%} |"
         )
+
+
+def _alone(name: str, key: str, planned: Plan) -> str:
+    predicted_s = 1 / planned.requests_per_s(1)
+    published_s, source = ALONE[name, planned.size, key]
+    return (
+        f"| {name} | {planned.size} | {device(key).name} | {predicted_s:.2f} | {published_s:.2f} | "
+        f"{predicted_s / published_s - 1:+.0%} | {source} |"
+    )
 
 
 if __name__ == "__main__":

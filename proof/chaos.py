@@ -32,6 +32,7 @@ from proof import nodes as ray_nodes
 from proof.chaos_report import (
     LOADING_S,
     OUT_OF_MEMORY,
+    STOPPED_IN_LOAD,
     WORKER_TIMEOUT_S,
     Run,
     Struck,
@@ -109,30 +110,39 @@ class Chaos:
     async def strike(self, what: str) -> Struck:
         """Break it, wait until it is ready again."""
         fault_s, self.known = now_s(), set(self.house.workers())
-        if "node" not in what and ("killed" in what or "stopped" in what):
-            await self.faults[what]()
-            if self.nodes and self.kills_front(what):  # its workers live
-                began_s = start_of(self.house.front)
-            else:
-                began_s = await self._loading_since(fault_s)
-            ready_s = await self.house.ready(self.http)
-            return Struck(what, ready_s - fault_s, ready_s - began_s)
-        fault, was_away = asyncio.ensure_future(self.faults[what]()), False
-        while not fault.done():
-            was_away |= not await self.house.is_ready(self.http)
+        is_whole = await self.house.is_whole(self.http, self.workers)
+        breaking, was_away, ready_s = asyncio.ensure_future(self._break(what, fault_s)), False, 0.0
+        while not breaking.done():
+            if not await self.house.is_ready(self.http):
+                was_away, ready_s = True, 0.0
+            elif not ready_s:
+                ready_s = now_s()
             await asyncio.sleep(0.05)
-        await fault
-        ready_s = await self.house.ready(self.http)
+        began_s = await breaking
+        if not await self.house.is_ready(self.http):
+            was_away, ready_s = True, 0.0
+        ready_s = ready_s or await self.house.ready(self.http)
+        told = what if is_whole or "stopped" not in what else STOPPED_IN_LOAD
         if not was_away:
-            return Struck(what, 0.0, 0.0)
-        loading_s = ready_s - start_of(self.house.workers()[-1]) if "node killed" in what else 0.0
-        return Struck(what, ready_s - fault_s, loading_s)
+            return Struck(told, 0.0, 0.0)
+        if "node killed" in what:
+            began_s = start_of(self.house.workers()[-1])
+        return Struck(told, ready_s - fault_s, max(0.0, ready_s - (began_s or ready_s)))
+
+    async def _break(self, what: str, fault_s: float) -> float:
+        """Break it; when what was killed began again; 0.0 where nothing was."""
+        await self.faults[what]()
+        if "node" in what or not ("killed" in what or "stopped" in what):
+            return 0.0
+        if self.nodes and self.kills_front(what):  # its workers live
+            return start_of(self.house.front)
+        return await self._loading_since(fault_s)
 
     async def _loading_since(self, fault_s: float) -> float:
         """When the successor's process began, or that which made its imports after the fault.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: there is none, or the front has ended.
         """
         deadline_s = now_s() + START_LIMIT_S
         while now_s() < deadline_s:
@@ -141,6 +151,7 @@ class Chaos:
                 is_fresh = (importing_s := start_of(parent_of(new[-1]))) >= fault_s
                 is_forked = parent_of(new[-1]) != self.house.front
                 return importing_s if is_fresh and is_forked else start_of(new[-1])
+            self.house.check_alive()
             await asyncio.sleep(0.02)
         raise RuntimeError(f"no new worker after {START_LIMIT_S:g} s:\n{self.house.last_words()}")
 

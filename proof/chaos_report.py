@@ -4,6 +4,7 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 
+from carpool.worker.watchdog import LOADING
 from proof.diary import Diary, Findings, findings
 from proof.page import machine, table
 from proof.tickets import Ticket
@@ -11,8 +12,9 @@ from proof.tickets import Ticket
 WORKER_TIMEOUT_S = 5.0
 READY_AGAIN_S = 5.0  # the promise: plus the time that loading takes
 LOADING_S = (0.2, 3.0)  # after the start of a worker: when it is killed as it loads
-RAY_NOTICES_S = 15.0  # that a node is gone, before it starts its workers on another one
+LOST_S = 3.0  # the promise: until the front acts on a lost node; Ray notices after 15 s
 OUT_OF_MEMORY = 0.002  # of the forwards
+STOPPED_IN_LOAD = "worker stopped while one loads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,9 @@ All the while every {round(1 / OUT_OF_MEMORY)}th forward runs out of memory.
 
 *Away* is from the fault to the next `/health` 200, *loading* from the start of the new worker's
 process, or of the front whose workers live on Ray. A stopped worker is taken for dead after
-{WORKER_TIMEOUT_S:g} s (`--worker-timeout`), a silent one on another node after 2.25 s. That a node
-is gone on which all workers were, Ray notices after {RAY_NOTICES_S:g} s, and places them anew.
+{WORKER_TIMEOUT_S:g} s (`--worker-timeout`), one that loads after twice as long, a silent one on
+another node after 2.25 s. Then what it ran goes on elsewhere, and another worker is asked for on
+another node, whichever answers first.
 """
 
 
@@ -130,6 +133,8 @@ def problems(run: Run) -> list[str]:
 
 def _allowed_s(what: str) -> float:
     """What the fault itself takes: until it is noticed, or struck for the second time."""
-    if "node killed" in what:
-        return RAY_NOTICES_S
+    if "node" in what or "cut off" in what:
+        return LOST_S
+    if what == STOPPED_IN_LOAD:
+        return LOADING * WORKER_TIMEOUT_S
     return WORKER_TIMEOUT_S if "stopped" in what else LOADING_S[1] if "as it loads" in what else 0.0

@@ -110,15 +110,19 @@ class House:
         Raises:
             RuntimeError: the front ended by itself, or it takes too long.
         """
-        assert self.process is not None
         deadline_s = now_s() + within_s
         while now_s() < deadline_s:
             if await self.is_ready(http):
                 return now_s()
-            if (status := self.process.poll()) is not None:
-                raise RuntimeError(f"the server ended with {status}:\n{self.last_words()}")
+            self.check_alive()
             await asyncio.sleep(0.05)
         raise RuntimeError(f"not ready after {within_s:g} s:\n{self.last_words()}")
+
+    def check_alive(self) -> None:
+        """Raise RuntimeError if the front ended by itself."""
+        assert self.process is not None
+        if (status := self.process.poll()) is not None:
+            raise RuntimeError(f"the server ended with {status}:\n{self.last_words()}")
 
     async def all_ready(self, http: httpx2.AsyncClient, workers: int) -> None:
         """Wait until every worker has loaded its model.
@@ -127,12 +131,19 @@ class House:
             RuntimeError: it takes too long.
         """
         for _ in range(int(START_LIMIT_S / 0.5)):
-            health = (await http.get(f"{self.url}/health")).json()
-            states = [one["state"] for one in health.get("workers", [])]
-            if workers == 1 or (len(states) == workers and set(states) == {"ready"}):
+            if await self.is_whole(http, workers):
                 return
             await asyncio.sleep(0.5)
         raise RuntimeError(f"not all workers are ready:\n{self.last_words()}")
+
+    async def is_whole(self, http: httpx2.AsyncClient, workers: int) -> bool:
+        """Whether every worker is ready."""
+        try:
+            health = (await http.get(f"{self.url}/health", timeout=2.0)).json()
+        except httpx2.RequestError:
+            return False
+        states = [one["state"] for one in health.get("workers", [])]
+        return workers == 1 or (len(states) == workers and set(states) == {"ready"})
 
     async def is_ready(self, http: httpx2.AsyncClient) -> bool:
         """Whether requests would be accepted now."""

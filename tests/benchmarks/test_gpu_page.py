@@ -2,11 +2,13 @@
 
 import importlib.util
 import runpy
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_everything import Part, page, parts, run
+from benchmarks.gpu_everything import Part, Ran, page, parts, run
 from support.pretended.process import on_pretended_device
 
 
@@ -27,7 +29,32 @@ def test_the_page_has_what_was_found_and_what_failed_and_what_took_too_long() ->
     assert "it was ended after 2 s.\n\n```\nbegan\n```" in text
 
 
-@pytest.mark.parametrize("part", parts("cuda", "shapes"), ids=lambda part: part.title[:8])
+def test_a_page_that_a_command_writes_stands_there_without_what_it_says_beside() -> None:
+    writes = (
+        "import pathlib, sys; print('a record'); print('a warning', file=sys.stderr); "
+        "pathlib.Path(sys.argv[2]).write_text('# Title\\n\\n| a |\\n| --- |\\n| 1 |\\n')"
+    )
+
+    ran = run(Part("models", ("-c", writes), 60, writes_page=True))
+
+    assert ran.status == 0
+    assert "\n### Title\n\n| a |\n| --- |\n| 1 |\n" in page([], [ran])
+    assert "a record" not in ran.output
+    assert "a warning" not in ran.output
+
+
+@pytest.mark.parametrize("last", ["|---|", "done"])
+def test_nothing_of_what_a_command_found_is_cut_off(last: str) -> None:
+    ran = Ran(Part("good", ("-c", ""), 1), 0, "\n".join([*map(str, range(100)), last]), 1.0)
+
+    assert "\n0\n1\n" in page([], [ran])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [*parts("cuda", "shapes"), *parts("cpu", "shapes")],
+    ids=lambda part: f"{part.title[:8]}-{'tiny' if '--tiny' in part.command else 'device'}",
+)
 def test_each_command_of_the_page_exists_and_takes_its_flags(
     part: Part, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,17 +85,26 @@ def test_each_command_of_the_page_exists_and_takes_its_flags(
 def test_the_benchmark_of_streaming_is_right_on_an_accelerator() -> None:
     import torch
 
-    from benchmarks.stream_device import Rig, measure
+    from benchmarks.stream_device import measure, tiny
 
-    rig = Rig(
-        torch.device("pretended"), torch.float32, blocks=(1, 2), heads=2, head_width=16,
-        axes=(4, 6, 6), text=(8, 32), sides={4: 2, 6: 1},
-    )  # fmt: skip
     torch.set_grad_enabled(False)
 
-    lines = list(measure(rig, rounds=2))
+    lines = list(measure(tiny(torch.device("pretended")), rounds=2))
 
     rows = [line.split("|") for line in lines if line.startswith("| ") and "---" not in line][1:]
     assert [row[1].strip() for row in rows] == [
         "one sweep for all", "one sweep for each size", "one by one", "diffusers, one by one",
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_all_of_the_page_runs_on_a_cpu_with_tiny_models(tmp_path: Path) -> None:
+    command = "-m", "benchmarks.gpu_everything", "--device", "cpu", "--output"
+    ended = subprocess.run([sys.executable, *command, tmp_path / "page.md"], check=False)
+
+    text = (tmp_path / "page.md").read_text()
+    assert not ended.returncode, text
+    assert "its figures mean nothing" in text
+    assert "| one sweep for all |" in text
+    assert '{"kind"' not in text

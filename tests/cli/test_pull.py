@@ -18,7 +18,7 @@ import pytest
 
 from carpool.errors import LoadFailed
 from carpool.models import pull as pulling
-from carpool.models.pull import wanted
+from carpool.models.pull import places, wanted
 
 INDEX = {
     "_class_name": "FluxPipeline",
@@ -216,7 +216,7 @@ def test_one_file_of_a_repository_is_fetched(tmp_path: Path) -> None:
     ],
 )
 def test_a_variant_is_taken_where_there_is_one(variant: str | None, weights: str) -> None:
-    found = wanted(FILES, INDEX, variant)
+    found = wanted(FILES, places("m", INDEX)["m"], variant)
 
     assert [name for name in found if name.startswith("vae/diff")] == [weights]
     assert "transformer/diffusion_pytorch_model-00002-of-00002.safetensors" in found
@@ -226,7 +226,7 @@ def test_weights_that_are_pickles_only_are_refused() -> None:
     files = [name for name in FILES if not name.startswith("vae/") or name.endswith(".bin")]
 
     with pytest.raises(LoadFailed, match=r"there is no \.safetensors of vae"):
-        wanted(files, INDEX, None)
+        wanted(files, places("m", INDEX)["m"], None)
 
 
 def test_a_model_that_does_not_fit_the_disk_is_refused_before_it_is_fetched(

@@ -273,6 +273,29 @@ def test_answers_that_are_dear_to_copy_are_not_kept_and_it_is_said(
     assert caplog.text.count("answers of transformer.forward are not kept") == 1
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 4),
+        torch.tensor(2.5),
+        torch.empty(0, 3),
+        torch.randn(3, 4).t(),
+        torch.randn(3, 4)[1:2],
+        torch.randn(3).bfloat16(),
+        torch.nn.Parameter(torch.randn(3)),
+        torch.randn(3, 4).to(torch.complex64).conj().imag,
+        torch.tensor([True, False]),
+    ],
+    ids=lambda one: f"{one.dtype}{list(one.stride())}",
+)
+def test_a_tensor_is_the_same_once_packed_wherever_its_values_lie(tensor: torch.Tensor) -> None:
+    got = unpack(pack((tensor,)), torch.device("cpu"))[0]
+
+    assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
+    assert got.stride() == tensor.stride() or not tensor.numel()
+    assert torch.equal(got, tensor.detach())
+
+
 def test_an_answer_is_the_same_once_packed() -> None:
     answer = BaseModelOutputWithPooling(
         last_hidden_state=torch.randn(2, 3, 4).transpose(1, 2),

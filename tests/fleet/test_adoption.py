@@ -11,9 +11,10 @@ import pytest
 
 from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import SettingRejected
-from carpool.fleet import ray
+from carpool.fleet import ray, ray_connector
 from carpool.fleet.host import WorkerHost
-from carpool.fleet.ray import RayCluster, RayConnector, RaySettings
+from carpool.fleet.ray import RayCluster, RaySettings
+from carpool.fleet.ray_connector import RayConnector
 from carpool.fleet.remote import Address, RemoteConnection
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
@@ -71,7 +72,10 @@ class FakeCluster(RayCluster):
         self.made, self.ended = 0, list[str]()
         self.at: dict[str, Address | OSError | None] = {}
 
-    def take(self, model: str) -> str:
+    def workers(self, model: str) -> int:
+        return len(self._found.get(model, []))
+
+    def take(self, model: str, ranks: int = 1) -> str:
         found = self._found.get(model)
         if found:
             return str(found.pop(0))
@@ -128,22 +132,131 @@ def test_workers_of_an_earlier_front_are_taken_first_and_then_new_ones_made() ->
     told(story)
 
 
-def test_a_worker_that_is_gone_is_replaced_and_one_that_is_away_is_not(
+def test_a_worker_that_is_gone_is_replaced_and_one_that_is_away_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ray, "AGAIN_S", 0.0)
+    monkeypatch.setattr(ray_connector, "AGAIN_S", 0.0)
 
     async def story() -> None:
-        cluster = FakeCluster("gone", "away")
-        cluster.at = {"gone": None, "away": ConnectionError("it restarts")}
+        cluster = FakeCluster("away")
+        cluster.at = {"away": ConnectionError("it restarts")}
         connector = RayConnector(cluster, "shapes", None, address_only)
-        with pytest.raises(ConnectionError, match="it restarts"):
-            await connector.open()
+        opening = asyncio.create_task(connector.open())
+        await asyncio.sleep(0.05)
         cluster.at["away"] = Address("back", 1, SECRET)
-        where: Any = await connector.open()
+        where: Any = await opening
         assert (where.host, cluster.made) == ("back", 0)
         await connector.end()
         assert cluster.ended == ["away"]
+
+    async def story_of_one() -> None:
+        cluster = FakeCluster("gone")
+        cluster.at = {"gone": None, "new-1": Address("here", 1, SECRET)}
+        connector = RayConnector(cluster, "shapes", None, address_only)
+        where: Any = await connector.open()
+        assert (where.host, cluster.made) == ("here", 1)
+        await connector.end()
+        assert cluster.ended == ["new-1"]
+
+    told(story)
+    told(story_of_one)
+
+
+class Suspecting(FakeCluster):
+    """Notes which nodes are suspected when a worker is placed."""
+
+    def __init__(self, *found: str) -> None:
+        super().__init__(*found)
+        self.avoided = list[list[str]]()
+
+    def take(self, model: str, ranks: int = 1) -> str:
+        self.avoided.append(self._lost_nodes())
+        return super().take(model, ranks)
+
+
+async def lost_worker(cluster: Suspecting) -> RayConnector:
+    """A connector to a worker on the node `n1` that was reached, and then is not any more."""
+    cluster.at = {"old": Address("old", 1, SECRET, node="n1")}
+    connector = RayConnector(cluster, "shapes", None, address_only)
+    await connector.open()
+    cluster.at = {"old": ConnectionError("no answer")}
+    return connector
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_connector, "AGAIN_S", 0.0)
+    monkeypatch.setattr(ray_connector, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(ray_connector, "FIRST_S", 0.0)
+
+
+def test_in_the_place_of_a_lost_worker_one_comes_on_another_node(at_once: None) -> None:
+    async def story() -> None:
+        connector = await lost_worker(cluster := Suspecting("old"))
+        cluster.at["new-1"] = Address("new", 1, SECRET, node="n2")
+        where: Any = await connector.open()
+        assert where.host == "new"
+        assert cluster.avoided == [[], ["n1"]]
+        assert cluster.ended == ["old"]  # should it come back, nobody needs it
+        cluster.at["new-1"] = Address("again", 1, SECRET, node="n2")
+        where = await connector.open()
+        assert (where.host, cluster.made) == ("again", 1)
+
+    told(story)
+
+
+def test_a_lost_worker_that_answers_first_stays_and_the_other_is_ended(at_once: None) -> None:
+    async def story() -> None:
+        connector = await lost_worker(cluster := Suspecting("old"))
+        cluster.at["new-1"] = ConnectionError("it has no place yet")
+        opening = asyncio.create_task(connector.open())
+        await until(lambda: cluster.made == 1)
+        cluster.at["old"] = Address("old", 1, SECRET, node="n1")
+        where: Any = await opening
+        assert (where.host, cluster.ended) == ("old", ["new-1"])
+        assert cluster._lost_nodes() == []  # its node is trusted again
+
+    told(story)
+
+
+def test_a_worker_that_found_no_place_is_asked_for_anew_on_any_node(
+    at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then Ray itself knows which nodes are gone."""
+    monkeypatch.setattr(ray_connector, "SPARE_S", 0.0)
+    monkeypatch.setattr(ray, "NOTICED_S", 0.0)
+
+    async def story() -> None:
+        connector = await lost_worker(cluster := Suspecting("old"))
+        cluster.at["new-1"] = ConnectionError("it has no place")
+        where: Any = await connector.open()
+        assert where.host == "127.0.0.1"  # the second one's
+        assert cluster.avoided[-1] == []
+        assert cluster.ended == ["new-1", "old"]
+
+    told(story)
+
+
+def test_a_worker_of_an_earlier_front_that_never_answers_is_replaced(at_once: None) -> None:
+    async def story() -> None:
+        cluster = Suspecting("old")
+        cluster.at["old"] = ConnectionError("no answer")
+        where: Any = await RayConnector(cluster, "shapes", None, address_only).open()
+        assert where.host == "127.0.0.1"
+        assert (cluster.avoided, cluster.ended) == ([[], []], ["old"])  # where it was is not known
+
+    told(story)
+
+
+def test_a_front_that_ends_while_a_worker_is_lost_leaves_that_one_only(at_once: None) -> None:
+    async def story() -> None:
+        connector = await lost_worker(cluster := Suspecting("old"))
+        cluster.at["new-1"] = ConnectionError("it has no place yet")
+        opening = asyncio.create_task(connector.open())
+        await until(lambda: cluster.made == 1)
+        opening.cancel()
+        await asyncio.wait([opening])
+        assert (opening.cancelled(), cluster.ended) == (True, ["new-1"])
 
     told(story)
 
@@ -151,7 +264,7 @@ def test_a_worker_that_is_gone_is_replaced_and_one_that_is_away_is_not(
 def test_a_worker_that_ray_does_not_place_is_worth_a_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ray, "SLOW_S", 0.01)
+    monkeypatch.setattr(ray_connector, "SLOW_S", 0.01)
 
     async def story() -> None:
         cluster = FakeCluster()
@@ -186,7 +299,7 @@ def host_of_ready_workers() -> tuple[WorkerHost, list[FakeChild]]:
 def test_a_front_goes_on_trying_to_reach_its_first_worker_instead_of_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
+    monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
 
     async def story() -> None:
         host, _ = host_of_ready_workers()
@@ -210,7 +323,7 @@ def test_a_front_goes_on_trying_to_reach_its_first_worker_instead_of_ending(
 def test_what_a_lost_worker_ran_is_moved_and_the_worker_is_taken_over_when_it_answers_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
+    monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
 
     async def story() -> None:
         host, children = host_of_ready_workers()

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from carpool.config import EngineSettings
-from carpool.errors import Draining, LoadFailed, ModelNotFound
-from carpool.fleet.fleet import Deployment, Fleet
+from carpool.errors import Draining, LoadFailed, ModelNotFound, Starting
+from carpool.fleet.deployment import Deployment
+from carpool.fleet.fleet import Fleet
 from carpool.fleet.pool import Pool
 from carpool.types import CheckedRequest
 from support.fake_workers import FakeWorker
@@ -207,6 +208,40 @@ def test_a_model_that_cannot_load_at_the_start_ends_the_server() -> None:
         models.newest("two").fail("it is broken")
         with pytest.raises(LoadFailed, match="it is broken"):
             await running
+        await fleet.stop()
+
+    told(story)
+
+
+def test_a_model_that_cannot_load_while_another_is_ready_is_tried_again_and_says_why() -> None:
+    async def story() -> None:
+        models = Models(one=False, two=False)
+        fleet = models.fleet()
+        running = fleet.start()
+        await settle()
+        models.newest("two").load()
+        await settle()
+        assert (await fleet.wait_ready()).card  # although the first is not
+        models.newest("one").fail("4 workers died while they loaded the model")
+        await settle()
+        assert not running.done()
+        assert (fleet.state, fleet.is_degraded) == ("ready", True)
+        [shown] = fleet.deployments["one"].pool.workers()  # type: ignore[union-attr]
+        assert shown["error"] == "4 workers died while they loaded the model"
+        with pytest.raises(
+            Starting, match=r"cannot be loaded now: 4 workers died .* again"
+        ) as told_:
+            await fleet.submit(request("a", "one"))
+        assert told_.value.retry_after_s == 30
+        other = asyncio.create_task(fleet.submit(request("b", "two")))
+        await settle()
+        models.newest("two").finish("b")
+        assert (await other).request_id == "b"
+        models.newest("one").load()
+        await settle()
+        assert not fleet.is_degraded
+        assert "error" not in fleet.deployments["one"].pool.workers()[0]  # type: ignore[union-attr]
+        running.cancel()
         await fleet.stop()
 
     told(story)

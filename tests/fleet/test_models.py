@@ -8,6 +8,7 @@ import pytest
 
 from carpool.config import ServeSettings
 from carpool.errors import LoadFailed, SettingRejected
+from carpool.fleet.local import name_of
 from carpool.fleet.models import cuda_devices, devices_of, models_of, read_models
 
 
@@ -141,9 +142,12 @@ def test_devices_that_groups_cannot_share_are_refused(
         devices_of(*given)
 
 
-def test_groups_are_refused_where_ray_places_workers() -> None:
-    with pytest.raises(SettingRejected, match="with ray each worker gets one device"):
-        models_of(["shapes"], settings(ray="auto", context_parallel=2))
+def test_groups_take_the_devices_that_ray_gives_them_and_none_that_are_named() -> None:
+    [spec] = models_of(["shapes"], settings(ray="auto", context_parallel=2, workers=3))
+    assert spec.devices == ("auto",) * 3
+    assert name_of(spec) == "shapes (2 ranks)"  # no worker with one device is taken for it
+    with pytest.raises(SettingRejected, match="the 2 devices that Ray gives it"):
+        models_of(["shapes"], settings(ray="auto", context_parallel=2, device="cuda:0+cuda:1"))
 
 
 def test_what_hides_all_devices_leaves_none() -> None:

@@ -5,6 +5,7 @@
 
 import base64
 import json
+import os
 import signal
 import time
 import uuid
@@ -184,6 +185,22 @@ def test_a_rolling_update_replaces_every_worker_and_no_request_fails(cluster: An
         assert (len(after), up(server)) == (2, 2)
         assert len(statuses) > 5
         assert set(statuses) == {200}
+
+
+def test_a_group_is_placed_on_one_node_and_goes_on_when_a_rank_dies(cluster: Any) -> None:
+    with fleet(cluster, "ranks", "--context-parallel", "2", ready=1) as server:
+        [worker] = server.get("/health").json()["workers"]
+        assert worker["ranks"] == 2
+        before = server.stats()["workers"][0]["group"]["ranks"]
+        with ThreadPoolExecutor(1) as threads:
+            drawing = threads.submit(server.draw, seed=4, num_inference_steps=STEPS)
+            eventually(lambda: server.stats()["workers"][0]["steps"] > STEPS / 4, 60, "it runs")
+            os.kill(before[1]["pid"], signal.SIGKILL)
+            answer = drawing.result()
+        assert answer.status_code == 200
+        assert is_right(answer.json()["data"][0]["b64_json"], 4)
+        after = server.stats()["workers"][0]["group"]["ranks"]
+        assert not {one["pid"] for one in before} & {one["pid"] for one in after}
 
 
 def test_workers_that_no_front_uses_end_by_themselves(cluster: Any) -> None:

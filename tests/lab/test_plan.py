@@ -93,6 +93,11 @@ def test_no_module_of_a_plan_has_weights_and_all_are_left_as_they_were() -> None
         ("FLUX.1-dev", "512x512", "transformer", 11.90, 21.50),
         ("FLUX.1-dev", "1024x1024", "transformer", 11.90, 74.38),
         ("SDXL", "1024x1024", "unet", 2.57, 13.52),
+        ("Z-Image-Turbo", "512x512", "transformer", 6.15, 13.69),
+        ("Z-Image-Turbo", "1024x1024", "transformer", 6.15, 56.58),
+        ("SD3.5-medium", "512x512", "transformer", 2.24, 2 * 2.445),
+        ("SD3.5-medium", "1024x1024", "transformer", 2.24, 2 * 11.25),
+        ("SANA-1.5-1.6B", "1024x1024", "transformer", 1.60, 2 * 2.965),
     ],
 )
 def test_real_sizes_are_those_that_others_counted(
@@ -224,6 +229,12 @@ def test_an_unknown_device_or_model_is_told_with_those_that_are_known() -> None:
     with pytest.raises(LoadFailed, match="did you mean 'Qwen-Image'"):
         build("Qwen-Imag")
     assert {"FLUX.1-dev", "Qwen-Image", "SDXL"} <= known().keys()
+
+
+def test_the_command_names_every_model_that_it_knows() -> None:
+    told = " ".join((command.help or "").split())
+
+    assert all(f"{name}," in told or f"{name})" in told for name in known())
 
 
 def test_a_model_is_known_by_its_hub_id_which_can_be_served() -> None:

@@ -14,6 +14,7 @@ from carpool.cli.main import cli
 from carpool.models.grid import FAMILIES, Family, families, proof, rows
 from support import isolation
 from support.matrix import CASES
+from support.modular import CLASSES
 from support.newcomers import NEWCOMERS
 from support.tiny.checkpoints import FAMILIES as FAMILIES_BY_NAME
 
@@ -120,6 +121,8 @@ def test_a_test_that_proves_a_class_exists_and_runs_it(name: str) -> None:
     assert f"def {function}(" in text
     if file.endswith("test_newcomers.py"):
         assert (case, name in NEWCOMERS) == (name, True)
+    elif file.endswith("test_modular.py"):
+        assert case.partition("-")[0] == name in CLASSES
     elif case:
         assert f'"{case}"' in text
         build = FAMILIES_BY_NAME.get(case) or getattr(isolation, case)

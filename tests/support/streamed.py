@@ -55,6 +55,32 @@ class Tower(nn.Module):
         return answer
 
 
+class Profile(nn.Module):
+    """Blocks of given bytes that compute for given virtual seconds."""
+
+    blocks: Any
+
+    def __init__(self, clock: VirtualClock, blocks: Sequence[tuple[int, float]]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Timed(clock, *block) for block in blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class _Timed(nn.Module):
+    def __init__(self, clock: VirtualClock, n_bytes: int, seconds: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(n_bytes // 4), requires_grad=False)
+        self._clock, self._seconds = clock, seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._clock.pass_by(self._seconds)
+        return x * self.weight[0]  # NaN if it is not there
+
+
 class VirtualBus(Bus):
     """Loads at so many bytes a virtual second, one group after the other."""
 

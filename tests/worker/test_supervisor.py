@@ -1,6 +1,7 @@
 """The front's side of a worker, without one."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -12,8 +13,10 @@ from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.connection import describe_end
 from carpool.worker.protocol import WorkerReady
+from carpool.worker.restarts import BACKOFF_S, FIRST_TRIES, Restarts
 from carpool.worker.supervisor import Supervisor
 from support.app import CARD
+from support.fake_hosts import until
 
 
 class Silent(Supervisor):
@@ -90,11 +93,14 @@ def test_a_request_leaves_a_later_one_of_its_id_in_flight() -> None:
 
 
 class Scripted:
-    """Workers that are none: each says what it is told to and dies, the last one lives on."""
+    """Workers that are none: each says what it is told to and dies, the last one lives on.
+
+    One that is told nothing is killed as it loads.
+    """
 
     end, is_lost = "it is none", False
 
-    def __init__(self, *told: protocol.ToFront) -> None:
+    def __init__(self, *told: protocol.ToFront | None) -> None:
         self._told, self.opened = list(told), 0
 
     async def open(self, spool: object = None, start: object = None) -> "Scripted":
@@ -105,7 +111,10 @@ class Scripted:
         pass
 
     async def messages(self) -> AsyncIterator[protocol.ToFront]:
-        yield self._told.pop(0)
+        told = self._told.pop(0)
+        if told is None:
+            return
+        yield told
         if not self._told or isinstance(self._told[0], protocol.LoadFailure):
             await asyncio.sleep(0.01 if self._told else 1000)
 
@@ -114,11 +123,11 @@ class Scripted:
 
 
 def supervised(
-    monkeypatch: pytest.MonkeyPatch, *told: protocol.ToFront
+    monkeypatch: pytest.MonkeyPatch, *told: protocol.ToFront | None
 ) -> tuple[Supervisor, Scripted]:
     workers = Scripted(*told)
     monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
-    monkeypatch.setattr("carpool.worker.supervisor._BACKOFF_S", (0.0,))
+    monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
     return Supervisor("none", EngineSettings()), workers
 
 
@@ -140,6 +149,64 @@ def test_a_file_that_was_broken_meanwhile_keeps_no_server_from_starting_its_next
     asyncio.run(story())
 
     assert caplog.text.count("a worker cannot be started: rules.json cannot be read") == 2
+
+
+def test_the_successor_of_a_worker_has_its_adapters_before_it_takes_requests(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that it can still read; the card that requests are checked against says which."""
+
+    class Registering(Scripted):
+        """Each worker answers additions when it is told to; the first one dies when told to."""
+
+        is_dead, may_answer = asyncio.Event(), asyncio.Event()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.added = asyncio.Queue[protocol.AddLora]()
+
+        def send(self, message: protocol.ToWorker) -> None:
+            if isinstance(message, protocol.AddLora):
+                self.added.put_nowait(message)
+
+        async def messages(self) -> AsyncIterator[protocol.ToFront]:
+            yield READY
+            for _ in range(3 if self.opened == 1 else 2):
+                asked = await self.added.get()
+                await self.may_answer.wait()
+                bad = asked.name == "broken" or (self.opened > 1 and asked.name == "removed")
+                names = ["ink"] if asked.name == "ink" or self.opened > 1 else ["ink", "removed"]
+                card = dataclasses.replace(CARD, lora=tuple(names))
+                yield protocol.Reloaded(card, ["it cannot be read"] if bad else [], True)
+            await self.is_dead.wait()
+            self.is_dead.clear()
+
+    workers = Registering()
+    monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
+    monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
+
+    async def story() -> None:
+        supervisor = Supervisor("none", EngineSettings())
+        supervisor.start()
+        await supervisor.wait_ready()
+        workers.may_answer.set()
+        assert await supervisor.add_lora("ink", "ink.safetensors") == []
+        assert await supervisor.add_lora("removed", "gone.safetensors") == []
+        assert await supervisor.add_lora("broken", "broken.safetensors") == ["it cannot be read"]
+        workers.may_answer.clear()
+        workers.is_dead.set()
+        await until(lambda: workers.opened == 2 and workers.added.qsize() > 0)
+        assert supervisor.state == "worker_lost"
+        workers.may_answer.set()
+        async with asyncio.timeout(10):
+            await supervisor.wait_open()
+        assert supervisor.ready is not None
+        assert supervisor.ready.card.lora == ("ink",)
+        workers.is_dead.set()
+        await supervisor.stop()
+
+    asyncio.run(story())
+    assert "not reloaded: it cannot be read" in caplog.text
 
 
 def test_clients_of_a_lost_worker_are_told_the_time_that_a_start_takes_with_its_imports(
@@ -180,6 +247,76 @@ def test_a_file_that_is_broken_at_the_start_ends_the_server(
             await supervisor.start()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("kills", range(FIRST_TRIES))
+def test_a_worker_that_is_killed_in_its_first_load_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
+    async def story() -> None:
+        supervisor, workers = supervised(monkeypatch, *[None] * kills, READY)
+        running = supervisor.start()
+        async with asyncio.timeout(10):
+            assert await supervisor.wait_ready() == READY
+        assert workers.opened == kills + 1
+        assert not running.done()
+        await supervisor.stop()
+
+    asyncio.run(story())
+
+
+def test_a_model_whose_workers_all_die_as_they_load_is_given_up_after_a_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        supervisor, workers = supervised(monkeypatch, *[None] * 100)
+        with pytest.raises(LoadFailed, match=r"4 workers died while they loaded .*\(it is none\)"):
+            await supervisor.start()
+        assert workers.opened == FIRST_TRIES
+
+    asyncio.run(story())
+
+
+def test_a_worker_that_hangs_as_it_loads_is_killed_and_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stopped(Scripted):
+        """The first one says nothing, until it is killed."""
+
+        async def messages(self) -> AsyncIterator[protocol.ToFront]:
+            if self.opened > 1:
+                yield READY
+            await is_killed.wait()
+            is_killed.clear()
+
+        def kill(self) -> None:
+            is_killed.set()
+
+    is_killed, workers = asyncio.Event(), Stopped()
+    monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
+    monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
+    for module in ("supervisor", "watchdog"):
+        monkeypatch.setattr(f"carpool.worker.{module}.INTERVAL_S", 0.01)
+
+    async def story() -> None:
+        supervisor = Supervisor("none", EngineSettings(), timeout_s=0.02)
+        supervisor.start()
+        async with asyncio.timeout(10):
+            await supervisor.wait_ready()
+        assert workers.opened == 2
+        is_killed.set()
+        await supervisor.stop()
+
+    asyncio.run(story())
+
+
+def test_a_worker_that_is_out_of_reach_is_never_given_up() -> None:
+    restarts = Restarts()
+    waits = [
+        restarts.delay_s("", was_ready=False, is_lost=True, is_first=True)
+        for _ in range(FIRST_TRIES * 3)
+    ]
+    assert waits == [*BACKOFF_S, *[BACKOFF_S[-1]] * (len(waits) - len(BACKOFF_S))]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from carpool.engine import answers
 from carpool.engine.intercept import Call
 from carpool.engine.model.device import Device
 from carpool.engine.model.load import Loaded, versions
+from carpool.engine.model.modular import all_blocks
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.weights_sample import sample
 from carpool.types import CheckedRequest, JournalEntry
@@ -35,6 +36,7 @@ from carpool.types import CheckedRequest, JournalEntry
 log = logging.getLogger("carpool")
 
 MOST_BYTES = 16 << 20  # of one answer
+SMALL_BYTES = 64 << 10  # on the host: packed at once, for that takes no longer than a copy
 MOST_VALUES = 4  # of a tensor on the host whose values are part of the mark: timesteps
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
@@ -50,13 +52,15 @@ class Answered:
     request_id: str
     number: int
     mark: bytes
-    answer: Any
+    answer: Any  # bytes: it is packed already
     device: Device
     moment: Any  # when it is computed, on the device
     size: int  # bytes of its tensors
 
     def entry(self) -> JournalEntry:
         """The answer as bytes, once the device has it. On any thread."""
+        if isinstance(self.answer, bytes):
+            return JournalEntry(self.number, self.mark, self.answer)
         packed = answers.pack(
             self.answer, lambda tensor: self.device.to_host(tensor, mark=self.moment)
         )
@@ -169,12 +173,16 @@ class Journal:
         except answers.Unpackable as error:
             _say_once(call, f"they hold {error}")
             return
+        device, moment = self._device, None
         try:
-            copy = answers.copied(answer)
+            if device.is_accelerator or size > SMALL_BYTES:
+                copy: Any = answers.copied(answer)
+                moment = device.mark()
+            else:
+                copy = answers.pack(answer)
         except torch.OutOfMemoryError:
             return
-        number, moment = self._calls, self._device.mark()
-        self._sink(Answered(self._request_id, number, mark, copy, self._device, moment, size))
+        self._sink(Answered(self._request_id, self._calls, mark, copy, device, moment, size))
         self._lacking -= 1
 
 
@@ -212,13 +220,18 @@ def _mark(identity: bytes, call: Call, known: Forms, versions: list[tuple[Tensor
             if type(value) not in _PLAIN:
                 within = tensors_in(value)
                 versions += [(one, one._version) for one in within if not one.is_inference()]
+        elif (last := known.get(name)) is not None and last[0] is value:
+            version = value._version  # most arguments are the same at every step
+            if last[1] != version:
+                last = known[name] = value, version, _form(value)
+            parts += name, last[2]
+            versions.append((value, version))
         elif value.is_inference():
             parts += name, _form(value)
         else:
-            last, version = known.get(name), value._version
-            if last is None or last[0] is not value or last[1] != version:
-                last = known[name] = value, version, _form(value)
-            parts += name, last[2]  # most arguments are the same at every step
+            version, form = value._version, _form(value)
+            known[name] = value, version, form
+            parts += name, form
             versions.append((value, version))
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12, key=identity).digest()
 
@@ -292,7 +305,8 @@ def _digest_of(loaded: Loaded) -> bytes:
     digest.update(repr(sorted(versions().items())).encode())
     digest.update(f"{loaded.device.torch.type} {loaded.device.dtype}".encode())
     for pipe in {id(one): one for one in (loaded.pipe, *loaded.originals.values())}.values():
-        digest.update(_source(type(pipe)))
+        for one in (pipe, *all_blocks(getattr(pipe, "blocks", None))):
+            digest.update(_source(type(one)))
         for name, part in sorted(pipe.components.items()):
             digest.update(f"{name} {type(part).__name__}".encode())
             if not isinstance(part, nn.Module):

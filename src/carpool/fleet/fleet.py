@@ -8,12 +8,12 @@ has requests.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 from carpool.errors import CarpoolError, Draining, LoadFailed, ModelNotFound, nearest
+from carpool.fleet.deployment import Deployment
 from carpool.fleet.pool import Pool
 from carpool.fleet.serving import ServingState
 from carpool.types import CheckedRequest
@@ -23,46 +23,9 @@ from carpool.worker.supervisor import OnActivity
 
 log = logging.getLogger("carpool")
 
+T = TypeVar("T")
+
 _LOOK_S = 0.5  # between looks for models that were not used for long
-
-
-@dataclass(slots=True, eq=False)
-class Deployment:
-    """One model of a fleet, loaded or not."""
-
-    name: str
-    make: Callable[[], Pool]
-    is_on_demand: bool = False
-    keep_alive_s: float = float("inf")
-    pool: Pool | None = None
-    known: protocol.WorkerReady | None = None  # as it was loaded last
-    in_flight: int = 0
-    used_s: float = 0.0  # the event loop's clock
-    began_s: float = 0.0  # to load
-    took_s: float = 10.0  # to load, last; a guess before
-    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    running: "asyncio.Task[None] | None" = None
-
-    @property
-    def state(self) -> ServingState | Literal["unloaded"]:
-        return "unloaded" if self.pool is None else self.pool.state
-
-    @property
-    def ready(self) -> protocol.WorkerReady | None:
-        if self.pool is not None and self.pool.ready is not None:
-            self.known = self.pool.ready
-        return self.known
-
-    def check_open(self) -> None:
-        """Raise unless requests are accepted now. One that is not loaded is loaded for them."""
-        if self.pool is not None and not (self.is_on_demand and self.pool.state == "starting"):
-            self.pool.check_open()
-
-    def ready_in_s(self, now_s: float) -> float | None:
-        """Predicted seconds until it is loaded; None where it is."""
-        if self.state == "ready":
-            return None
-        return max(0.0, self.took_s - (now_s - self.began_s if self.pool else 0.0))
 
 
 class Fleet:
@@ -158,11 +121,14 @@ class Fleet:
     def _open(self, one: Deployment) -> Pool:
         pool = one.pool = one.make()
         one.began_s = self._now_s()
-        one.running = pool.start()
+        one.running = pool.start(None if one.is_on_demand else self._is_any_ready)
         pool.watch_activity(_of_model(self._on_activity, one.name))
         if not one.is_on_demand:
             one.running.add_done_callback(self._ended)
         return pool
+
+    def _is_any_ready(self) -> bool:
+        return any(pool.state == "ready" for pool in self._pools())
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
@@ -170,12 +136,11 @@ class Fleet:
             self._failed.set_exception(error)
 
     async def wait_ready(self) -> protocol.WorkerReady:
-        """Wait until the first model that is to be loaded is."""
-        first = [one for one in self._deployments.values() if not one.is_on_demand]
-        if first:
-            assert first[0].pool is not None
-            return await first[0].pool.wait_ready()
-        return (await self.loaded(self._first.name))[1]
+        """Wait until one of the models that are to be loaded is."""
+        at_start = [one.pool for one in self._deployments.values() if not one.is_on_demand]
+        if not at_start:
+            return (await self.loaded(self._first.name))[1]
+        return await first_of([pool.wait_ready() for pool in at_start if pool is not None])
 
     async def wait_open(self, model: str | None = None) -> None:
         """Wait until requests are accepted, by a model that is loaded for it, or by any."""
@@ -186,12 +151,7 @@ class Fleet:
                 assert pool is not None
                 await pool.wait_open()
         elif not any(one.is_on_demand for one in self._deployments.values()):
-            waits = [asyncio.create_task(pool.wait_open()) for pool in self._pools()]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
+            await first_of([pool.wait_open() for pool in self._pools()])
         if self._is_draining:
             await asyncio.Event().wait()
 
@@ -387,6 +347,17 @@ class Fleet:
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
+
+
+async def first_of(several: Sequence[Coroutine[Any, Any, T]]) -> T:
+    """The result of the one that ends first; the others are cancelled."""
+    tasks = [asyncio.create_task(one) for one in several]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _of_model(listener: OnActivity | None, name: str) -> OnActivity | None:

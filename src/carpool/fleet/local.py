@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Protocol
 
 from carpool.config import LogFormat, LogLevel
-from carpool.fleet.fleet import Deployment, Fleet
+from carpool.fleet.deployment import Deployment
+from carpool.fleet.fleet import Fleet
 from carpool.fleet.models import ModelSpec, settings_on
 from carpool.fleet.pool import Pool
 from carpool.worker.connection import Connector
@@ -18,7 +19,7 @@ class Remote(Protocol):
     """Places workers elsewhere; see `RayCluster`."""
 
     def workers(self, model: str) -> int: ...
-    def connector(self, model: str, spool: Path | None) -> Connector: ...
+    def connector(self, model: str, spool: Path | None, ranks: int) -> Connector: ...
 
 
 def local_fleet(
@@ -79,7 +80,7 @@ def local_pool(
             spec.model,
             settings_on(spec, device),
             spool=spool,
-            connector=None if remote is None else remote.connector(name_of(spec), spool),
+            connector=None if remote is None else _elsewhere(remote, spec, spool),
             timeout_s=timeout_s,
             log=log,
             otel=otel,
@@ -104,6 +105,11 @@ def local_pool(
     )
 
 
+def _elsewhere(remote: Remote, spec: ModelSpec, spool: Path | None) -> Connector:
+    return remote.connector(name_of(spec), spool, spec.settings.context_parallel)
+
+
 def name_of(spec: ModelSpec) -> str:
-    """Tells the workers of one model from those of others."""
-    return spec.name or spec.factory or spec.model
+    """Tells the workers of one model from those of others, and groups from other groups."""
+    name, ranks = spec.name or spec.factory or spec.model, spec.settings.context_parallel
+    return name if ranks == 1 else f"{name} ({ranks} ranks)"

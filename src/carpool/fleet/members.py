@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from carpool.errors import CarpoolError, LoraRejected, WorkerLost
+from carpool.errors import CarpoolError, LoraRejected, Starting, WorkerLost
 from carpool.fleet.serving import ServingState, WorkerHandle
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
@@ -73,6 +73,8 @@ class Members:
     def add(self, member: Member) -> None:
         self._members[member.number] = member
         self._watch(member)
+        for name, path in self._lora.items():
+            member.handle.add_lora(name, path)
 
     def remove(self, member: Member) -> None:
         del self._members[member.number]
@@ -109,8 +111,16 @@ class Members:
             for member in self
         ]
 
-    def check_open(self, *, was_ready: bool) -> None:
-        """Raise what the workers say that takes no requests; the soonest that will."""
+    def check_open(self, was_ready: bool, again_s: float) -> None:
+        """Raise what the workers say that takes no requests; the soonest that will.
+
+        Args:
+            again_s: those that cannot load are tried again after so long.
+        """
+        failed = [member.error for member in self if member.error]
+        if failed and len(failed) == len(self):
+            told = f"the model cannot be loaded now: {failed[0]}; it is tried again"
+            raise Starting(told, retry_after_s=again_s)
         errors = []
         for handle in self.handles:
             try:
@@ -127,11 +137,6 @@ class Members:
         for handle in self.handles:
             handle.reload()
 
-    def tell_lora(self, member: Member) -> None:
-        """Register on a worker that has loaded what was registered since the start."""
-        for name, path in self._lora.items():
-            member.handle.add_lora(name, path)
-
     async def add_lora(self, name: str, path: str) -> None:
         """Register an adapter on all, and on those that replace them.
 
@@ -144,12 +149,15 @@ class Members:
             del self._lora[name]
             raise LoraRejected(problems[0])
 
-    async def statistics(self) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-        """Those of every worker that is ready, with its number."""
+    async def statistics(self, shown: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Sums, and those of every worker that is ready, beside what is shown of it."""
+        workers, known = list[dict[str, Any]](), {one["worker"]: one for one in shown}
         for member in self:
             with contextlib.suppress(CarpoolError):  # it died, or loads
                 if member.handle.state in ("ready", "draining"):
-                    yield member.number, await member.handle.statistics()
+                    workers.append(known[member.number] | await member.handle.statistics())
+        keys = ("waiting", "running", "requests")
+        return {**{key: sum(one[key] for one in workers) for key in keys}, "workers": workers}
 
     async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
         """What a request would take if it came now, on the worker that would start it first."""

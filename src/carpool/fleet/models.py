@@ -140,13 +140,13 @@ def _devices(
     devices = devices or settings.devices
     if settings.ray is None:
         return devices_of(device, workers, devices, ranks)
-    if ranks > 1:
-        raise SettingRejected(
-            f"context_parallel={ranks}: with ray each worker gets one device: leave ray out, and "
-            "groups are of devices of this machine"
-        )
     if devices is not None:
         raise SettingRejected(f"devices={devices!r}: with ray each worker takes what Ray gives it")
+    if ranks > 1 and device not in ("auto", "cpu", "cuda", "xpu"):
+        raise SettingRejected(
+            f"device={device!r}: with ray a group takes the {ranks} devices that Ray gives it: say "
+            "auto, cuda, xpu or cpu"
+        )
     return (device,) * (workers or 1)
 
 

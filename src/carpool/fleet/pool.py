@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -72,6 +72,7 @@ class Pool:
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by the worker's number
         self._failed: asyncio.Future[None] | None = None
         self._resizer = Resizer(self, scale)
+        self._others_ready: Callable[[], bool] = lambda: False
 
     def _add(self, device: str) -> Member:
         number, self._number = self._number, self._number + 1
@@ -115,8 +116,12 @@ class Pool:
 
     # Its life
 
-    def start(self) -> "asyncio.Task[None]":
-        """Start all workers side by side. The task ends with `stop`, or fails with `LoadFailed`."""
+    def start(self, others_ready: Callable[[], bool] | None = None) -> "asyncio.Task[None]":
+        """Start all workers side by side. The task ends with `stop`, or fails with `LoadFailed`.
+
+        While `others_ready` says that other models are, this one is tried again instead.
+        """
+        self._others_ready = others_ready or self._others_ready
         self._failed = asyncio.get_running_loop().create_future()
         for member in self._members:
             self._begin(member)
@@ -148,7 +153,7 @@ class Pool:
                 await member.handle.start()
                 return
             except LoadFailed as error:
-                if self._is_alone or not self._first_ready.is_set():
+                if not self._first_ready.is_set() and not self._others_ready():
                     raise
                 member.error = str(error)
                 member.has_failed.set()
@@ -160,6 +165,7 @@ class Pool:
     async def _greet(self, member: Member) -> None:
         """Say when a worker is ready, where there are several."""
         ready = await member.handle.wait_ready()
+        member.error = ""
         self._first_ready.set()
         self._open()
         if not self._is_alone:
@@ -268,7 +274,7 @@ class Pool:
         if self._is_draining:
             raise Draining("the server is ending and takes no new requests", retry_after_s=5)
         if self.state != "ready":
-            self._members.check_open(was_ready=self._first_ready.is_set())
+            self._members.check_open(self._first_ready.is_set(), AGAIN_S)
 
     def check_room(self) -> None:
         """Refuse a request for which there is no room, before its body is read.
@@ -332,7 +338,6 @@ class Pool:
         if is_open:
             member.error, member.told_s = "", 0.0
             self._first_ready.set()
-            self._members.tell_lora(member)
         self._open()
         self._requests.assign_soon()
 
@@ -366,16 +371,10 @@ class Pool:
         if self._is_alone:
             return await self.handles[0].statistics() | again
         self.check_open()
-        shown = {one["worker"]: one for one in self.workers()}
-        several = [shown[number] | one async for number, one in self._members.statistics()]
-        total = {
-            key: sum(one[key] for one in several) for key in ("waiting", "running", "requests")
-        }
-        one = self._requests
+        total, one = await self._members.statistics(self.workers()), self._requests
         total["waiting"] += one.held
         held = {"requests": one.held, "work_s": one.router.held_s, "stage": one.stage}
-        moves = self._mover.statistics()
-        return {**total, **again, **moves, "held": held, "workers": several}
+        return {**total, **again, **self._mover.statistics(), "held": held}
 
     async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
         """What a request would take if it came now, on the worker that would start it first."""

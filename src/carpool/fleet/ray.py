@@ -18,7 +18,7 @@ import ssl
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,14 +29,14 @@ from carpool.config import ServeSettings
 from carpool.errors import SettingRejected
 from carpool.fleet.handshake import new_secret
 from carpool.fleet.host import WorkerHost
-from carpool.fleet.remote import Address, RemoteConnection
+from carpool.fleet.ray_connector import RayConnector
+from carpool.fleet.remote import Address
 
 log = logging.getLogger("carpool")
 
 REACH_S = 5.0
 JOIN_S = 30.0  # for an actor that runs to say where it listens
-SLOW_S = 20.0  # until a worker that Ray does not place is worth a line
-AGAIN_S = 0.5
+NOTICED_S = 20.0  # Ray notices after 15 s that a node is gone, and places nothing there any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,14 @@ class WorkerActor:
         self._secret, self._keep_s = secret, keep_s
         self._tls = server_tls(certificate, key) if certificate else None
         self._address: str = ray.util.get_node_ip_address()
+        self._node: str = ray.get_runtime_context().get_node_id()
         self._port: Future[int] = Future()
         threading.Thread(target=self._run, name="carpool-host", daemon=True).start()
 
-    def join(self) -> tuple[str, int, bytes, str]:
-        """Where it listens, the fleet's secret, and the version of Carpool on its node."""
-        return self._address, self._port.result(JOIN_S), self._secret, carpool.__version__
+    def join(self) -> tuple[str, int, bytes, str, str]:
+        """Where it listens, the fleet's secret, the version of Carpool on its node, the node."""
+        port = self._port.result(JOIN_S)
+        return self._address, port, self._secret, carpool.__version__, self._node
 
     def _run(self) -> None:
         if sys.version_info < (3, 14):  # uvloop's, which Ray sets, starts no processes on a thread
@@ -135,6 +137,7 @@ class RayCluster:
         self._found: dict[str, list[Any]] = {}  # actors of an earlier front, by model
         self._secret = new_secret()
         self._gpus = 0.0
+        self._suspects: dict[str, float] = {}  # nodes, and when they were suspected
 
     def connect(self) -> None:
         """Connect to the cluster, and look for the workers of an earlier front. Blocks.
@@ -174,13 +177,17 @@ class RayCluster:
         """How many workers an earlier front has left for a model."""
         return len(self._found.get(_named(model), []))
 
-    def take(self, model: str) -> Any:
-        """A worker of an earlier front, or a new one. Blocks."""
+    def take(self, model: str, ranks: int = 1) -> Any:
+        """A worker of an earlier front, or a new one. Blocks.
+
+        Args:
+            ranks: processes of a worker that is a group; what they take is on one node.
+        """
         found = self._found.get(_named(model))
         if found:
             return found.pop(0)
         ray, settings = _ray(), self._settings
-        resources = {}
+        resources, lost = {}, self._lost_nodes()
         if settings.workers_per_node is not None:
             # every node has one of it; Ray Serve's `max_replicas_per_node` is made of the same
             prefix = ray._raylet.IMPLICIT_RESOURCE_PREFIX
@@ -193,10 +200,11 @@ class RayCluster:
                 lifetime="detached",
                 max_restarts=-1,
                 max_task_retries=0,
-                num_cpus=1,
-                num_gpus=self._gpus,
+                num_cpus=ranks,
+                num_gpus=self._gpus * ranks,
                 resources=resources,
                 scheduling_strategy="SPREAD",
+                label_selector={"ray.io/node-id": f"!in({','.join(lost)})"} if lost else None,
             )
             .remote(self._secret, settings.keep_s, settings.certificate, settings.key)
         )
@@ -204,12 +212,6 @@ class RayCluster:
     def end(self, actor: Any) -> None:
         """End a worker for good. Blocks."""
         _ray().kill(actor, no_restart=True)
-
-    def end_rest(self) -> None:
-        """End the workers of an earlier front that nobody took. Blocks."""
-        for actor in [actor for several in self._found.values() for actor in several]:
-            self.end(actor)
-        self._found.clear()
 
     async def join(self, actor: Any) -> Address | None:
         """Where a worker listens, once Ray has placed it; None: it is gone for good.
@@ -220,7 +222,7 @@ class RayCluster:
         errors = _ray().exceptions
         joining = asyncio.wrap_future(actor.join.remote().future())
         try:
-            host, port, secret, version = await joining
+            host, port, secret, version, *node = await joining  # of earlier versions: none
         except (errors.ActorDiedError, errors.ActorUnschedulableError) as error:
             log.warning("a worker is gone: %s", str(error).partition("\n")[0])
             return None
@@ -231,11 +233,24 @@ class RayCluster:
             log.warning("a worker has Carpool %s, and the front %s: it is replaced", version, mine)
             await asyncio.to_thread(self.end, actor)
             return None
-        return Address(host, port, secret, self._settings.certificate)
+        return Address(host, port, secret, self._settings.certificate, *node)
 
-    def connector(self, model: str, spool: Path | None) -> "RayConnector":
-        """For one worker of a model."""
-        return RayConnector(self, model, spool)
+    def suspect(self, node: str) -> None:
+        """A worker on this node cannot be reached: for a while nothing new is placed there."""
+        self._suspects[node] = time.monotonic()
+
+    def trust(self, node: str) -> None:
+        """A worker on this node was reached."""
+        self._suspects.pop(node, None)
+
+    def _lost_nodes(self) -> list[str]:
+        """Nodes on which nothing is to be placed; what Ray itself knows to be gone is no matter."""
+        since_s = time.monotonic() - NOTICED_S
+        return sorted(node for node, at_s in self._suspects.items() if at_s > since_s)
+
+    def connector(self, model: str, spool: Path | None, ranks: int = 1) -> "RayConnector":
+        """For one worker of a model; the arguments are as for `RayConnector`."""
+        return RayConnector(self, model, spool, ranks=ranks)
 
 
 def connected(settings: ServeSettings) -> RayCluster:
@@ -269,61 +284,6 @@ def _text(setting: str, path: str | None) -> str:
         return Path(path).expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingRejected(f"{setting}={path!r} cannot be read: {error}") from error
-
-
-class RayConnector:
-    """Connects to one worker, wherever Ray has it.
-
-    Args:
-        cluster: places workers; see `RayCluster`.
-        connect: opens a connection.
-    """
-
-    is_remote = True
-
-    def __init__(
-        self,
-        cluster: RayCluster,
-        model: str,
-        spool: Path | None,
-        connect: Callable[..., Any] = RemoteConnection.open,
-    ) -> None:
-        self._cluster, self._model, self._spool = cluster, model, spool
-        self._connect = connect
-        self._actor: Any = None
-
-    async def open(self) -> RemoteConnection:
-        """Have the worker placed, if it is not, and connect; waits for as long as that takes.
-
-        Raises:
-            OSError: it cannot be reached now.
-        """
-        slow = asyncio.get_running_loop().call_later(SLOW_S, self._say_slow)
-        try:
-            while True:
-                if self._actor is None:
-                    self._actor = await asyncio.to_thread(self._cluster.take, self._model)
-                address = await self._cluster.join(self._actor)
-                if address is not None:
-                    connection: RemoteConnection = await self._connect(address, self._spool)
-                    return connection
-                self._actor = None
-                await asyncio.sleep(AGAIN_S)
-        finally:
-            slow.cancel()
-
-    def _say_slow(self) -> None:
-        log.warning(
-            "a worker of %s waits for a place in the Ray cluster since %g s: `ray status` says "
-            "what is free and what is asked for",
-            self._model, SLOW_S,
-        )  # fmt: skip
-
-    async def end(self) -> None:
-        """End the worker for good."""
-        actor, self._actor = self._actor, None
-        if actor is not None:
-            await asyncio.to_thread(self._cluster.end, actor)
 
 
 def _named(model: str) -> str:

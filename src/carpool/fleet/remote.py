@@ -30,6 +30,7 @@ class Address:
     port: int
     secret: bytes = field(repr=False)
     certificate: str = ""  # PEM, of the worker's end; empty: no TLS
+    node: str = ""  # on which it runs, by Ray's name
 
 
 def client_tls(certificate: str) -> ssl.SSLContext:

@@ -11,29 +11,49 @@ from typing import Any
 
 from carpool import jsonfile
 from carpool.errors import LoadFailed
-from carpool.models.source import SINGLE_FILES, check_hub, find, hub_errors
+from carpool.models.source import (
+    INDEXES,
+    SINGLE_FILES,
+    check_hub,
+    class_in,
+    find,
+    hub_errors,
+)
 
 _TEXTS = (".json", ".txt", ".model", ".jinja")  # configurations and tokenizers; never code
 _PLAIN = re.compile(r"[^.]+\.safetensors(\.index\.json)?")
 _SHARE = 1.02  # of the files' size that must be free: the cache keeps a little of its own
 
 
-def wanted(files: Iterable[str], index: Mapping[str, Any], variant: str | None) -> list[str]:
+def places(model: str, index: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The folders that a pipeline's components lie in, by repository, its own first.
+
+    Args:
+        index: of the pipeline (`model_index.json`; `modular_model_index.json` may name others).
+    """
+    found: dict[str, list[str]] = {model: []}
+    for component, entry in index.items():
+        if class_in(entry) is not None:
+            said = entry[2] if len(entry) == 3 else {}
+            where = str(said.get("pretrained_model_name_or_path") or model)
+            found.setdefault(where, []).append(str(said.get("subfolder") or component))
+    return found
+
+
+def wanted(files: Iterable[str], folders: Iterable[str], variant: str | None) -> list[str]:
     """The files of a repository that loading its pipeline reads.
 
     Args:
         files: paths in the repository.
-        index: of the pipeline (`model_index.json`).
+        folders: those of the pipeline's components.
         variant: of weights, where a component has them; else the plain ones.
 
     Raises:
         LoadFailed: a component has weights only as pickles, which can run code.
     """
     given = sorted(files)
-    found: list[str] = [name for name in ("carpool.json", "model_index.json") if name in given]
-    for component, entry in index.items():
-        if not isinstance(entry, list) or entry[0] is None:
-            continue
+    found: list[str] = [name for name in ("carpool.json", *INDEXES) if name in given]
+    for component in folders:
         own = [name for name in given if name.startswith(f"{component}/")]
         texts = [name for name in own if name.endswith(_TEXTS) and ".safetensors." not in name]
         weights = [name for name in own if ".safetensors" in name]
@@ -71,20 +91,27 @@ def pull(model: str, revision: str | None = None, variant: str | None = None) ->
     source, card = find(model)
     if card:
         return Path(source)
-    check_hub(model, revision)
-    with hub_errors(model, revision, "model_index.json"):
-        index = jsonfile.loads(
-            jsonfile.read(Path(hf_hub_download(model, "model_index.json", revision=revision)))
-        )
-        if not isinstance(index, dict):
-            kind = type(index).__name__
-            raise LoadFailed(f"{model}: model_index.json is a {kind}: must be an object")
-        files = {
-            one.filename: one for one in snapshot_download(model, revision=revision, dry_run=True)
-        }
-        names = wanted(files, index, variant)
-        _check_disk(model, [files[name] for name in names])
-        return Path(snapshot_download(model, revision=revision, allow_patterns=names))
+    at = check_hub(model, revision)
+    index = jsonfile.loads(jsonfile.read(at))
+    if not isinstance(index, dict):
+        kind = type(index).__name__
+        raise LoadFailed(f"{model}: {at.name} is a {kind}: must be an object")
+    every, names = [], {}
+    for place, folders in places(model, index).items():
+        of = revision if place == model else None
+        with hub_errors(place, of, at.name):
+            files = {
+                one.filename: one for one in snapshot_download(place, revision=of, dry_run=True)
+            }
+        names[place] = wanted(files, folders, variant)
+        every += [files[name] for name in names[place]]
+    _check_disk(model, every)
+    fetched = {}
+    for place, own in names.items():
+        of = revision if place == model else None
+        with hub_errors(place, of, at.name):
+            fetched[place] = Path(snapshot_download(place, revision=of, allow_patterns=own))
+    return fetched[model]
 
 
 def _check_disk(model: str, files: Iterable[Any]) -> None:

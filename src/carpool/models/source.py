@@ -22,6 +22,8 @@ leave out, and its largest picture: {"id": ..., "defaults": {...}, "max_pixels":
 EMBEDDED = {"shapes": embedded.MODEL_DIR, "shapes-video": embedded.VIDEO_MODEL_DIR}
 
 _INDEX = "model_index.json"
+INDEXES = (_INDEX, "modular_model_index.json")
+"""Of pipelines: of a class of their own, or put together from blocks (`ModularPipeline`)."""
 SINGLE_FILES = (".safetensors", ".gguf")
 _PICKLES = (".ckpt", ".pt", ".pth", ".bin")
 
@@ -33,7 +35,7 @@ def find(model: str | Path) -> tuple[str, dict[str, Any]]:
         LoadFailed: no such embedded model or folder, or its card file is none.
     """
     folder = EMBEDDED.get(str(model)) or Path(model).expanduser()
-    if (folder / _INDEX).is_file():
+    if index_of(folder) is not None:
         card = folder / CARD_FILE
         extra = _card(card) if card.is_file() else {}
         lora = {name: folder / str(path) for name, path in extra.get("lora", {}).items()}
@@ -48,7 +50,7 @@ def find(model: str | Path) -> tuple[str, dict[str, Any]]:
         raise LoadFailed(
             f"no model at {text!r}{nearest(text, EMBEDDED)}: give "
             f"{' or '.join(map(repr, EMBEDDED))}, a hub id like 'org/name', a folder that holds "
-            f"a {_INDEX}, or a file ({' or '.join(SINGLE_FILES)})"
+            f"a {_INDEX} or {INDEXES[1]}, or a file ({' or '.join(SINGLE_FILES)})"
         )
     return text, {}
 
@@ -58,42 +60,87 @@ def is_single_file(source: str) -> bool:
     return source.endswith(SINGLE_FILES) and Path(source).is_file()
 
 
+def index_of(folder: Path) -> Path | None:
+    """The index of the pipeline that a folder holds; None if it holds none."""
+    return next((folder / name for name in INDEXES if (folder / name).is_file()), None)
+
+
+def class_in(entry: Any) -> tuple[str, str] | None:
+    """Library and class of a component by its entry in an index.
+
+    Entries of modular pipelines say where it is to be loaded from, too, and its class there.
+
+    Returns:
+        None for a plain value, and for a component that the model leaves out.
+    """
+    if not isinstance(entry, (list, tuple)):
+        return None
+    said = entry[2].get("type_hint") if len(entry) == 3 and isinstance(entry[2], dict) else entry
+    if not isinstance(said, (list, tuple)) or len(said) != 2 or None in said:
+        return None
+    return str(said[0]), str(said[1])
+
+
 def components_of(source: str) -> dict[str, str]:
     """The modules of a local pipeline: class names by component; {} where its index tells none."""
     folder = Path(source)
     try:
-        index = jsonfile.loads(jsonfile.read(folder / _INDEX))
-        entries = {name: entry for name, entry in index.items() if isinstance(entry, list)}
+        index = jsonfile.loads(jsonfile.read(index_of(folder) or folder / _INDEX))
+        found = {name: class_in(entry) for name, entry in index.items()}
     except (OSError, ValueError, AttributeError):
         return {}
-    is_module = {name: (folder / name / "config.json").is_file() for name in entries}
-    return {name: str(entries[name][-1]) for name in entries if is_module[name]}
+    is_module = {name: (folder / name / "config.json").is_file() for name in found}
+    return {name: entry[1] for name, entry in found.items() if entry and is_module[name]}
 
 
 def pipeline_of(model: str) -> str:
     """The pipeline class that the index of a local model names; "" where it cannot be read."""
     try:
-        index = jsonfile.loads(jsonfile.read(Path(find(model)[0]) / _INDEX))
+        folder = Path(find(model)[0])
+        index = jsonfile.loads(jsonfile.read(index_of(folder) or folder / _INDEX))
         return str(index["_class_name"])
     except (OSError, ValueError, LookupError, TypeError):
         return ""
 
 
-def check_hub(model: str, revision: str | None) -> None:
+def check_hub(model: str, revision: str | None) -> Path:
     """Check that a hub model can be had: fetch its index, if it is not in the cache.
+
+    Returns:
+        Where its index is.
 
     Raises:
         LoadFailed: says which of these it is: no such model or revision, a gated one, no network,
             offline mode, or no diffusers pipeline.
     """
-    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import errors, hf_hub_download, try_to_load_from_cache
 
     with hub_errors(model, revision, _INDEX):
-        if isinstance(try_to_load_from_cache(model, _INDEX, revision=revision), str):
-            return
-        if not constants.is_offline_mode():
-            _connect(constants.ENDPOINT)  # the library tries for half a minute
-        hf_hub_download(model, _INDEX, revision=revision, etag_timeout=5)
+        for name in INDEXES:
+            if isinstance(at := try_to_load_from_cache(model, name, revision=revision), str):
+                return Path(at)
+        reach_hub()
+        try:
+            return Path(hf_hub_download(model, _INDEX, revision=revision, etag_timeout=5))
+        except errors.RemoteEntryNotFoundError:
+            return Path(hf_hub_download(model, INDEXES[1], revision=revision, etag_timeout=5))
+
+
+def hub_has(model: str, file: str) -> bool:
+    """Whether a repository of the hub has a file, by the cache if it is there.
+
+    Raises:
+        LoadFailed: the hub cannot be asked, or refuses.
+    """
+    from huggingface_hub import constants, file_exists, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(model, file), str):
+        return True
+    if constants.is_offline_mode():
+        return False
+    with hub_errors(model, None, file):
+        reach_hub()
+        return file_exists(model, file)
 
 
 @contextmanager
@@ -149,6 +196,14 @@ def hub_errors(model: str, revision: str | None, file: str) -> Iterator[None]:
         ) from error
     except (OSError, ValueError) as error:
         raise LoadFailed(f"the hub does not give {model}{at}: {_last_cause(error)}") from error
+
+
+def reach_hub() -> None:
+    """See that the hub can be reached; within `hub_errors`, and not in offline mode."""
+    from huggingface_hub import constants
+
+    if not constants.is_offline_mode():
+        _connect(constants.ENDPOINT)  # the library tries for half a minute
 
 
 class _Unreachable(Exception):

@@ -14,7 +14,8 @@ from starlette.types import Receive
 
 from carpool.config import ServeSettings
 from carpool.errors import ModelNotFound, UnsupportedParameter, nearest
-from carpool.fleet.fleet import Deployment, Fleet
+from carpool.fleet.deployment import Deployment
+from carpool.fleet.fleet import Fleet
 from carpool.fleet.serving import Serving
 from carpool.jobs.runner import Runner
 from carpool.media.executors import FairExecutor

@@ -41,6 +41,7 @@ class WorkerProcess:
         self._tracing = tracing.Tracing()
         self._at_end: Callable[[], None] = lambda: None
         self._is_ending = threading.Lock()
+        self._engine: Any = None  # once the model is loaded
         self._additions: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[protocol.ToFront | Batch] = queue.SimpleQueue()
         self.answers = AnswerSender(self._outbox.put)
@@ -102,10 +103,8 @@ class WorkerProcess:
             where = held["device"], held["weights_bytes"]
             self.send(protocol.WorkerReady(card, versions(), load_s, *where, free))
 
+        self._engine = engine
         say_ready()
-        threading.Thread(
-            target=self._send_heartbeats, args=[engine], name="carpool-heartbeat", daemon=True
-        ).start()
         threading.Thread(target=self._add_in_turn, name="carpool-lora", daemon=True).start()
         viewers = ActivitySender(activity, engine.requests, self.send)
         while (message := self._next()) is not None:
@@ -175,9 +174,14 @@ class WorkerProcess:
         while True:
             self._reload(*self._additions.get())
 
-    def _send_heartbeats(self, engine: Any) -> None:
-        scheduler = engine.scheduler
+    def send_heartbeats(self) -> None:
+        """Say every second that the process lives, and how the engine is. Never returns."""
         while True:
+            if (engine := self._engine) is None:  # it is being loaded
+                self.send(protocol.Heartbeat(0.0, 0.0))
+                time.sleep(INTERVAL_S)
+                continue
+            scheduler = engine.scheduler
             stalled_s, expected_s = engine.heartbeat.read()
             costs = [
                 protocol.StepCost(size[0], size[1], size[2], seconds)
@@ -335,6 +339,7 @@ def run(connection: int) -> None:
     startup.name_process(startup.PROCESS_NAME)
     worker = WorkerProcess(front := socket.socket(fileno=connection))
     threading.Thread(target=_end_with_front, args=[front, worker], daemon=True).start()
+    threading.Thread(target=worker.send_heartbeats, name="carpool-heartbeat", daemon=True).start()
     startup.import_engine()
     worker.serve()
     worker.end()

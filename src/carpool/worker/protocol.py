@@ -113,6 +113,10 @@ class WorkerReady(msgspec.Struct, tag="worker_ready"):
     weights_bytes: int = 0
     free_bytes: int | None = None  # of the device's memory, once it was loaded; None: not known
 
+    def with_card(self, card: Card) -> "WorkerReady":
+        """The same worker, that has other adapters now."""
+        return msgspec.structs.replace(self, card=card)
+
 
 class Reloaded(msgspec.Struct, tag="reloaded"):
     """The answer to `Reload` and `AddLora`: the model as it is now, and what could not be read."""

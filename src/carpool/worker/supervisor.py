@@ -7,29 +7,23 @@ runs on the front's event loop.
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
-from carpool.errors import (
-    CarpoolError,
-    Draining,
-    LoadFailed,
-    Overloaded,
-    Starting,
-    WorkerLost,
-)
+from carpool.errors import CarpoolError, Draining, LoadFailed, Overloaded, Starting, WorkerLost
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
+from carpool.worker.additions import Additions
 from carpool.worker.connection import Connection, Connector, LocalConnector
 from carpool.worker.journals import Journals
 from carpool.worker.queries import Queries, Query
 from carpool.worker.requests import OnPreview, OnProgress, WorkerRequests
+from carpool.worker.restarts import Restarts
 from carpool.worker.start import Start, spawn
-from carpool.worker.watchdog import INTERVAL_S, Watchdog
+from carpool.worker.watchdog import INTERVAL_S, LOADING, Watchdog
 
 log = logging.getLogger("carpool")
 
@@ -38,7 +32,6 @@ OnActivity = Callable[[protocol.Activity], None]
 
 State = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
 _MOST_LISTED = 8  # requests in one line
-_BACKOFF_S = (0.1, 0.5, 2.0, 8.0, 30.0)  # between restarts of workers that never got ready
 
 
 class WorkerListener(Protocol):
@@ -95,6 +88,7 @@ class Supervisor:
             self._send, journals, self._tell_changed, is_one_of_several=several
         )
         self._queries = Queries(self._send)
+        self._additions = Additions(self._queries, self._send)
         self._connection: Connection | None = None
         self._is_lost = False  # only the connection to the newest worker, as far as is known
         self._slot_s: float | None = None  # predicted until the worker can start a request
@@ -187,13 +181,9 @@ class Supervisor:
     def add_lora(self, name: str, path: str) -> "asyncio.Future[list[str]]":
         """Have the worker register an adapter; its answer says what is wrong with it.
 
-        A worker that is away answers nothing: its successor has to be told again.
+        A worker that is away answers nothing. Its successors have the adapter from the start.
         """
-        if self._state != "ready":
-            answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-            answer.set_result([])
-            return answer
-        return self._queries.add_lora(name, path)
+        return self._additions.add(name, path, is_ready=self._state == "ready")
 
     def _tell_changed(self) -> None:
         if self._listener is not None:
@@ -230,13 +220,11 @@ class Supervisor:
 
     async def statistics(self) -> dict[str, Any]:
         """The engine's own statistics."""
-        answer: dict[str, Any] = await self._ask(protocol.GetStatistics())
-        return answer
+        return dict(await self._ask(protocol.GetStatistics()))
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests, without those that the worker no longer keeps."""
-        answer: list[dict[str, Any]] = await self._ask(protocol.GetTimelines(list(request_ids)))
-        return answer
+        return list(await self._ask(protocol.GetTimelines(list(request_ids))))
 
     async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
         """What a request would take if it came now."""
@@ -285,15 +273,15 @@ class Supervisor:
         await self._connector.end()
 
     async def _keep_running(self) -> None:
-        deaths = itertools.count()
+        restarts = Restarts()
         while True:
             was_ready = await self._run_once()
-            if not self._first_ready.is_set() and not self._is_lost:
-                cause = self._end.partition(";")[0]
-                raise LoadFailed(f"the worker died while it loaded the model ({cause})")
-            if was_ready:
-                deaths = itertools.count()
-            delay_s = _BACKOFF_S[min(next(deaths), len(_BACKOFF_S) - 1)]
+            delay_s = restarts.delay_s(
+                self._end.partition(";")[0],
+                was_ready=was_ready,
+                is_lost=self._is_lost,
+                is_first=not self._first_ready.is_set(),
+            )
             what = "the worker is out of reach" if self._is_lost else "the worker died"
             log.error("%s (%s); a new start in %g s", what, self._end, delay_s)
             await asyncio.sleep(delay_s)
@@ -307,8 +295,9 @@ class Supervisor:
             log.error("a worker cannot be started: %s", error)
             self._end, self._is_lost = str(error), self._connector.is_remote
             return False
-        watchdog = Watchdog(self._timeout_s, asyncio.get_running_loop().time)
-        watching: asyncio.Task[None] | None = None
+        clock, was_ready = asyncio.get_running_loop().time, False
+        watchdog = Watchdog(LOADING * self._timeout_s, clock)
+        watching = asyncio.create_task(self._watch(connection, watchdog))
         try:
             connection.send(self._load)
             async for message in connection.messages():
@@ -317,8 +306,9 @@ class Supervisor:
                     log.error("a worker cannot be started: %s", message.message)
                     break
                 if isinstance(message, protocol.WorkerReady):
-                    self._startup_s = asyncio.get_running_loop().time() - self._started_s
-                    watchdog.receive(protocol.Heartbeat(0.0, 0.0))
+                    was_ready, self._startup_s = True, clock() - self._started_s
+                    watching.cancel()
+                    watchdog = Watchdog(self._timeout_s, clock)
                     watching = asyncio.create_task(self._watch(connection, watchdog))
                 elif isinstance(message, protocol.Heartbeat):
                     watchdog.receive(message)
@@ -327,8 +317,7 @@ class Supervisor:
                         self._listener.reported(message.report)
                 self._receive(message)
         finally:
-            if watching is not None:
-                watching.cancel()
+            watching.cancel()
             had = self._requests.sent
             if self._first_ready.is_set():
                 self._state = "worker_lost"
@@ -338,10 +327,11 @@ class Supervisor:
                 self._queries.worker_died(WorkerLost("the worker died", retry_after_s=again_s))
                 self._tell_changed()
             self._connection = None
+            self._additions.worker_died()
             await connection.close()
             self._is_lost = connection.is_lost
             self._end = f"{connection.end}; requests that it had: {_listed(had)}"
-        return watching is not None
+        return was_ready
 
     async def _watch(self, connection: Connection, watchdog: Watchdog) -> None:
         """Kill the worker if it hangs; its end is then handled as any other."""
@@ -354,29 +344,19 @@ class Supervisor:
 
     def _receive(self, message: protocol.ToFront) -> None:
         match message:
-            case protocol.WorkerReady() as ready:
-                if self.ready is not None:
-                    again = len(self._requests)
-                    log.info("the worker is ready again; requests that go on: %d", again)
-                self.ready, self._state = ready, "ready"
-                self._first_ready.set()
-                if not self._is_draining:
-                    self._is_open.set()
-                if self._on_activity is not None:
-                    self._send(protocol.Watch(True))
-                self._requests.worker_is_ready()
-                self._tell_changed()
+            case protocol.WorkerReady() as loaded:
+                self._open(self._additions.greet(loaded))
             case protocol.Activity() as activity:
                 if self._on_activity is not None:
                     self._on_activity(activity)
-            case protocol.Reloaded(card, problems, is_addition):
-                if is_addition:
-                    self._queries.added(problems)
-                assert self.ready is not None
-                before = self.ready
-                self.ready = protocol.WorkerReady(
-                    card, before.versions, before.load_s, before.device, before.weights_bytes
-                )
+            case protocol.Reloaded(card, problems, is_addition) as reloaded:
+                if self._additions.is_telling:
+                    self._open(self._additions.answered(reloaded))
+                else:
+                    if is_addition:
+                        self._queries.added(problems)
+                    assert self.ready is not None
+                    self.ready = self.ready.with_card(card)
                 log.info("reloaded; adapters: %s", ", ".join(card.lora) or "none")
                 for problem in problems:
                     log.error("not reloaded: %s", problem)
@@ -389,6 +369,21 @@ class Supervisor:
             case _:
                 self._requests.receive(message)
 
+    def _open(self, ready: protocol.WorkerReady | None) -> None:
+        """A worker takes requests; None: not yet."""
+        if ready is None:
+            return
+        if self.ready is not None:
+            log.info("the worker is ready again; requests that go on: %d", len(self._requests))
+        self.ready, self._state = ready, "ready"
+        self._first_ready.set()
+        if not self._is_draining:
+            self._is_open.set()
+        if self._on_activity is not None:
+            self._send(protocol.Watch(True))
+        self._requests.worker_is_ready()
+        self._tell_changed()
+
     def _fail_all(self, error: CarpoolError) -> None:
         self._requests.fail_all(error)
         self._queries.fail(error)
@@ -399,6 +394,5 @@ class Supervisor:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names for a line of the log."""
     rest = len(names) - _MOST_LISTED
     return ", ".join(names[:_MOST_LISTED]) + (f" and {rest} more" if rest > 0 else "") or "none"

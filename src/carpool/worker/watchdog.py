@@ -14,10 +14,11 @@ INTERVAL_S = 1.0  # between heartbeats, and between checks
 OVERRUN = 5.0
 MISSED = 3.0  # heartbeats that may be missing, however short the timeout is
 UNKNOWN = 10.0
+LOADING = 2.0  # times the timeout: imports may keep all threads of a process from running
 
 
 class Watchdog:
-    """Watches one worker from the moment it is ready.
+    """Watches one worker, as it loads and then anew from the moment it is ready.
 
     Args:
         timeout_s: the longest silence, and the longest stall that no long forward explains.

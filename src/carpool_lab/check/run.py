@@ -15,6 +15,7 @@ from carpool.config import EngineSettings
 from carpool.engine.cost_store import Table
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import Loaded
+from carpool.engine.model.modular import call_plainly
 from carpool.engine.request import Outcome
 from carpool.engine_settings import Numerics
 from carpool.errors import CarpoolError, PipelineFailed
@@ -229,13 +230,11 @@ def plain(
 
 def _plain(loaded: Loaded, job: CheckedRequest, *, seed: int) -> Answer:
     pipe, task = loaded.originals[job.task], loaded.card.task(job.task)
-    pipe.set_progress_bar_config(disable=True)
     arguments = dict(job.arguments)
     if task.takes("generator"):
         arguments["generator"] = torch.Generator().manual_seed(job.seed)
     torch.manual_seed(seed)
-    output: Any = pipe(**arguments)
-    return dict(output)
+    return call_plainly(pipe, arguments)
 
 
 def limit(card: Card, loaded: Loaded, jobs: Sequence[CheckedRequest]) -> float | None:

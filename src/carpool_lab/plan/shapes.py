@@ -100,6 +100,12 @@ class Tokenizer:
         ids = torch.ones(count, length, dtype=torch.int64)
         return transformers.BatchEncoding({"input_ids": ids, "attention_mask": ids.clone()})
 
+    def apply_chat_template(self, _: Any, **options: Any) -> Any:
+        return self("", options.get("max_length")) if options.get("tokenize", True) else ""
+
+    def encode(self, text: str) -> list[int]:
+        return [1] * (2 + len(text) // 4)  # about what English takes
+
     def tokenize(self, _: str) -> list[str]:
         return []
 
@@ -131,6 +137,8 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> Model:
     for component, (library, *what) in data["components"].items():
         if library == "tokenizer":
             parts[component] = Tokenizer(what[0])
+        elif library == "value":
+            parts[component] = what[0]
         else:
             parts[component] = _part(getattr(diffusers, what[0], None), what, dtype)
     return _model(
@@ -161,6 +169,8 @@ def _from_folder(name: str, dtype: torch.dtype, others: str) -> Model:
     cls = class_of("diffusers", str(index.get("_class_name")))
     if cls is None:
         raise LoadFailed(f"{name}: diffusers has no pipeline {index.get('_class_name')!r}")
+    if not hasattr(cls, "from_pipe"):  # of blocks: its configs may lie in other repositories
+        raise LoadFailed(f"{name} is a modular pipeline, which has no plan yet{others}")
     modules, takes = modules_of(index), signature(cls.__init__).parameters
     try:
         parts = {

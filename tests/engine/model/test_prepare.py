@@ -283,6 +283,20 @@ def test_a_component_that_is_not_to_be_had_is_told(component: str, told: str) ->
     assert told in str(failed.value)
 
 
+@pytest.mark.parametrize("where", ["some/vae", "some/model/vae.safetensors"])
+def test_a_component_of_a_hub_that_cannot_be_reached_is_told_with_what_to_do(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://localhost:9")
+
+    with pytest.raises(LoadFailed) as failed:
+        load(checkpoint("flux"), EngineSettings(device="cpu", component=(f"vae={where}",)))
+
+    assert "http://localhost:9 cannot be reached" in str(failed.value)
+    assert "fetch it elsewhere with `hf download some/" in str(failed.value)
+
+
 def test_a_file_that_lacks_weights_is_refused(tmp_path: Path, flux_weights: Any) -> None:
     few = dict(list(flux_weights.items())[:5])
     save_file(few, tmp_path / "few.safetensors")

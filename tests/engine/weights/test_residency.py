@@ -55,6 +55,8 @@ def test_a_choice_that_does_not_fit_is_refused_with_what_works() -> None:
 def test_a_component_that_cannot_be_streamed_is_refused_with_those_that_can() -> None:
     with pytest.raises(SettingRejected, match="no such component; did you mean 'transformer'"):
         plan(ALL, "transfomer", None)
+    with pytest.raises(SettingRejected, match=r"'all': .* it has text_encoder, transformer, vae"):
+        plan(ALL, "all", None)
     with pytest.raises(SettingRejected, match="components that have: text_encoder, transformer"):
         plan(ALL, "vae", None)
 

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from carpool.engine.weights.groups import blocks_of
+from carpool.engine.weights.residency import Component, plan
 from carpool.engine.weights.store import DiskStore
+from carpool.engine.weights.streaming import Streamer
 from carpool.errors import LoadFailed
 from support.engine_driver import VirtualClock
-from support.streamed import CPU, Tower, VirtualBus, streamed
+from support.streamed import CPU, Profile, Tower, VirtualBus, streamed
 
 X = torch.linspace(-1, 1, 128).reshape(2, 64)
 
@@ -135,6 +137,78 @@ def test_a_copy_overlaps_the_computation_and_the_next_forward_finds_its_first_bl
         model(X)
 
     assert clock() - began_s <= 5 * 8 * 1.0 + 0.1  # copies take as long, and are not seen
+    streamer.remove()
+
+
+FLUX = [(340 * 256, 1.0)] * 19 + [(141 * 256, 1.0)] * 38  # bytes and seconds of its blocks
+EVEN = [(200 * 256, 1.0)] * 40
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 1.0, 1.25, 2.0])  # copying, of computing
+@pytest.mark.parametrize("kept", [0.2, 0.4, 0.7])  # of the weights, on the device
+@pytest.mark.parametrize("blocks", [FLUX, EVEN], ids=["flux", "even"])
+def test_a_sweep_takes_as_long_as_the_longer_of_copying_and_computing(
+    tmp_path: Path, blocks: list[tuple[int, float]], kept: float, share: float
+) -> None:
+    sizes = [n for n, _ in blocks]
+    budget = int(kept * sum(sizes)) + 2 * max(sizes)
+    chosen = plan([Component("t", 0, tuple(sizes), True)], "auto", budget).streamed["t"]
+    compute_s = sum(seconds for _, seconds in blocks)
+    speed = sum(sizes[i] for i in chosen) / (share * compute_s)
+    clock = VirtualClock()
+    model, bus = Profile(clock, blocks), VirtualBus(tmp_path, clock, speed)
+    paths = [path for i, path in enumerate(blocks_of(model)) if i in chosen]
+    streamer = Streamer({"t": model}, {"t": paths}, CPU, bus)
+
+    def steps(count: int) -> float:
+        began_s = clock()
+        for _ in range(count):
+            assert model(X).isfinite().all()
+            clock.pass_by(0.05 * compute_s)  # fibers run
+        return (clock() - began_s) / count
+
+    steps(2)
+    bound_s = max(1.05, share) * compute_s
+
+    assert steps(5) <= bound_s / 0.9
+    streamer.remove()
+
+
+def test_groups_of_the_next_sweep_are_on_their_way_while_fibers_run(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    model = Profile(clock, [(65536, 1.0)] * 8)
+    streamer = streamed(model, tmp_path, VirtualBus(tmp_path, clock, 65536 / 2.0))
+    for _ in range(3):
+        model(X)
+        clock.pass_by(4.0)  # as long as two copies
+    began_s = clock()
+
+    model(X)
+
+    assert clock() - began_s == 1.0 + 6 * 2.0 + 1.0  # of eight copies six are seen
+    streamer.remove()
+
+
+def test_an_encoder_is_followed_by_the_denoiser_and_that_mostly_by_itself(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    encoder = Profile(clock, [(65536, 1.0)] * 4)
+    denoiser = Profile(clock, [(65536, 1.0)] * 8)
+    bus = VirtualBus(tmp_path, clock, 65536 / 1.0)
+    modules = {"text_encoder": encoder, "transformer": denoiser}
+    streamer = Streamer(modules, {n: list(blocks_of(m)) for n, m in modules.items()}, CPU, bus)
+
+    def request(steps: int) -> float:
+        began_s = clock()
+        encoder(X)
+        for _ in range(steps):
+            denoiser(X)
+        return clock() - began_s
+
+    request(4)
+    took_s = request(4)
+
+    # only an encoder's first copy is waited for, and the one that it came behind
+    assert took_s <= 2.0 + 4 + 4 * 8
     streamer.remove()
 
 

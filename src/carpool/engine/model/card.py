@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from diffusers import DiffusionPipeline
-
 from carpool.config import EngineSettings
 from carpool.engine.model.dmd import DMDScheduler
+from carpool.engine.model.modular import Pipeline
 from carpool.errors import Rejected, SettingRejected
 from carpool.request.card import Card, Task
 from carpool.request.parameters import check
@@ -20,7 +19,7 @@ log = logging.getLogger("carpool")
 
 
 def describe(
-    pipe: DiffusionPipeline,
+    pipe: Pipeline,
     name: str,
     extra: Mapping[str, Any],
     settings: EngineSettings,
@@ -66,7 +65,7 @@ def _check_defaults(card: Card, asked: Mapping[str, Any]) -> None:
                 raise SettingRejected(f"default_sampling_params: {error}", param=name) from error
 
 
-def _size_multiple(pipe: DiffusionPipeline) -> int:
+def _size_multiple(pipe: Pipeline) -> int:
     factor = 1
     for name in ("video_processor", "image_processor"):  # Wan's image_processor is CLIP's
         config = getattr(getattr(pipe, name, None), "config", None)
@@ -77,7 +76,7 @@ def _size_multiple(pipe: DiffusionPipeline) -> int:
     return int(factor * (_patch_px(pipe) if hasattr(pipe, "video_processor") else 1))
 
 
-def _rounds_sizes(pipe: DiffusionPipeline) -> bool:
+def _rounds_sizes(pipe: Pipeline) -> bool:
     """Whether it makes other sizes smaller, and says so in its log (FLUX); others raise."""
     try:
         source = inspect.getsource(type(pipe).check_inputs)
@@ -86,7 +85,7 @@ def _rounds_sizes(pipe: DiffusionPipeline) -> bool:
     return "Dimensions will be resized accordingly" in source
 
 
-def _patch_px(pipe: DiffusionPipeline) -> int:
+def _patch_px(pipe: Pipeline) -> int:
     """Latent places along a side of one of the denoiser's patches."""
     for name in ("transformer", "transformer_2"):
         patch = getattr(getattr(getattr(pipe, name, None), "config", None), "patch_size", None)
@@ -95,14 +94,14 @@ def _patch_px(pipe: DiffusionPipeline) -> int:
     return 1
 
 
-def _frame_step(pipe: DiffusionPipeline) -> int:
+def _frame_step(pipe: Pipeline) -> int:
     """Frames of a video that one latent stands for."""
     names = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio")
     found = (getattr(pipe, name, None) for name in names)
     return int(next((factor for factor in found if factor), 1))
 
 
-def _default_size(pipe: DiffusionPipeline, defaults: Mapping[str, Any]) -> tuple[int, int] | None:
+def _default_size(pipe: Pipeline, defaults: Mapping[str, Any]) -> tuple[int, int] | None:
     if "width" in defaults and "height" in defaults:
         return defaults["width"], defaults["height"]
     sample, factor = (

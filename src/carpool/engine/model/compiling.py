@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import ModularPipeline
 from diffusers.image_processor import VaeImageProcessor
 from torch import nn
 from tqdm.auto import tqdm
 
 from carpool.config import EngineSettings
 from carpool.engine.model.device import Device
+from carpool.engine.model.modular import Pipeline, workflows
 from carpool.errors import LoadFailed, SettingRejected
 from carpool.preparation import DEFAULT_SIZE, is_denoiser, sizes
 
@@ -61,7 +62,7 @@ def compile_blocks(modules: Mapping[str, nn.Module], undo: ExitStack) -> None:
         block.compile(backend=COMPILER)
 
 
-def warm_up(pipe: DiffusionPipeline, settings: EngineSettings, device: Device) -> None:
+def warm_up(pipe: Pipeline, settings: EngineSettings, device: Device) -> None:
     """Run the pipeline once for every size and width, as the engine's thread will.
 
     Compiled graphs are made for threads of the same settings (number of threads, gradients off),
@@ -103,9 +104,9 @@ def warm_up(pipe: DiffusionPipeline, settings: EngineSettings, device: Device) -
         raise LoadFailed(f"the warm-up failed: {type(error).__name__}: {error}") from error
 
 
-def _calls(pipe: DiffusionPipeline, wanted: list[tuple[int, int]]) -> Iterator[partial[Any]]:
-    takes = signature(pipe.__call__).parameters
-    needs_picture = "image" in takes and takes["image"].default is Parameter.empty
+def _calls(pipe: Pipeline, wanted: list[tuple[int, int]]) -> Iterator[partial[Any]]:
+    takes = _inputs(pipe)
+    needs_picture = takes.get("image", False)
     for width_px, height_px in wanted:
         size = {"width": width_px, "height": height_px} if width_px else {}
         for prompts in PROMPTS:
@@ -122,3 +123,11 @@ def _calls(pipe: DiffusionPipeline, wanted: list[tuple[int, int]]) -> Iterator[p
                 shape = 1, height_px or PICTURE_PX, width_px or PICTURE_PX, 3
                 given["image"] = VaeImageProcessor.numpy_to_pil(np.full(shape, 0.5))[0]
             yield partial(pipe, **{name: one for name, one in given.items() if name in takes})
+
+
+def _inputs(pipe: Pipeline) -> dict[str, bool]:
+    """What a call takes, by name: whether it is required."""
+    if isinstance(pipe, ModularPipeline):
+        return {one.name: one.required for one in next(iter(workflows(pipe).values()))}
+    takes = signature(pipe.__call__).parameters
+    return {name: one.default is Parameter.empty for name, one in takes.items()}

@@ -9,12 +9,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from diffusers import DiffusionPipeline
-
+from carpool.engine.model.modular import Pipeline
 from carpool.errors import LoadFailed
 
 
-def build(factory: str) -> DiffusionPipeline:
+def build(factory: str) -> Pipeline:
     """Import the function and call it.
 
     Args:
@@ -31,7 +30,7 @@ def build(factory: str) -> DiffusionPipeline:
         pipe = found()
     except Exception as error:  # whatever the user's code raises
         raise LoadFailed(f"--pipeline {factory}: {type(error).__name__}: {error}") from error
-    if not isinstance(pipe, DiffusionPipeline):
+    if not isinstance(pipe, Pipeline):
         rule = "it must return a diffusers pipeline"
         raise LoadFailed(f"--pipeline {factory} returned a {type(pipe).__name__}: {rule}")
     return pipe

@@ -15,7 +15,15 @@ from safetensors.torch import load_file
 from torch import nn
 
 from carpool.errors import LoadFailed
-from carpool.models.source import SINGLE_FILES, check_hub, find
+from carpool.models.source import (
+    SINGLE_FILES,
+    check_hub,
+    class_in,
+    find,
+    hub_errors,
+    hub_has,
+    reach_hub,
+)
 
 log = logging.getLogger("carpool")
 
@@ -37,10 +45,10 @@ def modules_of(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Of a pipeline's index: library and class name of each component that is a module."""
     found = {}
     for name, entry in index.items():
-        if isinstance(entry, (list, tuple)) and len(entry) == 2 and entry[0] is not None:
-            cls = class_of(*map(str, entry))
+        if (said := class_in(entry)) is not None:
+            cls = class_of(*said)
             if cls is not None and isinstance(cls, type) and issubclass(cls, nn.Module):
-                found[name] = (str(entry[0]), str(entry[1]))
+                found[name] = said
     return found
 
 
@@ -86,10 +94,14 @@ def _local(where: str) -> Path:
         return file
     if where.startswith((".", "/", "~")) or where.count("/") < 2:
         raise FileNotFoundError("there is no such file")
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     org, name, path = where.split("/", 2)
-    return Path(hf_hub_download(f"{org}/{name}", path))
+    if isinstance(cached := try_to_load_from_cache(f"{org}/{name}", path), str):
+        return Path(cached)
+    with hub_errors(f"{org}/{name}", None, path):
+        reach_hub()
+        return Path(hf_hub_download(f"{org}/{name}", path))
 
 
 def _single(
@@ -148,7 +160,7 @@ def _from_folder(
     inner = {"subfolder": name}
     if is_local:
         inner = {"subfolder": name} if (folder / name / "config.json").is_file() else {}
-    elif not _hub_has(where, f"{name}/config.json"):
+    elif not hub_has(where, f"{name}/config.json"):
         inner = {}
     cls = class_of(*kind)
     if kind[0] == "diffusers":  # an AutoencoderTiny in the place of an AutoencoderKL
@@ -161,15 +173,6 @@ def _from_folder(
         place, dtype=dtype, use_safetensors=True, **inner, **given
     )
     return found
-
-
-def _hub_has(model: str, file: str) -> bool:
-    from huggingface_hub import file_exists, try_to_load_from_cache
-    from huggingface_hub.constants import is_offline_mode
-
-    if isinstance(try_to_load_from_cache(model, file), str):
-        return True
-    return False if is_offline_mode() else file_exists(model, file)
 
 
 # A model that is one file

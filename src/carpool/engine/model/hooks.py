@@ -18,7 +18,8 @@ def refuse_what_breaks(pipe: Any) -> None:
     Raises:
         LoadFailed: names the component, the hook, and what works instead.
     """
-    if getattr(pipe, "_all_hooks", None):
+    manager = getattr(pipe, "_components_manager", None)
+    if getattr(pipe, "_all_hooks", None) or getattr(manager, "_auto_offload_enabled", False):
         raise LoadFailed(
             "model CPU offload swaps modules under running requests: use group offload"
         )

@@ -3,6 +3,7 @@
 The pipeline's code is never changed. What loading changes on modules is undone by `Loaded.undo`.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
-from diffusers import DiffusionPipeline
 from diffusers.utils import logging as diffusers_log
 from torch import nn
 from transformers.utils import logging as transformers_log
@@ -22,6 +22,7 @@ from carpool.engine.model.card import describe
 from carpool.engine.model.compiling import warm_up
 from carpool.engine.model.device import Device
 from carpool.engine.model.hooks import refuse_what_breaks
+from carpool.engine.model.modular import Pipeline
 from carpool.engine.model.prepare import apply, read
 from carpool.engine.model.tasks import tasks_of
 from carpool.engine.patches import CLASSES
@@ -48,10 +49,10 @@ class GroupOfRanks(Protocol):
 class Loaded:
     """A pipeline on its device, ready to be intercepted."""
 
-    pipe: DiffusionPipeline
+    pipe: Pipeline
     card: Card
     device: Device
-    originals: Mapping[str, DiffusionPipeline]  # by task
+    originals: Mapping[str, Pipeline]  # by task
     undo: Callable[[], object]  # makes modules what they were before they were loaded
     shared: Mapping[int, Any]  # what views share, by id: modules, and those inside of them
     lora: Mapping[str, str | Path] = field(default_factory=dict)  # adapters to begin with, by name
@@ -88,9 +89,9 @@ class Loaded:
         return sum(weight.numel() for module in modules for weight in module.parameters())
 
 
-def _modules(pipe: DiffusionPipeline) -> Iterator[tuple[str, nn.Module]]:
+def _modules(pipe: Pipeline) -> Iterator[tuple[str, nn.Module]]:
     seen: set[int] = set()
-    inner = {name: one for name, one in vars(pipe).items() if isinstance(one, DiffusionPipeline)}
+    inner = {name: one for name, one in vars(pipe).items() if isinstance(one, Pipeline)}
     own = {**pipe.components, **vars(pipe)}
     deeper = ((f"{name}.{n}", m) for name, one in inner.items() for n, m in _modules(one))
     for name, module in (*own.items(), *deeper):
@@ -129,7 +130,7 @@ def says_what_does_not_fit(load: Load) -> Load:
 
 @says_what_does_not_fit
 def load(
-    model: str | Path | DiffusionPipeline,
+    model: str | Path | Pipeline,
     settings: EngineSettings,
     *,
     begin: Callable[[str, Mapping[str, type]], object] = lambda source, classes: None,
@@ -148,7 +149,7 @@ def load(
         SettingRejected: the device does not exist.
     """
     extra: Mapping[str, Any] = {}
-    if isinstance(model, DiffusionPipeline):
+    if isinstance(model, Pipeline):
         at = None if is_asked_for(settings) else model._execution_device
         device = Device(settings, at=at)
         pipe, name = model, type(model).__name__
@@ -168,12 +169,14 @@ def load(
         except _LIBRARIES_RAISE as error:
             raise LoadFailed(f"cannot load {model!s}: {error}") from error
     refuse_what_breaks(pipe)
+    if not dict(_modules(pipe)):
+        raise LoadFailed(f"{name} has no modules yet: call its load_components() first")
     with ExitStack() as undo:
         for module in dict(_modules(pipe)).values():
             undo.callback(_restore_modes, _modes(module))
             module.eval().requires_grad_(False)
         _keep_vae_exact(pipe, undo)
-        is_moved = not isinstance(model, DiffusionPipeline) or is_asked_for(settings)
+        is_moved = not isinstance(model, Pipeline) or is_asked_for(settings)
         streamer = None
         if is_moved:
             streamer = place(dict(_modules(pipe)), device.torch, settings, device.memory_gib)
@@ -202,7 +205,7 @@ def load(
             undo.pop_all().close,
             {id(part): part for _, one in _modules(pipe) for part in one.modules()},
             {**extra.get("lora", {}), **parse_lora(settings.lora)},
-            source=name if isinstance(model, DiffusionPipeline) else str(model),
+            source=name if isinstance(model, Pipeline) else str(model),
             is_spread=settings.place is not None,
             streamer=streamer,
         )
@@ -235,7 +238,7 @@ def versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("torch", "diffusers", "transformers")}
 
 
-def _keep_vae_exact(pipe: DiffusionPipeline, undo: ExitStack) -> None:
+def _keep_vae_exact(pipe: Pipeline, undo: ExitStack) -> None:
     """Hold a VAE that overflows in float16 in float32 for good.
 
     The pipeline would flip the shared module's type around each decode, under the feet of other
@@ -260,3 +263,10 @@ def log_as_others(*, bars: bool) -> None:
         library.enable_propagation()
         if not bars:
             library.disable_progress_bar()
+    blocks = logging.getLogger("diffusers.modular_pipelines.modular_pipeline")
+    blocks.addFilter(_is_no_failure)
+
+
+def _is_no_failure(record: logging.LogRecord) -> bool:
+    """Blocks log what they raise, with its traceback, at each level; a request's error tells it."""
+    return not record.getMessage().startswith(("Error in block", "\nError in block"))

@@ -15,7 +15,7 @@ from inspect import signature
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline, PipelineQuantizationConfig
+from diffusers import DiffusionPipeline, ModularPipeline, PipelineQuantizationConfig
 from torch import nn
 
 from carpool.config import EngineSettings
@@ -26,6 +26,7 @@ from carpool.engine.model.compiling import compile_blocks
 from carpool.engine.model.device import Device
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.files import class_of, modules_of, read_component, single_file
+from carpool.engine.model.modular import Pipeline, is_modular, read_modular
 from carpool.engine.model.quantize import (
     is_read_quantized,
     kinds_of,
@@ -45,7 +46,7 @@ def read(
     device: Device,
     only: Collection[str] | None = None,
     begin: Callable[[str, Mapping[str, type]], object] = lambda source, classes: None,
-) -> DiffusionPipeline:
+) -> Pipeline:
     """Read a pipeline from its files, to the host: `engine.weights` moves it to its device.
 
     Args:
@@ -70,7 +71,7 @@ def read(
         rule = "it is for a MODEL that is one file"
         raise SettingRejected(f"model_config={settings.model_config!r}: {rule}")
     else:
-        index = dict(DiffusionPipeline.load_config(source, revision=settings.revision))
+        index = index_of(source, settings.revision)
     modules = modules_of(index)
     check_components(settings, modules)
     begin(source, {name: class_of(*where) for name, where in modules.items()})
@@ -104,10 +105,25 @@ def read(
         for name, where in replaced.items()
         if name not in left_out
     }
-    pipe = _pipeline(source, index, whole, {**given, **_common(settings, device, while_read)})
+    if is_modular(index):
+        pipe = read_modular(source, settings, device, set(modules), given, while_read)
+    else:
+        pipe = _pipeline(source, index, whole, {**given, **_common(settings, device, while_read)})
     for name in afterwards:
         quantize_read(getattr(pipe, name), kinds[name], device.dtype_of(name))
     return pipe
+
+
+def index_of(source: str, revision: str | None) -> dict[str, Any]:
+    """The index of a pipeline of its own class, or of a modular one."""
+    try:
+        return dict(DiffusionPipeline.load_config(source, revision=revision))
+    except OSError:
+        try:
+            return dict(ModularPipeline.load_config(source, revision=revision))
+        except OSError:
+            pass
+        raise
 
 
 def _common(
@@ -150,7 +166,7 @@ def _pipeline(
 
 
 def apply(
-    pipe: DiffusionPipeline,
+    pipe: Pipeline,
     modules: Mapping[str, nn.Module],
     settings: EngineSettings,
     device: Device,

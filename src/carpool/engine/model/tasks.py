@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import diffusers
-from diffusers import ConfigMixin, DiffusionPipeline
+from diffusers import ConfigMixin, ModularPipeline
 from torch import nn
 
+from carpool.engine.model.modular import Pipeline, guidance, workflows
 from carpool.engine.model.output_types import only_converts, output_types
 from carpool.request.card import Parameter, Task
 from carpool.request.values import ParameterKind
@@ -46,9 +47,11 @@ MANY = {
 }
 
 
-def tasks_of(pipe: DiffusionPipeline) -> dict[str, tuple[Task, DiffusionPipeline]]:
+def tasks_of(pipe: Pipeline) -> dict[str, tuple[Task, Pipeline]]:
     """The pipeline's own task first, then those of its sisters, by name."""
-    found: dict[str, tuple[Task, DiffusionPipeline]] = {}
+    if isinstance(pipe, ModularPipeline):
+        return {task.name: (task, pipe) for task in _workflows(pipe)}
+    found: dict[str, tuple[Task, Pipeline]] = {}
     configs = {
         name: module._internal_dict
         for name, module in pipe.components.items()
@@ -65,7 +68,7 @@ def tasks_of(pipe: DiffusionPipeline) -> dict[str, tuple[Task, DiffusionPipeline
     return found
 
 
-def _with_own_helpers(pipe: DiffusionPipeline) -> DiffusionPipeline:
+def _with_own_helpers(pipe: Pipeline) -> Pipeline:
     """The same modules with copies of the rest: constructors rewrite a scheduler's config."""
     donor = copy.copy(pipe)
     for name, component in pipe.components.items():
@@ -74,7 +77,7 @@ def _with_own_helpers(pipe: DiffusionPipeline) -> DiffusionPipeline:
     return donor
 
 
-def _sisters(pipe: DiffusionPipeline) -> Iterator[DiffusionPipeline]:
+def _sisters(pipe: Pipeline) -> Iterator[Pipeline]:
     name = type(pipe).__name__
     if "mage" in name.replace("ImagePipeline", ""):
         return  # it starts from a picture already
@@ -103,14 +106,14 @@ def linked_pipelines(name: str) -> list[str]:
 _DOES = ("Img2Img", "Inpaint", "Inpainting")
 
 
-def _fitting(cls: type, pipe: DiffusionPipeline) -> dict[str, Any]:
+def _fitting(cls: type, pipe: Pipeline) -> dict[str, Any]:
     """What this class's constructor takes of another pipeline's modules and settings."""
     names = inspect.signature(cls).parameters
     have = {**pipe.config, **pipe.components}
     return {name: value for name, value in have.items() if name in names}
 
 
-def _task(pipe: DiffusionPipeline) -> Task:
+def _task(pipe: Pipeline) -> Task:
     parameters, name = parameters_of(pipe), type(pipe).__name__
     controls = getattr(pipe, "controlnet", None)  # several, each with a picture of its own
     return Task(
@@ -126,6 +129,44 @@ def _task(pipe: DiffusionPipeline) -> Task:
     )
 
 
+def _workflows(pipe: ModularPipeline) -> Iterator[Task]:
+    name = type(pipe).__name__
+    ours = [Parameter("output", "other")]  # of Python: JSON has no tensors
+    ours += [Parameter(one, "float", default=own) for one, own in guidance(pipe).items()]
+    for task, inputs in workflows(pipe).items():
+        kinds = {one.name: _input_kinds(one) for one in inputs}
+        taken = [
+            Parameter(
+                one.name,
+                kinds[one.name][0],
+                one.required,
+                _plain(one.default),
+                kinds[one.name][1:],
+                takes_none=not one.required,
+            )
+            for one in inputs
+        ]
+        yield Task(
+            name=task,
+            pipeline=name,
+            parameters=(*taken, *ours),
+            max_images=MANY["Flux2Pipeline"] if task == "edit" else 1,  # its blocks count them
+            image_mode="RGBA" if "Layered" in name else "RGB",
+            needs_prompt=False,  # but where a block requires it
+        )
+
+
+def _input_kinds(given: Any) -> tuple[ParameterKind, ...]:
+    """Of a block's input (`InputParam`), which need not say its type."""
+    if given.type_hint is not None:
+        return _kinds(given.type_hint)
+    if isinstance(given.default, (bool, int, float, str)):
+        return _kinds(type(given.default))
+    if "prompt" in given.name and "embeds" not in given.name:
+        return ("str",)
+    return ("other", "int", "float", "list", "dict")
+
+
 def _needs_prompt(cls: Any) -> bool:
     """Whether a pipeline refuses a call without prompt and embeddings, by its own checks."""
     try:
@@ -134,7 +175,7 @@ def _needs_prompt(cls: Any) -> bool:
         return False
 
 
-def _strength_rounds(pipe: DiffusionPipeline) -> Literal["up", "down"] | None:
+def _strength_rounds(pipe: Pipeline) -> Literal["up", "down"] | None:
     """Whether half a step counts, by the pipeline's own arithmetic.
 
     None where it has none, or where its scheduler has steps to spare: PNDM's first one is two.
@@ -176,7 +217,7 @@ def _name(pipeline: str, parameters: set[str]) -> str:
     return "edit" if any(word in pipeline for word in edits) else "text-to-image"
 
 
-def parameters_of(pipe: DiffusionPipeline) -> tuple[Parameter, ...]:
+def parameters_of(pipe: Pipeline) -> tuple[Parameter, ...]:
     """Read a pipeline's own signature."""
     signature = inspect.signature(type(pipe).__call__)
     return tuple(

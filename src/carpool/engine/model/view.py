@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import ModularPipeline
 from diffusers.configuration_utils import FrozenDict
 from diffusers.image_processor import VaeImageProcessor
 from torch import nn
@@ -23,6 +23,7 @@ from transformers.processing_utils import ProcessorMixin
 
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.load import Loaded
+from carpool.engine.model.modular import Pipeline, run, silence
 from carpool.request.card import Card
 from carpool.types import CheckedRequest
 
@@ -42,7 +43,7 @@ def view(loaded: Loaded, task: str) -> Any:
 
 
 def _copied(
-    pipe: DiffusionPipeline,
+    pipe: Pipeline,
     memo: dict[int, Any],
     classes: dict[int, type],
     device: torch.device | None,
@@ -58,6 +59,8 @@ def _copied(
         return memo[id(pipe)]
     if id(pipe) not in classes:
         classes[id(pipe)] = _pinned(pipe, device)
+    if isinstance(pipe, ModularPipeline):
+        memo[id(pipe._components_manager)] = None  # it has components of others, too
     mine: Any = copy.copy(pipe)
     memo[id(pipe)] = mine
     own = vars(mine)
@@ -67,7 +70,10 @@ def _copied(
     mine.__class__ = classes[id(pipe)]
     # at its end a call resets hooks of modules that others are still using
     mine.maybe_free_model_hooks = _nothing
-    own["_progress_bar_config"] = {**getattr(pipe, "_progress_bar_config", {}), "disable": True}
+    if isinstance(pipe, ModularPipeline):
+        silence(mine._blocks)
+    else:
+        own["_progress_bar_config"] = {**getattr(pipe, "_progress_bar_config", {}), "disable": True}
     return mine
 
 
@@ -76,7 +82,7 @@ def _own(
 ) -> Any:
     if isinstance(value, nn.Module):
         return value
-    if isinstance(value, DiffusionPipeline):
+    if isinstance(value, Pipeline):
         return _copied(value, memo, classes, device)
     if isinstance(value, _READERS):
         return _reader(value, memo)
@@ -102,7 +108,7 @@ def _reader(value: Any, memo: dict[int, Any]) -> Any:
     return memo[id(value)]
 
 
-def _pinned(pipe: DiffusionPipeline, device: torch.device | None) -> type:
+def _pinned(pipe: Pipeline, device: torch.device | None) -> type:
     """The pipeline's class with its device as a constant.
 
     Diffusers looks at every submodule each time it is asked for the device, which costs each
@@ -143,6 +149,8 @@ def call(mine: Any, job: CheckedRequest, card: Card) -> Answer:
         arguments.setdefault("output_type", job.output_type)
     own = {parameter.name: parameter.default for parameter in task.parameters}
     kind = arguments.get("output_type", own.get("output_type"))
+    if isinstance(mine, ModularPipeline):
+        return Answer(run(mine, arguments), None)
     is_pasted = arguments.get("padding_mask_crop") is not None  # into a PIL image, by the pipeline
     if task.only_converts and kind in ("pil", "np") and not is_pasted:
         arguments["output_type"] = "pt"

@@ -35,7 +35,6 @@ class Slot:
     left: torch.Event | None  # when the computation is over that used the memory before
     arrive: Callable[[], object] | None = None  # waits for the group; None: it is there
     users: int = 0  # forwards that compute with it
-    is_used: bool = False  # since it was loaded
 
 
 class Bus:

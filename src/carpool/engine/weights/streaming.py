@@ -2,13 +2,14 @@
 
 There are two buffers of equal size, each large enough for the largest group; smaller ones share
 one. The weights of the group that computes are views of its place there. As soon as all groups of a
-buffer have computed, those that came next the last time are loaded into it; after the last comes
-the first, so a sweep begins with its first group already there.
+buffer have computed, those that usually come next are loaded into it, of whatever component: after
+the last of a denoiser mostly its first, so a sweep begins with its first groups already there.
 
 Weights that are not on the device are NaN.
 """
 
 import logging
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from carpool.engine.weights.residency import SLOTS
 
 log = logging.getLogger("carpool")
 
+REMEMBERED = 8  # of each group: those that came next lately
 WATCHED = 3  # first forwards of a component, in which uses of weights outside of blocks are found
 
 
@@ -36,12 +38,9 @@ class Buffer:
     slots: list[Slot] = field(default_factory=list)  # of the groups in it, in their order
     left: torch.Event | None = None  # when the computation was over that used it last
 
-    def is_over(self, component: str) -> bool:
-        """Whether nothing in it is going to compute soon: for a component, which comes next."""
-        return not any(
-            slot.users or (slot.group.component == component and not slot.is_used)
-            for slot in self.slots
-        )
+    def is_over(self, awaited: Collection[Group]) -> bool:
+        """Whether nothing in it computes, and none of these groups is in it."""
+        return not any(slot.users or slot.group in awaited for slot in self.slots)
 
     @property
     def room(self) -> int:
@@ -97,19 +96,24 @@ class Streamer:
             self._unbind(group)
         size = max(group.n_bytes for group in self.groups)
         self._buffers = [self._buffer(size) for _ in range(SLOTS)]
-        self._after = self._in_order()
+        self._came_next = self._in_order()
         self._filling = self._buffers[0]  # the one into which was loaded last
         self._last: Group | None = None
         self._watched: dict[str, int] = {}
         self.waited_s = 0.0
 
-    def _in_order(self) -> dict[Group, Group]:
+    def _in_order(self) -> dict[Group, deque[Group]]:
         """What follows each group: the next of its component, and the first after the last."""
-        after: dict[Group, Group] = {}
+        found: dict[Group, deque[Group]] = {}
         for name in self._modules:
             own = [group for group in self.groups if group.component == name]
-            after |= dict(zip(own, [*own[1:], own[0]], strict=True))
-        return after
+            for group, after in zip(own, [*own[1:], own[0]], strict=True):
+                found[group] = deque([after], REMEMBERED)
+        return found
+
+    def _after(self, group: Group) -> Group:
+        """What came after a group most often of late; of several the one that did last."""
+        return Counter(reversed(self._came_next[group])).most_common(1)[0][0]
 
     def _buffer(self, n_bytes: int) -> "Buffer":
         return Buffer(torch.empty(n_bytes, dtype=torch.uint8, device=self._device))
@@ -169,19 +173,25 @@ class Streamer:
         if group in self._pinned:
             return
         slot = self._of(group) or self._load(group)
+        slot.users += 1
+        if self._last is not None:
+            self._came_next[self._last].append(group)
+        self._last = group
+        self.prefetch(self._after(group))
+        try:
+            self._wait_for(slot)
+        except BaseException:
+            slot.users -= 1
+            raise
+        for place in group.places:
+            place.put(place.in_(slot.buffer))
+
+    def _wait_for(self, slot: Slot) -> None:
         if slot.arrive is not None:
             began_s = self.bus.clock()
             slot.arrive()
             slot.arrive = None
             self.waited_s += self.bus.clock() - began_s
-        slot.users += 1
-        slot.is_used = True
-        for place in group.places:
-            place.put(place.in_(slot.buffer))
-        if self._last is not None and self._last.component == group.component:
-            self._after[self._last] = group
-        self._last = group
-        self.prefetch(self._after[group])
 
     def release(self, group: Group) -> None:
         """A group's weights are no longer needed just now."""
@@ -193,19 +203,28 @@ class Streamer:
             self._unbind(group)
             buffer = next(one for one in self._buffers if slot in one.slots)
             buffer.left = self.bus.left()
+            if group is self._last:  # the bus need not wait until the next group is asked for
+                self.prefetch(self._after(group))
 
     def prefetch(self, group: Group) -> None:
         """Begin to load a group, and those that follow it, as far as there is room."""
-        for _ in self.groups:
-            if group not in self._pinned and self._of(group) is None:
+        sooner: set[Group] = set()
+        for one in self._from(group):
+            if one not in self._pinned and self._of(one) is None:
                 at = self._filling
-                if at.room < group.n_bytes:
-                    free = (one for one in self._buffers if one.is_over(group.component))
+                if at.room < one.n_bytes:
+                    free = (buffer for buffer in self._buffers if buffer.is_over(sooner))
                     if (other := next(free, None)) is None:
                         return
                     at = self._filling = other.cleared()
-                self._begin(group, at)
-            group = self._after[group]
+                self._begin(one, at)
+            sooner.add(one)
+
+    def _from(self, group: Group) -> Iterator[Group]:
+        """What is expected to compute, a group and those after it."""
+        for _ in self.groups:
+            yield group
+            group = self._after(group)
 
     def _of(self, group: Group) -> Slot | None:
         return next((s for one in self._buffers for s in one.slots if s.group is group), None)
@@ -217,8 +236,14 @@ class Streamer:
             free = [self._buffer(len(self._buffers[0].memory))]
             self._buffers += free
             log.warning("%s needs another slot of streamed weights: %d", group, len(self._buffers))
-        self._filling = min(free, key=lambda one: not one.is_over(group.component)).cleared()
-        return self._begin(group, self._filling)
+        awaited = {one: place for place, one in enumerate(self._from(group))}
+
+        def needed(buffer: Buffer) -> int:
+            never = len(awaited)
+            return min((awaited.get(s.group, never) for s in buffer.slots), default=never)
+
+        self._filling = max(free, key=needed)
+        return self._begin(group, self._filling.cleared())
 
     def _begin(self, group: Group, buffer: "Buffer") -> Slot:
         slot = buffer.add(group)

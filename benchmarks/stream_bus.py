@@ -1,0 +1,52 @@
+"""A bus between the disk and the host that is as slow as one between the host and a device."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from carpool.engine.weights.bus import Bus, Slot
+from carpool.engine.weights.groups import Group
+from carpool.engine.weights.store import Store
+
+
+class HeldBus(Bus):
+    """Loads that take at least so long, by a bandwidth; it sleeps, and leaves the processor.
+
+    A load begins when the one before is over, however late the reading thread wakes up: devices
+    copy what is queued without a host.
+    """
+
+    bytes_per_s = float("inf")
+
+    def __init__(self, store: Store, device: torch.device) -> None:
+        super().__init__(store, device)
+        self._asked_s: deque[float] = deque()  # for loads that have not begun
+        self._free_s = 0.0  # when the last load was over
+
+    def hold_to(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+
+    def settle(self) -> None:
+        """Wait for the load that is under way: each run then loads all blocks once, and no more."""
+        self._reader.submit(int).result()
+
+    def moved(self) -> int:
+        return self.moved_bytes
+
+    def load(self, group: Group, slot: Slot) -> Callable[[], object]:
+        self._asked_s.append(self.clock())
+        return super().load(group, slot)
+
+    def _read(self, group: Group, slot: Slot) -> torch.Event | None:
+        began_s = max(self._free_s, self._asked_s.popleft())
+        event = super()._read(group, slot)
+        self._free_s = began_s + group.n_bytes / self.bytes_per_s
+        hold(began_s, group.n_bytes / self.bytes_per_s)
+        return event
+
+
+def hold(began_s: float, seconds: float) -> None:
+    """Sleep until so many seconds have passed."""
+    time.sleep(max(0.0, began_s + seconds - time.monotonic()))

@@ -1,0 +1,192 @@
+"""Modular pipelines: those that diffusers puts together from blocks (`ModularPipeline`).
+
+What one takes is what its blocks take, and which blocks run depends on which inputs are there: one
+pipeline draws, edits and fills pictures. Its workflows are described as tasks; a request calls the
+pipeline as it is, with all of its blocks.
+"""
+
+import copy
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from diffusers import DiffusionPipeline, ModularPipeline
+from torch import nn
+
+from carpool.config import EngineSettings
+from carpool.engine.model.device import Device
+from carpool.errors import LoadFailed
+from carpool.request.images import NAMES as PICTURE_NAMES
+
+Pipeline: TypeAlias = DiffusionPipeline | ModularPipeline
+
+OUTPUTS = {"image": "images", "videos": "frames", "video": "frames"}
+"""Outputs of blocks that other pipelines give under another name."""
+_RESULTS = ("images", "image", "videos", "video", "frames", "audio", "audios", "sound",
+            "sampling_rate", "latents")  # fmt: skip
+_GUIDERS = {"guidance_scale": "guider", "guidance_scale_2": "guider_2"}
+
+
+def is_modular(index: Mapping[str, Any]) -> bool:
+    """Whether an index is of a modular pipeline."""
+    return "_blocks_class_name" in index
+
+
+def read_modular(
+    source: str,
+    settings: EngineSettings,
+    device: Device,
+    modules: Collection[str],
+    given: Mapping[str, nn.Module | None],
+    quantized: Mapping[str, Any],
+) -> ModularPipeline:
+    """Read a modular pipeline from its files: each component from where its index says.
+
+    Args:
+        source: a folder or a hub id.
+        modules: names of the components that are modules.
+        given: modules that are there already; None: to be left out.
+        quantized: configurations of quantization by component.
+
+    Raises:
+        ValueError: a component cannot be read.
+        LoadFailed: the blocks are code of the repository.
+    """
+    try:
+        pipe = ModularPipeline.from_pretrained(source, revision=settings.revision)
+    except ValueError as error:
+        if "custom code" not in str(error):
+            raise
+        raise LoadFailed(
+            f"{source}: its blocks are code of the repository, which is not run: load it in a "
+            "function of your own that returns the pipeline, and serve that with --pipeline"
+        ) from error
+    parts = {name: module for name, module in given.items() if module is not None}
+    pipe.update_components(**parts)
+    for name in pipe.pretrained_component_names:
+        spec = pipe.get_component_spec(name)
+        if name in given or spec.pretrained_model_name_or_path is None:
+            continue
+        how: dict[str, Any] = {}
+        if spec.pretrained_model_name_or_path == source:
+            how["revision"] = settings.revision
+        if name in modules:
+            how |= {"dtype": device.dtype_of(name), "use_safetensors": True}
+            how |= {} if settings.variant is None else {"variant": settings.variant}
+            how |= {"quantization_config": quantized[name]} if name in quantized else {}
+        pipe.register_components(**{name: spec.load(**how)})
+    return pipe
+
+
+def workflows(pipe: ModularPipeline) -> dict[str, list[Any]]:
+    """What a pipeline does, as names of tasks, and the inputs (`InputParam`) that each takes.
+
+    Those of its blocks, but for pictures that none of the task's workflows reads. Required is what
+    all of them require. A task that takes fewer pictures comes first.
+    """
+    blocks = pipe.blocks
+    try:
+        parts = [blocks.get_workflow(name) for name in blocks.available_workflows]
+        named = [{one.name: one for one in part.inputs if one.name} for part in parts]
+    except NotImplementedError:  # whether one block gives what another requires is not known
+        own = [one for one in blocks.inputs if one.name]
+        named = [{i.name: replace(i, required=i.required and i.name == "prompt") for i in own}]
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    for inputs in named:
+        by_task.setdefault(_task(inputs, set(blocks.output_names)), []).append(inputs)
+    everything = {one.name: one for one in blocks.inputs if one.name}
+    return {
+        task: _merged(everything, several)
+        for task, several in sorted(by_task.items(), key=lambda item: _pictures(item[1]))
+    }
+
+
+def _task(inputs: Collection[str], made: set[str]) -> str:
+    has_picture = "image" in inputs
+    if made & {"videos", "video", "frames"}:
+        return "image-to-video" if has_picture else "text-to-video"
+    if not made & {"images", "image"} and made & {"audio", "audios", "sound"}:
+        return "text-to-audio"
+    if "mask_image" in inputs:
+        return "inpaint"
+    if has_picture:
+        return "image-to-image" if "strength" in inputs else "edit"
+    return "text-to-image"
+
+
+def _pictures(several: list[dict[str, Any]]) -> int:
+    return max(sum(name in inputs for name in PICTURE_NAMES) for inputs in several)
+
+
+def _merged(everything: Mapping[str, Any], several: list[dict[str, Any]]) -> list[Any]:
+    own = {name: one for inputs in reversed(several) for name, one in inputs.items()}
+    return [
+        replace(one, required=all(name in i and i[name].required for i in several))
+        for name, one in {**everything, **own}.items()
+        if name in own or name not in PICTURE_NAMES
+    ]
+
+
+def guidance(pipe: ModularPipeline) -> dict[str, float]:
+    """Guidance that a request may say though no block takes it: the pipeline's guiders have it."""
+    taken = pipe.blocks.input_names
+    guiders = {name: getattr(pipe, part, None) for name, part in _GUIDERS.items()}
+    own = {name: getattr(guider, "guidance_scale", None) for name, guider in guiders.items()}
+    return {
+        name: float(scale)
+        for name, scale in own.items()
+        if name not in taken and isinstance(scale, (int, float))
+    }
+
+
+def run(mine: ModularPipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Call a request's own copy of a pipeline.
+
+    Args:
+        arguments: of its `__call__`; guidance that no block takes is set on the copy's guiders.
+
+    Returns:
+        What its blocks put out, or those that `output` names, under the names that other pipelines
+        give them.
+    """
+    given = dict(arguments)
+    asked = given.pop("output", None) or outputs(mine)
+    if any(name in given for name in _GUIDERS):
+        for name in guidance(mine).keys() & given.keys():
+            getattr(mine, _GUIDERS[name]).guidance_scale = given.pop(name)
+    names = [asked] if isinstance(asked, str) else list(asked)
+    found = mine(output=names, **given)
+    return {OUTPUTS.get(name, name): found[name] for name in names}
+
+
+def call_plainly(pipe: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What diffusers itself gives for a call, by field."""
+    if not isinstance(pipe, ModularPipeline):
+        pipe.set_progress_bar_config(disable=True)
+        return dict(pipe(**arguments))
+    mine = copy.copy(pipe)
+    for name in ("_blocks", *_GUIDERS.values()):
+        vars(mine)[name] = copy.deepcopy(getattr(pipe, name, None))
+    silence(mine._blocks)
+    return run(mine, arguments)
+
+
+def outputs(pipe: ModularPipeline) -> list[str]:
+    """What a call is for: results among the outputs of its blocks, else those of the last one."""
+    names: list[str] = pipe.blocks.output_names
+    last = [*pipe.blocks.sub_blocks.values()][-1:]
+    return [name for name in names if name in _RESULTS] or (last[0].output_names if last else names)
+
+
+def silence(blocks: Any) -> None:
+    """Let blocks show no progress bar."""
+    for block in all_blocks(blocks):
+        if hasattr(block, "set_progress_bar_config"):
+            block.set_progress_bar_config(disable=True)
+
+
+def all_blocks(blocks: Any) -> Iterator[Any]:
+    """Blocks with those inside of them."""
+    yield blocks
+    for block in getattr(blocks, "sub_blocks", {}).values():
+        yield from all_blocks(block)

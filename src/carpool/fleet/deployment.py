@@ -1,0 +1,49 @@
+"""One model of a fleet: how it is made, whether it is loaded, and when it was used last."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from carpool.fleet.pool import Pool
+from carpool.fleet.serving import ServingState
+from carpool.worker import protocol
+
+
+@dataclass(slots=True, eq=False)
+class Deployment:
+    """One model of a fleet, loaded or not."""
+
+    name: str
+    make: Callable[[], Pool]
+    is_on_demand: bool = False
+    keep_alive_s: float = float("inf")
+    pool: Pool | None = None
+    known: protocol.WorkerReady | None = None  # as it was loaded last
+    in_flight: int = 0
+    used_s: float = 0.0  # the event loop's clock
+    began_s: float = 0.0  # to load
+    took_s: float = 10.0  # to load, last; a guess before
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    running: "asyncio.Task[None] | None" = None
+
+    @property
+    def state(self) -> ServingState | Literal["unloaded"]:
+        return "unloaded" if self.pool is None else self.pool.state
+
+    @property
+    def ready(self) -> protocol.WorkerReady | None:
+        if self.pool is not None and self.pool.ready is not None:
+            self.known = self.pool.ready
+        return self.known
+
+    def check_open(self) -> None:
+        """Raise unless requests are accepted now. One that is not loaded is loaded for them."""
+        if self.pool is not None and not (self.is_on_demand and self.pool.state == "starting"):
+            self.pool.check_open()
+
+    def ready_in_s(self, now_s: float) -> float | None:
+        """Predicted seconds until it is loaded; None where it is."""
+        if self.state == "ready":
+            return None
+        return max(0.0, self.took_s - (now_s - self.began_s if self.pool else 0.0))

@@ -1,0 +1,178 @@
+"""Connects the front to one worker on a Ray cluster; asks for another one where it is lost.
+
+A worker that cannot be reached may be slow, cut off, or gone with its node, and Ray says so only
+after 15 s. So another one is asked for after `PATIENCE_S`, on another node. Whichever is reached
+first is the worker from then on, and the other one is ended.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from carpool.fleet.remote import Address, RemoteConnection
+
+log = logging.getLogger("carpool")
+
+SLOW_S = 20.0  # until a worker that Ray does not place is worth a line
+AGAIN_S = 0.5  # between tries to reach a worker
+PATIENCE_S = 0.5  # with a worker that was lost, until another one is asked for
+FIRST_S = 3.0  # with one of an earlier front: connecting through Ray for the first time takes long
+SPARE_S = 20.0  # for the other one to be reached, until it is asked for anew
+
+
+Reached = tuple[RemoteConnection, str]
+"""The connection to a worker, and its node."""
+
+Tries = dict["asyncio.Task[Reached | None]", Any]
+"""Workers that are being reached."""
+
+
+class Cluster(Protocol):
+    """Places workers; see `RayCluster`."""
+
+    def workers(self, model: str) -> int: ...
+    def take(self, model: str, ranks: int) -> Any: ...
+    def end(self, actor: Any) -> None: ...
+    async def join(self, actor: Any) -> Address | None: ...
+    def suspect(self, node: str) -> None: ...
+    def trust(self, node: str) -> None: ...
+
+
+class RayConnector:
+    """Connects to one worker, wherever Ray has it.
+
+    Args:
+        cluster: places workers.
+        connect: opens a connection.
+        ranks: processes of the worker, where it is a group.
+    """
+
+    is_remote = True
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        model: str,
+        spool: Path | None,
+        connect: Callable[..., Any] = RemoteConnection.open,
+        *,
+        ranks: int = 1,
+    ) -> None:
+        self._cluster, self._model, self._spool = cluster, model, spool
+        self._connect, self._ranks = connect, ranks
+        self._actor: Any = None
+        self._is_placed = False  # it was reached, or left by an earlier front
+        self._node = ""  # where it was reached last
+
+    async def open(self) -> RemoteConnection:
+        """Have the worker placed, if it is not, and connect; waits for as long as that takes.
+
+        Raises:
+            OSError: a new worker was placed, and cannot be reached.
+        """
+        slow = asyncio.get_running_loop().call_later(SLOW_S, self._say_slow)
+        try:
+            while True:
+                if self._actor is None:
+                    self._is_placed = self._cluster.workers(self._model) > 0
+                    self._actor = await self._take()
+                reached: Reached | None
+                if self._is_placed:
+                    self._actor, reached = await self._reach_any(self._actor)
+                else:
+                    reached = await self._reach(self._actor)
+                if reached is not None:
+                    connection, self._node = reached
+                    self._is_placed = True
+                    self._cluster.trust(self._node)
+                    return connection
+                self._actor = None
+                await asyncio.sleep(AGAIN_S)
+        finally:
+            slow.cancel()
+
+    async def _take(self) -> Any:
+        return await asyncio.to_thread(self._cluster.take, self._model, self._ranks)
+
+    async def _reach(self, actor: Any) -> Reached | None:
+        """Connect to a worker; None: it is gone for good."""
+        address = await self._cluster.join(actor)
+        if address is None:
+            return None
+        return await self._connect(address, self._spool), address.node
+
+    async def _reach_at_last(self, actor: Any) -> Reached | None:
+        """As `_reach`, of a worker that is out of reach for a while."""
+        told = ""
+        while True:
+            try:
+                return await self._reach(actor)
+            except OSError as error:
+                if told != (told := str(error)):
+                    log.warning("a worker of %s is out of reach: %s", self._model, error)
+                await asyncio.sleep(AGAIN_S)
+
+    async def _reach_any(self, lost: Any) -> tuple[Any, Reached]:
+        """Connect to the worker that was lost, or to another one: whichever is reached first."""
+        tries: Tries = {asyncio.create_task(self._reach_at_last(lost)): lost}
+        winner = lost
+        try:
+            patience_s = PATIENCE_S if self._node else FIRST_S
+            for timeout_s in itertools.chain((patience_s, SPARE_S), itertools.repeat(None)):
+                if (found := await _first(tries, timeout_s)) is not None:
+                    winner = found[0]
+                    return found
+                if timeout_s == patience_s and tries and self._node:
+                    self._cluster.suspect(self._node)
+                log.warning("a worker of %s is lost: another one is placed", self._model)
+                # the one before may wait for a place that Ray thought was there
+                await self._give_up(tries, without=lost)
+                spare = await self._take()
+                tries[asyncio.create_task(self._reach_at_last(spare))] = spare
+            raise AssertionError("it is tried for ever")
+        finally:
+            await self._give_up(tries, without=winner)
+            for task in tries:
+                task.cancel()
+
+    async def _give_up(self, tries: Tries, without: Any) -> None:
+        """End workers that are not needed; all but one."""
+        for task in [one for one, actor in tries.items() if actor is not without]:
+            actor = tries.pop(task)
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled() and (reached := task.result()) is not None:
+                await reached[0].close()
+            await asyncio.to_thread(self._cluster.end, actor)
+
+    def _say_slow(self) -> None:
+        log.warning(
+            "a worker of %s waits for a place in the Ray cluster since %g s: `ray status` says "
+            "what is free and what is asked for",
+            self._model, SLOW_S,
+        )  # fmt: skip
+
+    async def end(self) -> None:
+        """End the worker for good."""
+        actor, self._actor, self._is_placed = self._actor, None, False
+        if actor is not None:
+            await asyncio.to_thread(self._cluster.end, actor)
+
+
+async def _first(tries: Tries, timeout_s: float | None) -> tuple[Any, Reached] | None:
+    """The worker that is reached first; None: in time there was none, or all are gone."""
+    loop = asyncio.get_running_loop()
+    end_s = None if timeout_s is None else loop.time() + timeout_s
+    while tries:
+        left_s = None if end_s is None else max(0.0, end_s - loop.time())
+        done, _ = await asyncio.wait(tries, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if (reached := task.result()) is not None:
+                return tries.pop(task), reached
+            del tries[task]
+        if not done:
+            return None
+    return None

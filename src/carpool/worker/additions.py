@@ -1,0 +1,69 @@
+"""Adapters that were registered while the server runs: every worker has them before its requests.
+
+A worker that replaces another one has only those of its settings. It is told the others as soon as
+it has loaded its model, and is ready once it has answered for each.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from carpool.worker import protocol
+from carpool.worker.queries import Queries
+
+
+class Additions:
+    """The adapters of one worker and its successors.
+
+    Args:
+        send: sends a message to the present worker.
+    """
+
+    def __init__(self, queries: Queries, send: Callable[[protocol.ToWorker], None]) -> None:
+        self._queries, self._send = queries, send
+        self._paths: dict[str, str] = {}
+        self._arriving: protocol.WorkerReady | None = None  # a worker that is being told
+        self._untold = 0
+
+    def add(self, name: str, path: str, *, is_ready: bool) -> "asyncio.Future[list[str]]":
+        """Register an adapter; the answer says what is wrong with it, and then it is forgotten.
+
+        A worker that is not ready says nothing: it is told once it has loaded its model.
+        """
+        if is_ready:
+            answer = self._queries.add_lora(name, path)
+            answer.add_done_callback(lambda told: self._added(told, name, path))
+        else:
+            self._paths[name] = path
+            answer = asyncio.get_running_loop().create_future()
+            answer.set_result([])
+        return answer
+
+    def _added(self, told: "asyncio.Future[list[str]]", name: str, path: str) -> None:
+        if not told.cancelled() and not told.result():
+            self._paths[name] = path
+
+    def greet(self, ready: protocol.WorkerReady) -> protocol.WorkerReady | None:
+        """A worker has loaded its model; None: it has to be told adapters first."""
+        if not self._paths:
+            return ready
+        self._arriving, self._untold = ready, len(self._paths)
+        for name, path in self._paths.items():
+            self._send(protocol.AddLora(name, path))
+        return None
+
+    def answered(self, message: protocol.Reloaded) -> protocol.WorkerReady | None:
+        """A worker that is being told says what it has; it, once it was told all."""
+        assert self._arriving is not None
+        self._arriving = self._arriving.with_card(message.card)
+        self._untold -= message.is_addition
+        if self._untold:
+            return None
+        ready, self._arriving = self._arriving, None
+        return ready
+
+    @property
+    def is_telling(self) -> bool:
+        return self._arriving is not None
+
+    def worker_died(self) -> None:
+        self._arriving = None

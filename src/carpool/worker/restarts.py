@@ -1,0 +1,31 @@
+"""When a worker that died is started again, and when that is given up."""
+
+from carpool.errors import LoadFailed
+
+BACKOFF_S = (0.1, 0.5, 2.0, 8.0, 30.0)  # between restarts of workers that never got ready
+FIRST_TRIES = 4  # of a model that was ready nowhere yet, if its workers die as they load
+
+
+class Restarts:
+    """The starts of one worker and its successors."""
+
+    def __init__(self) -> None:
+        self._tries = self._deaths = 0  # in a row, of those that never got ready
+
+    def delay_s(self, cause: str, *, was_ready: bool, is_lost: bool, is_first: bool) -> float:
+        """How long to wait until the next start.
+
+        Args:
+            cause: how this one ended.
+            is_lost: it may be well, and out of reach: that is never given up.
+            is_first: no worker was ever ready.
+
+        Raises:
+            LoadFailed: too many died as they loaded, and none was ever ready.
+        """
+        self._tries = 0 if was_ready else self._tries + 1
+        self._deaths = 0 if was_ready else self._deaths + (not is_lost)
+        if is_first and self._deaths >= FIRST_TRIES:
+            count, self._tries, self._deaths = self._deaths, 0, 0
+            raise LoadFailed(f"{count} workers died while they loaded the model ({cause})")
+        return BACKOFF_S[min(max(self._tries - 1, 0), len(BACKOFF_S) - 1)]

@@ -1,0 +1,182 @@
+"""Modular pipelines of tiny parts: diffusers' own blocks over the components of other pipelines."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+from diffusers import (
+    AnimaTextConditioner,
+    CosmosTransformer3DModel,
+    FlowMatchEulerDiscreteScheduler,
+    Krea2Transformer2DModel,
+    ModularPipeline,
+)
+from PIL import Image
+from torch import nn
+from transformers import Qwen3VLConfig, Qwen3VLModel
+
+from support.isolation import build
+from support.tiny.checkpoints import ARGUMENTS, FAMILIES
+from support.tiny.parts import drawn, qwen2_tokenizer, t5_tokenizer
+from support.tiny.qwen import causal_vae
+from support.tiny.zimage import qwen3
+
+PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
+OTHER = Image.fromarray(np.random.default_rng(1).integers(0, 255, (64, 64, 3), np.uint8))
+MASK = Image.fromarray(np.kron(np.eye(2, dtype=np.uint8) * 255, np.ones((32, 32), np.uint8)))
+
+
+def anima() -> dict[str, Any]:
+    """Components of a class that diffusers has of blocks only."""
+    conditioner = AnimaTextConditioner(
+        source_dim=32,
+        target_dim=16,
+        model_dim=16,
+        num_layers=1,
+        num_attention_heads=2,
+        target_vocab_size=len(t5_tokenizer()),
+        min_sequence_length=8,
+    )
+    transformer = CosmosTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=12,
+        num_layers=2,
+        mlp_ratio=2,
+        text_embed_dim=16,
+        adaln_lora_dim=4,
+        max_size=(4, 32, 32),
+        patch_size=(1, 2, 2),
+        rope_scale=(2.0, 1.0, 1.0),
+        concat_padding_mask=False,  # or it needs torchvision
+        extra_pos_embed_type=None,
+    )
+    return {
+        "text_encoder": qwen3(),
+        "tokenizer": qwen2_tokenizer(),
+        "t5_tokenizer": t5_tokenizer(),
+        "text_conditioner": drawn(conditioner),
+        "vae": causal_vae(4),
+        "transformer": drawn(transformer, last="proj_out", gain=0.3),
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+    }
+
+
+def krea2() -> dict[str, Any]:
+    """Components of Krea 2, whose distilled pipeline diffusers has of blocks only."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 36,
+             "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}  # fmt: skip
+    seen = {"depth": 2, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+    config = Qwen3VLConfig(
+        text_config={**sizes, "vocab_size": len(qwen2_tokenizer())},
+        vision_config={**seen, "out_hidden_size": 16},
+    )
+    transformer = Krea2Transformer2DModel(
+        in_channels=16,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=32,
+        timestep_embed_dim=8,
+        text_hidden_dim=16,
+        num_text_layers=12,  # of the 36, as its blocks have it
+        text_num_attention_heads=2,
+        text_num_key_value_heads=1,
+        text_intermediate_size=16,
+        num_layerwise_text_blocks=1,
+        num_refiner_text_blocks=1,
+        axes_dims_rope=(4, 2, 2),
+        rope_theta=1000.0,
+    )
+    return {
+        "text_encoder": drawn(Qwen3VLModel(config)),
+        "tokenizer": qwen2_tokenizer(),
+        "vae": causal_vae(4),
+        "transformer": drawn(transformer),
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+    }
+
+
+PARTS = {"anima": anima, "krea2": krea2}
+_SMALL = {"height": 32, "width": 32, "max_sequence_length": 16}
+_PYRAMID = {"pyramid_num_inference_steps_list": [2, 2, 2]}
+CLASSES: dict[
+    str, tuple[str, dict[str, Any]]
+] = {  # the family whose components it takes, and what a call needs beside them
+    "FluxModularPipeline": ("flux", {}),
+    "Flux2KleinBaseModularPipeline": ("flux2_klein_base", {}),
+    "AnimaModularPipeline": ("anima", _SMALL),
+    "ErnieImageModularPipeline": ("ernie", {}),
+    "Flux2KleinModularPipeline": ("flux2_klein", {}),
+    "Flux2ModularPipeline": ("flux2", {}),
+    "FluxKontextModularPipeline": ("kontext", {"image": PICTURE}),
+    "HeliosModularPipeline": ("helios_base", {}),
+    "HeliosPyramidDistilledModularPipeline": ("helios_distilled", _PYRAMID),
+    "HeliosPyramidModularPipeline": ("helios_mid", _PYRAMID),
+    "Krea2ModularPipeline": ("krea2", _SMALL),
+    "Krea2TurboModularPipeline": ("krea2", _SMALL),
+    "LTX2ModularPipeline": ("ltx2", {}),
+    "LTXModularPipeline": ("ltx", {}),
+    "QwenImageModularPipeline": ("qwen_image", {}),
+    "QwenImageEditModularPipeline": ("qwen_edit", {"image": PICTURE}),
+    "QwenImageEditPlusModularPipeline": ("qwen_edit_plus", {"image": [PICTURE, OTHER]}),
+    "StableDiffusion3ModularPipeline": ("sd3", {}),
+    "StableDiffusionXLModularPipeline": ("sdxl", {"height": 64, "width": 64}),
+    "Wan22Image2VideoModularPipeline": ("wan22_i2v_a14b", {"image": PICTURE}),
+    "Wan22ModularPipeline": ("wan22_t2v_a14b", {}),
+    "WanImage2VideoModularPipeline": ("wan21_i2v", {"image": PICTURE}),
+    "WanModularPipeline": ("wan21_t2v", {}),
+    "ZImageModularPipeline": ("zimage", {}),
+}
+
+
+def modular(name: str, **others: Any) -> ModularPipeline:
+    """A modular pipeline over a family's components, some of them replaced; the same every time."""
+
+    def make() -> ModularPipeline:
+        pipe = getattr(diffusers, name)()
+        family = CLASSES[name][0]
+        have = PARTS[family]() if family in PARTS else FAMILIES[family]().components
+        taken = {n: one for n, one in have.items() if n in pipe.pretrained_component_names}
+        pipe.update_components(**{**taken, **others})
+        return pipe
+
+    fake_ftfy()
+    return build(make)
+
+
+def arguments(pipe: ModularPipeline) -> dict[str, Any]:
+    """How to call it at the smallest size."""
+    family, own = CLASSES[type(pipe).__name__]
+    taken = set(pipe.blocks.input_names)
+    return {
+        n: v
+        for n, v in {**ARGUMENTS.get(family, {}), **own, "output_type": "pt"}.items()
+        if n in taken
+    }
+
+
+def plain(pipe: ModularPipeline, *, seed: int, **given: Any) -> torch.Tensor:
+    """What diffusers gives for a request: pictures or videos, as tensors."""
+    for part in pipe.components.values():
+        if isinstance(part, nn.Module):
+            part.requires_grad_(False)
+    torch.manual_seed(seed)
+    names = set(pipe.blocks.output_names)
+    name = next(one for one in ("images", "videos") if one in names)
+    made = pipe(**given, generator=torch.Generator().manual_seed(seed), output=name)
+    return torch.as_tensor(made)
+
+
+def fake_ftfy() -> None:
+    """Let blocks clean prompts without ftfy, which some of them take for granted."""
+    for family in ("wan", "helios"):
+        name = f"diffusers.modular_pipelines.{family}.encoders"
+        __import__(name)
+        if not hasattr(sys.modules[name], "ftfy"):
+            vars(sys.modules[name])["ftfy"] = SimpleNamespace(fix_text=lambda text: text)
