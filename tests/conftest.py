@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -15,6 +16,12 @@ from hypothesis import settings
 
 from support import torchvision_cpu
 
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
+
+LONG = ("tests/engine/device/", "tests/lab/test_routing.py", "tests/training/")
+PRETENDED = ("tests/engine/device/", "tests/benchmarks/test_gpu_page.py")
+
 gc.disable()  # until all is collected: nothing of what is imported is garbage
 torchvision_cpu.install()
 
@@ -23,9 +30,32 @@ settings.load_profile("ci")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start servers come first: of two processes, none is left alone with them."""
+    """Files that start servers come first, then other long ones: of two processes, none is left
+    alone with them."""
     starts = {"serving", "starting"}
-    items.sort(key=lambda item: starts.isdisjoint(vars(getattr(item, "module", item))))
+
+    def is_short(item: pytest.Item) -> tuple[bool, bool]:
+        starts_none = starts.isdisjoint(vars(getattr(item, "module", item)))
+        return starts_none, not item.nodeid.startswith(LONG)
+
+    items.sort(key=is_short)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadFileScheduling | None":
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]
+        """Each file in one process; those with the pretended device in the same, which starts it
+        once."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "a pretended device" if file.startswith(PRETENDED) else file
+
+    return ByFile(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from carpool.errors import SettingRejected, nearest
-from carpool.quantization import STREAMED, Kind, check_gpu, quantizations
+from carpool.quantization import STREAMED, Quantization, check_gpu, quantizations
 from carpool.setting_rules import ALL, by_component
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -149,7 +149,7 @@ def _check_group(settings: Any) -> None:
         )
 
 
-def kind_of(settings: Any, component: str) -> Kind | None:
+def kind_of(settings: Any, component: str) -> Quantization | None:
     """The kind of quantized weights that settings have a component have."""
     kinds = quantizations(settings.quantize)
     return kinds.get(component) or (kinds.get(ALL) if is_denoiser(component) else None)

@@ -10,7 +10,7 @@ from carpool.setting_rules import by_component
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class Quantization:
     """A kind of quantized weights."""
 
     backend: str  # of diffusers' quantization, or "layerwise"
@@ -22,12 +22,12 @@ class Kind:
     instead: str = ""  # what to take where it does not run
 
 
-KINDS: Mapping[str, Kind] = {
-    "int8": Kind("torchao", "torchao", {"quant_type": "Int8WeightOnlyConfig"}),
-    "int8-dynamic": Kind(
+KINDS: Mapping[str, Quantization] = {
+    "int8": Quantization("torchao", "torchao", {"quant_type": "Int8WeightOnlyConfig"}),
+    "int8-dynamic": Quantization(
         "torchao", "torchao", {"quant_type": "Int8DynamicActivationInt8WeightConfig"}
     ),
-    "int4": Kind(
+    "int4": Quantization(
         "torchao",
         "torchao",
         {
@@ -38,8 +38,8 @@ KINDS: Mapping[str, Kind] = {
         bits=4,
         instead="quanto-int4",
     ),
-    "fp8": Kind("layerwise", None, {"storage_dtype": "float8_e4m3fn"}, only="denoisers"),
-    "fp8-dynamic": Kind(
+    "fp8": Quantization("layerwise", None, {"storage_dtype": "float8_e4m3fn"}, only="denoisers"),
+    "fp8-dynamic": Quantization(
         "torchao",
         "torchao",
         {
@@ -49,30 +49,32 @@ KINDS: Mapping[str, Kind] = {
         needs_gpu=True,
         instead="fp8",
     ),
-    "nf4": Kind(
+    "nf4": Quantization(
         "bitsandbytes_4bit",
         "bitsandbytes",
         {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
         bits=4,
         instead="quanto-int4",
     ),
-    "fp4": Kind(
+    "fp4": Quantization(
         "bitsandbytes_4bit",
         "bitsandbytes",
         {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
         bits=4,
         instead="quanto-int4",
     ),
-    "llm-int8": Kind("bitsandbytes_8bit", "bitsandbytes", {"load_in_8bit": True}, instead="int8"),
-    "quanto-int8": Kind("quanto", "optimum.quanto", {"weights_dtype": "int8"}),
-    "quanto-int4": Kind("quanto", "optimum.quanto", {"weights_dtype": "int4"}, bits=4),
-    "quanto-fp8": Kind("quanto", "optimum.quanto", {"weights_dtype": "float8"}),
+    "llm-int8": Quantization(
+        "bitsandbytes_8bit", "bitsandbytes", {"load_in_8bit": True}, instead="int8"
+    ),
+    "quanto-int8": Quantization("quanto", "optimum.quanto", {"weights_dtype": "int8"}),
+    "quanto-int4": Quantization("quanto", "optimum.quanto", {"weights_dtype": "int4"}, bits=4),
+    "quanto-fp8": Quantization("quanto", "optimum.quanto", {"weights_dtype": "float8"}),
 }
 
 STREAMED = ("torchao", "quanto")  # back ends whose weights can be streamed
 
 
-def quantizations(text: str | None) -> dict[str, Kind]:
+def quantizations(text: str | None) -> dict[str, Quantization]:
     """The kinds of quantized weights by component.
 
     Raises:
@@ -92,7 +94,7 @@ def quantizations(text: str | None) -> dict[str, Kind]:
     return {component: KINDS[name] for component, name in found.items()}
 
 
-def _from_json(text: str) -> dict[str, Kind]:
+def _from_json(text: str) -> dict[str, Quantization]:
     rule = '{COMPONENT: {"quant_backend": NAME, and the backend\'s own options}}'
     try:
         said = json.loads(text)
@@ -107,11 +109,11 @@ def _from_json(text: str) -> dict[str, Kind]:
         package = {"torchao": "torchao", "quanto": "optimum.quanto", "gguf": "gguf"}.get(backend)
         if backend.startswith("bitsandbytes"):
             package = "bitsandbytes"
-        found[component] = Kind(backend, package, others)
+        found[component] = Quantization(backend, package, others)
     return found
 
 
-def check_gpu(kind: Kind, device: str) -> None:
+def check_gpu(kind: Quantization, device: str) -> None:
     """Check that a kind of quantized weights runs on a device, by the name of its type.
 
     Raises:

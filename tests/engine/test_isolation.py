@@ -18,7 +18,7 @@ from carpool.config import EngineSettings
 from carpool.engine.fiber import current_context
 from carpool.engine.model import load as load_module
 from carpool.errors import LoadFailed
-from support.engine_driver import Recorder, driving
+from support.engine_driver import Recorder, VirtualClock, driving
 from support.isolation import differences, state_of
 
 
@@ -328,6 +328,24 @@ def test_weights_that_were_written_unseen_are_told_with_what_helps(
     assert "weights of net were changed in place" in told
     assert "request it " in told
     assert "Load it anew" in told
+
+
+@pytest.mark.parametrize(("since_s", "noticed_by"), [(0.5, "last"), (1.0, "it")])
+def test_while_others_run_weights_are_looked_at_once_a_second(
+    since_s: float, noticed_by: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = VirtualClock()
+    with driving(made(), clock=clock) as drive:
+        drive.submit("")
+        drive.finish()
+        clock.pass_by(since_s)
+        drive.submit("", write=write_unseen, request_id="it")
+        drive.turn()
+        drive.submit("", request_id="last")
+        drive.finish()
+
+    [told] = [line for line in caplog.messages if "cannot be undone" in line]
+    assert f"request {noticed_by} " in told
 
 
 def read_weights(net: Any) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from carpool.engine.scheduler import KNOWN_WELL, LEARN_EVERY
+from carpool.engine.learning import KNOWN_WELL, LEARN_EVERY
 from carpool.schedule.cost import Costs
 from carpool.types import CallKind
 from support.engine_driver import VirtualClock, driving

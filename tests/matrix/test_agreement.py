@@ -59,11 +59,11 @@ class Timed:
         self.drive, self.clock, self.coming, self.base = drive, clock, deque(coming), base
         self.heard: list[Recorder] = []
         self.batches: list[Batch] = []
-        scheduler, self.fuse = drive.engine.scheduler, drive.engine._fuser.run
-        scheduler.costs = scheduler._predictor._costs = Told()
+        scheduler, self.fuse = drive.engine.scheduler, drive.engine.runner.fuser.run
+        scheduler.costs = scheduler.learning.costs = scheduler._predictor._costs = Told()
         self.choose = scheduler.select
         scheduler.select = self.chosen  # type: ignore[method-assign]
-        drive.engine._fuser.run = self.run  # type: ignore[method-assign]
+        drive.engine.runner.fuser.run = self.run  # type: ignore[method-assign]
 
     def chosen(self, states: Any) -> list[list[RequestState]]:
         selections = self.choose(states)

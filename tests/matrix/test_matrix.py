@@ -176,5 +176,5 @@ def test_in_exact_numerics_company_changes_no_bit(
         for recorder, expected in zip(some, alone, strict=True):
             assert recorder.error is None
             assert farthest(recorder.outcome.fields, expected) == 0.0
-    differed = [one for one in drive.engine._probation.report() if one["fuses"] == "alone"]
+    differed = [one for one in drive.engine.runner.probation.report() if one["fuses"] == "alone"]
     assert [one["call"] for one in differed] == []

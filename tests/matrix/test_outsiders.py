@@ -113,7 +113,7 @@ def ride(family: str, drive: Drive) -> list[torch.Tensor]:
 
 def fuses(drive: Drive, component: str) -> dict[str, str]:
     name = type(drive.engine.loaded.pipe.components[component]).__name__
-    report = drive.engine._probation.report()
+    report = drive.engine.runner.probation.report()
     return {one["fuses"]: one["why"] for one in report if one["call"].startswith(name)}
 
 

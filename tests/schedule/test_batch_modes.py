@@ -30,9 +30,9 @@ class Timed:
     """Lets forwards take time on a virtual clock: so much, and more for each row."""
 
     def __init__(self, drive: Drive, clock: VirtualClock, *, fixed_s: float, row_s: float) -> None:
-        self._run, self._clock = drive.engine._fuser.run, clock
+        self._run, self._clock = drive.engine.runner.fuser.run, clock
         self._fixed_s, self._row_s = fixed_s, row_s
-        drive.engine._fuser.run = self  # type: ignore[method-assign]
+        drive.engine.runner.fuser.run = self  # type: ignore[method-assign]
 
     def __call__(self, calls: Any, rows: Any) -> Any:
         self._clock.pass_by(self._fixed_s + self._row_s * sum(rows))

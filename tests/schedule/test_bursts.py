@@ -13,9 +13,10 @@ import pytest
 from carpool.schedule.batch_modes import Dynamic
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
+from carpool.schedule.policy import Policy
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.scenario import Labels, Model
-from carpool_lab.simulate.simulator import Policy, Worker
+from carpool_lab.simulate.simulator import Worker
 from carpool_lab.simulate.tables import WIDEST, Table
 from carpool_lab.workload import Arrival
 

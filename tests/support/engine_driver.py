@@ -5,6 +5,7 @@ who rides together is the test's choice and never the machine's. `solo` is the j
 diffusers, a pipeline of its own, nothing of Carpool.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -195,6 +196,11 @@ def served(family: str) -> DiffusionPipeline:
 
 def fresh(family: str) -> DiffusionPipeline:
     """A family's pipeline that the test may break."""
+    return copy.deepcopy(_loaded(family))  # in a third of the time that loading takes
+
+
+@cache
+def _loaded(family: str) -> DiffusionPipeline:
     return DiffusionPipeline.from_pretrained(checkpoint(family))
 
 

@@ -39,7 +39,7 @@ class Failure:
 REFUSALS = 2  # of one key, after which it is not chance
 
 
-class Widths:
+class WidthLimits:
     """The widest forward that fits the memory, for keys that ran out of it, or that runs at all."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ T = TypeVar("T", bound=Ready)
 def execute(
     ready: Sequence[T],
     run: Callable[[Sequence[T]], list[Any]],
-    widths: Widths,
+    widths: WidthLimits,
     free: Callable[[], None],
     *,
     in_tiles: Callable[[T], list[Any] | None] = lambda one: None,

@@ -44,7 +44,7 @@ class Context(Protocol):
     def leave(self) -> None: ...
 
 
-Kind = Literal["request", "forward"]
+FiberKind = Literal["request", "forward"]
 """What a fiber runs: a request's pipeline, or a forward that pauses where weights are loaded."""
 
 
@@ -56,7 +56,11 @@ class Fiber:
     """
 
     def __init__(
-        self, body: Callable[[], Any], context: Context | None = None, *, kind: Kind = "request"
+        self,
+        body: Callable[[], Any],
+        context: Context | None = None,
+        *,
+        kind: FiberKind = "request",
     ) -> None:
         # the greenlet does not know its fiber: a forgotten one is in no cycle, and unwinds
         self._greenlet = _Body(functools.partial(_run, body))
@@ -114,10 +118,10 @@ class _Body(greenlet.greenlet):
     """Marks our greenlets, so that `in_fiber` is not fooled by those of other libraries."""
 
     context: Any = None
-    kind: Kind = "request"
+    kind: FiberKind = "request"
 
 
-def in_fiber(kind: Kind = "request") -> bool:
+def in_fiber(kind: FiberKind = "request") -> bool:
     """Whether the running code is the body of a fiber of this kind."""
     current = greenlet.getcurrent()
     return isinstance(current, _Body) and current.kind == kind

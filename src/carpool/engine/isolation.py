@@ -84,7 +84,7 @@ class Isolation:
                 )
         return sorted({name.partition(".")[0] for name in names})
 
-    def ended(self, request_id: str) -> None:
+    def check_weights(self, request_id: str) -> None:
         """Look after the end of a request whether the weights are still those that were loaded."""
         for name in self._shared.changed_weights():
             log.error(

@@ -19,14 +19,11 @@ from carpool.config import EngineSettings
 from carpool.engine.adapters.registry import AdapterRegistry
 from carpool.engine.cost_store import Table
 from carpool.engine.delivery import OffLoop, RunOffLoop, named
-from carpool.engine.describe import Describer
 from carpool.engine.faults import Run
-from carpool.engine.fuse import Fuser
 from carpool.engine.installation import Installation
-from carpool.engine.journal import Identity, Journal
+from carpool.engine.journal import Journal
 from carpool.engine.model.device import DeviceLost
-from carpool.engine.model.load import Loaded, versions
-from carpool.engine.model.preview import PreviewSender
+from carpool.engine.model.load import Loaded
 from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.model_runner import ModelRunner
 from carpool.engine.observe.activity import Snapshot, snapshot
@@ -34,13 +31,10 @@ from carpool.engine.observe.forward import Observer
 from carpool.engine.observe.heartbeat import Heartbeat
 from carpool.engine.observe.stats import Stats, memory
 from carpool.engine.observe.timeline import Timelines
-from carpool.engine.probation.probation import Probation
-from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import Listener
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
-from carpool.engine.specs.infer import reads_caches
 from carpool.engine.sweep import Sweeps
 from carpool.errors import Cancelled, CarpoolError, PipelineFailed, SettingRejected, WorkerLost
 from carpool.schedule.policy import Policy
@@ -78,7 +72,7 @@ class EngineCore:
         self.heartbeat, self._stats, self._timelines = Heartbeat(clock), Stats(clock), Timelines()
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
         self._installation = Installation(loaded, self.heartbeat)
-        isolation, adapters = self._installation.isolation, self._installation.adapters
+        adapters = self._installation.adapters
         watch, streamer = Stopwatch(loaded.device), loaded.streamer
         self._sweeps = Sweeps(streamer, adapters, clock, watch) if streamer is not None else None
         self.scheduler = Scheduler(
@@ -87,35 +81,21 @@ class EngineCore:
         self._observers: list[Observer] = [
             self.scheduler.forward, self._stats.forward, self._timelines.forward, *observers
         ]  # fmt: skip
-        self._fuser = Fuser(is_exact=settings.numerics == "exact")
-        kept = table.path.with_suffix(".fusing.json") if table else None
-        self._probation = Probation(
-            self._fuser,
-            infers=settings.infer_specs,
-            verdicts=Verdicts(kept, versions()),
-            without_caches=not reads_caches(type(loaded.pipe)),
-        )
-        is_grouped = settings.lora_batching == "grouped"
-        describer = Describer(self._fuser, self._probation, is_grouped_by_lora=is_grouped)
         self._registry = AdapterRegistry(adapters, settings.lora_dir, self._offer)
         self._registry.add_all(loaded.lora)
         if loaded.group is not None:
             loaded.group.attach(adapters)
         for problem in self.reload():
             log.warning("%s", problem)
-        self._runner = ModelRunner(
-            loaded, self._fuser, self._probation, adapters, self._installation.interception,
-            self.scheduler, self.heartbeat, self._sweeps, clock, self._observers, around,
+        kept = table.path.with_suffix(".fusing.json") if table else None
+        self.runner = ModelRunner(
+            loaded, settings, adapters, self._installation.interception, self.scheduler,
+            self.heartbeat, self._sweeps, clock, self._observers, around, verdicts=kept,
         )  # fmt: skip
         self._off_loop = OffLoop(off_loop)
-        previews = PreviewSender(
-            loaded.pipe, loaded.device, clock, self._off_loop.finish,
-            is_overloaded=lambda: self.scheduler.admission.stage > 0,
-        )  # fmt: skip
         self.running = RunningRequests(
-            loaded, clock, self._queue, isolation, describer, previews, self._off_loop,
-            self.heartbeat, self._stats, self._timelines,
-            Identity(loaded, adapters.identity), step_cache=settings.step_cache,
+            loaded, settings, clock, self._queue, self._installation, self.runner.describer,
+            self.scheduler.admission, self._off_loop, self.heartbeat, self._stats, self._timelines,
         )  # fmt: skip
 
     # From any thread
@@ -135,11 +115,9 @@ class EngineCore:
                 request. None: none is kept.
 
         Raises:
-            TooLate, Overloaded, Draining: see `Scheduler.check_deadline`,
-                `AdmissionControl.check`, `RequestQueue.put`.
+            TooLate, Overloaded, Draining: see `Scheduler.check` and `RequestQueue.put`.
         """
-        self.scheduler.check_deadline(request, self.running.states, waited_s)
-        self.scheduler.check_overload(request)
+        self.scheduler.check(request, self.running.states, waited_s)
         self._queue.put(
             request,
             listener,
@@ -201,7 +179,7 @@ class EngineCore:
             "requests": self._queue.submitted,
             **self._stats.statistics(),
             **self.scheduler.statistics(),
-            "fusing": self._probation.statistics(),
+            "fusing": self.runner.probation.statistics(),
             "memory": memory(self.loaded),
             "streaming": None if self._sweeps is None else self._sweeps.statistics(),
             "group": None if self.loaded.group is None else self.loaded.group.statistics(),
@@ -212,7 +190,7 @@ class EngineCore:
 
     def fusing(self) -> list[dict[str, Any]]:
         """How each method or kind of call fuses; see `Probation.report`. Engine's thread only."""
-        return self._probation.report()
+        return self.runner.probation.report()
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         """What a request did when, and what it waited for; None if it is not known any more."""
@@ -263,7 +241,7 @@ class EngineCore:
         self.running.end_all(Cancelled("the engine was closed"))
         self._installation.remove()
         self.scheduler.close()
-        self._probation.keep()
+        self.runner.probation.keep()
         self._off_loop.close()
 
     def step(self) -> bool:
@@ -282,7 +260,7 @@ class EngineCore:
         selected = [state for selection in selections for state in selection]
         if selected:
             forward_at_s = self._clock()
-            answers = self._runner.execute(selections)
+            answers = self.runner.execute(selections)
             forward_s = self._clock() - forward_at_s
             self.running.end_cancelled()
             self.running.resume(zip(selected, answers, strict=True))

@@ -1,26 +1,33 @@
 """Run chosen calls on the device: one forward or one sweep, adapters applied, observers told.
 
-What does not fit the device's memory is split, or runs in tiles; what a forward raises becomes the
-failure of the calls that cause it (`execute.py`). Which calls run is not decided here.
+How calls are described, proven to fuse, and joined is put together here (`describe.py`,
+`probation`, `fuse.py`). What does not fit the device's memory is split, or runs in tiles; what a
+forward raises becomes the failure of the calls that cause it (`execute.py`). Which calls run is not
+decided here.
 """
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from carpool.config import EngineSettings
 from carpool.engine.adapters.hooks import Adapters
+from carpool.engine.describe import Describer
 from carpool.engine.execute import execute
 from carpool.engine.faults import Faults, Run
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
-from carpool.engine.model.load import Loaded
+from carpool.engine.model.load import Loaded, versions
 from carpool.engine.model.tiling import can_tile, tiles
 from carpool.engine.numerics import Exact
 from carpool.engine.observe.forward import Observer, forward_of
 from carpool.engine.observe.heartbeat import Heartbeat
 from carpool.engine.probation.probation import Probation
+from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.request import RequestState
 from carpool.engine.scheduler import Scheduler
+from carpool.engine.specs.infer import reads_caches
 from carpool.engine.sweep import Sweeps
 from carpool.types import Clock
 
@@ -28,17 +35,22 @@ from carpool.types import Clock
 class ModelRunner:
     """Runs the forwards of one engine, on its thread.
 
+    Attributes:
+        describer: gives calls the keys by which they fuse.
+        probation: what is known of how calls fuse.
+        fuser: makes one forward of several calls.
+
     Args:
         sweeps: of a model whose weights are streamed.
         observers: called after every forward that answers requests.
         around: wraps what runs those forwards, as fault injection does.
+        verdicts: file in which is kept how calls fuse.
     """
 
     def __init__(
         self,
         loaded: Loaded,
-        fuser: Fuser,
-        probation: Probation,
+        settings: EngineSettings,
         adapters: Adapters,
         interception: Interception,
         scheduler: Scheduler,
@@ -47,15 +59,26 @@ class ModelRunner:
         clock: Clock,
         observers: Sequence[Observer],
         around: Callable[[Run], Run],
+        *,
+        verdicts: Path | None,
     ) -> None:
         self._device, self._clock, self._heartbeat = loaded.device, clock, heartbeat
-        self._fuser, self._probation, self._adapters = fuser, probation, adapters
-        self._interception, self._scheduler, self._sweeps = interception, scheduler, sweeps
+        self._adapters, self._interception = adapters, interception
+        self._scheduler, self._sweeps = scheduler, sweeps
+        self.fuser = Fuser(is_exact=settings.numerics == "exact")
+        self.probation = Probation(
+            self.fuser,
+            infers=settings.infer_specs,
+            verdicts=Verdicts(verdicts, versions()),
+            without_caches=not reads_caches(type(loaded.pipe)),
+        )
+        is_grouped = settings.lora_batching == "grouped"
+        self.describer = Describer(self.fuser, self.probation, is_grouped_by_lora=is_grouped)
         self._observers = observers
         run: Run = self._run
         if faults := Faults.from_environment(os.environ):
-            run = faults.around(run, is_exact=fuser.is_exact)
-        self._run_forward = probation.around(around(run), self._run_to_compare)
+            run = faults.around(run, is_exact=self.fuser.is_exact)
+        self._run_forward = self.probation.around(around(run), self._run_to_compare)
 
     def execute(self, selections: Sequence[Sequence[RequestState]]) -> list[Any]:
         """Run each selection as one forward; their calls' answers, or `Failure`s, in order."""
@@ -64,7 +87,7 @@ class ModelRunner:
             [selected] = selections
             return execute(selected, run, widths, free, in_tiles=self._run_in_tiles)
         return self._sweeps.execute(
-            selections, run, widths, free, self._probation.is_settled, in_tiles=self._run_in_tiles
+            selections, run, widths, free, self.probation.is_settled, in_tiles=self._run_in_tiles
         )
 
     def _run(self, states: Sequence[RequestState]) -> list[Any]:
@@ -93,12 +116,12 @@ class ModelRunner:
         return answers
 
     def _launch(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
-        answers = self._fuser.run(calls, rows)
+        answers = self.fuser.run(calls, rows)
         self._device.launched()
         return answers
 
     def _free_memory(self) -> None:
-        self._fuser.forget()
+        self.fuser.forget()
         self._device.free()
 
     def _run_in_tiles(self, state: RequestState) -> list[Any] | None:
@@ -118,4 +141,4 @@ class ModelRunner:
         """Run calls as one forward that answers no request: evidence of how they fuse."""
         self._heartbeat.beat(self._scheduler.expected_s(rows))
         with self._adapters.riding(calls, rows):
-            return self._fuser.fused(calls, rows, mode)
+            return self.fuser.fused(calls, rows, mode)

@@ -8,14 +8,17 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any
 
+from carpool.config import EngineSettings
+from carpool.engine.admission import AdmissionControl
 from carpool.engine.delivery import OffLoop, deliver
 from carpool.engine.describe import Describer
 from carpool.engine.execute import Failure
 from carpool.engine.fiber import Raised, Returned
+from carpool.engine.installation import Installation
 from carpool.engine.intercept import Call
-from carpool.engine.isolation import Isolation
 from carpool.engine.journal import Identity, Mismatch
 from carpool.engine.model.load import Loaded
 from carpool.engine.model.preview import PreviewSender
@@ -36,6 +39,7 @@ from carpool.types import Clock, Event
 log = logging.getLogger("carpool")
 
 MOST_REPLAYS = 64  # that are known until somebody asks
+CHECK_WEIGHTS_EVERY_S = 1.0  # while requests run: each check looks at every weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +58,30 @@ class RunningRequests:
     def __init__(
         self,
         loaded: Loaded,
+        settings: EngineSettings,
         clock: Clock,
         queue: RequestQueue,
-        isolation: Isolation,
+        installation: Installation,
         describer: Describer,
-        previews: PreviewSender,
+        admission: AdmissionControl,
         off_loop: OffLoop,
         heartbeat: Heartbeat,
         stats: Stats,
         timelines: Timelines,
-        identity: Identity,
-        *,
-        step_cache: float = 0.0,
     ) -> None:
         self._loaded, self._clock, self._queue = loaded, clock, queue
-        self._isolation = isolation
-        self._describer, self._previews, self._off_loop = describer, previews, off_loop
+        self._isolation = installation.isolation
+        self._describer, self._off_loop = describer, off_loop
         self._heartbeat, self._stats, self._timelines = heartbeat, stats, timelines
-        self._identity = identity  # of what journals are about
-        self._step_cache = step_cache  # of requests that do not say it
+        self._previews = PreviewSender(
+            loaded.pipe, loaded.device, clock, off_loop.finish,
+            is_overloaded=lambda: admission.stage > 0,
+        )  # fmt: skip
+        # of what journals are about
+        self._identity = Identity(loaded, installation.adapters.identity)
+        self._step_cache = settings.step_cache  # of requests that do not say it
         self._states: dict[int, RequestState] = {}  # by number
+        self._checked_s = -inf  # when weights were looked at
         self._calls = 0  # that ever parked
         self.fiber_s = 0.0  # spent in the pipelines' own code
         self.longest_s = 0.0  # of those, in one go, in this turn
@@ -258,7 +266,9 @@ class RunningRequests:
         self._states.pop(state.number, None)
         self._queue.note_completion()
         state.finish()
-        self._isolation.ended(state.request_id)
+        if not self._states or now_s - self._checked_s >= CHECK_WEIGHTS_EVERY_S:
+            self._checked_s = now_s
+            self._isolation.check_weights(state.request_id)
         self._timelines.end(state.timeline, error, now_s)
         if now_s > state.deadline_at_s:
             self._stats.late()

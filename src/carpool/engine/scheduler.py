@@ -1,6 +1,6 @@
 """The scheduler: asks the policy which requests to start and which calls share the next forward.
 
-It gives the policy its views of requests, and learns what forwards take.
+It gives the policy its views of requests. What forwards take is learned in `learning.py`.
 """
 
 import logging
@@ -14,12 +14,12 @@ from typing import Any
 from carpool.config import EngineSettings
 from carpool.engine.admission import AdmissionControl
 from carpool.engine.cost_store import Table
-from carpool.engine.execute import Widths
+from carpool.engine.execute import WidthLimits
 from carpool.engine.fuse import decode_bytes
+from carpool.engine.learning import CostLearning
 from carpool.engine.model.load import Loaded
 from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.observe.forward import Forward
-from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram
 from carpool.engine.observe.width_reason import width_reason
 from carpool.engine.prediction import Predictor, Size
 from carpool.engine.queue import RequestQueue
@@ -32,7 +32,6 @@ from carpool.schedule.policy import Policy, build, reload, widest
 from carpool.schedule.sweep import choose_sweep, sweep_s
 from carpool.types import (
     NO_KIND,
-    CallKind,
     CheckedRequest,
     Choice,
     Clock,
@@ -44,8 +43,6 @@ log = logging.getLogger("carpool")
 
 KEEP_EVERY_S = 30.0
 REPORT_EVERY_S = 1.0
-LEARN_EVERY = 8  # forwards: after each, the code that learns has left the processor's caches
-KNOWN_WELL = 32  # forwards of a kind and width, from which on several are learned from at once
 
 
 class Scheduler:
@@ -71,18 +68,22 @@ class Scheduler:
         self._settings, self._queue, self._clock = settings, queue, clock
         self._table, self._kept_s = table, clock()
         self.costs = table.costs if table else Costs()
-        self.widths = Widths()
+        self.widths = WidthLimits()
         self._predictor = Predictor(loaded.card, self.costs, loaded.vae_scale_px)
         self._dispatches = Dispatches(settings.batching_metrics_format)
         say = partial(log.info, "%s") if settings.enable_batching_metrics else _ignore
         self._say: Callable[[str], None] = say
         self._ending = threading.Lock()
-        self._server, self._runs_ahead = loaded.server, loaded.device.runs_ahead
-        self.costs.runs_ahead = self._runs_ahead
+        self._server = loaded.server
+        self.costs.runs_ahead = loaded.device.runs_ahead
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
-        self.watch, self._kind = watch, NO_KIND
+        self._kind = NO_KIND
         self._sweep_s: float | None = None  # predicted seconds of a sweep; 0: not known
         self.admission = AdmissionControl(queue, settings)
+        self.learning = CostLearning(
+            self.costs, self.admission, self._predictor, watch,
+            runs_ahead=loaded.device.runs_ahead, streams=self._streamer is not None,
+        )  # fmt: skip
         self._waiting: list[QueuedRequest] = []  # of the queue, at its `_version`
         self._version, self._waiting_s = -1, 0.0
         self.held_s = 0.0  # predicted work that waits elsewhere for this engine
@@ -91,13 +92,6 @@ class Scheduler:
         self.wake_s = inf  # when to ask again, if nothing happens before
         self._width_reasons: Counter[tuple[str, str]] = Counter()
         self._whys: dict[int, str] = {}  # of the last choices, by their requests
-        self._seconds: dict[str, Histogram] = {}  # of forwards, by their method
-        # what is to be learned from: forwards (kind, rows of each call, seconds of the device), and
-        # turns (kind, calls, seconds of the loop and of the pipelines' own code)
-        self._ran: list[tuple[CallKind, tuple[int, ...], float]] = []
-        self._turns: list[tuple[CallKind, int, float, float]] = []
-        self._times_run: Counter[tuple[CallKind, int]] = Counter()
-        self._is_news = False
 
     def admit(self, running: int) -> list[RequestState]:
         """Take the requests that start now out of the queue.
@@ -154,10 +148,9 @@ class Scheduler:
         )
         are_known = not any(self.costs.curve(one.calls[0].kind).is_empty for one in choices)
         self._sweep_s = sweep_s(choices, self.costs) if are_known else 0.0
-        if self._sweep_s and (self.admission.is_informed or self._predictor.is_proven):
-            calls = [call for choice in choices for call in choice.calls]
-            alone_s = sum(self.costs.seconds(call.kind, call.rows) for call in calls)
-            self.admission.learn(alone_s, len(calls), self._sweep_s)
+        if self._sweep_s:
+            calls = [(call.kind, call.rows) for choice in choices for call in choice.calls]
+            self.learning.sweep(calls, self._sweep_s)
         return choices
 
     def _taken(
@@ -200,38 +193,25 @@ class Scheduler:
     def expected_s(self, rows: Sequence[int]) -> float | None:
         """Predicted seconds of a forward of the selected; None if this process never ran its like.
 
-        The first forward of a width chooses kernels, loads or compiles them. Of a sweep over
-        streamed weights: the seconds of all its forwards.
+        Of a sweep over streamed weights: the seconds of all its forwards.
         """
         if self._sweep_s is not None:
             return self._sweep_s or None
-        width = self._kind, sum(rows)
-        if not self._times_run.get(width) or self.costs.curve(self._kind).is_empty:
-            return None
-        return self.costs.seconds(self._kind, sum(rows))
+        return self.learning.expected_s(self._kind, sum(rows))
 
     def began(self) -> None:
         """A forward of the selected begins."""
-        self.watch.start()
+        self.learning.watch.start()
 
     def forward(self, forward: Forward) -> None:
-        """An observer of forwards: notes what each took; where they run ahead, what those took
-        that are over by now."""
+        """An observer of forwards: notes what each took."""
         parked = forward.states[0].parked
         if self._streamer is not None and parked is not None:
             self._kind = parked.kind  # forwards of several kinds end in one sweep
         if self._clock() - self._reported_s >= REPORT_EVERY_S:
             self._reported_s = self._clock()
             self.step_costs = self._predictor.step_costs(self._settings.max_batch_size)
-        self.watch.stop((self._kind, forward.row_counts), forward.duration_s)
-        for (kind, widths), seconds in self.watch.read():
-            if kind.name not in self._seconds:
-                self._seconds[kind.name] = Histogram(FORWARD_BUCKETS_S)
-            self._seconds[kind.name].add(seconds)
-            self._ran.append((kind, widths, seconds))
-            source = kind, sum(widths)
-            self._times_run[source] = times = self._times_run[source] + 1
-            self._is_news |= times <= KNOWN_WELL
+        self.learning.forward(self._kind, forward)
 
     def turned(self, calls: int, loop_s: float, fiber_s: float, longest_s: float) -> None:
         """Note what a turn took beside its forward.
@@ -244,31 +224,7 @@ class Scheduler:
             fiber_s: what the pipelines' own code took, for all calls.
             longest_s: what it took for one of them, at most.
         """
-        if self._runs_ahead and calls > 1:
-            fiber_s = (fiber_s - longest_s) * calls / (calls - 1)
-        if not self._runs_ahead or calls > 1:
-            self._turns.append((self._kind, calls, max(0.0, loop_s), fiber_s))
-        if self._is_news or len(self._ran) >= LEARN_EVERY:
-            self.learn()
-
-    def learn(self) -> None:
-        """Learn from the forwards and turns that were noted."""
-        for kind, rows, seconds in self._ran:
-            if seconds > 0:
-                self.costs.learn(kind, sum(rows), seconds)
-            if self._streamer is None and (self.admission.is_informed or self._predictor.is_proven):
-                curve = self.costs.curve(kind)
-                alone_s = sum([curve.seconds(width) for width in rows])
-                self.admission.learn(alone_s, len(rows), curve.seconds(sum(rows)))
-        for kind, calls, loop_s, fiber_s in self._turns:
-            self.costs.learn_turn(kind, calls, loop_s, fiber_s)
-        self._ran.clear()
-        self._turns.clear()
-        self._is_news = False
-
-    def check_overload(self, job: CheckedRequest) -> None:
-        """Refuse a request that would wait too long; see `AdmissionControl.check`."""
-        self.admission.check(job.priority, self._predictor.whole_s(job))
+        self.learning.turn(self._kind, calls, loop_s, fiber_s, longest_s)
 
     def estimate(self, request: CheckedRequest) -> tuple[float | None, float, float]:
         """What a request would take if it came now; from any thread.
@@ -280,8 +236,19 @@ class Scheduler:
         alone_s = self._predictor.whole_s(request) if self._predictor.is_informed else None
         return alone_s, self.admission.wait_s, self.admission.speed
 
-    def check_deadline(
+    def check(
         self, job: CheckedRequest, running: Iterable[RequestState], waited_s: float = 0.0
+    ) -> None:
+        """Refuse a request that would be too late, or would wait too long.
+
+        Raises:
+            TooLate, Overloaded: see `_check_deadline` and `AdmissionControl.check`.
+        """
+        self._check_deadline(job, running, waited_s)
+        self.admission.check(job.priority, self._predictor.whole_s(job))
+
+    def _check_deadline(
+        self, job: CheckedRequest, running: Iterable[RequestState], waited_s: float
     ) -> None:
         """Refuse a request whose deadline cannot be met, by what forwards have taken so far.
 
@@ -307,7 +274,7 @@ class Scheduler:
 
     def wait(self) -> None:
         """Sleep until the queue changes or a waiting batch is due."""
-        self.learn()
+        self.learning.learn()
         self.keep(at_most_every_s=KEEP_EVERY_S)
         self._queue.wait(self._version, self.wake_s)
 
@@ -329,7 +296,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Log the last batches, and write the learned costs."""
-        self.learn()
+        self.learning.learn()
         self.log_last_batches()
         self.keep()
 
@@ -342,10 +309,7 @@ class Scheduler:
                 {"component": component, "why": why, "count": count}
                 for (component, why), count in sorted(self._width_reasons.copy().items())
             ],
-            "seconds": [
-                {"component": component, "histogram": one.to_json()}
-                for component, one in sorted(self._seconds.copy().items())
-            ],
+            "seconds": self.learning.statistics(),
             "costs": self.costs.to_json(),
             "speed_factor": self.costs.factor,
             "trials": self.costs.trials.to_json(),

@@ -20,7 +20,7 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
 from carpool.engine.adapters.hooks import Adapters
-from carpool.engine.execute import Ready, Widths, execute
+from carpool.engine.execute import Ready, WidthLimits, execute
 from carpool.engine.fiber import Fiber, Raised, Returned, in_fiber, park
 from carpool.engine.intercept import Call, Target
 from carpool.engine.isolation import Modes
@@ -133,7 +133,7 @@ class Sweeps:
         self,
         selections: Sequence[Sequence[R]],
         run: Callable[[Sequence[R]], list[Any]],
-        widths: Widths,
+        widths: WidthLimits,
         free: Callable[[], None],
         is_settled: Callable[[Sequence[R]], bool],
         *,

@@ -19,7 +19,7 @@ from carpool.engine.weights.residency import Component, gib
 from carpool.engine.weights.residency import plan as residency
 from carpool.errors import SettingRejected
 from carpool.preparation import check_names, is_denoiser
-from carpool.quantization import STREAMED, Kind, quantizations
+from carpool.quantization import STREAMED, Quantization, quantizations
 from carpool.setting_rules import parse_bytes
 from carpool_lab.plan.predict import VALUE_BYTES, Plan
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LESS = ("fp8", "int8", "int4", "quanto-int4")  # proposed where weights do not fit, in this order
 
 
-def kinds_in(quantize: str | None, model: "Model") -> dict[str, Kind]:
+def kinds_in(quantize: str | None, model: "Model") -> dict[str, Quantization]:
     """The kinds of quantized weights by component, as the engine takes `--quantize`.
 
     Raises:
@@ -51,7 +51,7 @@ def bits_of(quantize: str | None, model: "Model") -> dict[str, float]:
     return {name: _mean_bits(model.modules[name], kind) for name, kind in kinds.items()}
 
 
-def _mean_bits(module: nn.Module, kind: Kind) -> float:
+def _mean_bits(module: nn.Module, kind: Quantization) -> float:
     whole = 8.0 * VALUE_BYTES
     every = sum(weight.numel() for weight in module.parameters())
     if kind.backend == "layerwise":

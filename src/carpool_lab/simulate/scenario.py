@@ -20,11 +20,12 @@ from carpool.schedule.batch_modes import Dynamic, Off, Waves
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.machine import WIDTHS, Machine, wrong
+from carpool.schedule.policy import Policy
 from carpool.types import QueuedRequest
 from carpool_lab.simulate.fleet import Change, simulate
 from carpool_lab.simulate.report import Numbers, Point, mean, numbers, ratio_of_means
 from carpool_lab.simulate.routers import ROUTERS
-from carpool_lab.simulate.simulator import Policy, Result, Ride, Stage, Worker
+from carpool_lab.simulate.simulator import Result, Ride, Stage, Worker
 from carpool_lab.simulate.tables import WIDEST, Table
 from carpool_lab.workload import WORDS, Arrival, Mix, Setting, bursts, generators, plan
 

@@ -6,23 +6,15 @@ A forward takes what the cost table says, and a constant for each call. There is
 """
 
 from bisect import bisect_left
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Protocol
 
 from carpool.schedule.cost import Costs
 from carpool.schedule.machine import Machine
+from carpool.schedule.policy import Policy
 from carpool.schedule.sweep import choose_sweep
-from carpool.types import Admission, CallKind, Choice, ParkedCall, Phase, QueuedRequest
-
-
-class Policy(Protocol):
-    """A scheduling mode, as the engine and the simulator ask it."""
-
-    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission: ...
-
-    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice: ...
+from carpool.types import CallKind, Choice, ParkedCall, Phase, QueuedRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import carpool
 from carpool.engine.adapters.hooks import Adapters, NotByRow, is_even, plan
 from carpool.engine.adapters.reader import Part
-from carpool.engine.execute import Widths, execute
+from carpool.engine.execute import WidthLimits, execute
 from carpool.engine.fuse import Fuser
 from carpool.engine.observe.forward import Forward
 from carpool.engine.specs import SPECS, STACK, Spec
@@ -330,7 +330,10 @@ def test_calls_that_cannot_be_told_apart_run_apart_and_right(
 
     with torch.no_grad():
         answers = execute(
-            [SimpleNamespace(call=c, key="key", rows=1) for c in calls], run, Widths(), lambda: None
+            [SimpleNamespace(call=c, key="key", rows=1) for c in calls],
+            run,
+            WidthLimits(),
+            lambda: None,
         )
         base = model.layer(torch.ones(1, 3))
         delta = mine.up(mine.down(torch.ones(1, 3))) * mine.scaling

@@ -14,8 +14,8 @@ def test_the_loop_expects_what_is_queued_and_nothing_of_a_width_that_never_ran()
     pipe = fresh("flux").to("pretended")
     with driving(pipe, clock=clock, device="pretended", dtype="float32") as drive:
         engine = drive.engine
-        plain = engine.scheduler.watch.read
-        engine.scheduler.watch.read = lambda: [(note, 40.0) for note, _ in plain()]  # type: ignore[method-assign]
+        plain = engine.scheduler.learning.watch.read
+        engine.scheduler.learning.watch.read = lambda: [(note, 40.0) for note, _ in plain()]  # type: ignore[method-assign]
 
         def look(_: Any, step: int, *__: Any) -> dict[str, Any]:
             seen.append(engine.heartbeat.read()[1])  # while the pipeline's own code runs

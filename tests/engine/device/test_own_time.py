@@ -28,7 +28,7 @@ def test_the_time_of_pipelines_is_learned_without_that_of_waiting_for_the_forwar
             drive.submit(**arguments)
         drive.finish()
         scheduler = drive.engine.scheduler
-        scheduler.learn()
+        scheduler.learning.learn()
         [kind] = [kind for kind, _ in scheduler.costs if kind.name == "transformer.forward"]
 
         assert scheduler.costs.runs_ahead

@@ -15,7 +15,7 @@ from carpool.engine.model.load import load
 from carpool.engine.model.quantize import quantize_read
 from carpool.engine.row_mixing import mixes_rows
 from carpool.errors import LoadFailed, SettingRejected
-from carpool.quantization import KINDS, Kind
+from carpool.quantization import KINDS, Quantization
 from support.engine_driver import driving, gap, mean
 from support.prepared import alone, drawn, gguf_of, requests_of
 from support.tiny import checkpoint
@@ -215,7 +215,7 @@ def test_one_scale_of_all_rows_is_seen_in_real_layers_and_in_streamed_ones() -> 
         "quant_kwargs": {"granularity": "PerTensor"},
     }
     layer = torch.nn.Sequential(torch.nn.Linear(64, 32)).requires_grad_(False)
-    quantize_read(layer, Kind("torchao", "torchao", options), torch.float32)
+    quantize_read(layer, Quantization("torchao", "torchao", options), torch.float32)
 
     assert "one scale of all rows" in str(mixes_rows(layer))
 
@@ -288,6 +288,6 @@ def test_text_encoders_and_single_files_take_bitsandbytes_too(kind: str, tuned: 
 def test_llm_int8_mixes_rows_only_where_it_looks_for_outliers(threshold: float) -> None:
     options = {"load_in_8bit": True, "llm_int8_threshold": threshold}
     layer = torch.nn.Sequential(torch.nn.Linear(64, 32)).requires_grad_(False).eval()
-    quantize_read(layer, Kind("bitsandbytes_8bit", "bitsandbytes", options), torch.float32)
+    quantize_read(layer, Quantization("bitsandbytes_8bit", "bitsandbytes", options), torch.float32)
 
     assert (mixes_rows(layer) is not None) == (threshold > 0)

@@ -35,13 +35,13 @@ def phase(life: dict[str, Any], name: str) -> dict[str, Any]:
 
 def timed(drive: Drive, clock: VirtualClock) -> None:
     """Let every forward take `STEP_S`."""
-    run: Callable[..., list[Any]] = drive.engine._fuser.run
+    run: Callable[..., list[Any]] = drive.engine.runner.fuser.run
 
     def slow(calls: Sequence[Any], rows: Sequence[int]) -> list[Any]:
         clock.pass_by(STEP_S)
         return run(calls, rows)
 
-    drive.engine._fuser.run = slow  # type: ignore[method-assign]
+    drive.engine.runner.fuser.run = slow  # type: ignore[method-assign]
 
 
 def submit(drive: Drive, name: str, **parameters: Any) -> Recorder:
@@ -129,7 +129,7 @@ def test_failures_and_cancellations_are_told_by_their_code() -> None:
         for name in ("running", "waiting"):
             drive.engine.cancel(name)
         drive.turn()
-        drive.engine._fuser.run = fail  # type: ignore[method-assign]
+        drive.engine.runner.fuser.run = fail  # type: ignore[method-assign]
         drive.finish()
         told = {name: life(drive.engine, name) for name in ("running", "waiting", "failing")}
 

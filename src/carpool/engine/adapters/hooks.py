@@ -33,7 +33,7 @@ class NotByRow(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class AdapterRows:
     """Neighbouring rows that ride with an adapter at one scale."""
 
     name: str
@@ -43,11 +43,11 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AdapterPlan:
     """Who rides with what in the running forward."""
 
     rows: int
-    runs: tuple[Run, ...]
+    runs: tuple[AdapterRows, ...]
     is_shared: bool  # all rows ride with the same: nothing needs to be told apart
 
     def add(self, parts: Mapping[str, Part], x: Tensor, output: Tensor, is_even: bool) -> None:
@@ -77,7 +77,7 @@ _NOBODY = nullcontext()
 
 
 @lru_cache(maxsize=512)
-def plan(riding: tuple[AdapterScales, ...], rows: tuple[int, ...]) -> Plan | None:
+def plan(riding: tuple[AdapterScales, ...], rows: tuple[int, ...]) -> AdapterPlan | None:
     """What to add to which rows; None where nobody rides with an adapter.
 
     Args:
@@ -87,8 +87,8 @@ def plan(riding: tuple[AdapterScales, ...], rows: tuple[int, ...]) -> Plan | Non
     if not any(riding):
         return None
     if len(set(riding)) == 1:
-        everyone = (Run(name, scale, 0, sum(rows)) for name, scale in riding[0])
-        return Plan(sum(rows), tuple(everyone), is_shared=True)
+        everyone = (AdapterRows(name, scale, 0, sum(rows)) for name, scale in riding[0])
+        return AdapterPlan(sum(rows), tuple(everyone), is_shared=True)
     by_row = [dict(one) for one, n in zip(riding, rows, strict=True) for _ in range(n)]
     runs = []
     for name in dict.fromkeys(name for one in riding for name, _ in one):
@@ -97,9 +97,9 @@ def plan(riding: tuple[AdapterScales, ...], rows: tuple[int, ...]) -> Plan | Non
         for scale, some in groupby(scales):
             end = begin + len(list(some))
             if scale is not None:
-                runs.append(Run(name, scale, begin, end))
+                runs.append(AdapterRows(name, scale, begin, end))
             begin = end
-    return Plan(len(by_row), tuple(runs), is_shared=False)
+    return AdapterPlan(len(by_row), tuple(runs), is_shared=False)
 
 
 class Adapters:
@@ -117,7 +117,7 @@ class Adapters:
         self._arrived: deque[tuple[str, Mapping[tuple[str, str], Part]]] = deque()
         self._layers: dict[nn.Module, dict[str, Part]] = {}  # by the layer that has the hook
         self._hooks: list[RemovableHandle] = []
-        self._plan: Plan | None = None  # of the running forward
+        self._plan: AdapterPlan | None = None  # of the running forward
         self._is_even = True
 
     @property
@@ -150,7 +150,7 @@ class Adapters:
         return self._parts[name]
 
     @property
-    def running(self) -> tuple[Plan | None, bool]:
+    def running(self) -> tuple[AdapterPlan | None, bool]:
         """Who rides with what in the running forward, and whether all rows have equal sizes."""
         return self._plan, self._is_even
 
@@ -174,7 +174,9 @@ class Adapters:
         finally:
             self._plan = None
 
-    def swap(self, riding: tuple[Plan | None, bool] | None) -> tuple[Plan | None, bool]:
+    def swap(
+        self, riding: tuple[AdapterPlan | None, bool] | None
+    ) -> tuple[AdapterPlan | None, bool]:
         """Exchange who rides with what for that of another forward; None: nobody.
 
         Forwards that share a sweep over streamed weights take turns: see `sweep.py`.

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from carpool.config import EngineSettings
-from carpool.engine.adapters.hooks import Adapters, Plan, Run
+from carpool.engine.adapters.hooks import AdapterPlan, AdapterRows, Adapters
 from carpool.engine.group import adapter_layers, context_parallel, messages, packing
 from carpool.engine.model.device import Device
 from carpool.engine.model.load import log_as_others
@@ -139,8 +139,8 @@ class Forwards:
             mode = Exact(message.exact)
             for key, mark in message.marks.items():
                 mode.mark(self._unpacker.tensors[key], mark)
-        runs = tuple(Run(one.name, one.scale, one.begin, one.end) for one in message.runs)
-        plan = Plan(message.rows, runs, message.is_shared) if runs else None
+        runs = tuple(AdapterRows(one.name, one.scale, one.begin, one.end) for one in message.runs)
+        plan = AdapterPlan(message.rows, runs, message.is_shared) if runs else None
         self._adapters.settle()
         before = self._adapters.swap((plan, message.is_even))
         try:

@@ -4,6 +4,7 @@ import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from carpool.config import EngineSettings
@@ -27,6 +28,7 @@ def describe(
 ) -> Card:
     """What clients may know of a pipeline; `extra` is what its card file says."""
     defaults = extra.get("defaults", {})
+    cls: Any = type(pipe)
     if isinstance(getattr(pipe, "scheduler", None), DMDScheduler):
         steps = len(pipe.scheduler.config.levels)
         defaults = {"num_inference_steps": steps, "guidance_scale": 1.0, **defaults}
@@ -44,7 +46,7 @@ def describe(
         max_pixels=min(settings.max_pixels, extra.get("max_pixels", settings.max_pixels)),
         max_steps=settings.max_steps,
         frame_step=_frame_step(pipe),
-        rounds_sizes=_rounds_sizes(pipe),
+        rounds_sizes=_rounds_sizes(cls),
     )
     _check_defaults(card, asked)
     return card
@@ -76,10 +78,11 @@ def _size_multiple(pipe: Pipeline) -> int:
     return int(factor * (_patch_px(pipe) if hasattr(pipe, "video_processor") else 1))
 
 
-def _rounds_sizes(pipe: Pipeline) -> bool:
+@lru_cache(256)
+def _rounds_sizes(cls: Any) -> bool:
     """Whether it makes other sizes smaller, and says so in its log (FLUX); others raise."""
     try:
-        source = inspect.getsource(type(pipe).check_inputs)
+        source = inspect.getsource(cls.check_inputs)
     except (AttributeError, OSError, TypeError):
         return False
     return "Dimensions will be resized accordingly" in source

@@ -12,13 +12,13 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from carpool.config import EngineSettings
 from carpool.errors import SettingRejected, nearest
 from carpool.preparation import is_denoiser
-from carpool.quantization import KINDS, Kind, check_gpu, quantizations
+from carpool.quantization import KINDS, Quantization, check_gpu, quantizations
 from carpool.setting_rules import ALL
 
 BLOCK_IN, BLOCK_OUT = 64, 32  # features of layers for which bitsandbytes has kernels on CPUs
 
 
-def kinds_of(settings: EngineSettings, modules: Collection[str]) -> dict[str, Kind]:
+def kinds_of(settings: EngineSettings, modules: Collection[str]) -> dict[str, Quantization]:
     """The kinds of quantized weights that a model is to have, by component.
 
     Args:
@@ -46,7 +46,9 @@ def kinds_of(settings: EngineSettings, modules: Collection[str]) -> dict[str, Ki
     return said
 
 
-def quantization_of(kind: Kind, library: str, dtype: torch.dtype, device: torch.device) -> Any:
+def quantization_of(
+    kind: Quantization, library: str, dtype: torch.dtype, device: torch.device
+) -> Any:
     """The configuration by which a library reads weights as this kind; None for `layerwise`.
 
     Args:
@@ -99,7 +101,7 @@ def _torchao(options: dict[str, Any]) -> dict[str, Any]:
         raise SettingRejected(f"quantize: torchao's {name}: {error}") from error
 
 
-def is_read_quantized(kind: Kind, device: torch.device) -> bool:
+def is_read_quantized(kind: Quantization, device: torch.device) -> bool:
     """Whether the libraries quantize weights of this kind while they read a folder.
 
     For bitsandbytes diffusers wants an accelerator, though it has kernels for CPUs.
@@ -107,7 +109,7 @@ def is_read_quantized(kind: Kind, device: torch.device) -> bool:
     return device.type != "cpu" or not kind.backend.startswith("bitsandbytes")
 
 
-def quantize_read(module: nn.Module, kind: Kind, dtype: torch.dtype) -> None:
+def quantize_read(module: nn.Module, kind: Quantization, dtype: torch.dtype) -> None:
     """Quantize the linear layers of a module that was read as it is, from a single file say.
 
     Layers that the options leave out, and those that the class keeps in float32, stay as they are.

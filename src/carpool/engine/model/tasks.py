@@ -11,6 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Literal
 
 import diffusers
@@ -114,7 +115,8 @@ def _fitting(cls: type, pipe: Pipeline) -> dict[str, Any]:
 
 
 def _task(pipe: Pipeline) -> Task:
-    parameters, name = parameters_of(pipe), type(pipe).__name__
+    cls: Any = type(pipe)
+    parameters, name = parameters_of(pipe), cls.__name__
     controls = getattr(pipe, "controlnet", None)  # several, each with a picture of its own
     return Task(
         name=_name(name, {parameter.name for parameter in parameters}),
@@ -123,9 +125,9 @@ def _task(pipe: Pipeline) -> Task:
         max_images=max(MANY.get(name, 1), len(getattr(controls, "nets", ()))),
         image_mode="RGBA" if "Layered" in name else "RGB",
         strength_rounds=_strength_rounds(pipe),
-        output_types=output_types(type(pipe)),
+        output_types=output_types(cls),
         only_converts=only_converts(pipe),
-        needs_prompt=_needs_prompt(type(pipe)),
+        needs_prompt=_needs_prompt(cls),
     )
 
 
@@ -167,6 +169,7 @@ def _input_kinds(given: Any) -> tuple[ParameterKind, ...]:
     return ("other", "int", "float", "list", "dict")
 
 
+@lru_cache(256)
 def _needs_prompt(cls: Any) -> bool:
     """Whether a pipeline refuses a call without prompt and embeddings, by its own checks."""
     try:

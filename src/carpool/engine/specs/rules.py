@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 
-class Kind(Enum):
+class RuleKind(Enum):
     STACK = "stack"
     STACKS = "stacks"
     CONCAT = "concat"
@@ -16,7 +16,7 @@ class Kind(Enum):
     UNUSED = "unused"
 
 
-STACK, STACKS, CONCAT, SHARE, LIST, SCALAR, UNUSED = Kind
+STACK, STACKS, CONCAT, SHARE, LIST, SCALAR, UNUSED = RuleKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class State:
     key: Callable[[Any], Hashable | None]
 
 
-Rule = Kind | Pad | State | Mapping[str, "Rule"]
+Rule = RuleKind | Pad | State | Mapping[str, "Rule"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,120 @@
+"""Learn what forwards take, and what the loop and the pipelines' own code take beside them.
+
+Seconds are noted after each forward and each turn. They are learned from at once while a kind and
+width is new, later several together: the code that learns has left the processor's caches after
+each forward.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from carpool.engine.admission import AdmissionControl
+from carpool.engine.model.stopwatch import Stopwatch
+from carpool.engine.observe.forward import Forward
+from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram
+from carpool.engine.prediction import Predictor
+from carpool.schedule.cost import Costs
+from carpool.types import CallKind
+
+LEARN_EVERY = 8  # forwards
+KNOWN_WELL = 32  # forwards of a kind and width, from which on several are learned from at once
+
+
+class CostLearning:
+    """Feeds the measured seconds of one engine to its costs. The engine's thread only.
+
+    Args:
+        watch: times forwards on the device.
+        runs_ahead: forwards end after they were launched, and the host does not wait for them.
+        streams: weights are streamed: a forward's seconds are not those it takes alone.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        admission: AdmissionControl,
+        predictor: Predictor,
+        watch: Stopwatch,
+        *,
+        runs_ahead: bool,
+        streams: bool,
+    ) -> None:
+        self.costs, self._admission, self._predictor = costs, admission, predictor
+        self.watch, self._runs_ahead, self._streams = watch, runs_ahead, streams
+        self._seconds: dict[str, Histogram] = {}  # of forwards, by their method
+        # what is to be learned from: forwards (kind, rows of each call, seconds of the device), and
+        # turns (kind, calls, seconds of the loop and of the pipelines' own code)
+        self._ran: list[tuple[CallKind, tuple[int, ...], float]] = []
+        self._turns: list[tuple[CallKind, int, float, float]] = []
+        self._times_run: Counter[tuple[CallKind, int]] = Counter()
+        self._is_news = False
+
+    def expected_s(self, kind: CallKind, rows: int) -> float | None:
+        """Predicted seconds of a forward; None if this process never ran its like.
+
+        The first forward of a width chooses kernels, loads or compiles them.
+        """
+        if not self._times_run.get((kind, rows)) or self.costs.curve(kind).is_empty:
+            return None
+        return self.costs.seconds(kind, rows)
+
+    def forward(self, kind: CallKind, forward: Forward) -> None:
+        """Note what a forward took; where they run ahead, what those took that are over by now."""
+        self.watch.stop((kind, forward.row_counts), forward.duration_s)
+        for (ran, widths), seconds in self.watch.read():
+            if ran.name not in self._seconds:
+                self._seconds[ran.name] = Histogram(FORWARD_BUCKETS_S)
+            self._seconds[ran.name].add(seconds)
+            self._ran.append((ran, widths, seconds))
+            source = ran, sum(widths)
+            self._times_run[source] = times = self._times_run[source] + 1
+            self._is_news |= times <= KNOWN_WELL
+
+    def turn(
+        self, kind: CallKind, calls: int, loop_s: float, fiber_s: float, longest_s: float
+    ) -> None:
+        """Note what a turn took beside its forward; see `Scheduler.turned`."""
+        if self._runs_ahead and calls > 1:
+            fiber_s = (fiber_s - longest_s) * calls / (calls - 1)
+        if not self._runs_ahead or calls > 1:
+            self._turns.append((kind, calls, max(0.0, loop_s), fiber_s))
+        if self._is_news or len(self._ran) >= LEARN_EVERY:
+            self.learn()
+
+    def sweep(self, calls: Sequence[tuple[CallKind, int]], seconds: float) -> None:
+        """Learn how much faster a sweep over streamed weights is than its calls alone.
+
+        Args:
+            calls: kind and rows of each.
+            seconds: predicted, of the sweep.
+        """
+        if self._is_informed:
+            alone_s = sum(self.costs.seconds(kind, rows) for kind, rows in calls)
+            self._admission.learn(alone_s, len(calls), seconds)
+
+    def learn(self) -> None:
+        """Learn from the forwards and turns that were noted."""
+        for kind, rows, seconds in self._ran:
+            if seconds > 0:
+                self.costs.learn(kind, sum(rows), seconds)
+            if not self._streams and self._is_informed:
+                curve = self.costs.curve(kind)
+                alone_s = sum([curve.seconds(width) for width in rows])
+                self._admission.learn(alone_s, len(rows), curve.seconds(sum(rows)))
+        for kind, calls, loop_s, fiber_s in self._turns:
+            self.costs.learn_turn(kind, calls, loop_s, fiber_s)
+        self._ran.clear()
+        self._turns.clear()
+        self._is_news = False
+
+    @property
+    def _is_informed(self) -> bool:
+        return self._admission.is_informed or self._predictor.is_proven
+
+    def statistics(self) -> list[dict[str, Any]]:
+        """Seconds of forwards, by method."""
+        return [
+            {"component": component, "histogram": one.to_json()}
+            for component, one in sorted(self._seconds.copy().items())
+        ]
