@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
-from math import exp
+from math import exp, log
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ KIND = CallKind("transformer.forward", 1024)
 OTHER = CallKind("vae.decode", 1024)
 TRUE_S = {1: 5.5, 2: 7.0, 3: 8.8, 4: 10.4, 5: 12.0, 6: 14.0, 8: 17.0}  # of `shapes`, ms
 TRUE = Curve(TRUE_S)
+GAINS_LITTLE = {1: 0.1, 8: 0.77}  # seconds
 FLAT = Curve({1: 1.0, 16: 1.0})
 
 
@@ -167,6 +168,20 @@ def test_a_busy_minute_makes_everything_slower_and_no_width_worse() -> None:
     run(60, 1.0)
 
     assert costs.seconds(KIND, 4) == pytest.approx(before[4], rel=0.15)
+
+
+def test_a_wide_forward_looks_no_cheaper_because_busy_phases_end_while_it_runs() -> None:
+    """A line that has grown in a busy phase is worked off wide, and quiet comes meanwhile."""
+
+    def error(seed: int) -> float:
+        costs, rng = Costs(), random.Random(seed)
+        for slower, rows, runs in 4 * ((1, 1, 40), (2, 1, 10), (2, 8, 6), (1, 8, 6)):
+            for _ in range(runs):
+                costs.learn(KIND, rows, slower * GAINS_LITTLE[rows] * rng.lognormvariate(0, 0.2))
+        curve = costs.curve(KIND)
+        return log(curve.seconds(8) / curve.seconds(1) / 7.7)
+
+    assert statistics.fmean(map(error, range(20))) == pytest.approx(0.0, abs=0.05)
 
 
 def test_a_width_that_runs_all_the_time_is_known_to_a_few_percent_however_runs_vary() -> None:

@@ -66,6 +66,15 @@ def test_a_near_tie_of_learned_costs_goes_to_the_wider_of_a_long_line() -> None:
     assert chosen(Costs({KIND: a_little_worse}), 2, backlog) == 1  # known: no doubt, no tie
 
 
+def test_near_ties_do_not_add_up_from_width_to_width() -> None:
+    backlog = 200.0
+    steps = Curve(
+        {n: n * (backlog + 1) / (backlog + n) * (1 + 0.9 * NEAR * (n - 1)) for n in (1, 2, 3, 4)}
+    )
+
+    assert chosen(learned(steps), 4, backlog) == 2  # 3 and 4 are each near the one before
+
+
 def test_a_near_tie_goes_to_the_narrower_of_a_short_line() -> None:
     gains_little = Curve({1: 1.0, 2: 1.86})
 

@@ -191,6 +191,9 @@ class Costs:
             wrong = self._speed.learn((kind, rows), seconds, usual_s, uncertainty, now_s)
             if wrong is not None:
                 self._doubt(*wrong)
+            if self._speed.changed_s is not None:  # what ran since then had another speed
+                for one in self._learned_curves():
+                    one.forget(self._speed.changed_s)
         elif curve.is_new:
             self.trials.free_s += FREE * seconds
         curve.learn(rows, seconds / self._speed.factor, self._speed.noise)
@@ -201,9 +204,11 @@ class Costs:
     def _settle(self) -> None:
         """Take a part of how fast the machine is just now for its usual speed; no cost changes."""
         part = self._speed.settle(SETTLED)
-        for curve in self._curves.values():
-            if isinstance(curve, LearnedCurve):
-                curve.rescale(part)
+        for curve in self._learned_curves():
+            curve.rescale(part)
+
+    def _learned_curves(self) -> list[LearnedCurve]:
+        return [curve for curve in self._curves.values() if isinstance(curve, LearnedCurve)]
 
     def _doubt(self, kind: CallKind, rows: int) -> None:
         curve = self._curves.get(kind)

@@ -122,6 +122,15 @@ class LearnedCurve:
         """Keep the next runs of a width however soon they come: what it takes may have changed."""
         self._doubted[rows] = KEPT
 
+    def forget(self, since_s: float) -> None:
+        """Forget runs since then, device seconds: they were divided by a wrong speed."""
+        with self._changing:
+            for rows, runs in self._runs.items():
+                if runs and runs[-1].at_s >= since_s:
+                    kept = (block for block in runs if block.at_s < since_s)
+                    self._runs[rows] = deque(kept, maxlen=KEPT)
+                    self._is_stale = True
+
     def rescale(self, factor: float) -> None:
         """Give all that is known in other units, where the machine's usual speed is another."""
         with self._changing:

@@ -5,7 +5,9 @@ surprise it takes for itself, and how much it leaves to the curve, goes by how u
 them is. A single outlier moves it little (Huber's psi); several surprises of one sign in a row
 mean that the machine has changed, and make it uncertain and quick (a CUSUM test). If all of them
 came from one width, it may as well be that width that has changed: the next run of another one
-tells, and then the factor goes back.
+tells, and then the factor goes back. What ran since a change began was divided by the speed of
+before, so the curves forget it: else a line that was worked off in wide forwards, while a busy
+phase ended, would make wide forwards look cheap.
 
 Sources: Kalman, Journal of Basic Engineering 82, 1960; Huber, Annals of Mathematical Statistics 35,
 1964; Page, Continuous Inspection Schemes, Biometrika 41, 1954.
@@ -54,11 +56,13 @@ class MachineSpeed:
     _cusum: list[float] = field(default_factory=lambda: [0.0, 0.0])  # upwards, downwards
     _sources: list[set[Source]] = field(default_factory=lambda: [set(), set()])  # of these
     _began: list[float] = field(default_factory=lambda: [0.0, 0.0])  # `log`, where these began
+    _began_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # device seconds, then
     _suspect: tuple[Source, float] | None = None  # a width that changed the factor; from what
     _error: Error = field(default_factory=Error)
     _least: float = 1.0  # uncertainty of the source that is known best
     _last_s: float = 0.0
     _weight: float = FIRST
+    changed_s: float | None = None  # since when the last run, by now, says the speed was wrong
 
     @property
     def factor(self) -> float:
@@ -82,6 +86,7 @@ class MachineSpeed:
         """
         self.variance = min(MOST, self.variance + DRIFT * max(0.0, now_s - self._last_s))
         self._last_s = now_s
+        self.changed_s = None
         log_ratio = log(seconds / usual_s)
         noise = self.noise**2
         wrong = self._acquitted(source, log_ratio, noise + uncertainty**2)
@@ -138,6 +143,7 @@ class MachineSpeed:
         for way, sign in enumerate((1.0, -1.0)):
             if not self._cusum[way]:
                 self._began[way] = self.log
+                self._began_s[way] = self._last_s
                 self._sources[way].clear()
             total = self._cusum[way] + min(sign * surprise, CLIP) - SLACK
             self._cusum[way] = max(0.0, total)
@@ -147,6 +153,7 @@ class MachineSpeed:
                 if len(self._sources[way]) == 1 and self._suspect is None:
                     self._suspect = source, self._began[way]
                 self.variance = min(MOST, self.variance + CHANGE)
+                self.changed_s = self._began_s[way]
                 self._cusum = [0.0, 0.0]
 
     def _acquitted(self, source: Source, log_ratio: float, run: float) -> Source | None:

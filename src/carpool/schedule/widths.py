@@ -67,7 +67,7 @@ class Widths:
         seconds_of, sd_of = curve.seconds, curve.sd
         between_s = between * curve.seconds(line[0].rows)
         is_long = backlog >= LONG_LINE
-        best, best_s, rate, paying_rows, rows = 1, inf, 0.0, 0, 0
+        best, least_s, rate, paying_rows, rows = 1, inf, 0.0, 0, 0
         why = "nobody"
         loop_s = self.costs.beside_s(kind, 0)
         own_s, runs_ahead = self.costs.beside_s(kind, 1) - loop_s, self.costs.runs_ahead
@@ -95,8 +95,8 @@ class Widths:
                     if gain <= self.min_gain * (rows - paying_rows):
                         continue
             rate, paying_rows = n / seconds, rows
-            if mean_s < best_s * near:
-                best, best_s = n, mean_s
+            if mean_s < least_s * near:  # of the least: ties do not add up
+                best, least_s = n, min(mean_s, least_s)
         waited_s = 2 * waited * seconds_of(line[0].rows)  # rounds are twice the mean
         if best < len(means) and not between:  # else others would wait for it
             is_burst = _is_burst(line, means[best - 1][2] / means[best - 1][3])
