@@ -55,6 +55,25 @@ def say(worker: Grey | None = None, content: Any = "a cat", **fields: Any) -> ht
     return ask(json.dumps(body), CHAT, worker=worker or Talking())
 
 
+class Skipping(Talking):
+    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+        done = await super().submit(job)
+        done.skipped_steps = 3 if job.step_cache else 0
+        return done
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("threshold", [0.2, None])
+def test_a_picture_says_how_many_of_its_steps_were_skipped(
+    stream: bool, threshold: float | None
+) -> None:
+    body: dict[str, Any] = {"stream": stream, "modalities": ["image"], "step_cache": threshold}
+    text = say(Skipping(), **{name: one for name, one in body.items() if one is not None}).text
+
+    assert ('"skipped_steps":3' in text.replace(" ", "")) is (threshold is not None)
+    assert ("skipped_steps" in text) is (threshold is not None)
+
+
 def drawn(url: str) -> Any:
     head, _, b64 = url.partition(",")
     assert head == "data:image/png;base64"

@@ -45,6 +45,7 @@ CREATE TABLE jobs (
   bytes INTEGER NOT NULL DEFAULT 0,
   warnings TEXT,  -- JSON: texts for the client
   timings TEXT,  -- JSON: where the time of a completed one went
+  skipped_steps TEXT,  -- JSON: of each output
   idempotency_key TEXT,
   digest TEXT,
   UNIQUE (owner, idempotency_key)
@@ -61,7 +62,7 @@ INSERT INTO uptime SELECT 0.0 WHERE NOT EXISTS (SELECT 1 FROM uptime);
 """  # what older files of this version lack
 _COLUMNS = {"id", "kind", "owner", "state", "asked", "work", "files"}  # of any version
 _LATER_COLUMNS = {"created_up_s": "REAL", "ended_up_s": "REAL", "warnings": "TEXT"}
-_LATER_COLUMNS["timings"] = "TEXT"
+_LATER_COLUMNS |= {"timings": "TEXT", "skipped_steps": "TEXT"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Record:
     files: dict[str, int] = field(hash=False)  # bytes by name
     warnings: tuple[str, ...]  # for the client, such as that its prompt was truncated
     timings: dict[str, float] | None = field(default=None, hash=False)  # of its longest request
+    skipped_steps: tuple[int, ...] = ()  # by `step_cache`, of each output; () where none was
 
     @property
     def is_open(self) -> bool:
@@ -101,6 +103,8 @@ def record_of(row: sqlite3.Row) -> Record:
     values = {name: row[name] for name in _FIELDS}
     values |= {name: _loads(row[name], dict) for name in _JSON if row[name] is not None}
     told: list[Any] = _loads(row["warnings"] or "[]", list)
+    skipped: list[Any] = _loads(row["skipped_steps"] or "[]", list)
+    values["skipped_steps"] = tuple(one for one in skipped if isinstance(one, int))
     return Record(**values | {"warnings": tuple(map(str, told))})
 
 

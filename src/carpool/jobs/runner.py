@@ -302,9 +302,11 @@ class Runner:
 
     async def _complete(self, record: Record, done: Sequence[JobOutput]) -> None:
         write = partial(self._writers[record.kind], record, done)
+        skipped = [one.skipped_steps for one in done]
         complete = partial(
             self.store.complete, record.id, write, keep=record.work.get("keep", ()),
             warnings=list(dict.fromkeys(text for one in done for text in one.warnings)),
+            skipped_steps=skipped if any(skipped) else (),
             timings=asdict(max((one.timings for one in done), key=lambda spent: spent.total_s)),
         )  # fmt: skip
         loop = asyncio.get_running_loop()

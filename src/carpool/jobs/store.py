@@ -263,6 +263,7 @@ class JobStore:
     def complete(
         self, job_id: str, write: Callable[[Path], object], *, keep: Sequence[str] = (),
         warnings: Sequence[str] = (), timings: Mapping[str, float] | None = None,
+        skipped_steps: Sequence[int] = (),
     ) -> bool:  # fmt: skip
         """End a job in progress with the files that `write` puts into an empty folder.
 
@@ -270,6 +271,7 @@ class JobStore:
             keep: inputs that become such files.
             warnings: for the client.
             timings: where its time went, seconds.
+            skipped_steps: of each output, by `step_cache`.
 
         Returns:
             Whether it was this call that ended it; if not, the files are gone.
@@ -295,6 +297,7 @@ class JobStore:
                 error=None,
                 warnings=warnings,
                 timings=timings,
+                skipped_steps=list(skipped_steps),
             )
         finally:
             if is_ours:
@@ -306,7 +309,7 @@ class JobStore:
     def end(self, job_id: str, state: End, error: CarpoolError, *, progress: int = 0) -> bool:
         """End an open job without files; whether it was this call that ended it."""
         if is_ours := self._end(
-            job_id, state, progress, error=error.body, warnings=(), timings=None
+            job_id, state, progress, error=error.body, warnings=(), timings=None, skipped_steps=None
         ):
             self._files.drop(job_id, self._files.inputs)
         return is_ours
@@ -323,7 +326,8 @@ class JobStore:
         """End a job; only one in progress can be completed."""
         query = """UPDATE jobs SET state = :state, progress = max(progress, :progress),
             files = :files, bytes = :bytes, error = :error, warnings = :warnings,
-            timings = :timings, ended_s = :now, ended_up_s = :up WHERE id = :id
+            timings = :timings, skipped_steps = :skipped_steps,
+            ended_s = :now, ended_up_s = :up WHERE id = :id
             AND (state = 'in_progress' OR (state = 'queued' AND :state != 'completed'))
             RETURNING id"""
         values: dict[str, Any] = {

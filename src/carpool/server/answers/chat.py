@@ -41,7 +41,10 @@ def completion(
     Args:
         has_parts: are pictures parts of the content, and not images beside it?
     """
-    parts = [_part(one.b64_json or "", drawn.output_format, one.seed) for one in drawn.data]
+    parts = [
+        _part(one.b64_json or "", drawn.output_format, one.seed, one.skipped_steps)
+        for one in drawn.data
+    ]
     return ChatCompletion(
         id=f"chatcmpl-{request_id}",
         created=drawn.created,
@@ -91,7 +94,7 @@ class Chunks:
         self._usages.append(shown.usage)
         self._timings.append(shown.timings)
         file = generation.file(number, shown.pictures[0])
-        part = _part(encoded(file), generation.format, generation.requests[number].seed)
+        part = _part(encoded(file), generation.format, shown.seed, shown.skipped_steps)
         events = [self._chunk(generation, _placed([part], self.has_parts), modality="image")]
         if len(self._usages) == len(generation.requests):
             slowest = max(self._timings, key=lambda timings: timings.total_s)
@@ -124,13 +127,14 @@ class Chunks:
         return format_sse_event(data_str=json.dumps(chunk | fields))
 
 
-def _part(b64: str, format_: str, seed: int) -> ImagePart:
-    return ImagePart(image_url=ImageURL(url=f"data:image/{format_};base64,{b64}"), seed=seed)
+def _part(b64: str, format_: str, seed: int, skipped_steps: int | None) -> ImagePart:
+    url = ImageURL(url=f"data:image/{format_};base64,{b64}")
+    return ImagePart(image_url=url, seed=seed, skipped_steps=skipped_steps or None)
 
 
 def _placed(parts: Sequence[ImagePart], has_parts: bool) -> dict[str, Any]:
     """Pictures where the client looks for them."""
-    plain = [part.model_dump() for part in parts]
+    plain = [part.model_dump(exclude_none=True) for part in parts]
     if has_parts:
         return {"role": "assistant", "content": plain}
     return {"role": "assistant", "content": "", "images": plain}

@@ -78,6 +78,9 @@ class ImagePart(BaseModel):
     type: Literal["image_url"] = "image_url"
     image_url: ImageURL
     seed: int = Field(description="that gives this image again")
+    skipped_steps: int | None = Field(
+        default=None, description="denoising steps without a forward; where `step_cache` was said"
+    )
 
 
 class ChatMessage(BaseModel):

@@ -27,6 +27,10 @@ class _Record(BaseModel):
     warnings: list[str] | None = Field(
         default=None, description="such as that the prompt was truncated"
     )
+    skipped_steps: list[int] | None = Field(
+        default=None,
+        description="denoising steps of each output without a forward; where `step_cache` was",
+    )
 
 
 class Video(_Record):

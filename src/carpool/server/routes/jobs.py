@@ -137,6 +137,7 @@ async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
         "queue_position": position,
         "eta_s": eta_s,
         "warnings": list(record.warnings) or None,
+        "skipped_steps": list(record.skipped_steps) or None,
     }
 
 
