@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers import ComponentsManager, FluxModularPipeline, SequentialPipelineBlocks
 from diffusers.guiders import ClassifierFreeGuidance, SkipLayerGuidance
+from diffusers.modular_pipelines import InputParam, ModularPipelineBlocks, PipelineState
 
 import carpool
 from carpool.engine.journal import Answered, Journal
@@ -199,6 +200,38 @@ def test_a_journal_takes_a_request_to_another_engine_unless_its_blocks_are_other
             assert (len(drive.forwards) == whole) is is_other
     assert gap(result(done[0]), plain(modular(name), seed=1, **{
         "prompt": "a cat", **arguments(modular(name)), "num_inference_steps": 4})) == 0  # fmt: skip
+
+
+class Hat(ModularPipelineBlocks):  # type: ignore[misc]
+    """A user's own: it writes on the denoiser that all requests share."""
+
+    @property
+    def inputs(self) -> list[InputParam]:
+        return [InputParam(name="hat", default=0.0)]
+
+    def __call__(self, components: Any, state: PipelineState) -> tuple[Any, PipelineState]:
+        if state.get("hat"):
+            components.transformer.proj_out.weight.data.mul_(1.0 + state.get("hat"))
+        return components, state
+
+
+def test_a_block_of_the_users_own_that_writes_on_the_denoiser_does_so_for_its_request_only() -> (
+    None
+):
+    def hatted() -> Any:
+        pipe = modular("FluxModularPipeline")
+        blocks = dict(pipe.blocks.get_workflow("text2image").sub_blocks)
+        pipe._blocks = SequentialPipelineBlocks.from_blocks_dict({"hat": Hat(), **blocks})
+        return pipe
+
+    pipe = hatted()
+    base = {**arguments(pipe), "prompt": "a cat"}
+    with driving(pipe, numerics="exact") as drive:
+        heard = [drive.submit(**{**base, "hat": hat}, seed=1) for hat in (0.0, 0.5, 0.0)]
+        drive.finish()
+
+    for hat, recorder in zip((0.0, 0.5, 0.0), heard, strict=True):
+        assert gap(result(recorder), plain(hatted(), seed=1, **base, hat=hat)) == 0
 
 
 @pytest.fixture(scope="module")

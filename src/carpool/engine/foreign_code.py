@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from carpool.engine.model.modular import all_blocks
+
 _LIBRARIES = {
     *("accelerate", "bitsandbytes", "builtins", "carpool", "collections", "diffusers", "functools"),
     *("gguf", "numpy", "optimum", "peft", "torch", "torchao", "torchvision", "transformers"),
@@ -25,6 +27,7 @@ def runs_foreign_code(pipe: Any, arguments: Mapping[str, Any]) -> bool:
     the scale of a LoRA that the user has loaded.
     """
     parts = [pipe, *(one for one in vars(pipe).values() if not isinstance(one, nn.Module))]
+    parts += all_blocks(getattr(pipe, "_blocks", None))
     return any(
         callable(one) or (isinstance(one, Mapping) and "scale" in one) for one in arguments.values()
     ) or any(_package(type(one)) not in _LIBRARIES for one in parts)
