@@ -33,7 +33,7 @@ def main(folder: str, *settings: str) -> None:
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
     given: dict[str, Any] = dict(one.split("=", 1) for one in settings)
-    with driving(folder, **given) as drive:
+    with driving(Path(folder), **given) as drive:
         pictures = _draw(drive, 2)
         weights = drive.engine.loaded.modules.values()
         found = {

@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 from carpool.engine.model.pins import _owner
 from support.engine_driver import driving
 
+WALKS = [0]  # not on the module, where it would be a change by the request
+
 
 class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
     """Counts how often somebody walks through its parts."""
@@ -22,10 +24,9 @@ class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(4, 4)
-        self.walks = [0]
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Any:
-        self.walks[0] += 1
+        WALKS[0] += 1
         return super().named_modules(*args, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,10 +52,10 @@ class Asking(DiffusionPipeline):  # type: ignore[misc]
         for step in range(num_inference_steps):
             if step == 1 and write is not None:
                 write(self.net)
-            before = self.net.walks[0]
+            before = WALKS[0]
             where = pipeline_flux.get_module_execution_device(self.net)
             told.append((self.net.dtype, self.net.device, where))
-            walks += self.net.walks[0] - before
+            walks += WALKS[0] - before
             x = self.net(x)
         return {"images": x, "told": told, "walks": walks}
 

@@ -20,10 +20,13 @@ from support.engine_driver import driving, gap, mean
 from support.prepared import alone, drawn, gguf_of, requests_of
 from support.tiny import checkpoint
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*Quant:FutureWarning",  # quanto goes with diffusers 1.0
-    "ignore::UserWarning:torchao",
-)
+pytestmark = [
+    pytest.mark.timeout(300),  # quanto compiles C++ the first time a machine packs 4 bits
+    pytest.mark.filterwarnings(
+        "ignore:.*Quant:FutureWarning",  # quanto goes with diffusers 1.0
+        "ignore::UserWarning:torchao",
+    ),
+]
 PER_TENSOR = (
     '{"transformer": {"quant_backend": "torchao", '
     '"quant_type": "Int8DynamicActivationInt8WeightConfig", '
