@@ -21,7 +21,10 @@ from support.isolation import differences, state_of
 from support.matrix.case import IMAGE, VIDEO
 from support.modular import CLASSES, MASK, PICTURE, arguments, modular, plain
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:UserWarning"),
+    pytest.mark.timeout(300),  # some of the slow ones
+]
 
 FAST = {"FluxModularPipeline", "Flux2KleinBaseModularPipeline"}
 REQUESTS: tuple[dict[str, Any], ...] = (

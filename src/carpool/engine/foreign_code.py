@@ -11,8 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from carpool.engine.model.modular import all_blocks
-
 _LIBRARIES = {
     *("accelerate", "bitsandbytes", "builtins", "carpool", "collections", "diffusers", "functools"),
     *("gguf", "numpy", "optimum", "peft", "torch", "torchao", "torchvision", "transformers"),
@@ -31,6 +29,13 @@ def runs_foreign_code(pipe: Any, arguments: Mapping[str, Any]) -> bool:
     return any(
         callable(one) or (isinstance(one, Mapping) and "scale" in one) for one in arguments.values()
     ) or any(_package(type(one)) not in _LIBRARIES for one in parts)
+
+
+def all_blocks(blocks: Any) -> Iterator[Any]:
+    """The blocks of a modular pipeline, with those inside of them."""
+    yield blocks
+    for block in getattr(blocks, "sub_blocks", {}).values():
+        yield from all_blocks(block)
 
 
 def foreign_parts(module: nn.Module) -> Iterator[Any]:

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from carpool.engine import answers
+from carpool.engine.foreign_code import all_blocks
 from carpool.engine.intercept import Call
 from carpool.engine.model.device import Device
 from carpool.engine.model.load import Loaded, versions
-from carpool.engine.model.modular import all_blocks
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.weights_sample import sample
 from carpool.types import CheckedRequest, JournalEntry

@@ -6,7 +6,7 @@ pipeline as it is, with all of its blocks.
 """
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -14,6 +14,7 @@ from diffusers import DiffusionPipeline, ModularPipeline
 from torch import nn
 
 from carpool.config import EngineSettings
+from carpool.engine.foreign_code import all_blocks
 from carpool.engine.model.device import Device
 from carpool.errors import LoadFailed
 from carpool.request.images import NAMES as PICTURE_NAMES
@@ -183,10 +184,3 @@ def silence(blocks: Any) -> None:
     for block in all_blocks(blocks):
         if hasattr(block, "set_progress_bar_config"):
             block.set_progress_bar_config(disable=True)
-
-
-def all_blocks(blocks: Any) -> Iterator[Any]:
-    """Blocks with those inside of them."""
-    yield blocks
-    for block in getattr(blocks, "sub_blocks", {}).values():
-        yield from all_blocks(block)
