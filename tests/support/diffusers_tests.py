@@ -111,6 +111,9 @@ def pipeline(name: str) -> Any:
         drawn = torch.Generator().manual_seed(7)
         for component in pipe.components.values():
             if isinstance(component, nn.Module):
+                if "kolors" in type(component).__module__:  # its layers begin as memory was
+                    for weight in component.parameters():
+                        nn.init.normal_(weight, std=0.05, generator=drawn)
                 for part in component.requires_grad_(False).modules():
                     _draw(part, drawn)
         return pipe

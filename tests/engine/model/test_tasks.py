@@ -220,4 +220,12 @@ def test_annotations_say_what_a_parameter_takes() -> None:
         tuple[int, int]: ("other", "list"),
     }
 
-    assert {annotation: _kinds(annotation) for annotation in kinds} == kinds
+    assert {annotation: _kinds(annotation, "prompt") for annotation in kinds} == kinds
+
+
+def test_a_list_of_texts_is_a_batch_of_prompts_only_where_it_is_named_so() -> None:
+    texts = str | list[str] | None
+
+    batches = ("prompt", "prompt_2", "negative_prompt", "negative_prompt_3")
+    assert {_kinds(texts, name) for name in batches} == {("str",)}
+    assert {_kinds(texts, name) for name in ("editing_prompt", "lyrics")} == {("str", "list")}

@@ -161,9 +161,9 @@ def _workflows(pipe: ModularPipeline) -> Iterator[Task]:
 def _input_kinds(given: Any) -> tuple[ParameterKind, ...]:
     """Of a block's input (`InputParam`), which need not say its type."""
     if given.type_hint is not None:
-        return _kinds(given.type_hint)
+        return _kinds(given.type_hint, given.name)
     if isinstance(given.default, (bool, int, float, str)):
-        return _kinds(type(given.default))
+        return _kinds(type(given.default), given.name)
     if "prompt" in given.name and "embeds" not in given.name:
         return ("str",)
     return ("other", "int", "float", "list", "dict")
@@ -233,7 +233,8 @@ def parameters_of(pipe: Pipeline) -> tuple[Parameter, ...]:
             takes_none=p.default is None or types.NoneType in _options(p.annotation),
         )
         for p in list(signature.parameters.values())[1:]
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and (kinds := _kinds(p.annotation))
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        and (kinds := _kinds(p.annotation, p.name))
     )
 
 
@@ -242,7 +243,7 @@ def _options(annotation: Any) -> tuple[Any, ...]:
     return typing.get_args(annotation) if is_union else (annotation,)
 
 
-def _kinds(annotation: Any) -> tuple[ParameterKind, ...]:
+def _kinds(annotation: Any, name: str) -> tuple[ParameterKind, ...]:
     """The kinds of value that a parameter takes, the one that describes it best first."""
     if isinstance(annotation, str):
         return ("other",)
@@ -252,12 +253,13 @@ def _kinds(annotation: Any) -> tuple[ParameterKind, ...]:
         for kind in (str, bool, float, int)
         if kind in options
     ]
+    is_prompt = str in options and re.fullmatch(r"(negative_)?prompt(_\d)?", name) is not None
     lists = [one for one in options if (typing.get_origin(one) or one) in (list, tuple)]
     if any(typing.get_args(one) in ((int,), (float,)) for one in lists):
         found.append("numbers")
     if not found:
         found.append("other")
-    batches = ((int,), (float,), *([(str,)] if str in options else []))  # a text for each prompt
+    batches = ((int,), (float,), *([(str,)] if is_prompt else []))  # a text for each prompt
     if any(_is_plain_list(one) and typing.get_args(one) not in batches for one in lists):
         found.append("list")
     if any((typing.get_origin(one) or one) is dict for one in options):
