@@ -15,7 +15,6 @@ from carpool.engine.journal import Answered, Journal
 from carpool.errors import LoadFailed, Rejected
 from carpool.request.parameters import check
 from carpool.types import Request
-from support import torchvision_cpu
 from support.engine_driver import CLOSE, Drive, Recorder, driving, gap
 from support.isolation import differences, state_of
 from support.matrix.case import IMAGE, VIDEO
@@ -48,8 +47,6 @@ def result(recorder: Recorder) -> torch.Tensor:
 def test_mixed_requests_get_what_each_gets_alone_and_the_pipeline_comes_back(
     name: str, numerics: str
 ) -> None:
-    if "QwenImageEdit" in name and not torchvision_cpu.IS_THERE:
-        pytest.skip("its processor needs torchvision: `make test-models` installs it")
     pipe, before = modular(name), state_of(modular(name))
     base, taken = arguments(pipe), {"prompt", *pipe.blocks.input_names}
     requests = [{n: v for n, v in {**base, **one}.items() if n in taken} for one in REQUESTS]

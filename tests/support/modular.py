@@ -25,7 +25,6 @@ from support.tiny.qwen import causal_vae
 from support.tiny.zimage import qwen3
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
-OTHER = Image.fromarray(np.random.default_rng(1).integers(0, 255, (64, 64, 3), np.uint8))
 MASK = Image.fromarray(np.kron(np.eye(2, dtype=np.uint8) * 255, np.ones((32, 32), np.uint8)))
 
 
@@ -123,8 +122,6 @@ CLASSES: dict[
     "LTX2ModularPipeline": ("ltx2", {}),
     "LTXModularPipeline": ("ltx", {}),
     "QwenImageModularPipeline": ("qwen_image", {}),
-    "QwenImageEditModularPipeline": ("qwen_edit", {"image": PICTURE}),
-    "QwenImageEditPlusModularPipeline": ("qwen_edit_plus", {"image": [PICTURE, OTHER]}),
     "StableDiffusion3ModularPipeline": ("sd3", {}),
     "StableDiffusionXLModularPipeline": ("sdxl", {"height": 64, "width": 64}),
     "Wan22Image2VideoModularPipeline": ("wan22_i2v_a14b", {"image": PICTURE}),
