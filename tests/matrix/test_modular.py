@@ -112,9 +112,10 @@ def test_guidance_that_no_block_takes_is_set_on_the_guider_of_that_request_only(
 
     with driving(pipe, numerics="exact") as drive:
         heard = {scale: drive.submit(**base, guidance_scale=scale) for scale in (1.0, 2.0, 6.5)}
-        usual = drive.submit(**base)
+        usual, unsaid = drive.submit(**base), drive.submit(**base, guidance_scale=None)
         drive.finish()
 
+    assert gap(result(unsaid), result(usual)) == 0
     for scale, recorder in heard.items():
         judge = modular(name, guider=ClassifierFreeGuidance(guidance_scale=scale))
         assert gap(result(recorder), plain(judge, seed=0, **base)) == 0

@@ -154,7 +154,8 @@ def run(mine: ModularPipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
     asked = given.pop("output", None) or outputs(mine)
     if any(name in given for name in _GUIDERS):
         for name in guidance(mine).keys() & given.keys():
-            getattr(mine, _GUIDERS[name]).guidance_scale = given.pop(name)
+            if (scale := given.pop(name)) is not None:
+                getattr(mine, _GUIDERS[name]).guidance_scale = scale
     names = [asked] if isinstance(asked, str) else list(asked)
     found = mine(output=names, **given)
     return {OUTPUTS.get(name, name): found[name] for name in names}
