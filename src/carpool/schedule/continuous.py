@@ -298,7 +298,7 @@ class Continuous:
         backlog = self._load.backlog(present, now_s, self.costs.stretch)
         waited_s = now_s - sum([call.arrived_s for call in line]) / len(line)
         waited = max(0.0, waited_s / mean_s) if mean_s else 0.0
-        width, why = self._widths.choose(line, backlog, between, waited)
+        width, why = self._widths.choose(line, backlog, between, waited, present)
         if self._widths.loss_s is not None:
             self._trials[leader.order, width] = self._widths.loss_s
         return Choice(tuple(line[:width]), why)

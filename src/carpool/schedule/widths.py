@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from carpool.schedule.burst import best_width, is_burst, trial_s
 from carpool.schedule.cost import AnyCurve, Costs, Curve
 from carpool.schedule.trials import FLOOR
 from carpool.types import ParkedCall
@@ -53,6 +54,7 @@ class Widths:
         backlog: float,
         between: float = 0.0,
         waited: float = 0.0,
+        present: float = 0.0,
     ) -> tuple[int, str]:
         """How many of a line of calls of one key to run together, and what stops the next.
 
@@ -60,6 +62,7 @@ class Widths:
             line: calls in the order in which they are taken.
             backlog: work in the house, in requests like these.
             between: rounds of other keys before the next of this, in rounds of one of these.
+            present: the part of the backlog that is here already; at least the line.
             waited: mean time since arrival, in multiples of the work that is left, alone.
         """
         kind, most = line[0].kind, line[0].max_rows
@@ -97,23 +100,57 @@ class Widths:
             rate, paying_rows = n / seconds, rows
             if mean_s < least_s * near:  # of the least: ties do not add up
                 best, least_s = n, min(mean_s, least_s)
-        waited_s = 2 * waited * seconds_of(line[0].rows)  # rounds are twice the mean
-        if best < len(means) and not between:  # else others would wait for it
-            is_burst = _is_burst(line, means[best - 1][2] / means[best - 1][3])
-            best = _wider(curve, means, best, backlog, waited_s, is_burst=is_burst)
-        trial = self._trial(curve, means, best)
+        trial = best
+        self.loss_s = None
+        if len(means) > 1:
+            best_s = means[best - 1][2] / means[best - 1][3]
+            if not between and is_burst(line, best_s):
+                waited_s = waited * seconds_of(line[0].rows)
+                best, trial = self._of_burst(curve, means, max(len(line), round(present)), waited_s)
+            else:
+                if not between and best < len(means):  # else others would wait for it
+                    # rounds are twice the mean
+                    best = _wider(curve, means, best, backlog, 2 * waited * seconds_of(line[0].rows))
+                trial = self._trial(curve, means, best)
         if trial != best:
             return trial, "knee"
         if best < n and why == "nobody":
             why = "knee"
         return best, why
 
+    def _of_burst(
+        self,
+        curve: AnyCurve,
+        means: Sequence[tuple[int, int, float, float]],
+        calls: int,
+        waited_s: float,
+    ) -> tuple[int, int]:
+        """The best width of a burst, and one that is tried if it may well be better."""
+        likely = [mean_s / rounds for _, _, mean_s, rounds in means]
+        sds = [curve.sd(rows) for _, rows, _, _ in means]
+        worst = [seconds + sd for seconds, sd in zip(likely, sds, strict=True)]
+        best = best_width(worst, calls, waited_s)
+        if isinstance(curve, Curve) or self.has_tried:
+            return best, best
+        optimism = curve.optimism
+        hoped = [
+            max(seconds - optimism * sd, FLOOR * seconds)
+            for seconds, sd in zip(likely, sds, strict=True)
+        ]
+        tried = best_width(hoped, calls, waited_s)
+        if tried == best or sds[tried - 1] <= CERTAIN * likely[tried - 1]:
+            return best, best
+        loss_s = max(trial_s(likely, best, tried), FLOOR * likely[tried - 1])
+        if not self.costs.trials.allow(loss_s):
+            return best, best
+        self.loss_s = loss_s
+        return best, tried
+
     def _trial(
         self, curve: AnyCurve, means: Sequence[tuple[int, int, float, float]], best: int
     ) -> int:
         """The calls of a width that may well be better than the best, if it may be tried now."""
-        self.loss_s = None
-        if len(means) < 2 or isinstance(curve, Curve) or self.has_tried:
+        if isinstance(curve, Curve) or self.has_tried:
             return best
         _, best_rows, best_s, rounds = means[best - 1]
         chosen, loss_s = best, 0.0
@@ -139,40 +176,16 @@ def _wider(
     best: int,
     backlog: float,
     waited_s: float,
-    *,
-    is_burst: bool,
 ) -> int:
     """The widest that gains so much more a second than the best that the mean may lose by it.
 
     By what it takes at worst, where that is uncertain.
-
-    Args:
-        is_burst: all came and would end at once. So nobody fills the last round of the backlog,
-            and what is gained is what all its rounds take less.
     """
     _, _, best_s, best_rounds = means[best - 1]
     for n, rows, likely_s, rounds in reversed(means[best:]):
         mean_s = likely_s + curve.sd(rows) * rounds
         loss = (mean_s - best_s) / (best_s + waited_s)
         gain = (n * rounds / mean_s) / (best * best_rounds / best_s) - 1
-        if is_burst and n <= backlog:
-            in_all_s = _all_rounds_s(means, round(backlog), best, best_s / best_rounds)
-            gain = in_all_s / _all_rounds_s(means, round(backlog), n, mean_s / rounds) - 1
         if n <= backlog and gain >= LEAST_GAINED and loss <= min(MOST_TRADED, TRADE * gain):
             return n
     return best
-
-
-def _is_burst(line: Sequence[ParkedCall], round_s: float) -> bool:
-    """Whether calls are of requests that came within a round, and have equally much left."""
-    spreads = ([call.arrived_s for call in line], [call.left_s for call in line])
-    return all(max(spread) - min(spread) <= round_s for spread in spreads)
-
-
-def _all_rounds_s(
-    means: Sequence[tuple[int, int, float, float]], calls: int, width: int, round_s: float
-) -> float:
-    """What so many calls take in rounds of a width, and one of those that are left over."""
-    full, left = divmod(calls, width)
-    _, _, mean_s, rounds = means[left - 1]
-    return full * round_s + (mean_s / rounds if left else 0.0)

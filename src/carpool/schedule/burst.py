@@ -1,0 +1,63 @@
+"""How wide the forwards of a burst are: of equal requests that came at once.
+
+They end at once, too, and nobody comes who would fill the last round. So both its end and the mean
+of its ends follow from what rounds take, and both are to be about as good as what a mode with fixed
+batches gives: the end no later than in the widths with which it is soonest, and the mean no later
+than one by one or as wide as may be. Of the widths that keep both, that with the least mean is
+taken; if there is none, the one that misses by the least part.
+
+Source: the weighted Chebyshev method for two objectives, Bowman, On the Relationship of the
+Tchebycheff Norm and the Efficient Frontier of Multiple-Criteria Objectives, 1976.
+"""
+
+from collections.abc import Sequence
+
+from carpool.types import ParkedCall
+
+LATER = 1.01  # times: the end of a burst, over the soonest
+SLOWER = 1.04  # times: the mean
+EQUAL = 1.1  # times: work of requests that count as equal
+
+
+def is_burst(line: Sequence[ParkedCall], round_s: float) -> bool:
+    """Whether calls are of equal requests that came within a round."""
+    arrived = [call.arrived_s for call in line]
+    whole = [call.whole_s for call in line]
+    return max(arrived) - min(arrived) <= round_s and max(whole) <= EQUAL * min(whole)
+
+
+def best_width(seconds: Sequence[float], calls: int, waited_s: float) -> int:
+    """The calls of a forward, for a burst that is done in rounds.
+
+    Args:
+        seconds: of a turn of 1, 2, ... calls: those that a forward may have.
+        calls: of the burst that are left; at least as many.
+        waited_s: since it came, in the same rounds.
+    """
+    ends = [_ends(seconds, calls, n) for n in range(1, len(seconds) + 1)]
+    soonest_s = min(end_s for end_s, _ in ends)
+    least_s = waited_s + min(ends[0][1], ends[-1][1])
+
+    def misses(n: int) -> tuple[float, float, int]:
+        end_s, mean_s = ends[n - 1]
+        missed = max(end_s / (LATER * soonest_s), (waited_s + mean_s) / (SLOWER * least_s))
+        return max(1.0, missed), mean_s, -n
+
+    return min(range(1, len(seconds) + 1), key=misses)
+
+
+def trial_s(seconds: Sequence[float], best: int, tried: int) -> float:
+    """What a burst ends later by if one round has another width than the best."""
+    more = best - tried
+    if more > 0:  # those who are left out take a round of their own
+        return seconds[tried - 1] + seconds[more - 1] - seconds[best - 1]
+    rest_s = seconds[best + more - 1] if best + more > 0 else 0.0
+    return seconds[tried - 1] + rest_s - 2 * seconds[best - 1]
+
+
+def _ends(seconds: Sequence[float], calls: int, width: int) -> tuple[float, float]:
+    """When the last of so many calls is done, and when the mean one, in rounds of a width."""
+    full, left = divmod(calls, width)
+    round_s = seconds[width - 1]
+    end_s = full * round_s + (seconds[left - 1] if left else 0.0)
+    return end_s, (width * round_s * full * (full + 1) / 2 + left * end_s) / calls
