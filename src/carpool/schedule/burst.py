@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from carpool.types import ParkedCall
 
-LATER = 1.01  # times: the end of a burst, over the soonest
+LATER = 1.0  # times: the end of a burst, over the soonest
 SLOWER = 1.04  # times: the mean
 EQUAL = 1.1  # times: work of requests that count as equal
 
@@ -26,21 +26,20 @@ def is_burst(line: Sequence[ParkedCall], round_s: float) -> bool:
     return max(arrived) - min(arrived) <= round_s and max(whole) <= EQUAL * min(whole)
 
 
-def best_width(seconds: Sequence[float], calls: int, waited_s: float) -> int:
+def best_width(seconds: Sequence[float], calls: int) -> int:
     """The calls of a forward, for a burst that is done in rounds.
 
     Args:
         seconds: of a turn of 1, 2, ... calls: those that a forward may have.
-        calls: of the burst that are left; at least as many.
-        waited_s: since it came, in the same rounds.
+        calls: of the whole burst.
     """
     ends = [_ends(seconds, calls, n) for n in range(1, len(seconds) + 1)]
     soonest_s = min(end_s for end_s, _ in ends)
-    least_s = waited_s + min(ends[0][1], ends[-1][1])
+    least_s = min(ends[0][1], ends[-1][1])
 
     def misses(n: int) -> tuple[float, float, int]:
         end_s, mean_s = ends[n - 1]
-        missed = max(end_s / (LATER * soonest_s), (waited_s + mean_s) / (SLOWER * least_s))
+        missed = max(end_s / (LATER * soonest_s), mean_s / (SLOWER * least_s))
         return max(1.0, missed), mean_s, -n
 
     return min(range(1, len(seconds) + 1), key=misses)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SHARE = 0.01  # of device time
-FREE = 8.0  # forwards of the width that is best, in seconds, for each kind: what trials may lose
+FREE = 1.0  # forwards of the width that is best, in seconds, for each kind: what trials may lose
 FLOOR = 0.02  # of its own seconds: what a trial loses at least, as far as anybody knows
 
 

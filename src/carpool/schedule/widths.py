@@ -47,6 +47,8 @@ class Widths:
     min_gain: float
     loss_s: float | None = None  # that the width chosen last may lose, if it is a trial
     has_tried: bool = False  # in the last forward
+    _burst_s: float = -inf  # when the last burst came
+    _burst_calls: int = 0  # of it
 
     def choose(
         self,
@@ -105,8 +107,11 @@ class Widths:
         if len(means) > 1:
             best_s = means[best - 1][2] / means[best - 1][3]
             if not between and is_burst(line, best_s):
-                waited_s = waited * seconds_of(line[0].rows)
-                best, trial = self._of_burst(curve, means, max(len(line), round(present)), waited_s)
+                arrived_s = line[0].arrived_s
+                if abs(arrived_s - self._burst_s) > best_s:
+                    self._burst_s, self._burst_calls = arrived_s, round(present)
+                calls = self._burst_calls = max(self._burst_calls, len(line))
+                best, trial = self._of_burst(curve, means, calls)
             else:
                 if not between and best < len(means):  # else others would wait for it
                     # rounds are twice the mean
@@ -123,13 +128,12 @@ class Widths:
         curve: AnyCurve,
         means: Sequence[tuple[int, int, float, float]],
         calls: int,
-        waited_s: float,
     ) -> tuple[int, int]:
         """The best width of a burst, and one that is tried if it may well be better."""
         likely = [mean_s / rounds for _, _, mean_s, rounds in means]
         sds = [curve.sd(rows) for _, rows, _, _ in means]
         worst = [seconds + sd for seconds, sd in zip(likely, sds, strict=True)]
-        best = best_width(worst, calls, waited_s)
+        best = best_width(worst, calls)
         if isinstance(curve, Curve) or self.has_tried:
             return best, best
         optimism = curve.optimism
@@ -137,7 +141,7 @@ class Widths:
             max(seconds - optimism * sd, FLOOR * seconds)
             for seconds, sd in zip(likely, sds, strict=True)
         ]
-        tried = best_width(hoped, calls, waited_s)
+        tried = best_width(hoped, calls)
         if tried == best or sds[tried - 1] <= CERTAIN * likely[tried - 1]:
             return best, best
         loss_s = max(trial_s(likely, best, tried), FLOOR * likely[tried - 1])
