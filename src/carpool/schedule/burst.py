@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from carpool.types import ParkedCall
 
-LATER = 1.0  # times: the end of a burst, over the soonest
 SLOWER = 1.04  # times: the mean
+LEAST_CALLS = 4  # fewer are no burst
 EQUAL = 1.1  # times: work of requests that count as equal
 
 
@@ -39,8 +39,7 @@ def best_width(seconds: Sequence[float], calls: int) -> int:
 
     def misses(n: int) -> tuple[float, float, int]:
         end_s, mean_s = ends[n - 1]
-        missed = max(end_s / (LATER * soonest_s), mean_s / (SLOWER * least_s))
-        return max(1.0, missed), mean_s, -n
+        return max(end_s / soonest_s, mean_s / (SLOWER * least_s)), mean_s, -n
 
     return min(range(1, len(seconds) + 1), key=misses)
 

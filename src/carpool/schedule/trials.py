@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SHARE = 0.01  # of device time
-FREE = 1.0  # forwards of the width that is best, in seconds, for each kind: what trials may lose
+FREE = 8.0  # forwards of the width that is best, in seconds, for each kind: what trials may lose
 FLOOR = 0.02  # of its own seconds: what a trial loses at least, as far as anybody knows
 
 
@@ -24,9 +24,14 @@ class Trials:
     device_s: float = 0.0  # of all forwards
     free_s: float = 0.0
 
-    def allow(self, loss_s: float) -> bool:
-        """Whether a trial that is likely to lose so much may be run."""
-        return self.lost_s + loss_s <= self.free_s + SHARE * self.device_s
+    def allow(self, loss_s: float, *, in_burst: bool = False) -> bool:
+        """Whether a trial that is likely to lose so much may be run.
+
+        Args:
+            in_burst: nothing is free: a burst is all that is done with what is learned from it.
+        """
+        free_s = 0.0 if in_burst else self.free_s
+        return self.lost_s + loss_s <= free_s + SHARE * self.device_s
 
     def ran(self, loss_s: float) -> None:
         """Note that a trial is run."""

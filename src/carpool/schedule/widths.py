@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from carpool.schedule.burst import best_width, is_burst, trial_s
+from carpool.schedule.burst import LEAST_CALLS, best_width, is_burst, trial_s
 from carpool.schedule.cost import AnyCurve, Costs, Curve
 from carpool.schedule.trials import FLOOR
 from carpool.types import ParkedCall
@@ -56,7 +56,7 @@ class Widths:
         backlog: float,
         between: float = 0.0,
         waited: float = 0.0,
-        present: float = 0.0,
+        present: float | None = None,
     ) -> tuple[int, str]:
         """How many of a line of calls of one key to run together, and what stops the next.
 
@@ -64,7 +64,7 @@ class Widths:
             line: calls in the order in which they are taken.
             backlog: work in the house, in requests like these.
             between: rounds of other keys before the next of this, in rounds of one of these.
-            present: the part of the backlog that is here already; at least the line.
+            present: the part of the backlog that is here already; None: all of it.
             waited: mean time since arrival, in multiples of the work that is left, alone.
         """
         kind, most = line[0].kind, line[0].max_rows
@@ -106,11 +106,8 @@ class Widths:
         self.loss_s = None
         if len(means) > 1:
             best_s = means[best - 1][2] / means[best - 1][3]
-            if not between and is_burst(line, best_s):
-                arrived_s = line[0].arrived_s
-                if abs(arrived_s - self._burst_s) > best_s:
-                    self._burst_s, self._burst_calls = arrived_s, round(present)
-                calls = self._burst_calls = max(self._burst_calls, len(line))
+            calls = 0 if between else self._calls_of_burst(line, best_s, backlog, present)
+            if calls:
                 best, trial = self._of_burst(curve, means, calls)
             else:
                 if not between and best < len(means):  # else others would wait for it
@@ -122,6 +119,19 @@ class Widths:
         if best < n and why == "nobody":
             why = "knee"
         return best, why
+
+    def _calls_of_burst(
+        self, line: Sequence[ParkedCall], round_s: float, backlog: float, present: float | None
+    ) -> int:
+        """Of how many requests the burst was that a line is of; 0: it is of none."""
+        if not is_burst(line, round_s):
+            return 0
+        arrived_s = line[0].arrived_s
+        if abs(arrived_s - self._burst_s) > round_s:
+            self._burst_s, self._burst_calls = arrived_s, 0
+        here = round(backlog if present is None else present)
+        self._burst_calls = max(self._burst_calls, len(line), here if not self._burst_calls else 0)
+        return self._burst_calls if self._burst_calls >= LEAST_CALLS else 0
 
     def _of_burst(
         self,
@@ -145,7 +155,7 @@ class Widths:
         if tried == best or sds[tried - 1] <= CERTAIN * likely[tried - 1]:
             return best, best
         loss_s = max(trial_s(likely, best, tried), FLOOR * likely[tried - 1])
-        if not self.costs.trials.allow(loss_s):
+        if not self.costs.trials.allow(loss_s, in_burst=True):
             return best, best
         self.loss_s = loss_s
         return best, tried
