@@ -170,22 +170,23 @@ class Continuous:
     ) -> bool:
         """Whether a decode or encode runs before the next denoising forward.
 
-        An encode that would not ride in it, because it is full, waits for others to be encoded
-        with.
+        An encode that would not share it, because it is full, waits: whoever is in it ends sooner,
+        and others may be encoded with it.
         """
         first, leader = beside.calls[0], denoise.calls[0]
         may_wait = first.phase == "decode" and self._shares is None
         if may_wait and self._decodes.wait(beside.calls, denoise.calls, len(parked)):
             return False
-        if first.phase == "encode" and denoise.why in ("knee", "cap", "untried"):
-            same = sum(call.rows for call in sides if call.key == first.key)
+        rows = sum(call.rows for call in denoise.calls)
+        is_full = rows + leader.rows > leader.max_rows
+        if first.phase == "encode" and (is_full or denoise.why in ("knee", "cap", "untried")):
             is_first = self._rank(first, now_s) < self._rank(leader, now_s)
             is_late = self._passed.get(first.order, 0) >= MAX_PASSED
-            if not (is_first or is_late or same >= first.max_rows):
+            if not (is_first or is_late):
                 return False
         if not self._spent_s:
             return True
-        one_s = self.costs.seconds(leader.kind, sum(call.rows for call in denoise.calls))
+        one_s = self.costs.seconds(leader.kind, rows)
         rows = sum(call.rows for call in beside.calls)
         return self._spent_s + self.costs.seconds(first.kind, rows) <= one_s
 
