@@ -16,14 +16,12 @@ from carpool.types import ParkedCall
 
 SLOWER = 1.04  # times: the mean
 LEAST_CALLS = 4  # fewer are no burst
-EQUAL = 1.1  # times: work of requests that count as equal
 
 
 def is_burst(line: Sequence[ParkedCall], round_s: float) -> bool:
     """Whether calls are of equal requests that came within a round."""
     arrived = [call.arrived_s for call in line]
-    whole = [call.whole_s for call in line]
-    return max(arrived) - min(arrived) <= round_s and max(whole) <= EQUAL * min(whole)
+    return max(arrived) - min(arrived) <= round_s and len({call.steps for call in line}) == 1
 
 
 def best_width(seconds: Sequence[float], calls: int) -> int:
