@@ -1,10 +1,11 @@
 """How wide the forwards of a burst are: of equal requests that came at once.
 
-They end at once, too, and nobody comes who would fill the last round. So both its end and the mean
-of its ends follow from what rounds take, and both are to be about as good as what a mode with fixed
-batches gives: the end no later than in the widths with which it is soonest, and the mean no later
-than one by one or as wide as may be. Of the widths that keep both, that with the least mean is
-taken; if there is none, the one that misses by the least part.
+They have equally much to do, and nobody comes who would fill the last round. So what rounds take
+says when the last of them ends, and the mean one; both are to be as early as in a mode with fixed
+batches. The width is taken whose larger miss is the least: of its last end over the earliest of any
+width, and of its mean over that of one by one, or of forwards as wide as may be, whichever is less.
+As long as a burst lasts it counts with all its requests, those that are done, too: what is left of
+it is never split anew.
 
 Source: the weighted Chebyshev method for two objectives, Bowman, On the Relationship of the
 Tchebycheff Norm and the Efficient Frontier of Multiple-Criteria Objectives, 1976.
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 
 from carpool.types import ParkedCall
 
-SLOWER = 1.04  # times: the mean
+SLOWER = 1.04  # times: so much later the mean may be before it counts as a miss
 LEAST_CALLS = 4  # fewer are no burst
 
 

@@ -7,9 +7,10 @@ gains anything when the line is long. The house holds those who are in it and th
 to come before it is empty, by the arrivals so far. Where other keys wait, every round is followed
 by one of theirs, and whoever is left out of the first waits for that, too.
 
-The mean is not all: a burst that is done in fewer, wider forwards leaves the device sooner. A wider
-forward, that all who are there can fill, is taken where the mean latency, from arrival to end,
-loses no more by it than a part of what it gains in requests a second, and no other key waits.
+The mean is not all: who is done in fewer, wider forwards leaves the device sooner. A wider forward,
+that all who are there can fill, is taken where the mean latency, from arrival to end, loses no more
+by it than a part of what it gains in requests a second, and no other key waits. Equal requests that
+came at once have a rule of their own (`burst.py`).
 
 What was learned is uncertain. Where the difference is within that, the narrower is taken while few
 wait and the wider when many do: a wrong choice of the narrower costs throughput, which near
@@ -64,8 +65,8 @@ class Widths:
             line: calls in the order in which they are taken.
             backlog: work in the house, in requests like these.
             between: rounds of other keys before the next of this, in rounds of one of these.
-            present: the part of the backlog that is here already; None: all of it.
             waited: mean time since arrival, in multiples of the work that is left, alone.
+            present: the part of the backlog that is here already; None: all of it.
         """
         kind, most = line[0].kind, line[0].max_rows
         curve = self.costs.curve(kind)
@@ -102,17 +103,16 @@ class Widths:
             rate, paying_rows = n / seconds, rows
             if mean_s < least_s * near:  # of the least: ties do not add up
                 best, least_s = n, min(mean_s, least_s)
-        trial = best
-        self.loss_s = None
+        trial, self.loss_s = best, None
         if len(means) > 1:
-            best_s = means[best - 1][2] / means[best - 1][3]
-            calls = 0 if between else self._calls_of_burst(line, best_s, backlog, present)
-            if calls:
+            round_s = means[best - 1][2] / means[best - 1][3]
+            here = round(backlog if present is None else present)
+            if not between and (calls := self._calls_of_burst(line, round_s, here)):
                 best, trial = self._of_burst(curve, means, calls)
             else:
                 if not between and best < len(means):  # else others would wait for it
-                    # rounds are twice the mean
-                    best = _wider(curve, means, best, backlog, 2 * waited * seconds_of(line[0].rows))
+                    waited_s = 2 * waited * seconds_of(line[0].rows)  # rounds are twice the mean
+                    best = _wider(curve, means, best, backlog, waited_s)
                 trial = self._trial(curve, means, best)
         if trial != best:
             return trial, "knee"
@@ -120,26 +120,27 @@ class Widths:
             why = "knee"
         return best, why
 
-    def _calls_of_burst(
-        self, line: Sequence[ParkedCall], round_s: float, backlog: float, present: float | None
-    ) -> int:
-        """Of how many requests the burst was that a line is of; 0: it is of none."""
+    def _calls_of_burst(self, line: Sequence[ParkedCall], round_s: float, here: int) -> int:
+        """Of how many requests the burst was that a line is of; 0: it is of none.
+
+        Args:
+            here: requests, by now.
+        """
         if not is_burst(line, round_s):
             return 0
         arrived_s = line[0].arrived_s
         if abs(arrived_s - self._burst_s) > round_s:
-            self._burst_s, self._burst_calls = arrived_s, 0
-        here = round(backlog if present is None else present)
-        self._burst_calls = max(self._burst_calls, len(line), here if not self._burst_calls else 0)
+            self._burst_s, self._burst_calls = arrived_s, here
+        self._burst_calls = max(self._burst_calls, len(line))
         return self._burst_calls if self._burst_calls >= LEAST_CALLS else 0
 
     def _of_burst(
-        self,
-        curve: AnyCurve,
-        means: Sequence[tuple[int, int, float, float]],
-        calls: int,
+        self, curve: AnyCurve, means: Sequence[tuple[int, int, float, float]], calls: int
     ) -> tuple[int, int]:
-        """The best width of a burst, and one that is tried if it may well be better."""
+        """The best width of a burst, at worst, and what is run: one that may well be better.
+
+        Only what would change the choice is tried, if it is what is hoped for.
+        """
         likely = [mean_s / rounds for _, _, mean_s, rounds in means]
         sds = [curve.sd(rows) for _, rows, _, _ in means]
         worst = [seconds + sd for seconds, sd in zip(likely, sds, strict=True)]
