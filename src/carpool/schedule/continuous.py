@@ -10,7 +10,8 @@ longer, comes; while another key waits, only who makes the forwards little slowe
 request whose deadline presses goes before all others, the one with the least slack first. Encoding
 and decoding go between denoising forwards: one of them, or as many as take no longer than the
 forward itself; all of them where sizes take turns and those who began together have ended, so that
-the next begin with all that are there. A call that `MAX_PASSED` forwards of later requests have
+the next begin with all that are there. Who would find no room in the forward is encoded when there
+is some. A call that `MAX_PASSED` forwards of later requests have
 passed over leads next.
 
 *Shares.* With `fair_share` the tenant that was served least by its weight leads (`shares.py`);
