@@ -105,8 +105,9 @@ def play(
     *,
     bursts: int = 1,
     clients: int = CLIENTS,
+    apart_s: float = 0.0,
 ) -> list[Burst]:
-    """Bursts, each when the one before is done long since."""
+    """Bursts, each when the one before is done long since, of requests that come one by one."""
     stages = tuple(
         Stage(kind, PHASES[kind], kind, true_s[1], count=_count(device, kind))
         for kind, true_s in device.items()
@@ -114,7 +115,10 @@ def play(
     alone_s = sum(stage.call_s * stage.count for stage in stages)
     gap_s = 2.5 * clients * alone_s
     rides = [
-        Ride(QueuedRequest(n + 1, n // clients * gap_s, alone_s, alone_s), stages)
+        Ride(
+            QueuedRequest(n + 1, n // clients * gap_s + n % clients * apart_s, alone_s, alone_s),
+            stages,
+        )
         for n in range(clients * bursts)
     ]
     worker = Worker(policy, known(device), WIDEST, 0.0003, None, beliefs, is_traced=True)
@@ -132,9 +136,9 @@ def _count(device: Seconds, kind: CallKind) -> int:
     return STEPS * CALLS.get(id(device), 1) if kind == DENOISE else 1
 
 
-def others(device: Seconds, clients: int = CLIENTS) -> list[Burst]:
+def others(device: Seconds, clients: int = CLIENTS, apart_s: float = 0.0) -> list[Burst]:
     modes: tuple[Policy, ...] = (Dynamic(8, 0.005), Waves(8, 0.020), Off())
-    return [one for mode in modes for one in play(device, mode, clients=clients)]
+    return [one for mode in modes for one in play(device, mode, clients=clients, apart_s=apart_s)]
 
 
 @pytest.mark.parametrize(
@@ -164,6 +168,26 @@ def test_with_known_costs_a_burst_keeps_both_promises(device: Seconds, clients: 
         assert ours.mean_s <= 1.05 * min(one.mean_s for one in theirs)
 
 
+@pytest.mark.parametrize("apart_s", [0.0003, 0.001, 0.002])
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(SHAPES, id="shapes"),
+        pytest.param(FLUX, id="flux"),
+        pytest.param(QWEN, id="qwen-image"),
+    ],
+)
+def test_a_burst_that_comes_within_some_milliseconds_keeps_both_promises(
+    device: Seconds, apart_s: float
+) -> None:
+    """The last of it finds no room, and is encoded as soon as there is some, before decodes."""
+    theirs = others(device, apart_s=apart_s)
+    [ours] = play(device, Continuous(known(device)), apart_s=apart_s)
+
+    assert ours.took_s <= min(one.took_s for one in theirs) / 0.97
+    assert ours.mean_s <= 1.05 * min(one.mean_s for one in theirs)
+
+
 @pytest.mark.parametrize("wrong", [False, True], ids=["fresh table", "wrong table"])
 @pytest.mark.parametrize(
     "device", [pytest.param(SHAPES, id="shapes"), pytest.param(QWEN, id="qwen-image")]
@@ -176,7 +200,8 @@ def test_costs_learned_beside_neighbours_keep_both_promises_after_the_first_burs
     found = [play(device, policy, costs, bursts=6)[1:] for costs, policy in played]
     bursts = [one for several in found for one in several]
 
-    assert min(one.took_s for one in theirs) >= 0.97 * fmean(one.took_s for one in bursts)
+    took_s = [one.took_s for one in bursts]
+    assert min(one.took_s for one in theirs) >= max(0.97 * median(took_s), 0.95 * fmean(took_s))
     assert median(one.mean_s for one in bursts) <= 1.05 * min(one.mean_s for one in theirs)
     few = theirs[0].forwards  # of `dynamic`
     assert median(one.forwards["denoise"] for one in bursts) <= few["denoise"]

@@ -8,7 +8,7 @@ ride together, those lead whose requests would end at the highest rate. Who bega
 together until all are done, unless somebody much shorter, or of higher priority and not much
 longer, comes; while another key waits, only who makes the forwards little slower may join. A
 request whose deadline presses goes before all others, the one with the least slack first. Encoding
-and decoding go between denoising forwards: one of them, or as many as take no longer than the
+and decoding go between denoising forwards: one of each, or as many as take no longer than the
 forward itself; all of them where sizes take turns and those who began together have ended, so that
 the next begin with all that are there. Who would find no room in the forward is encoded when there
 is some. A call that `MAX_PASSED` forwards of later requests have
@@ -53,7 +53,8 @@ class Continuous:
     min_gain: float = 0.05
     fair_share: Mapping[str, float] | None = None  # weights of tenants; None: not fair
     _passed: dict[int, int] = field(default_factory=dict)  # by order of the parked call
-    _spent_s: float = 0.0  # on encoding and decoding since the last denoising forward
+    # on encoding and decoding, each, since the last denoising forward
+    _spent_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
     _load: Load = field(default_factory=Load)
     _begun: set[int] = field(default_factory=set)  # requests of the group under way
     _ranks: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by order
@@ -185,11 +186,12 @@ class Continuous:
             is_late = self._passed.get(first.order, 0) >= MAX_PASSED
             if not (is_first or is_late):
                 return False
-        if not self._spent_s:
+        spent_s = self._spent_s[first.phase]
+        if not spent_s:
             return True
         one_s = self.costs.seconds(leader.kind, rows)
         rows = sum(call.rows for call in beside.calls)
-        return self._spent_s + self.costs.seconds(first.kind, rows) <= one_s
+        return spent_s + self.costs.seconds(first.kind, rows) <= one_s
 
     def _grouped(
         self, calls: Sequence[ParkedCall], now_s: float
@@ -337,7 +339,10 @@ class Continuous:
         if is_denoise and not self._begun:
             self._begun = {call.request for call in choice.calls}
         seconds = self.costs.seconds(leader.kind, sum(call.rows for call in choice.calls))
-        self._spent_s = 0.0 if is_denoise else self._spent_s + seconds
+        if is_denoise:
+            self._spent_s = dict.fromkeys(self._spent_s, 0.0)
+        else:
+            self._spent_s[leader.phase] += seconds
         if self._shares is not None:
             # a copy of streamed weights is for all that share the sweep, and charged to nobody
             seconds = self.costs.compute_s(leader.kind, sum(call.rows for call in choice.calls))
