@@ -39,7 +39,8 @@ class AdmissionControl:
     def update(self, waiting: int, waiting_s: float, lefts_s: Sequence[float]) -> None:
         """How many are queued, their predicted work, and what running ones have left of theirs."""
         self._seen, self._waiting_s, self._lefts_s = waiting, waiting_s, lefts_s
-        self._update_stage()
+        if waiting or self.stage:  # else it stays 0
+            self._update_stage()
 
     def check(self, priority: int, whole_s: float) -> None:
         """Refuse a new request if its priority is too low for the overload stage.

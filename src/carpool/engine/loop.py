@@ -198,10 +198,10 @@ class EngineCore:
 
     def requests(self) -> Snapshot:
         """The running and the queued requests, for those who watch the engine."""
-        _, queued = self._queue.snapshot(since=-1)
+        _, queued = self._queue.snapshot()
         places = self.settings.max_running - len(self.running)
-        starts_s = self.scheduler.admission.starts_s(queued or [], places)
-        return snapshot(self._clock(), self.running.states, queued or [], starts_s)
+        starts_s = self.scheduler.admission.starts_s(queued, places)
+        return snapshot(self._clock(), self.running.states, queued, starts_s)
 
     # On the engine's own thread
 
@@ -249,10 +249,7 @@ class EngineCore:
         began_s, fiber_s = self._clock(), self.running.fiber_s
         forward_s = self.running.longest_s = 0.0
         self.heartbeat.beat()
-        self.running.end_cancelled()
-        self.running.end_released()
-        results = self._queue.take_host_results()
-        self.running.resume(results)
+        has_resumed = self.running.take_news()
         while states := self.scheduler.admit(len(self.running)):
             for state in states:
                 self.running.start(state)
@@ -270,4 +267,4 @@ class EngineCore:
         if selected:
             loop_s = turn_s - forward_s - fiber_s
             self.scheduler.turned(len(selected), loop_s, fiber_s, self.running.longest_s)
-        return bool(selected or results or self._queue.has_host_results)
+        return bool(selected) or has_resumed or self._queue.has_news

@@ -99,8 +99,8 @@ class Scheduler:
         Args:
             running: how many run already.
         """
-        self._version, queued = self._queue.snapshot(since=self._version)
-        if queued is not None:
+        if self._queue.version != self._version:
+            self._version, queued = self._queue.snapshot()
             self._waiting = [
                 state.queued or self._predictor.queued_request(state) for state in queued
             ]
@@ -205,11 +205,10 @@ class Scheduler:
 
     def forward(self, forward: Forward) -> None:
         """An observer of forwards: notes what each took."""
-        parked = forward.states[0].parked
-        if self._streamer is not None and parked is not None:
+        if self._streamer is not None and (parked := forward.states[0].parked) is not None:
             self._kind = parked.kind  # forwards of several kinds end in one sweep
-        if self._clock() - self._reported_s >= REPORT_EVERY_S:
-            self._reported_s = self._clock()
+        if forward.began_s - self._reported_s >= REPORT_EVERY_S:
+            self._reported_s = forward.began_s
             self.step_costs = self._predictor.step_costs(self._settings.max_batch_size)
         self.learning.forward(self._kind, forward)
 
