@@ -76,7 +76,16 @@ class CostLearning:
     def turn(
         self, kind: CallKind, calls: int, loop_s: float, fiber_s: float, longest_s: float
     ) -> None:
-        """Note what a turn took beside its forward; see `Scheduler.turned`."""
+        """Note what a turn took beside its forward.
+
+        Where forwards run ahead, the first pipeline that reads from the device waits for the
+        forward, so the one that took longest is left out.
+
+        Args:
+            loop_s: what the loop took.
+            fiber_s: what the pipelines' own code took, for all calls.
+            longest_s: what it took for one of them, at most.
+        """
         if self._runs_ahead and calls > 1:
             fiber_s = (fiber_s - longest_s) * calls / (calls - 1)
         if not self._runs_ahead or calls > 1:

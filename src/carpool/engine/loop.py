@@ -68,7 +68,6 @@ class EngineCore:
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
         self.after_turn: Callable[[], None] = lambda: None  # called when all have got answers
-        self._turn_s = self._forward_s = 0.0  # busy time: all, and in modules
         self.heartbeat, self._stats, self._timelines = Heartbeat(clock), Stats(clock), Timelines()
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
         self._installation = Installation(loaded, self.heartbeat)
@@ -115,9 +114,9 @@ class EngineCore:
                 request. None: none is kept.
 
         Raises:
-            TooLate, Overloaded, Draining: see `Scheduler.check` and `RequestQueue.put`.
+            TooLate, Overloaded, Draining: see `AdmissionControl.check`, `RequestQueue.put`.
         """
-        self.scheduler.check(request, self.running.states, waited_s)
+        self.scheduler.admission.check(request, self.running.states, waited_s)
         self._queue.put(
             request,
             listener,
@@ -168,11 +167,7 @@ class EngineCore:
         self._queue.close()
 
     def statistics(self) -> dict[str, Any]:
-        """Counters and state. Durations in seconds.
-
-        `turn_s` is the loop's whole busy time; without `forward_s` (modules) and `fiber_s` (the
-        pipelines' own code) it is what the engine itself costs.
-        """
+        """Counters and state; see `Stats.statistics` and `Scheduler.statistics`."""
         return {
             "waiting": len(self._queue),
             "running": len(self.running),
@@ -183,9 +178,6 @@ class EngineCore:
             "memory": memory(self.loaded),
             "streaming": None if self._sweeps is None else self._sweeps.statistics(),
             "group": None if self.loaded.group is None else self.loaded.group.statistics(),
-            "turn_s": self._turn_s,
-            "forward_s": self._forward_s,
-            "fiber_s": self.running.fiber_s,
         }
 
     def fusing(self) -> list[dict[str, Any]]:
@@ -199,8 +191,7 @@ class EngineCore:
     def requests(self) -> Snapshot:
         """The running and the queued requests, for those who watch the engine."""
         _, queued = self._queue.snapshot()
-        places = self.settings.max_running - len(self.running)
-        starts_s = self.scheduler.admission.starts_s(queued, places)
+        starts_s = self.scheduler.admission.starts_s(queued, len(self.running))
         return snapshot(self._clock(), self.running.states, queued, starts_s)
 
     # On the engine's own thread
@@ -246,8 +237,8 @@ class EngineCore:
 
     def step(self) -> bool:
         """Make one turn: admit, choose, run, resume. False if there was nothing to run."""
-        began_s, fiber_s = self._clock(), self.running.fiber_s
-        forward_s = self.running.longest_s = 0.0
+        began_s, forward_s = self._clock(), 0.0
+        self.running.fiber_s = self.running.longest_s = 0.0
         self.heartbeat.beat()
         has_resumed = self.running.take_news()
         while states := self.scheduler.admit(len(self.running)):
@@ -261,8 +252,8 @@ class EngineCore:
             forward_s = self._clock() - forward_at_s
             self.running.end_cancelled()
             self.running.resume(zip(selected, answers, strict=True))
-        turn_s, fiber_s = self._clock() - began_s, self.running.fiber_s - fiber_s
-        self._turn_s, self._forward_s = self._turn_s + turn_s, self._forward_s + forward_s
+        turn_s, fiber_s = self._clock() - began_s, self.running.fiber_s
+        self._stats.turn(turn_s, forward_s, fiber_s)
         self.after_turn()
         if selected:
             loop_s = turn_s - forward_s - fiber_s

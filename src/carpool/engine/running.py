@@ -83,8 +83,8 @@ class RunningRequests:
         self._states: dict[int, RequestState] = {}  # by number
         self._checked_s = -inf  # when weights were looked at
         self._calls = 0  # that ever parked
-        self.fiber_s = 0.0  # spent in the pipelines' own code
-        self.longest_s = 0.0  # of those, in one go, in this turn
+        self.fiber_s = 0.0  # spent in the pipelines' own code, in this turn
+        self.longest_s = 0.0  # of those, in one go
         self.replays: deque[Replay] = deque(maxlen=MOST_REPLAYS)
 
     def __len__(self) -> int:

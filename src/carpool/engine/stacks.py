@@ -54,10 +54,9 @@ class Stacks:
 
     def _were_seen(self, ids: _Ids, versions: tuple[int, ...], parts: Sequence[Tensor]) -> bool:
         """Whether these very tensors were joined before, unchanged; else that is noted."""
-        before = self._seen.pop(ids, None)
-        if before is not None and before[0] == versions:
-            if all(ref() is part for ref, part in zip(before[1], parts, strict=True)):
-                return True
+        before, refs = self._seen.pop(ids, ((), []))
+        if before == versions and all(r() is p for r, p in zip(refs, parts, strict=True)):
+            return True
         if len(self._seen) >= MAX_SEEN:
             del self._seen[next(iter(self._seen))]
         self._seen[ids] = versions, [weakref.ref(part) for part in parts]
