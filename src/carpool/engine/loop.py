@@ -26,7 +26,7 @@ from carpool.engine.model.device import DeviceLost
 from carpool.engine.model.load import Loaded
 from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.model_runner import ModelRunner
-from carpool.engine.observe.activity import Snapshot, snapshot
+from carpool.engine.observe.activity import snapshot
 from carpool.engine.observe.forward import Observer
 from carpool.engine.observe.heartbeat import Heartbeat
 from carpool.engine.observe.stats import Stats, memory
@@ -38,6 +38,7 @@ from carpool.engine.scheduler import Scheduler
 from carpool.engine.sweep import Sweeps
 from carpool.errors import Cancelled, CarpoolError, PipelineFailed, SettingRejected, WorkerLost
 from carpool.schedule.policy import Policy
+from carpool.telemetry.activity import Snapshot
 from carpool.types import CheckedRequest, Clock
 
 log = logging.getLogger("carpool")
