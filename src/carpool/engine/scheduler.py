@@ -210,7 +210,9 @@ class Scheduler:
             self._kind = parked.kind  # forwards of several kinds end in one sweep
         if self._clock() - self._reported_s >= REPORT_EVERY_S:
             self._reported_s = self._clock()
-            self.step_costs = self._predictor.step_costs(self._settings.max_batch_size)
+            self.step_costs = self._predictor.step_costs(
+                self._settings.max_batch_size, self._settings.max_running
+            )
         self.learning.forward(self._kind, forward)
 
     def turned(self, calls: int, loop_s: float, fiber_s: float, longest_s: float) -> None:
