@@ -91,7 +91,7 @@ def test_a_request_waits_for_a_fast_worker_rather_than_run_on_one_that_is_far_sl
     slower = {"a": tuple(20 * seconds for seconds in SLOW)}
     router = router_of({"a": SLOW}, slower)
     bound(router, RoutedRequest(1, "a", 10))
-    router.progressed(0, {1: 1.0})
+    router.progressed(0, {1: 1.0}, 0.0)
 
     assert bound(router, RoutedRequest(2, "a", 10)) == {2: 0}
     assert bound(router, RoutedRequest(3, "a", 10)) == {}  # held: the fast one has enough to do

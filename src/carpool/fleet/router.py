@@ -42,7 +42,6 @@ from carpool.schedule.continuous import AGEING, PRESSING, PRIORITY, SHORTER
 from carpool.schedule.shares import Shares
 from carpool.types import QueuedRequest
 
-AHEAD = 0.25  # of the requests that a worker runs together, at least one: encoded meanwhile
 COMING = 10  # times as many as are there: what a busy worker counts on, as `arrivals.BUSY` does
 IMBALANCE = 1.5
 SLACK = 16  # requests
@@ -93,6 +92,7 @@ class Router:
         self._tables: dict[Hashable, StepTable] = {}  # of any worker, the newest that was said
         self._held_steps = Counter[Hashable]()  # of what is held, by kind
         self._bindings = 0  # so far
+        self._now_s = 0.0  # when it was last asked
 
     # What happens
 
@@ -151,13 +151,14 @@ class Router:
         if owner is None:
             return False
         worker = self.workers[owner]
-        del worker.bound[request]
+        worker.told_s += worker.bound.pop(request).left_s  # a part of what it did since
         self._index.put(worker)
         return True
 
-    def progressed(self, worker_id: int, steps_left: Mapping[int, float]) -> None:
+    def progressed(self, worker_id: int, steps_left: Mapping[int, float], now_s: float) -> None:
         """A worker says how many steps its requests have left."""
         worker = self.workers[worker_id]
+        worker.told_s = now_s
         for request, left in steps_left.items():
             if (one := worker.bound.get(request)) is not None:
                 one.steps_left = left
@@ -203,6 +204,7 @@ class Router:
         Args:
             now_s: on the clock of `arrived_s` and `deadline_s`.
         """
+        self._now_s = now_s
         if not self._held or not self._index.is_any:
             return []
         if self._shares is not None:
@@ -275,7 +277,7 @@ class Router:
         best, best_key, is_free = None, (inf, inf, 0, 0), False
         for worker in self._index.look(work.kind):
             table = self.table(worker, work.kind)
-            seconds = extra_s(work, worker, table)
+            seconds = extra_s(work, worker, table, self._now_s)
             has_room = self._has_room(work, worker, table, backlog)
             if not has_room:  # it would wait there, and those behind it would wait for it
                 seconds += behind * work.steps * table[0] / workers
@@ -302,9 +304,11 @@ class Router:
         return ahead < slots
 
     def _slots(self, table: StepTable, backlog: int) -> int:
-        """How many requests a worker has at the same time."""
-        width = paying_width(table, COMING * min(backlog, 1024), self._min_gain)
-        return width + max(1, int(AHEAD * width))
+        """How many requests a worker has at the same time.
+
+        As many again as it runs together: these are encoded meanwhile, in few forwards.
+        """
+        return 2 * paying_width(table, COMING * min(backlog, 1024), self._min_gain)
 
     def _room(self) -> int:
         """How many requests may be bound at one moment, about: more of them to an idle fleet."""
@@ -328,6 +332,8 @@ class Router:
     def bind(self, work: RoutedRequest, worker: WorkerLoad) -> None:
         """A request that is held goes to a worker."""
         self._release(work.request)
+        if not worker.bound:  # it has done nothing since
+            worker.told_s = self._now_s
         worker.bound[work.request] = self._as_bound(work, worker)
         if work.needs is not None:
             worker.has.add(work.needs)

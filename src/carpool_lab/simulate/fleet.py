@@ -173,7 +173,9 @@ class _Fleet:
                 tables = self._learned(device.worker)
                 self._router.learned(number, tables, shares_sweeps=streams)
             self._router.progressed(
-                number, {request: _left(ride) for request, ride in device.requests.items()}
+                number,
+                {request: _left(ride) for request, ride in device.requests.items()},
+                now_s,
             )
             if self._moves is not None and (move := self._moves.choose(now_s)) is not None:
                 self._leaving[move.request] = move
