@@ -88,7 +88,7 @@ class WorkerLoad:
     load_s: float = 0.0  # what loading such a thing takes
     is_open: bool = True  # takes requests
     shares_sweeps: bool = False  # its weights are streamed: requests of all kinds share every step
-    told_s: float = 0.0  # until when it was told what its requests have left
+    told_s: float = 0.0  # when it told what its requests have left
     bound_at: int = 0  # when a request was bound to it last, in bindings
     bound: dict[int, Bound] = field(default_factory=dict)  # by `RoutedRequest.request`
 
@@ -127,7 +127,7 @@ def extra_s(
     The request shares forwards with those of its kind: its own steps take as long as a forward of
     them all, and each of the others is slowed down for as long as both run. Or it runs apart, which
     is better where rows gain little: of two requests that run apart the shorter goes first, so the
-    longer waits for it. That is also so between kinds. What the worker did since it was last told is
+    longer waits for it. That is also so between kinds. What the worker did since it last told is
     reckoned: it worked all that time, first at what it has had longest.
 
     Args:

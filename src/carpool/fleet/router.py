@@ -42,6 +42,7 @@ from carpool.schedule.continuous import AGEING, PRESSING, PRIORITY, SHORTER
 from carpool.schedule.shares import Shares
 from carpool.types import QueuedRequest
 
+AHEAD = 0.25  # of the requests that a worker runs together, at least one: bound ahead
 COMING = 10  # times as many as are there: what a busy worker counts on, as `arrivals.BUSY` does
 IMBALANCE = 1.5
 SLACK = 16  # requests
@@ -296,19 +297,25 @@ class Router:
             return False
         if worker.shares_sweeps:
             return True  # whoever joins the sweep makes it little longer
-        slots = self._slots(table, backlog)
+        slots = self._slots(table, backlog, len(self._held) // len(self.workers))
         if len(worker.bound) < slots:
             return True
         long_s = work.steps * table[0] / SHORTER  # whoever has more left is interrupted
         ahead = sum([one.steps_left * one.table[0] <= long_s for one in worker.bound.values()])
         return ahead < slots
 
-    def _slots(self, table: StepTable, backlog: int) -> int:
+    def _slots(self, table: StepTable, backlog: int, held: int = 0) -> int:
         """How many requests a worker has at the same time.
 
-        As many again as it runs together: these are encoded meanwhile, in few forwards.
+        Some are ahead, to be encoded while others run. Where the line is so long that each worker
+        gets many anyway, as many as run together: they are encoded in few forwards.
+
+        Args:
+            backlog: requests there are for each worker.
+            held: of them, those that wait.
         """
-        return 2 * paying_width(table, COMING * min(backlog, 1024), self._min_gain)
+        width = paying_width(table, COMING * min(backlog, 1024), self._min_gain)
+        return width + max(1, int(AHEAD * width), min(width, held))
 
     def _room(self) -> int:
         """How many requests may be bound at one moment, about: more of them to an idle fleet."""
