@@ -119,9 +119,7 @@ def _fused_s(group: Sequence[Bound]) -> float:
     return seconds
 
 
-def extra_s(
-    work: RoutedRequest, worker: WorkerLoad, table: StepTable, now_s: float = 0.0
-) -> float:
+def extra_s(work: RoutedRequest, worker: WorkerLoad, table: StepTable, now_s: float = 0.0) -> float:
     """By how many seconds the ends of all requests move, in sum, if the worker gets this one.
 
     The request shares forwards with those of its kind: its own steps take as long as a forward of
