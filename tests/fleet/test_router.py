@@ -104,10 +104,10 @@ def test_what_a_request_took_that_has_ended_is_not_reckoned_twice() -> None:
     assert bound(router, RoutedRequest(4, "a", 10), now_s=10.0) == {4: 1}
 
 
-def test_where_the_line_is_long_as_many_are_bound_ahead_as_run_together() -> None:
+def test_the_longer_the_line_the_more_are_bound_ahead_at_most_as_many_as_run_together() -> None:
     """They are encoded in few forwards."""
     router = router_of({"a": FREE})
-    given_ = [bound(router, RoutedRequest(number, "a", 10)) for number in range(1, 31)]
+    given_ = [bound(router, RoutedRequest(number, "a", 10)) for number in range(1, 61)]
 
     assert sum(map(len, given_[:12])) == 10  # eight run, a quarter more is ahead
     assert sum(map(len, given_)) == 16

@@ -42,7 +42,7 @@ from carpool.schedule.continuous import AGEING, PRESSING, PRIORITY, SHORTER
 from carpool.schedule.shares import Shares
 from carpool.types import QueuedRequest
 
-AHEAD = 0.25  # of the requests that a worker runs together, at least one: bound ahead
+AHEAD = 0.25  # of what a worker runs together, or of its part of the line: bound ahead
 COMING = 10  # times as many as are there: what a busy worker counts on, as `arrivals.BUSY` does
 IMBALANCE = 1.5
 SLACK = 16  # requests
@@ -307,15 +307,15 @@ class Router:
     def _slots(self, table: StepTable, backlog: int, held: int = 0) -> int:
         """How many requests a worker has at the same time.
 
-        Some are ahead, to be encoded while others run. Where the line is so long that each worker
-        gets many anyway, as many as run together: they are encoded in few forwards.
+        Some are ahead, to be encoded while others run: the more the longer the line is, to be
+        encoded in few forwards, but not so many that a line's last ones wait for one worker.
 
         Args:
             backlog: requests there are for each worker.
             held: of them, those that wait.
         """
         width = paying_width(table, COMING * min(backlog, 1024), self._min_gain)
-        return width + max(1, int(AHEAD * width), min(width, held))
+        return width + max(1, min(width, int(AHEAD * max(width, held))))
 
     def _room(self) -> int:
         """How many requests may be bound at one moment, about: more of them to an idle fleet."""
