@@ -255,6 +255,7 @@ def played(
         is_learned=is_learned,
         certain=CERTAIN,
         promised=MOST_MEAN_LEARNED if is_learned else MOST_MEAN,
+        promised_p99=MOST_P99_LEARNED if is_learned else MOST_P99,
     )
     return list(compare(Model(tables), wanted)), is_learned, time.process_time() - began_s
 

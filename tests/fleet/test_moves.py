@@ -65,7 +65,7 @@ def test_what_is_nearly_done_stays(left_steps: float) -> None:
     router = fleet(2, (0.3, 0.6), "a")
     put(router, 0, 1, "a")
     put(router, 0, 2, "a")
-    router.progressed(0, {1: left_steps, 2: left_steps})
+    router.progressed(0, {1: left_steps, 2: left_steps}, 0.0)
     assert Moves(router, always).choose(0.0) is None
 
 

@@ -20,6 +20,9 @@ from carpool.fleet.load import (
     step_s,
 )
 from carpool.fleet.router import Router
+from carpool.schedule.cost import Costs, Curve
+from carpool.schedule.sweep import step_seconds
+from carpool.types import CallKind
 
 SLOW: StepTable = tuple(float(n) for n in range(1, 9))  # rows gain nothing
 FREE: StepTable = (1.0,) * 8  # rows are free
@@ -82,6 +85,48 @@ def test_requests_of_a_kind_go_together_where_rows_are_free_and_others_apart() -
     assert first[1] != second[2] == third[3]
 
 
+def test_what_a_worker_did_since_it_was_told_is_reckoned() -> None:
+    router = router_of({"a": SLOW}, {"a": SLOW})
+    assert bound(router, RoutedRequest(1, "a", 10)) == {1: 0}
+    assert bound(router, RoutedRequest(2, "a", 10), now_s=4.0) == {2: 1}
+    router.progressed(1, {2: 6.0}, now_s=8.0)
+
+    assert bound(router, RoutedRequest(3, "a", 10), now_s=9.0) == {3: 0}  # one step left; five
+
+
+def test_what_a_request_took_that_has_ended_is_not_reckoned_twice() -> None:
+    router = router_of({"a": SLOW}, {"a": SLOW})
+    assert bound(router, RoutedRequest(1, "a", 10)) == {1: 0}
+    assert bound(router, RoutedRequest(2, "a", 12)) == {2: 1}
+    assert bound(router, RoutedRequest(3, "a", 10)) == {3: 0}
+    router.drop(1)  # at 10 s: the other one has two steps left, and this ten
+
+    assert bound(router, RoutedRequest(4, "a", 10), now_s=10.0) == {4: 1}
+
+
+def test_the_longer_the_line_the_more_are_bound_ahead_at_most_as_many_as_run_together() -> None:
+    """They are encoded in few forwards."""
+    router = router_of({"a": FREE})
+    given_ = [bound(router, RoutedRequest(number, "a", 10)) for number in range(1, 61)]
+
+    assert sum(map(len, given_[:12])) == 10  # eight run, a quarter more is ahead
+    assert sum(map(len, given_)) == 16
+
+
+def test_requests_over_streamed_weights_are_spread_beyond_the_widest_forward_too() -> None:
+    kind, costs = CallKind("denoise", 1), Costs({CallKind("denoise", 1): Curve({1: 0.2, 8: 1.6})})
+    costs.streams = {"denoise": 3.0}
+    table = tuple(step_seconds(costs, kind, 1, most_rows=8, most_running=32))
+    router = Router()
+    for number in (0, 1):
+        router.add_worker(WorkerLoad(number, {kind: table}, shares_sweeps=True))
+    for number in range(1, 41):
+        bound(router, RoutedRequest(number, kind, 50))
+
+        counts = [len(worker.bound) for worker in router.workers.values()]
+        assert abs(counts[0] - counts[1]) <= 1
+
+
 def test_ties_go_to_the_worker_with_the_lowest_id() -> None:
     tables = {"a": SLOW}
     assert bound(router_of(tables, tables, tables), RoutedRequest(1, "a", 10)) == {1: 0}
@@ -91,7 +136,7 @@ def test_a_request_waits_for_a_fast_worker_rather_than_run_on_one_that_is_far_sl
     slower = {"a": tuple(20 * seconds for seconds in SLOW)}
     router = router_of({"a": SLOW}, slower)
     bound(router, RoutedRequest(1, "a", 10))
-    router.progressed(0, {1: 1.0})
+    router.progressed(0, {1: 1.0}, 0.0)
 
     assert bound(router, RoutedRequest(2, "a", 10)) == {2: 0}
     assert bound(router, RoutedRequest(3, "a", 10)) == {}  # held: the fast one has enough to do
@@ -285,7 +330,8 @@ def test_the_choice_is_that_of_the_plain_definition_whatever_happened_before(
             elif event < 0.45:
                 router.learned(worker, learned)
             elif event < 0.6:
-                router.progressed(worker, dict.fromkeys(router.workers[worker].bound, left))
+                bound_there = router.workers[worker].bound
+                router.progressed(worker, dict.fromkeys(bound_there, left), number - 0.5)
             elif event < 0.7:
                 router.open(worker, is_open)
             elif event < 0.75:
@@ -303,9 +349,9 @@ def test_a_choice_looks_at_few_workers_however_many_there_are(
 ) -> None:
     asked: list[int] = []
 
-    def counted(work: RoutedRequest, worker: WorkerLoad, table: StepTable) -> float:
+    def counted(work: RoutedRequest, worker: WorkerLoad, table: StepTable, now_s: float) -> float:
         asked.append(worker.id)
-        return extra_s(work, worker, table)
+        return extra_s(work, worker, table, now_s)
 
     monkeypatch.setattr("carpool.fleet.router.extra_s", counted)
     router = router_of(*[{"a": SLOW, "b": FREE}] * workers)

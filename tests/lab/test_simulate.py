@@ -267,6 +267,10 @@ def test_a_comparison_plays_more_seeds_where_it_is_not_decided_what_is_promised(
     assert seeds(ratio) > 2
     assert seeds(100.0) == 2
 
+    p99 = found.numbers.latency.p99_s / off.numbers.latency.p99_s
+    tail = replace(wanted, promised=100.0, promised_p99=p99)
+    assert max(one.seeds for one in compare(Model([SLOW]), tail)) > 2
+
 
 @pytest.mark.parametrize("learned", [None, 1])
 @pytest.mark.parametrize("mode", ["off", "dynamic", "request"])

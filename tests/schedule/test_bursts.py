@@ -106,7 +106,7 @@ def test_mixed_requests_of_a_burst_are_encoded_and_decoded_together_and_done_soo
     costs: str,
 ) -> None:
     theirs = bursts(Dynamic(max_size=8, delay_s=0.005), MIXED)[2:]
-    played = [ours(costs, MIXED, seed) for seed in range(5 if costs == "learned" else 1)]
+    played = [ours(costs, MIXED, seed) for seed in range(12 if costs == "learned" else 1)]
 
     for one, other in zip(played[0], theirs, strict=True):
         assert one.forwards["encode"] == 2  # `dynamic` needs one for each number of steps

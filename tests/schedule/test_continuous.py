@@ -344,6 +344,33 @@ def test_where_sizes_take_turns_all_encode_and_decode_before_the_next_begin_toge
     assert chosen(policy, waits) == [15]
 
 
+def encode_of(order: int, request: int, left: int = 4) -> ParkedCall:
+    """An encode of a request that has so many steps to go."""
+    return replace(step(order, request, left=left), key=ENCODE, kind=ENCODE, phase="encode")
+
+
+@pytest.mark.parametrize(("costs", "rides"), [(SLOW, False), (FREE, True)])
+def test_who_would_not_share_a_forward_once_encoded_is_not_encoded_yet(
+    costs: Costs, rides: bool
+) -> None:
+    policy = Continuous(costs)
+    assert chosen(policy, step(1, 1)) == [1]
+    running, newcomer = step(2, 1, left=3), encode_of(3, 2)
+
+    assert chosen(policy, running, newcomer) == [2 if rides else 1]
+
+    full = [replace(newcomer, order=n, request=n, max_rows=3) for n in (3, 4, 5)]
+    assert chosen(policy, running, *full[:2]) == [3 if rides else 1]
+    assert chosen(policy, running, *full)[0] == (3 if rides else 1)  # a full forward of encodes
+
+
+def test_who_goes_before_all_who_run_is_encoded_whether_there_is_room_or_not() -> None:
+    policy = Continuous(SLOW)
+    assert chosen(policy, step(1, 1)) == [1]
+
+    assert chosen(policy, step(2, 1, left=3), encode_of(3, 2, left=1)) == [2]
+
+
 @given(ASKED)
 def test_where_rows_are_free_a_newcomer_rides_after_two_denoising_forwards_of_its_size(
     asked: list[tuple[float, dict[str, object]]],

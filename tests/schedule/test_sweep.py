@@ -12,7 +12,7 @@ import pytest
 from carpool.schedule.batch_modes import together
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
-from carpool.schedule.sweep import choose_sweep, sweep_s
+from carpool.schedule.sweep import choose_sweep, step_seconds, sweep_s
 from carpool.types import CallKind, Choice, ParkedCall
 from carpool_lab.simulate.scenario import Comparison, Model, compare, mix
 from carpool_lab.simulate.tables import siblings, table
@@ -199,3 +199,15 @@ def test_a_sweep_does_not_make_a_policy_forget_whom_it_let_wait() -> None:
     policy.choose_among(parked[1:], parked, 0.0, 0.0)
 
     assert policy._passed[1] == 5
+
+
+def test_a_step_of_streamed_weights_takes_longer_only_where_its_forwards_outlast_the_copies() -> (
+    None
+):
+    kind = CallKind("denoise", 1)
+    costs = Costs({kind: Curve({1: 0.5, 8: 4.0})})
+    assert step_seconds(costs, kind, 2, most_rows=8, most_running=9) == [1.0, 2.0, 3.0, 4.0]
+
+    costs.streams = {"denoise": 3.0}
+    streamed = step_seconds(costs, kind, 1, most_rows=4, most_running=9)
+    assert streamed == [3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.5, 4.0, 4.5]

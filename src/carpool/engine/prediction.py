@@ -9,6 +9,7 @@ from carpool.engine.request import RequestState
 from carpool.request.card import Card
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.compatibility import cost, request_key, resolution, signature
+from carpool.schedule.sweep import step_seconds
 from carpool.types import CallKind, CheckedRequest, ParkedCall, QueuedRequest
 
 MAX_SIZES = 64  # whose costs are reported
@@ -103,14 +104,15 @@ class Predictor:
         call = self._step_calls.get(_size(job), self._last_step_call)
         return steps * (self._costs.seconds(*call) * self._calls_a_step if call else 1.0)
 
-    def step_costs(self, most_rows: int) -> dict[Size, list[float]]:
+    def step_costs(self, most_rows: int, most_running: int) -> dict[Size, list[float]]:
         """Seconds of a denoising step by the requests that share it, at every size that has run."""
         found: dict[Size, list[float]] = {}
         for size, (kind, rows) in list(self._step_calls.items())[-MAX_SIZES:]:
             curve = self._costs.curve(kind)
             if not curve.is_empty:
-                several = range(1, max(1, most_rows // rows) + 1)
-                seconds = [self._costs.seconds(kind, n * rows) for n in several]  # copies, too
+                seconds = step_seconds(
+                    self._costs, kind, rows, most_rows=most_rows, most_running=most_running
+                )
                 found[size] = [one * self._calls_a_step for one in seconds]
         return found
 

@@ -203,7 +203,9 @@ class Scheduler:
             self._kind = parked.kind  # forwards of several kinds end in one sweep
         if forward.began_s - self._reported_s >= REPORT_EVERY_S:
             self._reported_s = forward.began_s
-            self.step_costs = self._predictor.step_costs(self._settings.max_batch_size)
+            self.step_costs = self._predictor.step_costs(
+                self._settings.max_batch_size, self._settings.max_running
+            )
         self.learning.forward(self._kind, forward)
 
     def turned(self, calls: int, loop_s: float, fiber_s: float, longest_s: float) -> None:

@@ -245,7 +245,7 @@ class HeldRequests:
         self.router.learned(worker, tables, shares_sweeps=report.shares_sweeps)
         known = ((self._numbers_of.get(name), left) for name, left in report.steps_left.items())
         steps = {number: left for number, left in known if number is not None}
-        self.router.progressed(worker, steps)
+        self.router.progressed(worker, steps, self._now_s())
         return self.router.part_s()
 
     @staticmethod

@@ -88,6 +88,7 @@ class WorkerLoad:
     load_s: float = 0.0  # what loading such a thing takes
     is_open: bool = True  # takes requests
     shares_sweeps: bool = False  # its weights are streamed: requests of all kinds share every step
+    told_s: float = 0.0  # when it told what its requests have left
     bound_at: int = 0  # when a request was bound to it last, in bindings
     bound: dict[int, Bound] = field(default_factory=dict)  # by `RoutedRequest.request`
 
@@ -118,16 +119,18 @@ def _fused_s(group: Sequence[Bound]) -> float:
     return seconds
 
 
-def extra_s(work: RoutedRequest, worker: WorkerLoad, table: StepTable) -> float:
+def extra_s(work: RoutedRequest, worker: WorkerLoad, table: StepTable, now_s: float = 0.0) -> float:
     """By how many seconds the ends of all requests move, in sum, if the worker gets this one.
 
     The request shares forwards with those of its kind: its own steps take as long as a forward of
     them all, and each of the others is slowed down for as long as both run. Or it runs apart, which
     is better where rows gain little: of two requests that run apart the shorter goes first, so the
-    longer waits for it. That is also so between kinds.
+    longer waits for it. That is also so between kinds. What the worker did since it last told is
+    reckoned: it worked all that time, first at what it has had longest.
 
     Args:
         table: the worker's seconds a step of this kind.
+        now_s: on the clock of `told_s`.
 
     Source: MinIncrease, Megow, Uetz and Vredeveld, Models and Algorithms for Stochastic Online
     Scheduling, Mathematics of Operations Research 31(3), 2006.
@@ -137,11 +140,15 @@ def extra_s(work: RoutedRequest, worker: WorkerLoad, table: StepTable) -> float:
     bound = worker.bound.values()
     if not bound:
         return alone_s + loading_s
-    apart_s, same = 0.0, []
+    apart_s, same, worked_s = 0.0, [], max(0.0, now_s - worker.told_s)
     for one in bound:
-        left_s = one.steps_left * one.table[0]
+        left_s, steps_left = one.steps_left * one.table[0], one.steps_left
+        if worked_s:
+            done_s = left_s if left_s < worked_s else worked_s
+            worked_s, left_s = worked_s - done_s, left_s - done_s
+            steps_left = left_s / one.table[0]
         if one.work.kind == work.kind or worker.shares_sweeps:
-            same.append(one.steps_left)
+            same.append(steps_left)
         else:
             apart_s += left_s if left_s < alone_s else alone_s
     loading_s *= 1 + len(bound)  # everybody waits for it

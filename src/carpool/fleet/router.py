@@ -42,7 +42,7 @@ from carpool.schedule.continuous import AGEING, PRESSING, PRIORITY, SHORTER
 from carpool.schedule.shares import Shares
 from carpool.types import QueuedRequest
 
-AHEAD = 0.25  # of the requests that a worker runs together, at least one: encoded meanwhile
+AHEAD = 0.25  # of what a worker runs together, or of its part of the line: bound ahead
 COMING = 10  # times as many as are there: what a busy worker counts on, as `arrivals.BUSY` does
 IMBALANCE = 1.5
 SLACK = 16  # requests
@@ -93,6 +93,7 @@ class Router:
         self._tables: dict[Hashable, StepTable] = {}  # of any worker, the newest that was said
         self._held_steps = Counter[Hashable]()  # of what is held, by kind
         self._bindings = 0  # so far
+        self._now_s = 0.0  # when it was last asked
 
     # What happens
 
@@ -151,13 +152,14 @@ class Router:
         if owner is None:
             return False
         worker = self.workers[owner]
-        del worker.bound[request]
+        worker.told_s += worker.bound.pop(request).left_s  # a part of what it did since
         self._index.put(worker)
         return True
 
-    def progressed(self, worker_id: int, steps_left: Mapping[int, float]) -> None:
+    def progressed(self, worker_id: int, steps_left: Mapping[int, float], now_s: float) -> None:
         """A worker says how many steps its requests have left."""
         worker = self.workers[worker_id]
+        worker.told_s = now_s
         for request, left in steps_left.items():
             if (one := worker.bound.get(request)) is not None:
                 one.steps_left = left
@@ -203,6 +205,7 @@ class Router:
         Args:
             now_s: on the clock of `arrived_s` and `deadline_s`.
         """
+        self._now_s = now_s
         if not self._held or not self._index.is_any:
             return []
         if self._shares is not None:
@@ -275,7 +278,7 @@ class Router:
         best, best_key, is_free = None, (inf, inf, 0, 0), False
         for worker in self._index.look(work.kind):
             table = self.table(worker, work.kind)
-            seconds = extra_s(work, worker, table)
+            seconds = extra_s(work, worker, table, self._now_s)
             has_room = self._has_room(work, worker, table, backlog)
             if not has_room:  # it would wait there, and those behind it would wait for it
                 seconds += behind * work.steps * table[0] / workers
@@ -294,17 +297,25 @@ class Router:
             return False
         if worker.shares_sweeps:
             return True  # whoever joins the sweep makes it little longer
-        slots = self._slots(table, backlog)
+        slots = self._slots(table, backlog, len(self._held) // len(self.workers))
         if len(worker.bound) < slots:
             return True
         long_s = work.steps * table[0] / SHORTER  # whoever has more left is interrupted
         ahead = sum([one.steps_left * one.table[0] <= long_s for one in worker.bound.values()])
         return ahead < slots
 
-    def _slots(self, table: StepTable, backlog: int) -> int:
-        """How many requests a worker has at the same time."""
+    def _slots(self, table: StepTable, backlog: int, held: int = 0) -> int:
+        """How many requests a worker has at the same time.
+
+        Some are ahead, to be encoded while others run: the more the longer the line is, to be
+        encoded in few forwards, but not so many that a line's last ones wait for one worker.
+
+        Args:
+            backlog: requests there are for each worker.
+            held: of them, those that wait.
+        """
         width = paying_width(table, COMING * min(backlog, 1024), self._min_gain)
-        return width + max(1, int(AHEAD * width))
+        return width + max(1, min(width, int(AHEAD * max(width, held))))
 
     def _room(self) -> int:
         """How many requests may be bound at one moment, about: more of them to an idle fleet."""
@@ -328,6 +339,8 @@ class Router:
     def bind(self, work: RoutedRequest, worker: WorkerLoad) -> None:
         """A request that is held goes to a worker."""
         self._release(work.request)
+        if not worker.bound:  # it has done nothing since
+            worker.told_s = self._now_s
         worker.bound[work.request] = self._as_bound(work, worker)
         if work.needs is not None:
             worker.has.add(work.needs)

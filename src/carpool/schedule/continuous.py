@@ -10,8 +10,8 @@ longer, comes; while another key waits, only who makes the forwards little slowe
 request whose deadline presses goes before all others, the one with the least slack first. Encoding
 and decoding go between denoising forwards: one of each, or as many as take no longer than the
 forward itself; all of them where sizes take turns and those who began together have ended, so that
-the next begin with all that are there. Who would find no room in the forward is encoded when there
-is some. A call that `MAX_PASSED` forwards of later requests have
+the next begin with all that are there. A request that would not share the next forward, once
+encoded, is encoded later, with others. A call that `MAX_PASSED` forwards of later requests have
 passed over leads next.
 
 *Shares.* With `fair_share` the tenant that was served least by its weight leads (`shares.py`);
@@ -23,7 +23,7 @@ Sources: iteration-level scheduling, Yu et al., Orca, OSDI 2022; ageing, Silbers
 System Concepts, 2018.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -125,11 +125,19 @@ class Continuous:
             line = self._line(groups, now_s)
             others = [group for key, group in groups.items() if key != line[0].key]
             choice = self._fill(line, parked, waiting_s, now_s, others)
+
+            def would_share(newcomer: ParkedCall) -> bool:
+                longer = self._with_newcomer(newcomer, line[0], groups)
+                width, _ = self._width(longer, parked, waiting_s, now_s, others)
+                return any(call.order == newcomer.order for call in longer[:width])
+
             for sides in (self._due(phases[one], line[:1]) for one in ("decode", "encode")):
                 if not sides:
                     continue
                 beside = self._beside(sides, parked, waiting_s, now_s)
-                if may_wait or self._is_their_turn(beside, sides, choice, parked, now_s):
+                if may_wait or self._is_their_turn(
+                    beside, sides, choice, parked, now_s, would_share
+                ):
                     choice = beside
                     break
         else:
@@ -169,19 +177,19 @@ class Continuous:
         denoise: Choice,
         parked: Sequence[ParkedCall],
         now_s: float,
+        would_share: Callable[[ParkedCall], bool],
     ) -> bool:
         """Whether a decode or encode runs before the next denoising forward.
 
-        An encode that would not share it, because it is full, waits: whoever is in it ends sooner,
-        and others may be encoded with it.
+        An encode whose request would not share it waits: the requests in it end sooner, and others
+        may be encoded with it.
         """
         first, leader = beside.calls[0], denoise.calls[0]
         may_wait = first.phase == "decode" and self._shares is None
         if may_wait and self._decodes.wait(beside.calls, denoise.calls, len(parked)):
             return False
         rows = sum(call.rows for call in denoise.calls)
-        is_full = rows + leader.rows > leader.max_rows
-        if first.phase == "encode" and (is_full or denoise.why in ("knee", "cap", "untried")):
+        if first.phase == "encode" and not (denoise.why == "nobody" and would_share(first)):
             is_first = self._rank(first, now_s) < self._rank(leader, now_s)
             is_late = self._passed.get(first.order, 0) >= MAX_PASSED
             if not (is_first or is_late):
@@ -228,6 +236,22 @@ class Continuous:
             leader = first if presses or len(groups) == 1 else self._cheapest(groups, now_s)
         self._begun = set()
         return [leader, *(call for call in groups[leader.key] if call is not leader)]
+
+    def _with_newcomer(
+        self,
+        newcomer: ParkedCall,
+        leader: ParkedCall,
+        groups: Mapping[Hashable, list[ParkedCall]],
+    ) -> list[ParkedCall]:
+        """The leader's line as it would be if somebody who is encoded first were there already.
+
+        Nobody knows the key of calls to come: they are taken for ones like the leader's.
+        """
+        key, rows, most = leader.key, leader.rows, leader.max_rows
+        call = replace(newcomer, key=key, rows=rows, max_rows=most, kind=leader.kind)
+        group = [*groups[key], call]
+        begun = [call for call in group if call.request in self._begun]
+        return self._joined(begun, group, is_alone=len(groups) == 1) if begun else group
 
     def _joined(
         self, begun: list[ParkedCall], group: Sequence[ParkedCall], *, is_alone: bool
@@ -287,14 +311,27 @@ class Continuous:
         now_s: float,
         others: Sequence[Sequence[ParkedCall]] = (),
     ) -> Choice:
-        """Choose who of a line rides with its leader, and say why nobody more does.
+        """Choose who of a line rides with its leader, and say why nobody more does."""
+        if len(line) == 1:
+            return Choice((line[0],), why="nobody")
+        width, why = self._width(line, parked, waiting_s, now_s, others)
+        if self._widths.loss_s is not None:
+            self._trials[line[0].order, width] = self._widths.loss_s
+        return Choice(tuple(line[:width]), why)
+
+    def _width(
+        self,
+        line: Sequence[ParkedCall],
+        parked: Sequence[ParkedCall],
+        waiting_s: float,
+        now_s: float,
+        others: Sequence[Sequence[ParkedCall]],
+    ) -> tuple[int, str]:
+        """How many of a line ride together.
 
         Args:
             others: groups whose turns come between those of this one.
         """
-        leader = line[0]
-        if len(line) == 1:
-            return Choice((leader,), why="nobody")
         mean_s = sum([call.left_s for call in line]) / len(line)
         all_s = sum([call.left_s for call in parked]) + waiting_s
         present = all_s / mean_s if mean_s else float(len(parked))
@@ -302,10 +339,7 @@ class Continuous:
         backlog = self._load.backlog(present, now_s, self.costs.stretch)
         waited_s = now_s - sum([call.arrived_s for call in line]) / len(line)
         waited = max(0.0, waited_s / mean_s) if mean_s else 0.0
-        width, why = self._widths.choose(line, backlog, between, waited, present)
-        if self._widths.loss_s is not None:
-            self._trials[leader.order, width] = self._widths.loss_s
-        return Choice(tuple(line[:width]), why)
+        return self._widths.choose(line, backlog, between, waited, present)
 
     def _round_s(self, group: Sequence[ParkedCall]) -> float:
         """How long as many of a group as may ride together take for the work they have left."""

@@ -12,7 +12,7 @@ from math import inf
 from typing import Protocol
 
 from carpool.schedule.cost import Costs
-from carpool.types import Choice, ParkedCall
+from carpool.types import CallKind, Choice, ParkedCall
 
 
 class Chooses(Protocol):
@@ -90,6 +90,29 @@ def sweep_s(choices: Sequence[Choice], costs: Costs) -> float:
     """Seconds that the chosen forwards take together."""
     compute_s = sum(_compute_s(costs, choice) for choice in choices)
     return max(costs.stream_s(choices[0].calls[0].kind), compute_s) if choices else 0.0
+
+
+def step_seconds(
+    costs: Costs, kind: CallKind, rows: int, *, most_rows: int, most_running: int
+) -> list[float]:
+    """Seconds of a step by the requests that share it: entry n - 1 is for n of them.
+
+    As many as fit into one forward; where weights are streamed as many as run at a time, since all
+    their forwards share the copies.
+
+    Args:
+        rows: of each request's call.
+        most_rows: of a forward.
+        most_running: requests.
+    """
+    stream_s, widest = costs.stream_s(kind), max(1, most_rows // rows)
+    full_s = costs.compute_s(kind, widest * rows)
+    found = []
+    for requests in range(1, (most_running if stream_s else widest) + 1):
+        forwards, left = divmod(requests, widest)
+        left_s = costs.compute_s(kind, left * rows) if left else 0.0
+        found.append(max(stream_s, forwards * full_s + left_s))
+    return found
 
 
 def _compute_s(costs: Costs, choice: Choice) -> float:

@@ -15,6 +15,7 @@ from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
 from carpool.fleet.moves import Move, MoveCost, Moves, left
 from carpool.fleet.router import Router
 from carpool.schedule.cost import Costs
+from carpool.schedule.sweep import step_seconds
 from carpool_lab.simulate.routers import AtOnce, Sole, least_work
 from carpool_lab.simulate.simulator import Result, Ride, Worker
 
@@ -172,7 +173,9 @@ class _Fleet:
                 tables = self._learned(device.worker)
                 self._router.learned(number, tables, shares_sweeps=streams)
             self._router.progressed(
-                number, {request: _left(ride) for request, ride in device.requests.items()}
+                number,
+                {request: _left(ride) for request, ride in device.requests.items()},
+                now_s,
             )
             if self._moves is not None and (move := self._moves.choose(now_s)) is not None:
                 self._leaving[move.request] = move
@@ -266,8 +269,9 @@ def _left(ride: Ride) -> float:
 
 
 def _tables(costs: Costs, widest: int) -> dict[Hashable, StepTable]:
+    most = WorkerLoad(0).most
     return {
-        kind: tuple(max(costs.stream_s(kind), curve.seconds(rows)) for rows in range(1, widest + 1))
+        kind: tuple(step_seconds(costs, kind, 1, most_rows=widest, most_running=most))
         for kind, curve in costs
         if kind.name == "denoise" and not curve.is_empty
     }

@@ -6,7 +6,7 @@ requests differ in steps and guidance, at 0.9 of capacity, at least 1.5 times as
 """
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
@@ -111,16 +111,19 @@ def mean(several: Sequence[Numbers]) -> Numbers:
 
 
 def ratio_of_means(
-    mode: BatchingMode, seeds: Sequence[Mapping[BatchingMode, Numbers]]
+    mode: BatchingMode,
+    seeds: Sequence[Mapping[BatchingMode, Numbers]],
+    of: Callable[[Latency], float] = lambda latency: latency.mean_s,
 ) -> tuple[float, float]:
-    """A mode's mean latency over that of the best of the others, and its standard error.
+    """A mode's latency over that of the best of the others, and its standard error.
 
     Args:
         seeds: the numbers of each mode; infinite error with fewer than two seeds.
+        of: which latency; default: the mean.
     """
     ratios = [
-        found[mode].latency.mean_s
-        / min((one.latency.mean_s for name, one in found.items() if name != mode), default=inf)
+        of(found[mode].latency)
+        / min((of(one.latency) for name, one in found.items() if name != mode), default=inf)
         for found in seeds
     ]
     error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else inf

@@ -255,6 +255,7 @@ class Comparison:
     is_learned: bool = False  # costs are learned; see `play`
     certain: float = 0.0  # standard error of ratios of means at which no more seeds are played
     promised: float = inf  # that ratio at most: within `UNDECIDED` errors of it, more are played
+    promised_p99: float = inf  # the same for p99
 
 
 def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
@@ -267,9 +268,12 @@ def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
     capacity_qps = wanted.workers * model.capacity_qps(wanted.mix)
     for load in wanted.loads:
         found: list[dict[BatchingMode, Numbers]] = []
-        ratio, error = 0.0, inf
+        ratio, error, p99, p99_error = 0.0, inf, 0.0, inf
         for seed in wanted.seeds:
-            is_decided = abs(ratio - wanted.promised) >= UNDECIDED * error
+            is_decided = (
+                abs(ratio - wanted.promised) >= UNDECIDED * error
+                and abs(p99 - wanted.promised_p99) >= UNDECIDED * p99_error
+            )
             if len(found) > 1 and error <= wanted.certain and is_decided:
                 break
             when, what = generators(seed)
@@ -290,6 +294,7 @@ def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
             found.append(of_seed)
             if "continuous" in wanted.modes:
                 ratio, error = ratio_of_means("continuous", found)
+                p99, p99_error = ratio_of_means("continuous", found, lambda one: one.p99_s)
         table, error = model.tables[0].name, error if error < inf else 0.0
         for mode in wanted.modes:
             several = mean([one[mode] for one in found])
