@@ -39,8 +39,9 @@ class FakeWorker:
         self._is_open.set()
         self._tell()
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str, *, wants_memory: bool = False) -> None:
         self._error = LoadFailed(message)
+        self._error.wants_memory = wants_memory
         self._failed.set()
 
     def die(self, deaths: int = 1) -> None:

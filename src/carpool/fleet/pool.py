@@ -289,17 +289,22 @@ class Pool:
         job: CheckedRequest,
         on_progress: OnProgress | None = None,
         on_preview: OnPreview | None = None,
+        *,
+        waited_s: float = 0.0,
     ) -> protocol.Done:
         """Run a request on some worker. Cancelling the awaiting task cancels it.
+
+        Args:
+            waited_s: how long it waited for the model to be loaded.
 
         Raises:
             As `Supervisor.submit`; and Overloaded, TooLate as the engine does.
         """
         if self._is_alone:
-            return await self.handles[0].run(job, on_progress, on_preview)
+            return await self.handles[0].run(job, on_progress, on_preview, waited_s=waited_s)
         self.check_open()
         self.check_room()
-        job, work = self._requests.admit(job)
+        job, work = self._requests.admit(job, waited_s)
         deaths, to = 0, None
         self._mover.began(work.request, job.request_id)
         try:
