@@ -234,7 +234,7 @@ class Pool:
 
     def add_worker(self, device: str | None = None) -> Member:
         """Start a worker, on this device, or on the one that has the fewest."""
-        used = Counter(member.device for member in self.members())
+        used = Counter(member.device for member in self._members)  # those that leave, too
         member = self._add(device or min(self.devices, key=lambda device: used[device]))
         self._begin(member)
         return member
