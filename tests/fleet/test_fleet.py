@@ -445,7 +445,7 @@ def test_loading_counts_towards_the_times_of_a_request() -> None:
         hasty = await asked(fleet, "a", "one", timeout_s=0.01)
         late = await asked(fleet, "b", "one", deadline_s=0.01)
         patient = await asked(fleet, "c", "one", timeout_s=60.0)
-        with pytest.raises(DeadlineExceeded, match="timeout_s=0.01 .* 'one' is not loaded yet"):
+        with pytest.raises(DeadlineExceeded, match=r"timeout_s=0.01 .* 'one' is not loaded yet"):
             await hasty
         with pytest.raises(TooLate, match=r"deadline_s=0.01 cannot be met: 'one' is not loaded"):
             await late

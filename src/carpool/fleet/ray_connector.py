@@ -95,7 +95,7 @@ class RayConnector:
             slow.cancel()
 
     async def _take(self) -> Any:
-        """Have a worker placed; it is ended if this is cancelled meanwhile: nobody would know it."""
+        """Have a worker placed. If this is cancelled meanwhile, it ends: nobody would know it."""
         placing = asyncio.to_thread(self._cluster.take, self._model, self._ranks)
         taking = asyncio.create_task(placing)
         try:
