@@ -85,7 +85,7 @@ class Members:
 
     @property
     def ready(self) -> protocol.WorkerReady | None:
-        """The model as the newest worker that got so far serves it."""
+        """The model as the worker serves it that is there longest, of those that loaded it."""
         for handle in self.handles:
             if handle.ready is not None:
                 self._known = handle.ready

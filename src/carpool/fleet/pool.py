@@ -89,7 +89,7 @@ class Pool:
 
     @property
     def ready(self) -> protocol.WorkerReady | None:
-        """The model as the newest worker that got so far serves it."""
+        """The model as the worker serves it that is there longest; see `Members.ready`."""
         return self._members.ready
 
     @property
@@ -170,8 +170,8 @@ class Pool:
         self._open()
         if not self._is_alone:
             log.info(
-                "worker %d of %d (%s) is ready, loaded in %.1f s",
-                member.number + 1, len(self._members), member.device, ready.load_s,
+                "worker %d (%s) is ready, loaded in %.1f s; workers: %d",
+                member.number + 1, member.device, ready.load_s, len(self._members),
             )  # fmt: skip
 
     async def wait_ready(self) -> protocol.WorkerReady:
