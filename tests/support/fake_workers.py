@@ -147,7 +147,7 @@ class FakeWorker:
     def release(self, request_id: str) -> None:
         self.asked_to_release.append(request_id)
         answer = self.running.get(request_id)
-        if answer is not None and request_id not in self.keeps:
+        if answer is not None and not answer.done() and request_id not in self.keeps:
             answer.set_exception(Moved(0, was_released=True))
 
     def hold(self, work_s: float) -> None:
