@@ -1,6 +1,7 @@
 """Several models behind one address: by name, on demand, in each other's place."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -495,6 +496,64 @@ def test_a_server_that_drains_loads_nothing_for_what_still_waits_for_a_place() -
             await second
         assert not models.workers["two"]
         await asyncio.gather(first, return_exceptions=True)
+        await fleet.stop()
+
+    told(story)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whoever_asks_leaves_or_fails_to_load_everybody_else_is_served(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that can happen to models on demand, at random moments."""
+    rng = random.Random(seed)
+    monkeypatch.setattr("carpool.fleet.loader.PATIENCE_S", rng.choice((0.0, 10.0)))
+    monkeypatch.setattr("carpool.fleet.loader.LOOK_S", 0.0)
+
+    async def story() -> None:
+        models = Models(one=True, two=True, three=True)
+        fleet, tasks = models.fleet(rng.choice((1, 2, None))), dict[str, asyncio.Task[Any]]()
+        fleet.of("two").keep_alive_s = 0.0
+        fleet.start()
+
+        def living() -> list[FakeWorker]:
+            every = [one for each in models.workers.values() for one in each]
+            return [one for one in every if not one.stopped and not one.has_failed]
+
+        def go_on() -> None:
+            for worker in living():
+                if worker.state == "starting":
+                    worker.load()
+                for name, answer in worker.running.items():
+                    if not answer.done():
+                        worker.finish(name)
+
+        for number in range(120):
+            name, model = f"r{number}", rng.choice(list(models.workers))
+            tasks[name] = asyncio.create_task(fleet.submit(request(name, model)))
+            if rng.random() < 0.5:
+                rng.choice(list(tasks.values())).cancel()
+            for worker in living():
+                if worker.state == "starting" and rng.random() < 0.2:
+                    worker.fail("it does not load", wants_memory=rng.random() < 0.5)
+                elif worker.state == "starting" and rng.random() < 0.5:
+                    worker.load()
+                elif open_ := [n for n, answer in worker.running.items() if not answer.done()]:
+                    worker.finish(rng.choice(open_))
+            for _ in range(rng.randrange(6)):
+                await asyncio.sleep(0)
+        while any(not task.done() for task in tasks.values()):
+            go_on()
+            await settle()
+        for name, task in tasks.items():
+            if not task.cancelled() and task.exception() is None:
+                assert task.result().request_id == name
+        errors = {type(task.exception()) for task in tasks.values() if not task.cancelled()}
+        assert errors <= {type(None), LoadFailed}
+        for name in models.workers:
+            one = fleet.of(name)
+            assert (one.in_flight, one.waiting, one.makes_room) == (0, 0, False)
+        assert len(living()) <= sum(one.pool is not None for one in fleet.deployments.values())
         await fleet.stop()
 
     told(story)

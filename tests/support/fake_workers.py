@@ -44,6 +44,10 @@ class FakeWorker:
         self._error.wants_memory = wants_memory
         self._failed.set()
 
+    @property
+    def has_failed(self) -> bool:
+        return self._failed.is_set()
+
     def die(self, deaths: int = 1) -> None:
         self._state = "worker_lost"
         self._is_open.clear()
