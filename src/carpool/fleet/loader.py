@@ -37,6 +37,7 @@ class Loader:
         self._is_draining = False
         self._placing = asyncio.Lock()
         self._freed = asyncio.Event()
+        self._room_made = asyncio.Event()  # no model makes room now
 
     def drain(self) -> None:
         """Load nothing more, and have what waits for that refused."""
@@ -70,10 +71,13 @@ class Loader:
         while True:
             self.check_open()
             one.used_s = _now_s()
-            if one.pool is not None and one.pool.ready is not None and not one.makes_room:
-                return one.pool
+            if one.pool is not None and one.pool.ready is not None:
+                if not one.makes_room:
+                    return one.pool
+                await self._room_made.wait()
+                continue
             if one.loading is None:
-                one.loading = asyncio.create_task(self._load(one))
+                one.loading = asyncio.create_task(self._load_alone(one))
                 one.loading.add_done_callback(partial(_ended, one))
             one.waiting += 1
             try:
@@ -108,20 +112,27 @@ class Loader:
             told = f"{late}; loading takes some {one.took_s:.3g} s"
             raise TooLate(told, param="deadline_s") from None
 
+    async def _load_alone(self, one: Deployment) -> None:
+        """As `_load`, one model at a time."""
+        try:
+            async with self._placing:
+                await self._load(one)
+        finally:
+            one.loading = None  # at once: a request that comes now is not to wait for this task
+
     async def _load(self, one: Deployment) -> None:
         """Load a model, in the place of others if it has to be, while requests wait for it."""
-        async with self._placing:
-            began_s, error = _now_s(), None
-            while self._is_wanted(one) and one.pool is None:
-                if error is None and self._has_place():
-                    error = await self._try(one)
-                    continue
-                # more memory helps if that is what it lacks
-                is_hopeless = error is not None and not error.wants_memory
-                if not is_hopeless and await self._make_room(one, began_s):
-                    error = None
-                elif error is not None:
-                    raise error
+        began_s, error = _now_s(), None
+        while self._is_wanted(one) and one.pool is None:
+            if error is None and self._has_place():
+                error = await self._try(one)
+                continue
+            # more memory helps if that is what it lacks
+            is_hopeless = error is not None and not error.wants_memory
+            if not is_hopeless and await self._make_room(one, began_s):
+                error = None
+            elif error is not None:
+                raise error
 
     def _is_wanted(self, one: Deployment) -> bool:
         return one.waiting > 0 and not self._is_draining
@@ -167,6 +178,7 @@ class Loader:
                 working = [each for each in loaded if each.in_flight]
                 if working and _now_s() - began_s >= PATIENCE_S:
                     min(working, key=_last_use).makes_room = True
+                    self._room_made.clear()
                 self._freed.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(PATIENCE_S):
@@ -175,6 +187,7 @@ class Loader:
         finally:
             for each in self._models:
                 each.makes_room = False
+            self._room_made.set()
 
     async def tidy(self) -> None:
         """Unload what was not used for long, for ever."""
@@ -204,7 +217,6 @@ async def _unload(one: Deployment) -> None:
 
 def _ended(one: Deployment, task: "asyncio.Task[None]") -> None:
     """A model is loaded, or could not be."""
-    one.loading = None
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("%s: %s", one.name, error)
 
