@@ -501,7 +501,7 @@ def test_a_server_that_drains_loads_nothing_for_what_still_waits_for_a_place() -
     told(story)
 
 
-@pytest.mark.parametrize("seed", (*range(7), 16))
+@pytest.mark.parametrize("seed", [*range(7), 16])
 def test_whoever_asks_leaves_or_fails_to_load_everybody_else_is_served(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

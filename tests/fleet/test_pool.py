@@ -443,7 +443,7 @@ def test_whoever_leaves_while_requests_move_pause_or_lose_their_worker_nothing_i
             return [one for one in stage.workers if not one.stopped]
 
         async def come() -> None:
-            options = {"priority": rng.choice((-5, 0, 5))}
+            options: dict[str, Any] = {"priority": rng.choice((-5, 0, 5))}
             if rng.random() < 0.3:
                 options["timeout_s"] = rng.choice((0.0, 60.0))
             await stage.submit(f"r{next(numbers)}", steps=rng.choice((5, 100)), **options)

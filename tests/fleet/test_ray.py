@@ -194,7 +194,7 @@ def test_workers_come_with_the_load_and_go_without_it_and_no_request_fails(clust
         is_up = False
 
         def draw(seed: int) -> list[Any]:
-            answers = []
+            answers = list[Any]()
             while not is_up or not answers:
                 answers.append(server.draw(seed=seed, num_inference_steps=STEPS))
             return answers

@@ -132,6 +132,10 @@ class Members:
             lost = (error for error in errors if isinstance(error, WorkerLost))
             raise next(lost, soonest) if was_ready else soonest
 
+    def release(self, worker: int, request_id: str) -> None:
+        """Ask a worker to give a request up."""
+        self._members[worker].handle.release(request_id)
+
     def reload(self) -> None:
         """Have all read their adapter folder and batching config again."""
         for handle in self.handles:

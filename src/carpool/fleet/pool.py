@@ -62,7 +62,7 @@ class Pool:
         self._is_alone = len(self.devices) == 1 and is_fixed and scale is None
         self._members = Members()
         self._requests = HeldRequests(settings, lambda: self.ready.card if self.ready else None)
-        self._mover = Mover(self._requests.router, journals, self._release)
+        self._mover = Mover(self._requests.router, journals, self._members.release)
         self._number = 0  # of the next worker
         for device in self.devices[:workers]:
             self._add(device)
@@ -264,9 +264,6 @@ class Pool:
         finally:
             idle.cancel()
 
-    def _release(self, worker: int, request_id: str) -> None:
-        self._members[worker].handle.release(request_id)
-
     # Requests
 
     def check_open(self) -> None:
@@ -292,10 +289,7 @@ class Pool:
         *,
         waited_s: float = 0.0,
     ) -> protocol.Done:
-        """Run a request on some worker. Cancelling the awaiting task cancels it.
-
-        Args:
-            waited_s: how long it waited for the model to be loaded.
+        """Run a request that waited for its model to be loaded. Cancelling the task cancels it.
 
         Raises:
             As `Supervisor.submit`; and Overloaded, TooLate as the engine does.
