@@ -101,6 +101,8 @@ class Row:
     latency: float  # mean, over the lowest of the others
     rounds: int
     cpu: float = 0.0  # CPU seconds of a burst, over those of the best other; 0: not measured
+    forwards: float = 0.0  # of all modules, a burst
+    others: float = 0.0  # those of the best other
 
     @property
     def is_kept(self) -> bool:
@@ -165,17 +167,24 @@ def requests(name: str, mix: str, effort: Effort) -> list[carpool.Request]:
     return burst
 
 
-Seen = tuple[float, float, float]
-"""A burst: requests a second, their mean latency, and CPU time of the process (both in seconds)."""
+Seen = tuple[float, float, float, float]
+"""A burst: requests a second, mean latency and CPU time of the process in seconds, forwards."""
 
 
 def play(engine: carpool.Engine, burst: Sequence[carpool.Request]) -> Seen:
     """Send a burst."""
+    before = forwards(engine)
     began_s, cpu_s = time.perf_counter(), time.process_time()
     outputs = engine.generate(list(burst), progress=False)
     took_s = time.perf_counter() - began_s
     cpu_s = time.process_time() - cpu_s
-    return len(burst) / took_s, statistics.fmean(one.timings.total_s for one in outputs), cpu_s
+    mean_s = statistics.fmean(one.timings.total_s for one in outputs)
+    return len(burst) / took_s, mean_s, cpu_s, forwards(engine) - before
+
+
+def forwards(engine: carpool.Engine) -> int:
+    """Those that an engine has run, of all modules."""
+    return sum(one["count"] for one in engine.statistics()["forwards"])
 
 
 def wrong_table(path: Path, to: Path, seed: int) -> None:
@@ -239,9 +248,9 @@ def measure(part: str, effort: Effort) -> list[Row]:
 
 def rows(part: str, seen: Mapping[str, Sequence[Seen]]) -> list[Row]:
     """Medians of the rounds, against the best of the others."""
-    per_s, mean_s, cpu_s = (
+    per_s, mean_s, cpu_s, ran = (
         {party: statistics.median(one[n] for one in found) for party, found in seen.items()}
-        for n in range(3)
+        for n in range(4)
     )
     best = max(OTHERS, key=lambda party: per_s[party])
     least_s = min(mean_s[party] for party in OTHERS)
@@ -255,6 +264,8 @@ def rows(part: str, seen: Mapping[str, Sequence[Seen]]) -> list[Row]:
             mean_s[party] / least_s,
             len(seen[party]),
             cpu_s[party] / cpu_s[best],
+            ran[party],
+            ran[best],
         )
         for party in seen
         if party not in OTHERS
@@ -272,7 +283,8 @@ first burst of each engine is not counted. *Busy*: beside a process that takes a
 {PHASE_S:g} of every {2 * PHASE_S:g} seconds. *Fresh*: nothing was learned before; *wrong*: one
 width of each kind is {WRONG:g} times off. Throughput is over that of the best other mode (`off`,
 `dynamic` and `request` with 8), mean latency over the least of theirs; *CPU* is the CPU
-time of a burst over that of the best other mode, which neighbours disturb least. Promised are at
+time of a burst over that of the best other mode, which neighbours disturb least; *forwards*
+are those of a burst, of all modules, and in brackets those of the best other mode. Promised are at
 least {LEAST_THROUGHPUT:g} and at most {MOST_LATENCY:g}, kept in {kept} of {len(found)} rows."""
     lines = [
         MARKS[0],
@@ -281,12 +293,13 @@ least {LEAST_THROUGHPUT:g} and at most {MOST_LATENCY:g}, kept in {kept} of {len(
         text,
         "",
         "| model, mix, machine | table | requests/s | best other | throughput | mean latency | CPU "
-        "| |",
-        "| --- | --- | ---: | --- | ---: | ---: | ---: | --- |",
+        "| forwards | |",
+        "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | --- |",
     ]
     lines += [
         f"| {row.part} | {row.table} | {row.per_s:.2f} | {row.best} | {row.throughput:.2f} "
         f"| {row.latency:.2f} | {f'{row.cpu:.2f}' if row.cpu else '-'} "
+        f"| {f'{row.forwards:g} ({row.others:g})' if row.others else '-'} "
         f"| {'' if row.is_kept else 'missed'} |"
         for row in found
     ]

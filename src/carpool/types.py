@@ -172,6 +172,7 @@ class ParkedCall:
     priority: int = 0
     tenant: str = ""
     user: str = ""
+    steps: int = 0  # of denoising, of its request; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,11 @@ from benchmarks.bursts import (
 
 
 def test_rows_are_against_the_best_of_the_other_modes_in_each_of_the_two_numbers() -> None:
-    seen = {party: [(8.0, 1.0, 2.0)] * 5 for party in PARTIES}
-    seen |= {"dynamic": [(10.0, 2.0, 2.0)] * 5, "off": [(4.0, 0.5, 0.1)] * 5}
-    seen["continuous"] = [(9.0, 1.0, 2.5)] * 4 + [(900.0, 0.01, 0.1)]  # one round says nothing
+    seen = {party: [(8.0, 1.0, 2.0, 30)] * 5 for party in PARTIES}
+    seen |= {"dynamic": [(10.0, 2.0, 2.0, 22)] * 5, "off": [(4.0, 0.5, 0.1, 99)] * 5}
+    seen["continuous"] = [(9.0, 1.0, 2.5, 24)] * 4 + [
+        (900.0, 0.01, 0.1, 9)
+    ]  # one round says nothing
 
     fresh, wrong = rows("shapes/equal/quiet", seen)
 
@@ -38,6 +40,7 @@ def test_rows_are_against_the_best_of_the_other_modes_in_each_of_the_two_numbers
     )
     assert (wrong.table, wrong.throughput) == ("wrong", 0.8)
     assert (fresh.cpu, wrong.cpu) == (1.25, 1.0)  # of the mode with the best throughput
+    assert (fresh.forwards, fresh.others) == (24, 22)
     assert not fresh.is_kept
 
 

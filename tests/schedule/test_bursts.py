@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean, median
 
 import pytest
 
@@ -45,7 +46,9 @@ class Burst:
     mean_s: float  # latency
 
 
-def bursts(policy: Policy, steps: tuple[int, ...], beliefs: Costs | None = None) -> list[Burst]:
+def bursts(
+    policy: Policy, steps: tuple[int, ...], beliefs: Costs | None = None, seed: int = 0
+) -> list[Burst]:
     """Bursts of 16, each when the one before is done long since."""
     model = Model([TABLE])
     model.costs = true()
@@ -54,7 +57,7 @@ def bursts(policy: Policy, steps: tuple[int, ...], beliefs: Costs | None = None)
         for burst in range(BURSTS)
         for n in range(CLIENTS)
     ]
-    machine = Varying(random.Random(0))
+    machine = Varying(random.Random(seed))
     worker = Worker(policy, model.costs, WIDEST, 0.0, machine, beliefs, is_traced=True)  # type: ignore[arg-type]
     done = simulate(model.rides(arrivals, Labels()), [worker])
     edges = pairwise(range(0, CLIENTS * BURSTS + 1, CLIENTS))
@@ -78,10 +81,11 @@ def true() -> Costs:
     )
 
 
-def ours(costs: str, steps: tuple[int, ...]) -> list[Burst]:
+def ours(costs: str, steps: tuple[int, ...], seed: int = 0) -> list[Burst]:
     """Bursts in `continuous`, without the first two, in which costs are learned."""
     beliefs = Costs() if costs == "learned" else None
-    return bursts(Continuous(true() if beliefs is None else beliefs), steps, beliefs)[2:]
+    policy = Continuous(true() if beliefs is None else beliefs)
+    return bursts(policy, steps, beliefs, seed)[2:]
 
 
 @pytest.mark.parametrize("costs", ["known", "learned"])
@@ -102,10 +106,13 @@ def test_mixed_requests_of_a_burst_are_encoded_and_decoded_together_and_done_soo
     costs: str,
 ) -> None:
     theirs = bursts(Dynamic(max_size=8, delay_s=0.005), MIXED)[2:]
+    played = [ours(costs, MIXED, seed) for seed in range(5 if costs == "learned" else 1)]
 
-    for one, other in zip(ours(costs, MIXED), theirs, strict=True):
+    for one, other in zip(played[0], theirs, strict=True):
         assert one.forwards["encode"] == 2  # `dynamic` needs one for each number of steps
         assert one.forwards["denoise"] <= 0.65 * other.forwards["denoise"]
-        assert one.forwards["decode"] <= 6
         assert one.took_s <= other.took_s / 1.08
         assert one.mean_s <= 1.05 * other.mean_s
+    decodes = [one.forwards["decode"] for several in played for one in several]
+    assert fmean(decodes) <= 5.5  # 4 are least
+    assert median(decodes) <= 5

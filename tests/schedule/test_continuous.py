@@ -139,7 +139,7 @@ def test_who_began_together_but_needs_another_expert_by_now_has_a_forward_of_its
 
 def test_who_makes_a_forward_much_slower_does_not_join_it_while_another_size_waits() -> None:
     some = Costs({SMALL: Curve({1: 1.0, 2: 1.7}), LARGE: Curve({1: 4.0})})
-    others = [step(n, n, arrived_s=1.0) for n in range(2, 9)]
+    others = [step(n, n, arrived_s=3.0 * n) for n in range(2, 9)]
 
     def joined(*waiting: ParkedCall) -> list[int]:
         policy = Continuous(some)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.schedule.cost import STEPS, TRUSTED, Costs, Curve
+from carpool.schedule.cost import Costs, Curve
+from carpool.schedule.known_curve import STEPS, TRUSTED
 from carpool.schedule.medians import monotone
 from carpool.types import CallKind
 

@@ -38,8 +38,9 @@ def learned(*runs: tuple[int, float], times: int = 4) -> LearnedCurve:
 
 
 def parked(count: int, max_rows: int = 8) -> list[ParkedCall]:
+    """Calls of requests that came one after the other: no burst."""
     return [
-        ParkedCall(n, n, "key", 1, max_rows, "denoise", KIND, 0.0, 10.0, 10.0)
+        ParkedCall(n, n, "key", 1, max_rows, "denoise", KIND, n * 20.0, 10.0, 10.0)
         for n in range(1, count + 1)
     ]
 

@@ -1,7 +1,6 @@
 """How wide: near ties, and when a width is tried."""
 
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -18,9 +17,10 @@ from carpool.types import CallKind, ParkedCall, QueuedRequest
 KIND = CallKind("transformer.forward", 1024)
 
 
-def line(calls: int) -> list[ParkedCall]:
+def line(calls: int, apart_s: float = 9.0) -> list[ParkedCall]:
+    """Of requests that came one after the other; 0 seconds apart they are a burst."""
     return [
-        ParkedCall(n, n, "key", 1, calls, "denoise", KIND, 0.0, 9.0, 9.0)
+        ParkedCall(n, n, "key", 1, calls, "denoise", KIND, n * apart_s, 9.0, 9.0)
         for n in range(1, calls + 1)
     ]
 
@@ -34,9 +34,9 @@ def learned(true: Curve, runs: int = 8, most: int = 4) -> Costs:
     return Costs({KIND: curve})
 
 
-def chosen(costs: Costs, calls: int, backlog: float) -> int:
+def chosen(costs: Costs, calls: int, backlog: float, apart_s: float = 9.0) -> int:
     widths = Widths(costs, min_gain=0.05)
-    width, _ = widths.choose(line(calls), backlog)
+    width, _ = widths.choose(line(calls, apart_s), backlog)
     return width if widths.loss_s is None else 0  # a trial tells nothing about ties
 
 
@@ -88,10 +88,10 @@ def test_nobody_of_a_burst_is_left_over_for_a_round_of_one() -> None:
     """Seven rows are a little better in the mean than eight; then one is left of 8, two of 16."""
     steps_s = {1: 8.4, 2: 10.9, 3: 13.2, 4: 15.2, 5: 17.8, 6: 19.5, 7: 21.2, 8: 23.6}
     costs = Costs({KIND: Curve({rows: seconds / 1000 for rows, seconds in steps_s.items()})})
-    spread = [replace(call, arrived_s=call.order * 0.1) for call in line(8)]
 
-    assert chosen(costs, 8, backlog=8.0) == chosen(costs, 8, backlog=16.0) == 8
-    assert Widths(costs, min_gain=0.05).choose(spread, 16.0) == (7, "knee")  # others come meanwhile
+    assert chosen(costs, 8, backlog=8.0, apart_s=0.0) == 8
+    assert chosen(costs, 8, backlog=16.0, apart_s=0.0) == 8
+    assert chosen(costs, 8, backlog=16.0, apart_s=0.1) == 7  # others come meanwhile
 
 
 def test_two_trials_are_never_made_in_a_row_so_that_each_has_something_to_compare_with() -> None:

@@ -71,6 +71,7 @@ class Predictor:
             priority=queued.priority,
             tenant=queued.tenant,
             user=queued.user,
+            steps=state.steps,
         )
 
     def queued_request(self, state: RequestState) -> QueuedRequest:

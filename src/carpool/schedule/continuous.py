@@ -8,9 +8,10 @@ ride together, those lead whose requests would end at the highest rate. Who bega
 together until all are done, unless somebody much shorter, or of higher priority and not much
 longer, comes; while another key waits, only who makes the forwards little slower may join. A
 request whose deadline presses goes before all others, the one with the least slack first. Encoding
-and decoding go between denoising forwards: one of them, or as many as take no longer than the
+and decoding go between denoising forwards: one of each, or as many as take no longer than the
 forward itself; all of them where sizes take turns and those who began together have ended, so that
-the next begin with all that are there. A call that `MAX_PASSED` forwards of later requests have
+the next begin with all that are there. Who would find no room in the forward is encoded when there
+is some. A call that `MAX_PASSED` forwards of later requests have
 passed over leads next.
 
 *Shares.* With `fair_share` the tenant that was served least by its weight leads (`shares.py`);
@@ -52,7 +53,8 @@ class Continuous:
     min_gain: float = 0.05
     fair_share: Mapping[str, float] | None = None  # weights of tenants; None: not fair
     _passed: dict[int, int] = field(default_factory=dict)  # by order of the parked call
-    _spent_s: float = 0.0  # on encoding and decoding since the last denoising forward
+    # on encoding and decoding, each, since the last denoising forward
+    _spent_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
     _load: Load = field(default_factory=Load)
     _begun: set[int] = field(default_factory=set)  # requests of the group under way
     _ranks: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by order
@@ -170,24 +172,26 @@ class Continuous:
     ) -> bool:
         """Whether a decode or encode runs before the next denoising forward.
 
-        An encode that would not ride in it, because it is full, waits for others to be encoded
-        with.
+        An encode that would not share it, because it is full, waits: whoever is in it ends sooner,
+        and others may be encoded with it.
         """
         first, leader = beside.calls[0], denoise.calls[0]
         may_wait = first.phase == "decode" and self._shares is None
         if may_wait and self._decodes.wait(beside.calls, denoise.calls, len(parked)):
             return False
-        if first.phase == "encode" and denoise.why in ("knee", "cap", "untried"):
-            same = sum(call.rows for call in sides if call.key == first.key)
+        rows = sum(call.rows for call in denoise.calls)
+        is_full = rows + leader.rows > leader.max_rows
+        if first.phase == "encode" and (is_full or denoise.why in ("knee", "cap", "untried")):
             is_first = self._rank(first, now_s) < self._rank(leader, now_s)
             is_late = self._passed.get(first.order, 0) >= MAX_PASSED
-            if not (is_first or is_late or same >= first.max_rows):
+            if not (is_first or is_late):
                 return False
-        if not self._spent_s:
+        spent_s = self._spent_s[first.phase]
+        if not spent_s:
             return True
-        one_s = self.costs.seconds(leader.kind, sum(call.rows for call in denoise.calls))
+        one_s = self.costs.seconds(leader.kind, rows)
         rows = sum(call.rows for call in beside.calls)
-        return self._spent_s + self.costs.seconds(first.kind, rows) <= one_s
+        return spent_s + self.costs.seconds(first.kind, rows) <= one_s
 
     def _grouped(
         self, calls: Sequence[ParkedCall], now_s: float
@@ -298,7 +302,7 @@ class Continuous:
         backlog = self._load.backlog(present, now_s, self.costs.stretch)
         waited_s = now_s - sum([call.arrived_s for call in line]) / len(line)
         waited = max(0.0, waited_s / mean_s) if mean_s else 0.0
-        width, why = self._widths.choose(line, backlog, between, waited)
+        width, why = self._widths.choose(line, backlog, between, waited, present)
         if self._widths.loss_s is not None:
             self._trials[leader.order, width] = self._widths.loss_s
         return Choice(tuple(line[:width]), why)
@@ -335,7 +339,10 @@ class Continuous:
         if is_denoise and not self._begun:
             self._begun = {call.request for call in choice.calls}
         seconds = self.costs.seconds(leader.kind, sum(call.rows for call in choice.calls))
-        self._spent_s = 0.0 if is_denoise else self._spent_s + seconds
+        if is_denoise:
+            self._spent_s = dict.fromkeys(self._spent_s, 0.0)
+        else:
+            self._spent_s[leader.phase] += seconds
         if self._shares is not None:
             # a copy of streamed weights is for all that share the sweep, and charged to nobody
             seconds = self.costs.compute_s(leader.kind, sum(call.rows for call in choice.calls))

@@ -1,7 +1,9 @@
 """Trials: forwards of a width that is uncertain, run to learn what it takes.
 
-A trial is charged with the device time that it is likely to lose, and all of them together may lose
-`SHARE` of the device's time; at the beginning a few forwards' worth is free, as nothing is known.
+A trial is charged with the device time that it is likely to lose: in a burst with what this ends
+later by, with the round of those who were left out, else with what its round is worse by. All of
+them together may lose `SHARE` of the device's time. At the beginning a few forwards' worth is free
+outside bursts, as nothing is known.
 
 Source: optimism in the face of uncertainty with a budget of regret, after Lai & Robbins,
 Asymptotically Efficient Adaptive Allocation Rules, Advances in Applied Mathematics 6, 1985.
@@ -24,9 +26,14 @@ class Trials:
     device_s: float = 0.0  # of all forwards
     free_s: float = 0.0
 
-    def allow(self, loss_s: float) -> bool:
-        """Whether a trial that is likely to lose so much may be run."""
-        return self.lost_s + loss_s <= self.free_s + SHARE * self.device_s
+    def allow(self, loss_s: float, *, in_burst: bool = False) -> bool:
+        """Whether a trial that is likely to lose so much may be run.
+
+        Args:
+            in_burst: nothing is free: its first forwards, which grow, tell the most already.
+        """
+        free_s = 0.0 if in_burst else self.free_s
+        return self.lost_s + loss_s <= free_s + SHARE * self.device_s
 
     def ran(self, loss_s: float) -> None:
         """Note that a trial is run."""
@@ -34,4 +41,10 @@ class Trials:
         self.lost_s += loss_s
 
     def to_json(self) -> dict[str, Any]:
-        return {"count": self.count, "lost_s": self.lost_s, "device_s": self.device_s}
+        allowed_s = self.free_s + SHARE * self.device_s
+        return {
+            "count": self.count,
+            "lost_s": self.lost_s,
+            "allowed_s": allowed_s,
+            "device_s": self.device_s,
+        }

@@ -7,9 +7,10 @@ gains anything when the line is long. The house holds those who are in it and th
 to come before it is empty, by the arrivals so far. Where other keys wait, every round is followed
 by one of theirs, and whoever is left out of the first waits for that, too.
 
-The mean is not all: a burst that is done in fewer, wider forwards leaves the device sooner. A wider
-forward, that all who are there can fill, is taken where the mean latency, from arrival to end,
-loses no more by it than a part of what it gains in requests a second, and no other key waits.
+The mean is not all: who is done in fewer, wider forwards leaves the device sooner. A wider forward,
+that all who are there can fill, is taken where the mean latency, from arrival to end, loses no more
+by it than a part of what it gains in requests a second, and no other key waits. Equal requests that
+came at once have a rule of their own (`burst.py`).
 
 What was learned is uncertain. Where the difference is within that, the narrower is taken while few
 wait and the wider when many do: a wrong choice of the narrower costs throughput, which near
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from carpool.schedule.burst import LEAST_CALLS, best_width, is_burst, trial_s
 from carpool.schedule.cost import AnyCurve, Costs, Curve
 from carpool.schedule.trials import FLOOR
 from carpool.types import ParkedCall
@@ -46,6 +48,8 @@ class Widths:
     min_gain: float
     loss_s: float | None = None  # that the width chosen last may lose, if it is a trial
     has_tried: bool = False  # in the last forward
+    _burst_s: float = -inf  # when the last burst came
+    _burst_calls: int = 0  # of it
 
     def choose(
         self,
@@ -53,6 +57,7 @@ class Widths:
         backlog: float,
         between: float = 0.0,
         waited: float = 0.0,
+        present: float | None = None,
     ) -> tuple[int, str]:
         """How many of a line of calls of one key to run together, and what stops the next.
 
@@ -61,6 +66,7 @@ class Widths:
             backlog: work in the house, in requests like these.
             between: rounds of other keys before the next of this, in rounds of one of these.
             waited: mean time since arrival, in multiples of the work that is left, alone.
+            present: the part of the backlog that is here already; None: all of it.
         """
         kind, most = line[0].kind, line[0].max_rows
         curve = self.costs.curve(kind)
@@ -97,23 +103,69 @@ class Widths:
             rate, paying_rows = n / seconds, rows
             if mean_s < least_s * near:  # of the least: ties do not add up
                 best, least_s = n, min(mean_s, least_s)
-        waited_s = 2 * waited * seconds_of(line[0].rows)  # rounds are twice the mean
-        if best < len(means) and not between:  # else others would wait for it
-            is_burst = _is_burst(line, means[best - 1][2] / means[best - 1][3])
-            best = _wider(curve, means, best, backlog, waited_s, is_burst=is_burst)
-        trial = self._trial(curve, means, best)
+        trial, self.loss_s = best, None
+        if len(means) > 1:
+            round_s = means[best - 1][2] / means[best - 1][3]
+            here = round(backlog if present is None else present)
+            if not between and (calls := self._calls_of_burst(line, round_s, here)):
+                best, trial = self._of_burst(curve, means, calls)
+            else:
+                if not between and best < len(means):  # else others would wait for it
+                    waited_s = 2 * waited * seconds_of(line[0].rows)  # rounds are twice the mean
+                    best = _wider(curve, means, best, backlog, waited_s)
+                trial = self._trial(curve, means, best)
         if trial != best:
             return trial, "knee"
         if best < n and why == "nobody":
             why = "knee"
         return best, why
 
+    def _calls_of_burst(self, line: Sequence[ParkedCall], round_s: float, here: int) -> int:
+        """Of how many requests the burst was that a line is of; 0: it is of none.
+
+        Args:
+            here: requests, by now.
+        """
+        if not is_burst(line, round_s):
+            return 0
+        arrived_s = line[0].arrived_s
+        if abs(arrived_s - self._burst_s) > round_s:
+            self._burst_s, self._burst_calls = arrived_s, here
+        self._burst_calls = max(self._burst_calls, len(line))
+        return self._burst_calls if self._burst_calls >= LEAST_CALLS else 0
+
+    def _of_burst(
+        self, curve: AnyCurve, means: Sequence[tuple[int, int, float, float]], calls: int
+    ) -> tuple[int, int]:
+        """The best width of a burst, at worst, and what is run: one that may well be better.
+
+        Only what would change the choice is tried, if it is what is hoped for.
+        """
+        likely = [mean_s / rounds for _, _, mean_s, rounds in means]
+        sds = [curve.sd(rows) for _, rows, _, _ in means]
+        worst = [seconds + sd for seconds, sd in zip(likely, sds, strict=True)]
+        best = best_width(worst, calls)
+        if isinstance(curve, Curve) or self.has_tried:
+            return best, best
+        optimism = curve.optimism
+        hoped = [
+            max(seconds - optimism * sd, FLOOR * seconds)
+            for seconds, sd in zip(likely, sds, strict=True)
+        ]
+        tried = best_width(hoped, calls)
+        if tried == best or sds[tried - 1] <= CERTAIN * likely[tried - 1]:
+            return best, best
+        loss_s = max(trial_s(likely, best, tried), FLOOR * likely[tried - 1])
+        if not self.costs.trials.allow(loss_s, in_burst=True):
+            return best, best
+        self.loss_s = loss_s
+        return best, tried
+
     def _trial(
         self, curve: AnyCurve, means: Sequence[tuple[int, int, float, float]], best: int
     ) -> int:
         """The calls of a width that may well be better than the best, if it may be tried now."""
-        self.loss_s = None
-        if len(means) < 2 or isinstance(curve, Curve) or self.has_tried:
+        if isinstance(curve, Curve) or self.has_tried:
             return best
         _, best_rows, best_s, rounds = means[best - 1]
         chosen, loss_s = best, 0.0
@@ -139,40 +191,16 @@ def _wider(
     best: int,
     backlog: float,
     waited_s: float,
-    *,
-    is_burst: bool,
 ) -> int:
     """The widest that gains so much more a second than the best that the mean may lose by it.
 
     By what it takes at worst, where that is uncertain.
-
-    Args:
-        is_burst: all came and would end at once. So nobody fills the last round of the backlog,
-            and what is gained is what all its rounds take less.
     """
     _, _, best_s, best_rounds = means[best - 1]
     for n, rows, likely_s, rounds in reversed(means[best:]):
         mean_s = likely_s + curve.sd(rows) * rounds
         loss = (mean_s - best_s) / (best_s + waited_s)
         gain = (n * rounds / mean_s) / (best * best_rounds / best_s) - 1
-        if is_burst and n <= backlog:
-            in_all_s = _all_rounds_s(means, round(backlog), best, best_s / best_rounds)
-            gain = in_all_s / _all_rounds_s(means, round(backlog), n, mean_s / rounds) - 1
         if n <= backlog and gain >= LEAST_GAINED and loss <= min(MOST_TRADED, TRADE * gain):
             return n
     return best
-
-
-def _is_burst(line: Sequence[ParkedCall], round_s: float) -> bool:
-    """Whether calls are of requests that came within a round, and have equally much left."""
-    spreads = ([call.arrived_s for call in line], [call.left_s for call in line])
-    return all(max(spread) - min(spread) <= round_s for spread in spreads)
-
-
-def _all_rounds_s(
-    means: Sequence[tuple[int, int, float, float]], calls: int, width: int, round_s: float
-) -> float:
-    """What so many calls take in rounds of a width, and one of those that are left over."""
-    full, left = divmod(calls, width)
-    _, _, mean_s, rounds = means[left - 1]
-    return full * round_s + (mean_s / rounds if left else 0.0)

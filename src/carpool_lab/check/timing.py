@@ -5,7 +5,7 @@ from dataclasses import replace
 from carpool.config import EngineSettings
 from carpool.engine.cost_store import Table
 from carpool.engine.model.load import Loaded
-from carpool.schedule.cost import STEPS
+from carpool.schedule.known_curve import STEPS
 from carpool.types import CheckedRequest
 from carpool_lab.check.requests import Wanted
 from carpool_lab.check.run import Proof, Tick

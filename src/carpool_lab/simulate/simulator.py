@@ -252,6 +252,7 @@ class Worker:
             waiting.priority,
             waiting.tenant,
             waiting.user,
+            sum(stage.count for stage in ride.stages if stage.phase == "denoise"),
         )
 
     def _believed_s(self, ride: Ride) -> float:

@@ -19,7 +19,8 @@ from carpool.engine.model.load import Loaded, versions
 from carpool.engine.request import Outcome
 from carpool.errors import OutOfMemory
 from carpool.request.parameters import check
-from carpool.schedule.cost import STEPS, AnyCurve, Costs
+from carpool.schedule.cost import AnyCurve, Costs
+from carpool.schedule.known_curve import STEPS
 from carpool.schedule.peers.compatibility import cost, resolution
 from carpool.schedule.peers.sglang_rules import Resolution
 from carpool.types import CallKind, CheckedRequest, Clock, Event, Request

@@ -1,0 +1,266 @@
+"""Equal requests that come at once: as soon done as in the best of the other modes, and as few
+forwards, also while costs are learned on a machine with neighbours.
+
+Devices as three tiny models are on a CPU core, under a virtual clock. Forwards take what is true;
+what is learned of them is disturbed, so that counts and times say what wrong beliefs cost.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.schedule.batch_modes import Dynamic, Off, Waves
+from carpool.schedule.burst import best_width, is_burst, trial_s
+from carpool.schedule.continuous import Continuous
+from carpool.schedule.cost import Costs, Curve
+from carpool.schedule.learned_curve import PRIOR, LearnedCurve
+from carpool.schedule.policy import Policy
+from carpool.schedule.trials import SHARE
+from carpool.types import CallKind, ParkedCall, Phase, QueuedRequest
+from carpool_lab.simulate.fleet import simulate
+from carpool_lab.simulate.simulator import Ride, Stage, Worker
+from carpool_lab.simulate.tables import WIDEST
+
+CLIENTS, STEPS = 16, 6
+DENOISE, DECODE = CallKind("transformer.forward", 1), CallKind("vae.decode", 1)
+ENCODE = CallKind("text_encoder.forward", 1)
+Seconds = Mapping[CallKind, Mapping[int, float]]  # by rows
+SHAPES: Seconds = {
+    ENCODE: {1: 0.0012, 8: 0.0022},
+    DENOISE: {1: 0.0064, 2: 0.0083, 4: 0.0115, 6: 0.0143, 8: 0.0170},
+    DECODE: {1: 0.0073, 2: 0.0115, 3: 0.0160, 4: 0.0205},
+}
+QWEN: Seconds = {
+    DENOISE: {1: 0.0052, 2: 0.0080, 3: 0.0102, 4: 0.0123, 6: 0.0157, 8: 0.0192},
+    DECODE: {1: 0.0080, 2: 0.0122, 3: 0.0162, 4: 0.0204},
+}
+FLUX: Seconds = {  # rows gain little
+    DENOISE: {1: 0.0184, 2: 0.0320, 4: 0.0610, 8: 0.1160},
+    DECODE: {1: 0.0059, 2: 0.0089, 4: 0.0150},
+}
+PHASES: Mapping[CallKind, Phase] = {ENCODE: "encode", DENOISE: "denoise", DECODE: "decode"}
+CALLS = {id(QWEN): 2}  # of the denoiser, a step: its guidance is a call of its own
+
+
+class Disturbed(Costs):
+    """Learns of a machine with neighbours what runs on a quiet one."""
+
+    def __init__(self, rng: random.Random, table: Mapping[CallKind, LearnedCurve]) -> None:
+        super().__init__(table)
+        self.rng, self.at_s, self.phase_s, self.seen = (
+            rng,
+            0.0,
+            rng.expovariate(1 / 8),
+            set[object](),
+        )
+
+    def learn(self, kind: CallKind, rows: int, seconds: float) -> None:
+        factor = self.rng.lognormvariate(0.0, 0.2)
+        if (kind, rows) not in self.seen:
+            self.seen.add((kind, rows))
+            factor *= 1.6  # it allocates
+        if self.rng.random() < 0.01:
+            factor *= 10
+        self.at_s += seconds
+        if self.at_s > self.phase_s:
+            factor *= 2
+        if self.at_s > self.phase_s + 2.0:
+            self.phase_s = self.at_s + self.rng.expovariate(1 / 8)
+        super().learn(kind, rows, seconds * factor)
+
+
+def disturbed(device: Seconds, seed: int, *, wrong: bool) -> Disturbed:
+    """Nothing known, or a table that is wrong by 4 times at one width of each kind."""
+    rng, table = random.Random(seed), dict[CallKind, LearnedCurve]()
+    for kind, true_s in device.items() if wrong else ():
+        width = rng.choice(sorted(true_s))
+        one = {width: true_s[width] * rng.choice((4.0, 0.25))}
+        table[kind] = LearnedCurve({**true_s, **one}, PRIOR)
+    return Disturbed(rng, table)
+
+
+@dataclass(frozen=True)
+class Burst:
+    """What one came to."""
+
+    forwards: Counter[str]
+    took_s: float
+    mean_s: float
+
+
+def known(device: Seconds) -> Costs:
+    return Costs({kind: Curve(true_s) for kind, true_s in device.items()})
+
+
+def play(
+    device: Seconds,
+    policy: Policy,
+    beliefs: Costs | None = None,
+    *,
+    bursts: int = 1,
+    clients: int = CLIENTS,
+    apart_s: float = 0.0,
+) -> list[Burst]:
+    """Bursts, each when the one before is done long since, of requests that come one by one."""
+    stages = tuple(
+        Stage(kind, PHASES[kind], kind, true_s[1], count=_count(device, kind))
+        for kind, true_s in device.items()
+    )
+    alone_s = sum(stage.call_s * stage.count for stage in stages)
+    gap_s = 2.5 * clients * alone_s
+    rides = [
+        Ride(
+            QueuedRequest(n + 1, n // clients * gap_s + n % clients * apart_s, alone_s, alone_s),
+            stages,
+        )
+        for n in range(clients * bursts)
+    ]
+    worker = Worker(policy, known(device), WIDEST, 0.0003, None, beliefs, is_traced=True)
+    done = simulate(iter(rides), [worker])
+    found = []
+    for number in range(bursts):
+        first, last = clients * number, clients * (number + 1)
+        ends = [ride.ended_s - number * gap_s for ride in done.rides[first:last]]
+        phases = Counter(phase for phase, names in done.batches if first < names[0] <= last)
+        found.append(Burst(phases, max(ends), sum(ends) / clients))
+    return found
+
+
+def _count(device: Seconds, kind: CallKind) -> int:
+    return STEPS * CALLS.get(id(device), 1) if kind == DENOISE else 1
+
+
+def others(device: Seconds, clients: int = CLIENTS, apart_s: float = 0.0) -> list[Burst]:
+    modes: tuple[Policy, ...] = (Dynamic(8, 0.005), Waves(8, 0.020), Off())
+    return [one for mode in modes for one in play(device, mode, clients=clients, apart_s=apart_s)]
+
+
+@pytest.mark.parametrize(
+    "device", [pytest.param(SHAPES, id="shapes"), pytest.param(QWEN, id="qwen-image")]
+)
+def test_with_known_costs_a_burst_takes_the_forwards_of_dynamic(device: Seconds) -> None:
+    [theirs] = play(device, Dynamic(8, 0.005))
+
+    for ours in play(device, Continuous(known(device)), bursts=2):
+        assert ours.forwards == theirs.forwards
+
+
+@pytest.mark.parametrize(
+    ("device", "clients"),
+    [
+        *(pytest.param(SHAPES, n, id=f"shapes, {n}") for n in (8, 12, 16, 24, 33)),
+        *(pytest.param(FLUX, n, id=f"flux, {n}") for n in (16, 24, 33)),
+        *(pytest.param(QWEN, n, id=f"qwen-image, {n}") for n in (8, 12, 16, 24, 33)),
+    ],
+)
+def test_with_known_costs_a_burst_keeps_both_promises(device: Seconds, clients: int) -> None:
+    """Widths of the least mean were 1.09 times slower on flux: 2 rows, or 7 and 1 elsewhere."""
+    theirs = others(device, clients)
+
+    for ours in play(device, Continuous(known(device)), bursts=2, clients=clients):
+        assert ours.took_s <= min(one.took_s for one in theirs) / 0.97
+        assert ours.mean_s <= 1.05 * min(one.mean_s for one in theirs)
+
+
+@pytest.mark.parametrize("apart_s", [0.0003, 0.001, 0.002])
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(SHAPES, id="shapes"),
+        pytest.param(FLUX, id="flux"),
+        pytest.param(QWEN, id="qwen-image"),
+    ],
+)
+def test_a_burst_that_comes_within_some_milliseconds_keeps_both_promises(
+    device: Seconds, apart_s: float
+) -> None:
+    """The last of it finds no room, and is encoded as soon as there is some, before decodes."""
+    theirs = others(device, apart_s=apart_s)
+    [ours] = play(device, Continuous(known(device)), apart_s=apart_s)
+
+    assert ours.took_s <= min(one.took_s for one in theirs) / 0.97
+    assert ours.mean_s <= 1.05 * min(one.mean_s for one in theirs)
+
+
+@pytest.mark.parametrize("wrong", [False, True], ids=["fresh table", "wrong table"])
+@pytest.mark.parametrize(
+    "device", [pytest.param(SHAPES, id="shapes"), pytest.param(QWEN, id="qwen-image")]
+)
+def test_costs_learned_beside_neighbours_keep_both_promises_after_the_first_burst(
+    device: Seconds, wrong: bool
+) -> None:
+    theirs, seeds = others(device), range(5)
+    played = [(costs := disturbed(device, n, wrong=wrong), Continuous(costs)) for n in seeds]
+    found = [play(device, policy, costs, bursts=6)[1:] for costs, policy in played]
+    bursts = [one for several in found for one in several]
+
+    took_s = [one.took_s for one in bursts]
+    assert min(one.took_s for one in theirs) >= max(0.97 * median(took_s), 0.95 * fmean(took_s))
+    assert median(one.mean_s for one in bursts) <= 1.05 * min(one.mean_s for one in theirs)
+    few = theirs[0].forwards  # of `dynamic`
+    assert median(one.forwards["denoise"] for one in bursts) <= few["denoise"]
+    assert median(one.forwards["encode"] for one in bursts) <= few["encode"]
+    assert median(one.forwards["decode"] for one in bursts) <= few["decode"]
+    for costs, _ in played:
+        assert costs.trials.lost_s <= SHARE * costs.trials.device_s
+
+
+def test_in_a_burst_trials_cost_no_more_than_their_share_from_the_first_forward() -> None:
+    """By what the burst ends later, not by what a single forward takes more."""
+    for seed in range(4):
+        costs = disturbed(FLUX, seed, wrong=bool(seed % 2))
+        play(FLUX, Continuous(costs), costs, bursts=3)
+
+        assert costs.trials.count
+        assert costs.trials.lost_s <= SHARE * costs.trials.device_s
+
+
+def test_who_is_left_out_of_a_trial_takes_a_round_of_its_own() -> None:
+    seconds = [1.0, 1.2, 1.4, 1.6]
+
+    assert trial_s(seconds, best=4, tried=3) == pytest.approx(1.4 + 1.0 - 1.6)
+    assert trial_s(seconds, best=2, tried=3) == pytest.approx(1.4 + 1.0 - 2 * 1.2)
+    assert trial_s(seconds, best=2, tried=4) == pytest.approx(1.6 - 2 * 1.2)
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=12), st.integers(1, 70))
+def test_no_fixed_width_is_nearer_to_both_the_soonest_end_and_the_least_mean(
+    steps_s: list[float], more: int
+) -> None:
+    seconds = [sum(steps_s[: n + 1]) for n in range(len(steps_s))]
+    calls = len(seconds) + more - 1
+    chosen = best_width(seconds, calls)
+
+    def ends(width: int) -> list[float]:
+        full, left = divmod(calls, width)
+        rounds = [width] * full + [left] * bool(left)
+        return [
+            sum(seconds[n - 1] for n in rounds[: place + 1])
+            for place, size in enumerate(rounds)
+            for _ in range(size)
+        ]
+
+    soonest_s = min(max(ends(n)) for n in range(1, len(seconds) + 1))
+    fixed = [sum(ends(n)) / calls for n in (1, len(seconds))]
+
+    def missed(width: int) -> float:
+        return max(max(ends(width)) / soonest_s, sum(ends(width)) / calls / (1.04 * min(fixed)))
+
+    assert missed(chosen) == pytest.approx(min(missed(n + 1) for n in range(len(seconds))))
+
+
+def test_a_burst_is_of_equal_requests_that_came_at_once_however_the_machine_is() -> None:
+    """The work that is predicted moves with the machine's speed, and is another for who waits."""
+    one = ParkedCall(1, 1, "key", whole_s=1.0, left_s=1.0, steps=12)
+    slow, late = replace(one, whole_s=2.0, left_s=0.3), replace(one, arrived_s=0.2)
+
+    assert is_burst([one, slow], round_s=0.1)
+    assert is_burst([one, late], round_s=0.3)
+    assert not is_burst([one, late], round_s=0.1)
+    assert not is_burst([one, replace(one, steps=13)], round_s=0.1)
