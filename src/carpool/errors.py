@@ -222,6 +222,8 @@ class DeadlineExceeded(CarpoolError, status=504, code="deadline_exceeded"):
 class LoadFailed(CarpoolError):
     """The model cannot be loaded, or cannot be served as it is."""
 
+    wants_memory = False  # it may load once others have made room
+
 
 class LoraRejected(CarpoolError):
     """An adapter cannot be registered under this name for this model."""

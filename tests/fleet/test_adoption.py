@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,36 @@ def test_a_front_that_ends_while_a_worker_is_lost_leaves_that_one_only(at_once: 
         await until(lambda: cluster.made == 1)
         opening.cancel()
         await asyncio.wait([opening])
+        assert (opening.cancelled(), cluster.ended) == (True, ["new-1"])
+
+    told(story)
+
+
+@pytest.mark.parametrize("found", [(), ("old",)])
+def test_a_worker_that_is_asked_for_as_its_front_ends_is_not_left_behind(
+    found: tuple[str, ...], at_once: None
+) -> None:
+    """Nobody would know it: it would keep a place in the cluster."""
+
+    async def story() -> None:
+        cluster, asked, go_on = FakeCluster(*found), threading.Event(), threading.Event()
+        cluster.at["old"] = ConnectionError("no answer")
+        take = cluster.take
+
+        def slowly(model: str, ranks: int = 1) -> str:
+            if not cluster.workers(model):
+                asked.set()
+                go_on.wait(10)
+            return take(model, ranks)
+
+        cluster.take = slowly  # type: ignore[method-assign]
+        opening = asyncio.create_task(RayConnector(cluster, "shapes", None, address_only).open())
+        await until(asked.is_set)
+        opening.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.wait([opening])
+        await until(lambda: cluster.made == 1)
         assert (opening.cancelled(), cluster.ended) == (True, ["new-1"])
 
     told(story)

@@ -1,13 +1,21 @@
 """Several models behind one address: by name, on demand, in each other's place."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from carpool.config import EngineSettings
-from carpool.errors import Draining, LoadFailed, ModelNotFound, Starting
+from carpool.errors import (
+    DeadlineExceeded,
+    Draining,
+    LoadFailed,
+    ModelNotFound,
+    Starting,
+    TooLate,
+)
 from carpool.fleet.deployment import Deployment
 from carpool.fleet.fleet import Fleet
 from carpool.fleet.pool import Pool
@@ -52,8 +60,8 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def request(name: str, model: str) -> CheckedRequest:
-    return CheckedRequest(name, 1, {"prompt": "a cat"}, model=model)
+def request(name: str, model: str, **others: Any) -> CheckedRequest:
+    return CheckedRequest(name, 1, {"prompt": "a cat"}, model=model, **others)
 
 
 def test_requests_go_to_the_model_that_they_name_and_to_the_first_where_they_name_none() -> None:
@@ -160,11 +168,11 @@ def test_where_loading_fails_an_idle_model_is_unloaded_and_it_is_tried_again() -
         await first
         second = asyncio.create_task(fleet.submit(request("b", "two")))
         await settle()
-        models.newest("two").fail("out of memory")
+        models.newest("two").fail("out of memory", wants_memory=True)
         await settle()
         assert fleet.of("one").state == "unloaded"
         assert len(models.workers["two"]) == 2
-        models.newest("two").fail("out of memory")
+        models.newest("two").fail("out of memory", wants_memory=True)
         await settle()
         with pytest.raises(LoadFailed, match="out of memory"):
             second.result()
@@ -177,7 +185,7 @@ def test_where_loading_fails_an_idle_model_is_unloaded_and_it_is_tried_again() -
 def test_a_model_goes_when_it_was_not_used_for_its_keep_alive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("carpool.fleet.fleet._LOOK_S", 0.0)
+    monkeypatch.setattr("carpool.fleet.loader.LOOK_S", 0.0)
 
     async def story() -> None:
         models = Models(one=True)
@@ -286,6 +294,266 @@ def test_who_waits_for_one_model_is_not_let_in_by_another_and_has_it_loaded() ->
         await settle()
         assert all(one.done() for one in waits.values())
         running.cancel()
+        await fleet.stop()
+
+    told(story)
+
+
+async def asked(fleet: Fleet, name: str, model: str, **others: Any) -> "asyncio.Task[Any]":
+    task = asyncio.create_task(fleet.submit(request(name, model, **others)))
+    await settle()
+    return task
+
+
+def test_a_load_whose_client_leaves_serves_the_next_one_who_asks() -> None:
+    async def story() -> None:
+        models = Models(one=True)
+        fleet = models.fleet()
+        fleet.start()
+        first = await asked(fleet, "a", "one")
+        first.cancel()
+        await settle()
+        second = await asked(fleet, "b", "one")
+        models.newest("one").load()
+        await settle()
+        assert len(models.workers["one"]) == 1
+        models.newest("one").finish("b")
+        assert (await second).request_id == "b"
+        await fleet.stop()
+
+    told(story)
+
+
+def test_what_nobody_waits_for_any_more_takes_no_place() -> None:
+    async def story() -> None:
+        models = Models(one=True, two=True)
+        fleet = models.fleet(max_loaded=1)
+        fleet.start()
+        first = await asked(fleet, "a", "one")
+        models.newest("one").load()
+        await settle()
+        second = await asked(fleet, "b", "two")
+        second.cancel()
+        await settle()
+        models.newest("one").finish("a")
+        await first
+        await settle()
+        assert (fleet.of("one").state, models.workers["two"]) == ("ready", [])
+        await fleet.stop()
+
+    told(story)
+
+
+def test_a_model_that_is_broken_costs_no_other_one_its_place() -> None:
+    async def story() -> None:
+        models = Models(one=True, two=True)
+        fleet = models.fleet()
+        fleet.start()
+        first = await asked(fleet, "a", "one")
+        models.newest("one").load()
+        await settle()
+        models.newest("one").finish("a")
+        await first
+        second = await asked(fleet, "b", "two")
+        models.newest("two").fail("there is no such folder")
+        with pytest.raises(LoadFailed, match="no such folder"):
+            await second
+        assert (fleet.of("one").state, len(models.workers["two"])) == ("ready", 1)
+        await fleet.stop()
+
+    told(story)
+
+
+def test_what_does_not_fit_beside_a_model_that_works_waits_until_that_has_ended() -> None:
+    async def story() -> None:
+        models = Models(one=True, two=True)
+        fleet = models.fleet()
+        fleet.start()
+        first = await asked(fleet, "a", "one")
+        models.newest("one").load()
+        await settle()
+        second = await asked(fleet, "b", "two")
+        models.newest("two").fail("out of memory", wants_memory=True)
+        await settle()
+        assert (fleet.of("one").state, second.done()) == ("ready", False)
+        models.newest("one").finish("a")
+        await first
+        await settle()
+        assert (fleet.of("one").state, len(models.workers["two"])) == ("unloaded", 2)
+        models.newest("two").load()
+        await settle()
+        models.newest("two").finish("b")
+        assert (await second).request_id == "b"
+        await fleet.stop()
+
+    told(story)
+
+
+def test_a_model_that_always_has_requests_makes_room_in_the_end_and_they_go_on_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("carpool.fleet.loader.PATIENCE_S", 0.0)
+
+    async def story() -> None:
+        models = Models(one=True, two=True)
+        fleet = models.fleet(max_loaded=1)
+        fleet.start()
+        tasks = [await asked(fleet, "a1", "one")]
+        models.newest("one").load()
+        await settle()
+        tasks += [await asked(fleet, "b", "two"), await asked(fleet, "a2", "one")]
+        assert list(models.newest("one").running) == ["a1"]  # the second one waits
+        models.newest("one").finish("a1")
+        await settle()
+        models.newest("two").load()
+        await settle()
+        assert (fleet.of("one").state, list(models.newest("two").running)) == ("unloaded", ["b"])
+        models.newest("two").finish("b")
+        await settle()
+        models.newest("one").load()
+        await settle()
+        models.newest("one").finish("a2")
+        assert [(await one).request_id for one in tasks] == ["a1", "b", "a2"]
+        assert [len(workers) for workers in models.workers.values()] == [2, 1]
+        await fleet.stop()
+
+    told(story)
+
+
+def test_two_models_that_are_asked_for_at_once_are_both_served_in_the_place_of_one() -> None:
+    async def story() -> None:
+        models = Models(one=True, two=True, three=True)
+        fleet = models.fleet(max_loaded=1)
+        fleet.start()
+        tasks = {name: await asked(fleet, name, name) for name in models.workers}
+        for name, task in tasks.items():
+            models.newest(name).load()
+            await settle()
+            models.newest(name).finish(name)
+            await task
+            await settle()
+        assert all(len(workers) == 1 for workers in models.workers.values())
+        await fleet.stop()
+
+    told(story)
+
+
+def test_loading_counts_towards_the_times_of_a_request() -> None:
+    async def story() -> None:
+        models = Models(one=True)
+        fleet = models.fleet()
+        fleet.start()
+        hasty = await asked(fleet, "a", "one", timeout_s=0.01)
+        late = await asked(fleet, "b", "one", deadline_s=0.01)
+        patient = await asked(fleet, "c", "one", timeout_s=60.0)
+        with pytest.raises(DeadlineExceeded, match=r"timeout_s=0.01 .* 'one' is not loaded yet"):
+            await hasty
+        with pytest.raises(TooLate, match=r"deadline_s=0.01 cannot be met: 'one' is not loaded"):
+            await late
+        models.newest("one").load()
+        await settle()
+        [(name, waited_s, _)] = models.newest("one").got
+        assert (name, waited_s > 0) == ("c", True)
+        models.newest("one").finish("c")
+        await patient
+        await fleet.stop()
+
+    told(story)
+
+
+def test_a_deadline_that_loading_would_exceed_loads_nothing() -> None:
+    async def story() -> None:
+        models = Models(one=True)
+        fleet = models.fleet()
+        one = fleet.of("one")
+        fleet.start()
+        first = await asked(fleet, "a", "one")
+        models.newest("one").load()
+        await settle()
+        models.newest("one").finish("a")
+        await first
+        assert one.pool is not None
+        one.known, one.pool, one.took_s = one.pool.ready, None, 60.0  # as if it was unloaded
+        with pytest.raises(TooLate, match="loading takes some 60 s"):
+            await fleet.submit(request("b", "one", deadline_s=5.0))
+        assert len(models.workers["one"]) == 1
+        await fleet.stop()
+
+    told(story)
+
+
+def test_a_server_that_drains_loads_nothing_for_what_still_waits_for_a_place() -> None:
+    async def story() -> None:
+        models = Models(one=True, two=True)
+        fleet = models.fleet(max_loaded=1)
+        fleet.start()
+        first = await asked(fleet, "a", "one")
+        models.newest("one").load()
+        await settle()
+        second = await asked(fleet, "b", "two")
+        await fleet.drain(0.01)
+        with pytest.raises(Draining):
+            await second
+        assert not models.workers["two"]
+        await asyncio.gather(first, return_exceptions=True)
+        await fleet.stop()
+
+    told(story)
+
+
+@pytest.mark.parametrize("seed", [*range(7), 16])
+def test_whoever_asks_leaves_or_fails_to_load_everybody_else_is_served(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that can happen to models on demand, at random moments."""
+    rng = random.Random(seed)
+    monkeypatch.setattr("carpool.fleet.loader.PATIENCE_S", rng.choice((0.0, 10.0)))
+    monkeypatch.setattr("carpool.fleet.loader.LOOK_S", 0.0)
+
+    async def story() -> None:
+        models = Models(one=True, two=True, three=True)
+        fleet, tasks = models.fleet(rng.choice((1, 2, None))), dict[str, asyncio.Task[Any]]()
+        fleet.of("two").keep_alive_s = 0.0
+        fleet.start()
+
+        def living() -> list[FakeWorker]:
+            every = [one for each in models.workers.values() for one in each]
+            return [one for one in every if not one.stopped and not one.has_failed]
+
+        def go_on() -> None:
+            for worker in living():
+                if worker.state == "starting":
+                    worker.load()
+                for name, answer in worker.running.items():
+                    if not answer.done():
+                        worker.finish(name)
+
+        for number in range(120):
+            name, model = f"r{number}", rng.choice(list(models.workers))
+            tasks[name] = asyncio.create_task(fleet.submit(request(name, model)))
+            if rng.random() < 0.5:
+                rng.choice(list(tasks.values())).cancel()
+            for worker in living():
+                if worker.state == "starting" and rng.random() < 0.2:
+                    worker.fail("it does not load", wants_memory=rng.random() < 0.5)
+                elif worker.state == "starting" and rng.random() < 0.5:
+                    worker.load()
+                elif open_ := [n for n, answer in worker.running.items() if not answer.done()]:
+                    worker.finish(rng.choice(open_))
+            for _ in range(rng.randrange(6)):
+                await asyncio.sleep(0)
+        while any(not task.done() for task in tasks.values()):
+            go_on()
+            await settle()
+        for name, task in tasks.items():
+            if not task.cancelled() and task.exception() is None:
+                assert task.result().request_id == name
+        errors = {type(task.exception()) for task in tasks.values() if not task.cancelled()}
+        assert errors <= {type(None), LoadFailed}
+        for name in models.workers:
+            one = fleet.of(name)
+            assert (one.in_flight, one.waiting, one.makes_room) == (0, 0, False)
+        assert len(living()) <= sum(one.pool is not None for one in fleet.deployments.values())
         await fleet.stop()
 
     told(story)

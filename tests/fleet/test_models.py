@@ -45,6 +45,32 @@ def test_two_models_of_one_name_are_refused() -> None:
         models_of(["shapes", "shaeps"], settings())
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"scale_up_wait": 5.0}, "scale_up_wait=5.0: does nothing without max_workers"),
+        ({"scale_down_after": 5.0}, "scale_down_after=5.0: does nothing without max_workers"),
+        ({"fleet_cert": "x.pem"}, "fleet_cert='x.pem': does nothing without ray"),
+        ({"workers_per_node": 2}, "workers_per_node=2: does nothing without ray"),
+        ({"gpus_per_worker": 0.5}, "gpus_per_worker=0.5: does nothing without ray"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingRejected, match=told):
+        models_of(["shapes"], settings(**given))
+    assert models_of(["shapes"], settings(**given, ray="auto", max_workers=2))
+
+
+def test_more_models_at_the_start_than_may_be_loaded_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingRejected, match=r"max_loaded=1: 2 of the 2 models .* is 2 at least"):
+        models_of(["shapes", "shapes-video"], settings(max_loaded=1))
+    file = tmp_path / "models.yaml"
+    file.write_text("models: [shapes, {model: shapes-video, load: on_demand}]\n")
+    with pytest.raises(SettingRejected, match=r"max_loaded=1: 1 of the 2 models .* is 2 at least"):
+        read_models(file, settings(max_loaded=1))
+    assert len(read_models(file, settings(max_loaded=2))) == 2
+
+
 def test_a_file_says_of_each_model_what_the_flags_say_of_all(tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text(

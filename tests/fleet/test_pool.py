@@ -1,6 +1,8 @@
 """A pool of workers: late binding, deaths, admission, drain; before workers without processes."""
 
 import asyncio
+import itertools
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -423,5 +425,83 @@ def test_an_urgent_request_pauses_one_of_lower_priority_which_goes_on_later() ->
                 worker.finish(name)
         await stage.settle()
         assert paused in stage.all()  # it goes on
+
+    told(story)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whoever_leaves_while_requests_move_pause_or_lose_their_worker_nothing_is_left(
+    seed: int,
+) -> None:
+    """All that can happen to a pool, at random moments, between any two turns of the loop."""
+
+    async def story() -> None:
+        rng, stage, numbers = random.Random(seed), await ready(3), itertools.count()
+        pool, leaving = stage.pool, list[asyncio.Task[None]]()
+
+        def living() -> list[FakeWorker]:
+            return [one for one in stage.workers if not one.stopped]
+
+        async def come() -> None:
+            options: dict[str, Any] = {"priority": rng.choice((-5, 0, 5))}
+            if rng.random() < 0.3:
+                options["timeout_s"] = rng.choice((0.0, 60.0))
+            await stage.submit(f"r{next(numbers)}", steps=rng.choice((5, 100)), **options)
+
+        async def cancel() -> None:
+            rng.choice(list(stage.tasks.values())).cancel()
+
+        async def report() -> None:
+            worker = rng.choice(living())
+            worker.report(SOLO, **{name: rng.uniform(1, 100) for name in worker.running})
+
+        async def die() -> None:
+            worker = rng.choice(living())
+            if worker.state == "ready":
+                worker.die()
+                await asyncio.sleep(0)
+            worker.load()
+
+        async def finish() -> None:
+            worker = rng.choice(living())
+            open_ = [name for name, answer in worker.running.items() if not answer.done()]
+            if open_:
+                worker.finish(rng.choice(open_))
+
+        async def drain() -> None:
+            if len(pool.members()) > 1:
+                member = rng.choice(pool.members())
+                leaving.append(asyncio.create_task(pool.remove_worker(member)))
+                pool.add_worker()
+                await asyncio.sleep(0)
+                stage.workers[-1].load()
+
+        actions = (come, come, come, cancel, cancel, report, report, die, finish, finish, drain)
+        await come()
+        for _ in range(150):
+            await rng.choice(actions)()
+            for _ in range(rng.randrange(4)):
+                await asyncio.sleep(0)
+        while any(not task.done() for task in stage.tasks.values()):
+            for worker in living():
+                for name, answer in list(worker.running.items()):
+                    if not answer.done():
+                        worker.finish(name)
+            await stage.settle()
+        async with asyncio.timeout(5):
+            await asyncio.gather(*leaving)
+        for name, task in stage.tasks.items():  # each has its own answer, or was cancelled
+            if not task.cancelled() and task.exception() is None:
+                assert task.result().request_id == name
+        errors = {type(t.exception()) for t in stage.tasks.values() if not t.cancelled()}
+        assert errors <= {type(None), DeadlineExceeded, Overloaded}
+        requests, mover = pool._requests, pool._mover
+        router = requests.router
+        assert (len(requests), requests.held, len(router.waiting)) == (0, 0, 0)
+        assert [one for one in router.workers.values() if one.bound] == []
+        assert (mover._names, mover._asked, mover._sent_s, mover._policy._moved) == ({}, {}, {}, {})
+        assert not any(name in stage.journals for name in stage.tasks)
+        assert len(router.workers) == len(pool.members()) == len(living())
+        await pool.stop()
 
     told(story)

@@ -187,6 +187,34 @@ def test_a_rolling_update_replaces_every_worker_and_no_request_fails(cluster: An
         assert set(statuses) == {200}
 
 
+def test_workers_come_with_the_load_and_go_without_it_and_no_request_fails(cluster: Any) -> None:
+    scaling = ("--scale-up-wait", "0.3", "--scale-down-after", "3", "--max-running", "1")
+    flags = ("--max-workers", "2", "--workers-per-node", "1", *scaling)
+    with fleet(cluster, "scale", *flags, ready=1) as server:
+        is_up = False
+
+        def draw(seed: int) -> list[Any]:
+            answers = list[Any]()
+            while not is_up or not answers:
+                answers.append(server.draw(seed=seed, num_inference_steps=STEPS))
+            return answers
+
+        with ThreadPoolExecutor(6) as threads:
+            drawing = [threads.submit(draw, seed) for seed in range(6)]
+            try:
+                eventually(lambda: up(server) == 2, PLACE_S, "another worker is there")
+            finally:
+                is_up = True
+            answers = [one.result() for one in drawing]
+        held = len(hosted())
+        eventually(lambda: up(server) == 1, 60, "one of them goes")
+        eventually(lambda: len(hosted()) == held - 1, 20, "so does its process")
+
+        assert {one.status_code for each in answers for one in each} == {200}
+        for seed, each in enumerate(answers):
+            assert is_right(each[-1].json()["data"][0]["b64_json"], seed)
+
+
 def test_a_group_is_placed_on_one_node_and_goes_on_when_a_rank_dies(cluster: Any) -> None:
     with fleet(cluster, "ranks", "--context-parallel", "2", ready=1) as server:
         [worker] = server.get("/health").json()["workers"]

@@ -112,6 +112,26 @@ def test_a_worker_that_goes_ends_what_it_has_first_and_gets_nothing_more() -> No
     told(story)
 
 
+def test_a_worker_that_still_ends_what_it_has_keeps_its_device_from_the_next_one() -> None:
+    """Both would be loaded there at the same time."""
+
+    async def story() -> None:
+        stage = Stage()
+        await stage.load(0, 1)
+        await stage.submit("0")
+        [busy] = [one for one in stage.pool.members() if stage.workers[one.number].running]
+        leaving = asyncio.create_task(stage.pool.remove_worker(busy))
+        await stage.settle()
+        added = [stage.pool.add_worker().device for _ in range(2)]
+        assert (busy.device in added, added) == (False, ["c", "d"])
+        await stage.finish()
+        await leaving
+        assert stage.pool.add_worker().device == busy.device
+        await stage.pool.stop()
+
+    told(story)
+
+
 def test_a_worker_that_dies_while_it_goes_leaves_its_requests_to_others() -> None:
     async def story() -> None:
         stage = Stage()

@@ -40,9 +40,14 @@ class FakeWorker:
         self._is_open.set()
         self._tell()
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str, *, wants_memory: bool = False) -> None:
         self._error = LoadFailed(message)
+        self._error.wants_memory = wants_memory
         self._failed.set()
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failed.is_set()
 
     def die(self, deaths: int = 1) -> None:
         self._state = "worker_lost"
@@ -147,7 +152,7 @@ class FakeWorker:
     def release(self, request_id: str) -> None:
         self.asked_to_release.append(request_id)
         answer = self.running.get(request_id)
-        if answer is not None and request_id not in self.keeps:
+        if answer is not None and not answer.done() and request_id not in self.keeps:
             answer.set_exception(Moved(0, was_released=True))
 
     def hold(self, work_s: float) -> None:

@@ -134,6 +134,20 @@ def supervised(
 READY, BROKEN = WorkerReady(CARD, {}, 0.0), protocol.LoadFailure("rules.json cannot be read")
 
 
+@pytest.mark.parametrize("wants_memory", [True, False])
+def test_a_model_that_cannot_be_loaded_says_whether_it_is_for_want_of_memory(
+    monkeypatch: pytest.MonkeyPatch, *, wants_memory: bool
+) -> None:
+    async def story() -> None:
+        failure = protocol.LoadFailure("it does not fit", wants_memory)
+        supervisor, _ = supervised(monkeypatch, failure)
+        with pytest.raises(LoadFailed, match="it does not fit") as told:
+            await supervisor.start()
+        assert told.value.wants_memory is wants_memory
+
+    asyncio.run(story())
+
+
 def test_a_file_that_was_broken_meanwhile_keeps_no_server_from_starting_its_next_worker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from carpool.fleet.pool import Pool
@@ -24,12 +24,19 @@ class Deployment:
     used_s: float = 0.0  # the event loop's clock
     began_s: float = 0.0  # to load
     took_s: float = 10.0  # to load, last; a guess before
-    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    admits_late: bool = False  # requests whose deadlines cannot be met
+    loading: "asyncio.Task[None] | None" = None
+    waiting: int = 0  # for it to be loaded
+    makes_room: bool = False  # it gets no requests until it has been loaded again
     running: "asyncio.Task[None] | None" = None
 
     @property
     def state(self) -> ServingState | Literal["unloaded"]:
         return "unloaded" if self.pool is None else self.pool.state
+
+    @property
+    def is_loaded_on_demand(self) -> bool:
+        return self.is_on_demand and self.pool is not None
 
     @property
     def ready(self) -> protocol.WorkerReady | None:

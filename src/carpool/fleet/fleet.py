@@ -1,19 +1,14 @@
-"""Several models behind one address: loaded at the start, or when they are asked for.
-
-A model that is loaded on demand is unloaded after `keep_alive` seconds without requests, and when
-another one needs its place: the one that was used least recently goes first. None goes while it
-has requests.
-"""
+"""Several models behind one address: loaded at the start, or when they are asked for."""
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from carpool.errors import CarpoolError, Draining, LoadFailed, ModelNotFound, nearest
+from carpool.errors import CarpoolError, ModelNotFound, nearest
 from carpool.fleet.deployment import Deployment
+from carpool.fleet.loader import Loader
 from carpool.fleet.pool import Pool
 from carpool.fleet.serving import ServingState
 from carpool.types import CheckedRequest
@@ -21,11 +16,7 @@ from carpool.worker import protocol
 from carpool.worker.requests import OnPreview, OnProgress
 from carpool.worker.supervisor import OnActivity
 
-log = logging.getLogger("carpool")
-
 T = TypeVar("T")
-
-_LOOK_S = 0.5  # between looks for models that were not used for long
 
 
 class Fleet:
@@ -37,13 +28,12 @@ class Fleet:
 
     def __init__(self, deployments: Sequence[Deployment], max_loaded: int | None = None) -> None:
         self._deployments = {one.name: one for one in deployments}
-        self._first, self._max_loaded = deployments[0], max_loaded
+        self._first = deployments[0]
+        self._loader = Loader(deployments, max_loaded, self._open)
         self._is_draining = False
         self._failed: asyncio.Future[None] | None = None
         self._on_activity: OnActivity | None = None
         self._tidying: asyncio.Task[None] | None = None
-        self._placing = asyncio.Lock()
-        self._freed = asyncio.Event()
 
     # What it is
 
@@ -111,7 +101,7 @@ class Fleet:
         for one in self._deployments.values():
             if not one.is_on_demand:
                 self._open(one)
-        self._tidying = asyncio.create_task(self._tidy())
+        self._tidying = asyncio.create_task(self._loader.tidy())
         return asyncio.create_task(self._wait_failed())
 
     async def _wait_failed(self) -> None:
@@ -146,9 +136,9 @@ class Fleet:
         """Wait until requests are accepted, by a model that is loaded for it, or by any."""
         if model is not None:
             one = self.of(model)
-            with self._using(one):
-                pool = (await self.loaded(model))[0] if one.is_on_demand else one.pool
-                assert pool is not None
+            pool = await self._loader.loaded(one) if one.is_on_demand else one.pool
+            assert pool is not None
+            with self._loader.using(one):
                 await pool.wait_open()
         elif not any(one.is_on_demand for one in self._deployments.values()):
             await first_of([pool.wait_open() for pool in self._pools()])
@@ -164,86 +154,26 @@ class Fleet:
             Draining: the server ends.
         """
         one = self.of(name)
-        while True:
-            if self._is_draining:
-                raise Draining("the server is ending and takes no new requests", retry_after_s=5)
-            one.used_s = self._now_s()
-            if one.pool is not None and one.pool.ready is not None:
-                return one.pool, one.pool.ready
-            if not one.is_on_demand:
-                assert one.pool is not None
-                one.pool.check_open()
-                return one.pool, await one.pool.wait_ready()
-            async with one.loading:
-                if one.pool is None:
-                    await self._load(one)
-
-    async def _load(self, one: Deployment) -> None:
-        """Load a model, in the place of others if it has to be."""
-        async with self._placing:
-            while not self._has_place():
-                if not await self._unload_oldest():
-                    self._freed.clear()
-                    await self._freed.wait()
-            log.info("loading %s", one.name)
-            while True:
-                pool = self._open(one)
-                ready = asyncio.create_task(pool.wait_ready())
-                assert one.running is not None
-                await asyncio.wait({ready, one.running}, return_when=asyncio.FIRST_COMPLETED)
-                if ready.done():
-                    one.took_s = self._now_s() - one.began_s
-                    return
-                ready.cancel()
-                error = one.running.exception()
-                one.pool = None
-                await pool.stop()
-                # it may be for want of memory: then there is more without the others
-                if not isinstance(error, LoadFailed) or not await self._unload_oldest():
-                    raise error or Draining("the server is ending", retry_after_s=5)
-                log.info("loading %s again: %s", one.name, error)
-
-    def _has_place(self) -> bool:
-        loaded = sum(one.pool is not None for one in self._deployments.values())
-        return self._max_loaded is None or loaded < self._max_loaded
-
-    async def _unload_oldest(self) -> bool:
-        """Unload the on-demand model that was used least recently; False if all are in use."""
-        idle = [one for one in self._deployments.values() if self._is_idle(one)]
-        if not idle:
-            return False
-        await self._unload(min(idle, key=lambda one: (one.used_s, one.name)))
-        return True
-
-    @staticmethod
-    def _is_idle(one: Deployment) -> bool:
-        return one.is_on_demand and one.pool is not None and not one.in_flight
-
-    async def _unload(self, one: Deployment) -> None:
-        pool, one.pool = one.pool, None
-        if pool is not None:
-            one.known = pool.ready or one.known
-            log.info("unloading %s", one.name)
-            await pool.stop()
-
-    async def _tidy(self) -> None:
-        """Unload what was not used for long."""
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            for one in self._deployments.values():
-                is_old = self._now_s() - one.used_s >= one.keep_alive_s
-                if is_old and self._is_idle(one) and not one.loading.locked():
-                    await self._unload(one)
-                    self._freed.set()
+        if one.is_on_demand:
+            pool = await self._loader.loaded(one)
+            assert pool.ready is not None
+            return pool, pool.ready
+        self._loader.check_open()
+        assert one.pool is not None
+        if one.pool.ready is None:
+            one.pool.check_open()
+        return one.pool, await one.pool.wait_ready()
 
     async def drain(self, timeout_s: float) -> None:
         """As `Supervisor.drain`, of all models."""
         self._is_draining = True
+        self._loader.drain()
         await asyncio.gather(*(pool.drain(timeout_s) for pool in self._pools()))
 
     async def stop(self) -> None:
         """End all workers."""
         self._is_draining = True
+        self._loader.drain()
         if self._tidying is not None:
             self._tidying.cancel()
         if self._failed is not None and not self._failed.done():
@@ -262,27 +192,18 @@ class Fleet:
         on_preview: OnPreview | None = None,
     ) -> protocol.Done:
         """Run a request by the model that it names; as `Supervisor.submit`, and `loaded`."""
-        one = self.of(job.model)
-        with self._using(one):
-            pool, _ = await self.loaded(one.name)
-            return await pool.submit(job, on_progress, on_preview)
-
-    @contextlib.contextmanager
-    def _using(self, one: Deployment) -> Iterator[None]:
-        """A model is not unloaded meanwhile."""
-        one.in_flight += 1
-        try:
-            yield
-        finally:
-            one.in_flight -= 1
-            one.used_s = self._now_s()
-            if not one.in_flight:
-                self._freed.set()
+        one, waited_s = self.of(job.model), 0.0
+        if one.is_on_demand and (one.state != "ready" or one.makes_room):
+            arrived_s = self._now_s()
+            await self._loader.loaded_in_time(one, job)
+            waited_s = self._now_s() - arrived_s
+        pool, _ = await self.loaded(one.name)
+        with self._loader.using(one):
+            return await pool.submit(job, on_progress, on_preview, waited_s=waited_s)
 
     def check_open(self) -> None:
         """Raise unless requests are accepted now, of some model."""
-        if self._is_draining:
-            raise Draining("the server is ending and takes no new requests", retry_after_s=5)
+        self._loader.check_open()
         if self.state != "ready" and self._first.pool is not None:
             self._first.pool.check_open()
 

@@ -92,8 +92,13 @@ class HeldRequests:
                 retry_after_s=min(max(self.router.held_for_s() / 10, 1.0), 120.0),
             )
 
-    def admit(self, job: CheckedRequest) -> tuple[CheckedRequest, RoutedRequest]:
+    def admit(
+        self, job: CheckedRequest, waited_s: float = 0.0
+    ) -> tuple[CheckedRequest, RoutedRequest]:
         """Take a request, or refuse it as the engine would whose queue holds what is held here.
+
+        Args:
+            waited_s: how long it waited for the model to be loaded.
 
         Returns:
             The request as it is to be run, and as the router sees it. `end` ends it.
@@ -101,7 +106,7 @@ class HeldRequests:
         Raises:
             Overloaded, TooLate: as the engine does.
         """
-        work = self._routed(job, next(self._numbers), self._now_s())
+        work = self._routed(job, next(self._numbers), self._now_s() - waited_s)
         most_s = self._settings.max_wait
         pressure = self._pressure()
         if pressure.most >= ENTER[0] and self._is_due:  # some of it may be bound at once
@@ -117,6 +122,8 @@ class HeldRequests:
                 retry_after_s=again_s(self._stage, wait_s, most_s),
             )
         needed_s = self.router.needed_s(work)
+        if needed_s is not None:
+            needed_s += waited_s
         if job.deadline_s is not None and needed_s is not None and needed_s > job.deadline_s:
             rule = f"cannot be met: it would take {needed_s:.3g} s"
             late = f"deadline_s={job.deadline_s:g} {rule}"

@@ -57,7 +57,13 @@ def local_fleet(
         return pool_of(specs[0])
 
     def deployment(spec: ModelSpec) -> Deployment:
-        return Deployment(spec.name, lambda: pool_of(spec), spec.is_on_demand, spec.keep_alive_s)
+        return Deployment(
+            spec.name,
+            lambda: pool_of(spec),
+            spec.is_on_demand,
+            spec.keep_alive_s,
+            admits_late=spec.settings.admit_late,
+        )
 
     return Fleet([deployment(spec) for spec in specs], max_loaded)
 

@@ -85,7 +85,7 @@ class Members:
 
     @property
     def ready(self) -> protocol.WorkerReady | None:
-        """The model as the newest worker that got so far serves it."""
+        """The model as the worker serves it that is there longest, of those that loaded it."""
         for handle in self.handles:
             if handle.ready is not None:
                 self._known = handle.ready
@@ -131,6 +131,10 @@ class Members:
             soonest = min(errors, key=lambda error: error.retry_after_s or 0.0)
             lost = (error for error in errors if isinstance(error, WorkerLost))
             raise next(lost, soonest) if was_ready else soonest
+
+    def release(self, worker: int, request_id: str) -> None:
+        """Ask a worker to give a request up."""
+        self._members[worker].handle.release(request_id)
 
     def reload(self) -> None:
         """Have all read their adapter folder and batching config again."""

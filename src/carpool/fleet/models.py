@@ -18,6 +18,16 @@ _OWN = ("model", "name", "workers", "devices", "load", "keep_alive")
 LOADS = ("start", "on_demand")
 
 
+_NEEDED_BY = {
+    "max_workers": ("scale_up_wait", "scale_down_after"),
+    "ray": (
+        *("fleet_name", "workers_per_node", "gpus_per_worker"),
+        *("worker_keep_alive", "fleet_cert", "fleet_key"),
+    ),
+}
+"""Settings that do nothing unless another one is given."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model of a server."""
@@ -162,7 +172,25 @@ def _checked(specs: Sequence[ModelSpec], settings: ServeSettings) -> list[ModelS
             f"served_model_name={settings.served_model_name!r}: there are {len(specs)} models: "
             "name each, as NAME=MODEL"
         )
+    for needed, others in _NEEDED_BY.items():
+        if getattr(settings, needed) is None:
+            _refuse_others(settings, needed, others)
+    at_start = sum(not spec.is_on_demand for spec in specs)
+    places = at_start + (at_start < len(specs))  # one at least for those on demand
+    if settings.max_loaded is not None and settings.max_loaded < places:
+        raise SettingRejected(
+            f"max_loaded={settings.max_loaded}: {at_start} of the {len(specs)} models are loaded "
+            f"at the start, so it is {places} at least, or more of them say load: on_demand"
+        )
     return list(specs)
+
+
+def _refuse_others(settings: ServeSettings, needed: str, others: Sequence[str]) -> None:
+    """Refuse settings that do nothing without another one."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if field.name in others and value != field.default:
+            raise SettingRejected(f"{field.name}={value!r}: does nothing without {needed}")
 
 
 def _id(model: str) -> str:

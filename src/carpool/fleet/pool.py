@@ -62,7 +62,7 @@ class Pool:
         self._is_alone = len(self.devices) == 1 and is_fixed and scale is None
         self._members = Members()
         self._requests = HeldRequests(settings, lambda: self.ready.card if self.ready else None)
-        self._mover = Mover(self._requests.router, journals, self._release)
+        self._mover = Mover(self._requests.router, journals, self._members.release)
         self._number = 0  # of the next worker
         for device in self.devices[:workers]:
             self._add(device)
@@ -89,7 +89,7 @@ class Pool:
 
     @property
     def ready(self) -> protocol.WorkerReady | None:
-        """The model as the newest worker that got so far serves it."""
+        """The model as the worker serves it that is there longest; see `Members.ready`."""
         return self._members.ready
 
     @property
@@ -170,8 +170,8 @@ class Pool:
         self._open()
         if not self._is_alone:
             log.info(
-                "worker %d of %d (%s) is ready, loaded in %.1f s",
-                member.number + 1, len(self._members), member.device, ready.load_s,
+                "worker %d (%s) is ready, loaded in %.1f s; workers: %d",
+                member.number + 1, member.device, ready.load_s, len(self._members),
             )  # fmt: skip
 
     async def wait_ready(self) -> protocol.WorkerReady:
@@ -234,7 +234,7 @@ class Pool:
 
     def add_worker(self, device: str | None = None) -> Member:
         """Start a worker, on this device, or on the one that has the fewest."""
-        used = Counter(member.device for member in self.members())
+        used = Counter(member.device for member in self._members)  # those that leave, too
         member = self._add(device or min(self.devices, key=lambda device: used[device]))
         self._begin(member)
         return member
@@ -264,9 +264,6 @@ class Pool:
         finally:
             idle.cancel()
 
-    def _release(self, worker: int, request_id: str) -> None:
-        self._members[worker].handle.release(request_id)
-
     # Requests
 
     def check_open(self) -> None:
@@ -289,17 +286,19 @@ class Pool:
         job: CheckedRequest,
         on_progress: OnProgress | None = None,
         on_preview: OnPreview | None = None,
+        *,
+        waited_s: float = 0.0,
     ) -> protocol.Done:
-        """Run a request on some worker. Cancelling the awaiting task cancels it.
+        """Run a request that waited for its model to be loaded. Cancelling the task cancels it.
 
         Raises:
             As `Supervisor.submit`; and Overloaded, TooLate as the engine does.
         """
         if self._is_alone:
-            return await self.handles[0].run(job, on_progress, on_preview)
+            return await self.handles[0].run(job, on_progress, on_preview, waited_s=waited_s)
         self.check_open()
         self.check_room()
-        job, work = self._requests.admit(job)
+        job, work = self._requests.admit(job, waited_s)
         deaths, to = 0, None
         self._mover.began(work.request, job.request_id)
         try:

@@ -95,7 +95,14 @@ class RayConnector:
             slow.cancel()
 
     async def _take(self) -> Any:
-        return await asyncio.to_thread(self._cluster.take, self._model, self._ranks)
+        """Have a worker placed. If this is cancelled meanwhile, it ends: nobody would know it."""
+        placing = asyncio.to_thread(self._cluster.take, self._model, self._ranks)
+        taking = asyncio.create_task(placing)
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(self._cluster.end, await taking)
+            raise
 
     async def _reach(self, actor: Any) -> Reached | None:
         """Connect to a worker; None: it is gone for good."""

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from carpool.errors import CarpoolError, PipelineFailed, Released, in_full, reason
+from carpool.errors import CarpoolError, LoadFailed, PipelineFailed, Released, in_full, reason
 from carpool.telemetry import logs, tracing
 from carpool.types import CheckedRequest, Event
 from carpool.worker import protocol, startup
@@ -84,7 +84,8 @@ class WorkerProcess:
             self._at_end = engine.scheduler.log_last_batches
             engine.after_turn = self.answers.after_turn
         except CarpoolError as error:
-            self.send(protocol.LoadFailure(str(error)))
+            wants_memory = isinstance(error, LoadFailed) and error.wants_memory
+            self.send(protocol.LoadFailure(str(error), wants_memory))
             self._next()  # the front closes the socket once it has read this
             return
         meter = Meter(loaded)

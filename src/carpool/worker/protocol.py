@@ -124,6 +124,7 @@ class Reloaded(msgspec.Struct, tag="reloaded"):
 
 class LoadFailure(msgspec.Struct, tag="load_failure"):
     message: str
+    wants_memory: bool = False
 
 
 class Picture(msgspec.Struct):

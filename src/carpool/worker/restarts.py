@@ -27,5 +27,7 @@ class Restarts:
         self._deaths = 0 if was_ready else self._deaths + (not is_lost)
         if is_first and self._deaths >= FIRST_TRIES:
             count, self._tries, self._deaths = self._deaths, 0, 0
-            raise LoadFailed(f"{count} workers died while they loaded the model ({cause})")
+            error = LoadFailed(f"{count} workers died while they loaded the model ({cause})")
+            error.wants_memory = True  # the kernel kills those that take too much
+            raise error
         return BACKOFF_S[min(max(self._tries - 1, 0), len(BACKOFF_S) - 1)]

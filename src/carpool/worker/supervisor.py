@@ -360,8 +360,10 @@ class Supervisor:
                 log.info("reloaded; adapters: %s", ", ".join(card.lora) or "none")
                 for problem in problems:
                     log.error("not reloaded: %s", problem)
-            case protocol.LoadFailure(reason):
-                raise LoadFailed(reason)
+            case protocol.LoadFailure(reason, wants_memory):
+                error = LoadFailed(reason)
+                error.wants_memory = wants_memory
+                raise error
             case protocol.Statistics() | protocol.Timelines() | protocol.Estimated():
                 self._queries.answered(message)
             case protocol.Heartbeat():

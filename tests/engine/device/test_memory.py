@@ -18,10 +18,11 @@ def test_a_model_that_does_not_fit_is_a_load_error_that_says_what_helps() -> Non
     gc.collect()  # what earlier tests left may not be freed meanwhile
     before, MEMORY.limit = MEMORY.taken, MEMORY.taken + 100_000
 
-    with pytest.raises(LoadFailed, match=r"do not fit the memory .* smaller\s+dtype"):
+    with pytest.raises(LoadFailed, match=r"do not fit the memory .* smaller\s+dtype") as told:
         load(checkpoint("flux"), EngineSettings(device="pretended"))
 
     assert MEMORY.taken == before  # nothing is held by the error
+    assert told.value.wants_memory
 
 
 @on_pretended_device

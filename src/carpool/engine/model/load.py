@@ -120,10 +120,12 @@ def says_what_does_not_fit(load: Load) -> Load:
             if isinstance(error, SettingRejected) and (is_said or error.param != "memory"):
                 raise
             name = model if isinstance(model, (str, Path)) else type(model).__name__
-            raise LoadFailed(
+            failed = LoadFailed(
                 f"cannot load {name!s}: its weights do not fit the memory ({error}); a smaller "
                 "dtype, quantize and memory, which streams what does not fit, need less"
-            ) from None  # its frames hold the weights
+            )
+            failed.wants_memory = True
+            raise failed from None  # its frames hold the weights
 
     return cast("Load", loading)
 

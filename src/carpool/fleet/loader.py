@@ -1,0 +1,229 @@
+"""Loads and unloads models on demand, within the memory that there is.
+
+A model is loaded when a request names it, by a task of its own: the request may be cancelled. It is
+unloaded after `keep_alive` seconds without requests, and when another one needs its place: the one
+that was used least recently goes first, once it has no requests.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+
+from carpool.errors import DeadlineExceeded, Draining, LoadFailed, TooLate
+from carpool.fleet.deployment import Deployment
+from carpool.fleet.pool import Pool
+from carpool.types import CheckedRequest
+
+log = logging.getLogger("carpool")
+
+LOOK_S = 0.5  # between looks for models that were not used for long
+PATIENCE_S = 10.0  # that a model waits for the place of another one, which then gets no requests
+
+
+class Loader:
+    """Loads the models of one fleet; on the event loop.
+
+    Args:
+        most: models that may be loaded at the same time; None: any number.
+        start: starts the workers of a model.
+    """
+
+    def __init__(
+        self, models: Collection[Deployment], most: int | None, start: Callable[[Deployment], Pool]
+    ) -> None:
+        self._models, self._most, self._start = models, most, start
+        self._is_draining = False
+        self._placing = asyncio.Lock()
+        self._freed = asyncio.Event()
+        self._room_made = asyncio.Event()  # no model makes room now
+
+    def drain(self) -> None:
+        """Load nothing more, and have what waits for that refused."""
+        self._is_draining = True
+        self._freed.set()
+
+    def check_open(self) -> None:
+        """Raise Draining once the server ends."""
+        if self._is_draining:
+            raise Draining("the server is ending and takes no new requests", retry_after_s=5)
+
+    @contextlib.contextmanager
+    def using(self, one: Deployment) -> Iterator[None]:
+        """A model is not unloaded meanwhile."""
+        one.in_flight += 1
+        try:
+            yield
+        finally:
+            one.in_flight -= 1
+            one.used_s = _now_s()
+            if not one.in_flight:
+                self._freed.set()
+
+    async def loaded(self, one: Deployment) -> Pool:
+        """A model's pool, once it is loaded.
+
+        Raises:
+            LoadFailed: it cannot be loaded.
+            Draining: the server ends.
+        """
+        while True:
+            self.check_open()
+            one.used_s = _now_s()
+            if one.pool is not None and one.pool.ready is not None:
+                if not one.makes_room:
+                    return one.pool
+                await self._room_made.wait()
+                continue
+            if one.loading is None:
+                one.loading = asyncio.create_task(self._load_alone(one))
+                one.loading.add_done_callback(partial(_ended, one))
+            one.waiting += 1
+            try:
+                await asyncio.shield(one.loading)
+            finally:
+                one.waiting -= 1
+                if not one.waiting:
+                    self._freed.set()
+
+    async def loaded_in_time(self, one: Deployment, job: CheckedRequest) -> None:
+        """Wait until a request's model is loaded, for as long as the request may take.
+
+        Raises:
+            DeadlineExceeded: its `timeout_s` ran out.
+            TooLate: its `deadline_s` passed, or will, by what loading took the last time.
+            LoadFailed, Draining: as `loaded`.
+        """
+        due_s = None if one.admits_late else job.deadline_s
+        needed_s = one.ready_in_s(_now_s()) or 0.0
+        try:
+            if due_s is not None and one.known is not None and needed_s > due_s:
+                raise TimeoutError
+            limits_s = [limit for limit in (job.timeout_s, due_s) if limit is not None]
+            async with asyncio.timeout(min(limits_s, default=None)):
+                await self.loaded(one)
+        except TimeoutError:
+            why = f"{one.name!r} is not loaded yet"
+            if due_s is None or (job.timeout_s is not None and job.timeout_s <= due_s):
+                ran_out = f"timeout_s={job.timeout_s} ran out after 0 steps"
+                raise DeadlineExceeded(f"{ran_out}: {why}") from None
+            late = f"deadline_s={due_s:g} cannot be met: {why}"
+            told = f"{late}; loading takes some {one.took_s:.3g} s"
+            raise TooLate(told, param="deadline_s") from None
+
+    async def _load_alone(self, one: Deployment) -> None:
+        """As `_load`, one model at a time."""
+        try:
+            async with self._placing:
+                await self._load(one)
+        finally:
+            one.loading = None  # at once: a request that comes now is not to wait for this task
+
+    async def _load(self, one: Deployment) -> None:
+        """Load a model, in the place of others if it has to be, while requests wait for it."""
+        began_s, error = _now_s(), None
+        while self._is_wanted(one) and one.pool is None:
+            if error is None and self._has_place():
+                error = await self._try(one)
+                continue
+            # more memory helps if that is what it lacks
+            is_hopeless = error is not None and not error.wants_memory
+            if not is_hopeless and await self._make_room(one, began_s):
+                error = None
+            elif error is not None:
+                raise error
+
+    def _is_wanted(self, one: Deployment) -> bool:
+        return one.waiting > 0 and not self._is_draining
+
+    async def _try(self, one: Deployment) -> LoadFailed | None:
+        """Load a model that has a place; returns why it could not be."""
+        log.info("loading %s", one.name)
+        pool = self._start(one)
+        ready = asyncio.create_task(pool.wait_ready())
+        assert one.running is not None
+        await asyncio.wait({ready, one.running}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            one.took_s = _now_s() - one.began_s
+            return None
+        ready.cancel()
+        error = one.running.exception()
+        one.pool = None
+        await pool.stop()
+        if not isinstance(error, LoadFailed):
+            raise error or Draining("the server is ending", retry_after_s=5)
+        return error
+
+    def _has_place(self) -> bool:
+        return self._most is None or sum(one.pool is not None for one in self._models) < self._most
+
+    async def _make_room(self, one: Deployment, began_s: float) -> bool:
+        """Unload the model that was used least recently, once it has no requests.
+
+        If all always have some, that one gets no new ones after `PATIENCE_S`: they wait until it is
+        loaded again.
+
+        Returns:
+            Whether one was unloaded: none is, where none is loaded or nothing waits any more.
+        """
+        try:
+            while self._is_wanted(one):
+                loaded = [each for each in self._models if each.is_loaded_on_demand]
+                if not loaded:
+                    return False
+                if idle := [each for each in loaded if _is_idle(each)]:
+                    await _unload(min(idle, key=_last_use))
+                    return True
+                working = [each for each in loaded if each.in_flight]
+                if working and _now_s() - began_s >= PATIENCE_S:
+                    min(working, key=_last_use).makes_room = True
+                    self._room_made.clear()
+                self._freed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PATIENCE_S):
+                        await self._freed.wait()
+            return False
+        finally:
+            for each in self._models:
+                each.makes_room = False
+            self._room_made.set()
+
+    async def tidy(self) -> None:
+        """Unload what was not used for long, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for one in self._models:
+                if _is_idle(one) and _now_s() - one.used_s >= one.keep_alive_s:
+                    await _unload(one)
+                    self._freed.set()
+
+
+def _is_idle(one: Deployment) -> bool:
+    """Whether a model on demand is loaded, and no request has it or is about to."""
+    if one.makes_room:
+        return not one.in_flight  # what waits, waits until it is loaded again
+    is_asked_for = one.in_flight or one.waiting or one.loading is not None
+    return one.is_loaded_on_demand and not is_asked_for
+
+
+async def _unload(one: Deployment) -> None:
+    pool, one.pool = one.pool, None
+    if pool is not None:
+        one.known = pool.ready or one.known
+        log.info("unloading %s", one.name)
+        await pool.stop()
+
+
+def _ended(one: Deployment, task: "asyncio.Task[None]") -> None:
+    """A model is loaded, or could not be."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s: %s", one.name, error)
+
+
+def _last_use(one: Deployment) -> tuple[float, str]:
+    return one.used_s, one.name
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
