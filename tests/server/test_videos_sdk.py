@@ -193,6 +193,7 @@ def test_a_remix_has_another_prompt_and_the_same_rest(client: openai.OpenAI, mad
 def test_json_and_a_form_and_the_same_seed_give_the_same_video(
     server: Server, client: openai.OpenAI, made: Any
 ) -> None:
+    eventually(lambda: server.stats()["running"] == 0, 20, "it is alone, as the first one was")
     with server.client() as http:
         answer = http.post("/v1/videos", json={"prompt": PROMPT, "seed": 3})
     again = client.videos.poll(answer.json()["id"])

@@ -37,9 +37,7 @@ def browsing() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        # without a device that draws, or a process for one: a third less work for each page
-        flags = ["--no-sandbox", "--disable-gpu", "--in-process-gpu", "--process-per-site"]
-        browser = playwright.chromium.launch(executable_path=path, args=flags)
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
 
