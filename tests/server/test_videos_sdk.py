@@ -329,6 +329,7 @@ def ended(http: httpx2.Client, job_id: str) -> dict[str, Any]:
         job: dict[str, Any] = http.get(f"/v1/jobs/{job_id}").json()
         if job["status"] not in ("queued", "in_progress"):
             return job
+        time.sleep(0.02)
 
 
 def test_pictures_in_the_background_are_those_of_the_foreground(painter: httpx2.Client) -> None:
