@@ -1,7 +1,7 @@
 """Several models behind one address: by name, on demand, in each other's place."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from carpool.fleet.deployment import Deployment
 from carpool.fleet.fleet import Fleet
 from carpool.fleet.pool import Pool
 from carpool.types import CheckedRequest
-from support.fake_workers import FakeWorker
+from support.fake_workers import FakeWorker, told
 
 
 class Models:
@@ -37,14 +37,6 @@ class Models:
 
     def newest(self, name: str) -> FakeWorker:
         return self.workers[name][-1]
-
-
-def told(story: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(10):
-            await story()
-
-    asyncio.run(bounded())
 
 
 async def settle() -> None:

@@ -4,7 +4,6 @@ Each attack lasts a second, from a few connections.
 """
 
 import asyncio
-import io
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import pytest
 from PIL import Image
 
 from support.endpoints import EDITS, ENDPOINT
+from support.pictures import saved
 from support.server_process import Server, body, serving
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
@@ -24,12 +24,6 @@ ATTACKED_S = 1.0
 MOST_S = 2.0  # of a picture that takes 30 ms when nothing else happens, on any machine
 MOST_MIB = 300
 JPEG, PNG = "JPEG", "PNG"
-
-
-def saved(image: Image.Image, kind: str) -> bytes:
-    out = io.BytesIO()
-    image.save(out, kind)
-    return out.getvalue()
 
 
 def form(content: bytes) -> tuple[bytes, str]:
