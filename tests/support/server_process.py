@@ -221,6 +221,21 @@ def _environ(entry: Path) -> bytes:
         return b""
 
 
+def ended(*arguments: str) -> tuple[int, str]:
+    """Run `carpool`, which must end and load no torch; returns its status and what it said.
+
+    It runs in a process forked from one that has imported the front.
+    """
+    with tempfile.TemporaryFile("w+") as said:
+        front = Front(_front_server(), arguments, _environ_of_servers(), said, said)
+        try:
+            status = front.wait(50)
+        finally:
+            front.kill()
+        said.seek(0)
+        return status, said.read()
+
+
 @contextmanager
 def starting(
     *flags: str, model: str = MODEL, fault: str = "", forkserver: str | None = None
