@@ -162,7 +162,7 @@ def test_a_second_request_in_flight_is_one_too_many_for_one_key_only(server: Ser
             return client.post(ENDPOINT, json=body())
 
     # answered at the first of its previews
-    endless = body(num_inference_steps=ENDLESS // 2, stream=True, partial_images=3)
+    endless = body(num_inference_steps=240, stream=True, partial_images=3)
     with (
         server.client(headers=bearer("two")) as client,
         client.stream("POST", ENDPOINT, json=endless) as long,
