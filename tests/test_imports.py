@@ -76,7 +76,6 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "fastapi": ("carpool/server/",),
     "msgspec": (
         "carpool/worker/protocol.py",
-        "carpool/worker/seen.py",
         "carpool/worker/fork_protocol.py",
         "carpool/worker/supervisor.py",
         "carpool/engine/answers.py",

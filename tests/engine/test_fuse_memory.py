@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from carpool.engine.fuse import Fuser
-from support.fake_models import WIDTH, Fake, X, call_on, fuse, randn, run
+from support.fake_models import WIDTH, Fake, Half, X, call_on, fuse, randn, run
 
 pytestmark = pytest.mark.usefixtures("fake_specs")
 
@@ -139,6 +139,34 @@ def test_latents_leave_nothing_behind() -> None:
     gc.collect()
 
     assert not fuser.stacks
+
+
+def test_constants_are_told_from_as_many_latents_as_forwards_of_others_make_between() -> None:
+    fellows, others = Fellows(), Fake()
+    fellows.step()
+    for step in range(0, 300, 3):
+        run(fellows.fuser, [call_on(others, x=randn(1, WIDTH, seed=step + i)) for i in range(3)])
+    others.seen.clear()
+
+    assert fellows.step() is fellows.step()
+
+
+def test_what_a_module_computes_in_is_asked_once_while_its_weights_are_of_one_type(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, fuser, asked = Half(), Fuser(), list[torch.dtype]()
+
+    def dtype(self: Half) -> torch.dtype:
+        asked.append(self.weight.dtype)
+        return self.weight.dtype
+
+    monkeypatch.setattr(Half, "dtype", property(dtype), raising=False)
+    for stored in (torch.float16, torch.float32):
+        model.to(stored)
+        for step in range(3):
+            run(fuser, [call_on(model, x=randn(1, WIDTH, seed=step + i)) for i in range(2)])
+
+    assert asked == [torch.float16, torch.float32]
 
 
 def test_inference_tensors_fuse_without_being_remembered() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from carpool.engine.learning import KNOWN_WELL, LEARN_EVERY
+from carpool.engine.learning import KNOWN_WELL, LEARN_EVERY, LEARN_EVERY_S
 from carpool.schedule.cost import Costs
 from carpool.types import CallKind
 from support.engine_driver import VirtualClock, driving
@@ -12,22 +12,30 @@ from support.tiny import ARGUMENTS
 class Ticking(VirtualClock):
     """A clock by which everything takes a while."""
 
+    def __init__(self, tick_s: float = 0.001) -> None:
+        super().__init__()
+        self.tick_s = tick_s
+
     def __call__(self) -> float:
-        self.pass_by(0.001)
+        self.pass_by(self.tick_s)
         return super().__call__()
 
 
-def test_every_forward_is_learned_from_and_known_widths_in_groups(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    learned: list[str] = []
+@pytest.fixture
+def learned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The methods whose forwards were learned from."""
+    names: list[str] = []
     plain = Costs.learn
 
     def learn(self: Costs, kind: CallKind, rows: int, seconds: float) -> None:
-        learned.append(kind.name)
+        names.append(kind.name)
         plain(self, kind, rows, seconds)
 
     monkeypatch.setattr(Costs, "learn", learn)
+    return names
+
+
+def test_every_forward_is_learned_from_and_known_widths_in_groups(learned: list[str]) -> None:
     steps = KNOWN_WELL + 3 * LEARN_EVERY + 1
     with driving("flux", clock=Ticking()) as drive:
         done = drive.submit(seed=1, **ARGUMENTS["flux"] | {"num_inference_steps": steps})
@@ -42,3 +50,16 @@ def test_every_forward_is_learned_from_and_known_widths_in_groups(
     at = groups.index(LEARN_EVERY)
     assert set(groups[at - LEARN_EVERY + 1 : at]) == {0}
     assert groups[:at].count(1) >= KNOWN_WELL
+
+
+def test_long_forwards_are_learned_from_at_once_however_well_they_are_known(
+    learned: list[str],
+) -> None:
+    steps = KNOWN_WELL + 20
+    with driving("flux", clock=Ticking(LEARN_EVERY_S)) as drive:
+        done = drive.submit(seed=1, **ARGUMENTS["flux"] | {"num_inference_steps": steps})
+        while not done.is_done:
+            drive.turn()
+            assert len(learned) == len(drive.forwards)
+
+    assert learned.count("transformer.forward") == steps

@@ -18,6 +18,7 @@ from carpool.errors import (
     WorkerLost,
 )
 from carpool.fleet.pool import Pool
+from carpool.telemetry.activity import SeenMove
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
@@ -301,7 +302,9 @@ def test_a_pool_of_one_worker_leaves_everything_to_it() -> None:
 def test_a_viewer_is_told_which_worker_did_something() -> None:
     async def story() -> None:
         stage, seen = await ready(), list[tuple[int, float]]()
-        stage.pool.watch_activity(lambda activity: seen.append((activity.worker, activity.now_s)))
+        stage.pool.watch_activity(
+            lambda activity: seen.append((activity.worker, activity.requests.now_s))
+        )
         stage.workers[1].act(3.0)
         stage.workers[0].act(4.0)
         stage.pool.watch_activity(None)
@@ -347,7 +350,7 @@ def test_what_a_worker_has_that_is_to_end_moves_to_others_and_says_so() -> None:
 
 def test_moves_are_seen_by_who_watches_and_what_they_take_is_measured() -> None:
     async def story() -> None:
-        stage, seen = await ready(), list[protocol.SeenMove]()
+        stage, seen = await ready(), list[SeenMove]()
         guessed = (await stage.pool.statistics())["move_cost"]
         stage.pool.watch_activity(lambda activity: seen.extend(activity.moves))
         await stage.submit("a", "b", steps=100)

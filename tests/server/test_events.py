@@ -16,6 +16,7 @@ from carpool.media.executors import FairExecutor
 from carpool.server.access.keys import owner_of
 from carpool.server.events import BUFFERED, MOST_VIEWERS, Events
 from carpool.server.observer import Observer
+from carpool.telemetry.activity import RunningRequest, SeenForward, SeenMove, Snapshot
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from support.app import Grey, ask, open_app
@@ -41,16 +42,14 @@ class Reporter(Grey):
         return STATISTICS | {"secret": "of another"}
 
     def report(self, *ids: str) -> None:
-        running = [
-            protocol.RunningRequest(number, one, "denoise", 1, 4, 0.5)
+        running = tuple(
+            RunningRequest(number, one, "denoise", 1, 4, 0.5)
             for number, one in enumerate(ids, start=1)
-        ]
-        seen = protocol.SeenForward(
-            "transformer.forward", "denoise", 1.0, 0.25, 2, [1, 2], "differs:size"
         )
+        seen = SeenForward("transformer.forward", "denoise", 1.0, 0.25, 2, (1, 2), "differs:size")
         assert self._on_activity is not None
-        moves = [protocol.SeenMove(one, 100.0, 0, 1, "gain") for one in ids]
-        self._on_activity(protocol.Activity(2.0, [seen], 0, running, [], 0, moves=moves))
+        moves = [SeenMove(one, 100.0, 0, 1, "gain") for one in ids]
+        self._on_activity(protocol.Activity(Snapshot(2.0, running, (), 0), [seen], 0, moves=moves))
 
 
 def events_of(worker: Grey, observer: Observer | None = None, **options: Any) -> Events:
@@ -163,7 +162,9 @@ def test_of_several_models_and_workers_each_has_its_own_statistics_and_activity(
         async with watching(events_of(worker)) as viewer:
             statistics = [await until(viewer, "stats") for _ in range(3)]
             assert worker._on_activity is not None
-            worker._on_activity(protocol.Activity(2.0, [], 0, [], [], 0, worker=1, model="two"))
+            worker._on_activity(
+                protocol.Activity(Snapshot(2.0, (), (), 0), [], 0, worker=1, model="two")
+            )
             return statistics, await until(viewer, "activity")
 
     statistics, activity = asyncio.run(scenario())

@@ -121,6 +121,13 @@ def test_what_an_edit_says_is_sent_to_the_edits(name: str) -> None:
     assert told["message"].endswith("send it with its picture to POST /v1/images/edits")
 
 
+def test_a_picture_that_no_task_takes_is_unknown() -> None:
+    told = refusal(draw(worker_of(tasks=(DRAWS, CHANGES)), control_image="data:image/png;base64,"))
+
+    assert (told["code"], told["param"]) == ("unknown_parameter", "control_image")
+    assert "edits" not in told["message"]
+
+
 def test_an_edit_that_says_nothing_is_no_edit() -> None:
     worker = worker_of(tasks=(DRAWS, CHANGES))
 

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost
+from carpool.telemetry.activity import Snapshot
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.requests import Moved
@@ -70,7 +71,7 @@ class FakeWorker:
     def act(self, now_s: float) -> None:
         """Its engine did something, if anybody watches."""
         if self.on_activity is not None:
-            self.on_activity(protocol.Activity(now_s, [], 0, [], [], 0))
+            self.on_activity(protocol.Activity(Snapshot(now_s, (), (), 0), [], 0))
 
     def report(self, seconds: Sequence[float], **steps_left: float) -> None:
         assert self.listener is not None

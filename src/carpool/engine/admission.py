@@ -1,23 +1,32 @@
-"""Admission control: reject new requests when the predicted queue wait exceeds `max_wait`.
+"""Admission control: reject new requests that would be too late, or would wait too long.
 
-The engine's thread reports at every turn what is queued, what runs and what forwards take; `check`
-and the rest may be called from any thread: they read single numbers.
+That is when the predicted queue wait exceeds `max_wait`, or what it would take the request's
+deadline. The engine's thread reports at every turn what is queued, what runs and what forwards
+take; `check` and the rest may be called from any thread: they read single numbers.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from carpool.config import EngineSettings
+from carpool.engine.prediction import Predictor
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
-from carpool.errors import Overloaded
+from carpool.errors import Overloaded, TooLate
 from carpool.schedule.overload import ENTER, Pressure, Speed, again_s, bounded, refuses, stage
+from carpool.types import CheckedRequest, Clock
+
+log = logging.getLogger("carpool")
 
 
 class AdmissionControl:
     """The overload stage of one engine: see `carpool.schedule.overload`."""
 
-    def __init__(self, queue: RequestQueue, settings: EngineSettings) -> None:
+    def __init__(
+        self, queue: RequestQueue, settings: EngineSettings, predictor: Predictor, clock: Clock
+    ) -> None:
+        self._predictor, self._clock, self._admits_late = predictor, clock, settings.admit_late
         self._queue, self._most_s = queue, settings.max_wait
         self._max_queue, self._max_running = settings.max_queue, settings.max_running
         self._speed: Speed | None = None  # until predictions are proven
@@ -39,16 +48,61 @@ class AdmissionControl:
     def update(self, waiting: int, waiting_s: float, lefts_s: Sequence[float]) -> None:
         """How many are queued, their predicted work, and what running ones have left of theirs."""
         self._seen, self._waiting_s, self._lefts_s = waiting, waiting_s, lefts_s
-        self._update_stage()
+        if waiting or self.stage:  # else it stays 0
+            self._update_stage()
 
-    def check(self, priority: int, whole_s: float) -> None:
-        """Refuse a new request if its priority is too low for the overload stage.
+    def estimate(self, request: CheckedRequest) -> tuple[float | None, float, float]:
+        """What a request would take if it came now; from any thread.
+
+        Returns:
+            Seconds of its denoising steps alone on the device, None while nothing is known; the
+            predicted wait; and the speed of shared forwards, against doing all alone.
+        """
+        alone_s = self._predictor.whole_s(request) if self._predictor.is_informed else None
+        return alone_s, self.wait_s, self.speed
+
+    def check(
+        self, request: CheckedRequest, running: Iterable[RequestState], waited_s: float = 0.0
+    ) -> None:
+        """Refuse a new request that would be too late, or would wait too long.
+
+        Args:
+            waited_s: how long it waited elsewhere, accepted by whoever held it.
+
+        Raises:
+            TooLate: its deadline cannot be met.
+            Overloaded: with when the wait will be short enough.
+        """
+        if request.deadline_s is not None and waited_s <= 0:
+            self._check_deadline(request, request.deadline_s, running)
+        self._check_wait(request.priority, self._predictor.whole_s(request))
+
+    def _check_deadline(
+        self, request: CheckedRequest, deadline_s: float, running: Iterable[RequestState]
+    ) -> None:
+        """Refuse a request whose deadline cannot be met, by what forwards have taken so far.
+
+        It is predicted to run alone, after the running ones whose deadlines are earlier. With
+        `admit_late` that is a line in the log.
+        """
+        if not self._predictor.is_informed:
+            return
+        due_s = self._clock() + deadline_s
+        before = [state.parked for state in running]
+        ahead_s = sum(one.left_s for one in before if one and one.deadline_s <= due_s)
+        needed_s = self._predictor.whole_s(request) + ahead_s
+        if needed_s <= deadline_s:
+            return
+        late = f"deadline_s={deadline_s:g} cannot be met: it would take {needed_s:.3g} s"
+        if not self._admits_late:
+            raise TooLate(f"{late}; ask for fewer steps or a smaller size", param="deadline_s")
+        log.warning("request %s: %s", request.request_id, late)
+
+    def _check_wait(self, priority: int, whole_s: float) -> None:
+        """Refuse a request if its priority is too low for the overload stage.
 
         Args:
             whole_s: its predicted work, seconds alone on the device.
-
-        Raises:
-            Overloaded: with when the wait will be short enough.
         """
         self._newest_s = whole_s
         wait_s, fill = self._update_stage()
@@ -67,12 +121,13 @@ class AdmissionControl:
         seconds = None if speed is None else speed.place_s(lefts_s)
         return None if seconds is None else bounded(seconds)
 
-    def starts_s(self, queued: Sequence[RequestState], places: int) -> list[float | None]:
+    def starts_s(self, queued: Sequence[RequestState], running: int) -> list[float | None]:
         """Predicted seconds until each of these starts, in the order of the queue.
 
         Args:
-            places: requests that could start at once.
+            running: requests that run now.
         """
+        places = self._max_running - running
         if self._speed is None:
             return [None] * len(queued)
         works_s = [one.queued.left_s if one.queued else self._newest_s for one in queued]

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from carpool.engine.digests import Digests, Unfusable, flag, name_of
 from carpool.engine.intercept import Call, Target
@@ -43,6 +43,7 @@ class Fuser:
     def __init__(self, *, is_exact: bool = False) -> None:
         self.is_exact = is_exact
         self._digests = Digests()
+        self._dtypes: dict[tuple[int, torch.dtype], torch.dtype] = {}  # see `_dtype`
         self.stacks = Stacks()
 
     def describe(self, call: Call) -> tuple[Hashable, int]:
@@ -107,13 +108,11 @@ class Fuser:
         device = everyone[0][spec.rows][0].device
         rules, joined = spec.rules, dict(spec.adds)
         for name in everyone[0]:
-            if all(name in one for one in everyone):  # else it was the default, or is not read
-                values = [one[name] for one in everyone]
+            values = [one[name] for one in everyone if name in one]
+            if len(values) == len(calls):  # else it was the default, or is not read
                 joined[name] = self._join(rules.get(name), values, rows, device)
         if spec.casts:
-            # a module whose weights are stored as float8 computes in another type, and says so
-            weights = next(target.module.parameters()).dtype
-            dtype = getattr(target.module, "dtype", weights)
+            dtype = self._dtype(target.module)
             joined = {name: _cast(value, dtype) for name, value in joined.items()}
         if exact is None:
             answer = target.original(**joined)
@@ -127,6 +126,18 @@ class Fuser:
         parts = split(answer, rows, spec)
         lengths = own_lengths(spec, everyone)
         return [cut(part, spec, length) for part, length in zip(parts, lengths, strict=True)]
+
+    def _dtype(self, module: nn.Module) -> torch.dtype:
+        """What a module computes in, asked once while its weights are of one type.
+
+        One whose weights are stored as float8 computes in another type, and says so, but diffusers
+        looks at every weight to answer.
+        """
+        stored = next(module.parameters()).dtype
+        known = id(module), stored
+        if known not in self._dtypes:
+            self._dtypes[known] = getattr(module, "dtype", stored)
+        return self._dtypes[known]
 
     def _part(
         self, rule: Rule | None, value: Any, rows: int, arguments: Mapping[str, Any]

@@ -119,11 +119,11 @@ class RequestContext:
 
     def enter(self) -> None:
         self._outside = Modes.now()
-        is_known = True
+        is_changed = self._modes is not self._outside
         if self._no_inference is not None:
             self._no_inference.__exit__(None, None, None)
-            self._no_inference, is_known = None, False  # it has changed the modes
-        if not is_known or self._modes is not self._outside:
+            self._no_inference, is_changed = None, True
+        if is_changed:
             self._modes.set()
         self.random.swap()
         if self._copies:
@@ -140,12 +140,12 @@ class RequestContext:
         self.overlay.withdraw()
         self.random.swap()
         self._modes = Modes.now()
-        is_known = True
+        is_changed = self._outside is not self._modes
         if torch.is_inference_mode_enabled():  # of a `with` that the fiber paused in
             self._no_inference = torch.inference_mode(mode=False)
             self._no_inference.__enter__()
-            is_known = False
-        if not is_known or self._outside is not self._modes:
+            is_changed = True
+        if is_changed:
             self._outside.set()
 
     def own(self, target: Target) -> Target:
@@ -207,10 +207,9 @@ class Modes:
     @classmethod
     def now(cls) -> "Modes":
         has_grad = torch.is_grad_enabled()
-        is_on = torch.is_autocast_enabled
-        if not (has_grad or any(map(is_on, _DEVICES))):
+        on = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
+        if not (has_grad or on):
             return _PLAIN  # the usual case
-        on = [device for device in _DEVICES if is_on(device)]
         return cls(has_grad, tuple([(one, torch.get_autocast_dtype(one)) for one in on]))
 
     def set(self) -> None:

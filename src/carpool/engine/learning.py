@@ -1,8 +1,8 @@
 """Learn what forwards take, and what the loop and the pipelines' own code take beside them.
 
 Seconds are noted after each forward and each turn. They are learned from at once while a kind and
-width is new, later several together: the code that learns has left the processor's caches after
-each forward.
+width is new, and where forwards are long; later those of short forwards are learned from together:
+a fit takes as long for one as for many.
 """
 
 from collections import Counter
@@ -17,8 +17,9 @@ from carpool.engine.prediction import Predictor
 from carpool.schedule.cost import Costs
 from carpool.types import CallKind
 
-LEARN_EVERY = 8  # forwards
-KNOWN_WELL = 32  # forwards of a kind and width, from which on several are learned from at once
+LEARN_EVERY = 32  # forwards,
+LEARN_EVERY_S = 0.25  # or as many as took so long
+KNOWN_WELL = 8  # forwards of a kind and width, from which on several are learned from at once
 
 
 class CostLearning:
@@ -48,7 +49,7 @@ class CostLearning:
         self._ran: list[tuple[CallKind, tuple[int, ...], float]] = []
         self._turns: list[tuple[CallKind, int, float, float]] = []
         self._times_run: Counter[tuple[CallKind, int]] = Counter()
-        self._is_news = False
+        self._is_news, self._ran_s = False, 0.0
 
     def expected_s(self, kind: CallKind, rows: int) -> float | None:
         """Predicted seconds of a forward; None if this process never ran its like.
@@ -67,6 +68,7 @@ class CostLearning:
                 self._seconds[ran.name] = Histogram(FORWARD_BUCKETS_S)
             self._seconds[ran.name].add(seconds)
             self._ran.append((ran, widths, seconds))
+            self._ran_s += seconds
             source = ran, sum(widths)
             self._times_run[source] = times = self._times_run[source] + 1
             self._is_news |= times <= KNOWN_WELL
@@ -74,12 +76,21 @@ class CostLearning:
     def turn(
         self, kind: CallKind, calls: int, loop_s: float, fiber_s: float, longest_s: float
     ) -> None:
-        """Note what a turn took beside its forward; see `Scheduler.turned`."""
+        """Note what a turn took beside its forward.
+
+        Where forwards run ahead, the first pipeline that reads from the device waits for the
+        forward, so the one that took longest is left out.
+
+        Args:
+            loop_s: what the loop took.
+            fiber_s: what the pipelines' own code took, for all calls.
+            longest_s: what it took for one of them, at most.
+        """
         if self._runs_ahead and calls > 1:
             fiber_s = (fiber_s - longest_s) * calls / (calls - 1)
         if not self._runs_ahead or calls > 1:
             self._turns.append((kind, calls, max(0.0, loop_s), fiber_s))
-        if self._is_news or len(self._ran) >= LEARN_EVERY:
+        if self._is_news or self._ran_s >= LEARN_EVERY_S or len(self._ran) >= LEARN_EVERY:
             self.learn()
 
     def sweep(self, calls: Sequence[tuple[CallKind, int]], seconds: float) -> None:
@@ -106,7 +117,7 @@ class CostLearning:
             self.costs.learn_turn(kind, calls, loop_s, fiber_s)
         self._ran.clear()
         self._turns.clear()
-        self._is_news = False
+        self._is_news, self._ran_s = False, 0.0
 
     @property
     def _is_informed(self) -> bool:

@@ -26,7 +26,7 @@ from carpool.engine.model.device import DeviceLost
 from carpool.engine.model.load import Loaded
 from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.model_runner import ModelRunner
-from carpool.engine.observe.activity import Snapshot, snapshot
+from carpool.engine.observe.activity import snapshot
 from carpool.engine.observe.forward import Observer
 from carpool.engine.observe.heartbeat import Heartbeat
 from carpool.engine.observe.stats import Stats, memory
@@ -38,6 +38,7 @@ from carpool.engine.scheduler import Scheduler
 from carpool.engine.sweep import Sweeps
 from carpool.errors import Cancelled, CarpoolError, PipelineFailed, SettingRejected, WorkerLost
 from carpool.schedule.policy import Policy
+from carpool.telemetry.activity import Snapshot
 from carpool.types import CheckedRequest, Clock
 
 log = logging.getLogger("carpool")
@@ -68,7 +69,6 @@ class EngineCore:
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
         self.after_turn: Callable[[], None] = lambda: None  # called when all have got answers
-        self._turn_s = self._forward_s = 0.0  # busy time: all, and in modules
         self.heartbeat, self._stats, self._timelines = Heartbeat(clock), Stats(clock), Timelines()
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
         self._installation = Installation(loaded, self.heartbeat)
@@ -115,9 +115,9 @@ class EngineCore:
                 request. None: none is kept.
 
         Raises:
-            TooLate, Overloaded, Draining: see `Scheduler.check` and `RequestQueue.put`.
+            TooLate, Overloaded, Draining: see `AdmissionControl.check`, `RequestQueue.put`.
         """
-        self.scheduler.check(request, self.running.states, waited_s)
+        self.scheduler.admission.check(request, self.running.states, waited_s)
         self._queue.put(
             request,
             listener,
@@ -168,11 +168,7 @@ class EngineCore:
         self._queue.close()
 
     def statistics(self) -> dict[str, Any]:
-        """Counters and state. Durations in seconds.
-
-        `turn_s` is the loop's whole busy time; without `forward_s` (modules) and `fiber_s` (the
-        pipelines' own code) it is what the engine itself costs.
-        """
+        """Counters and state; see `Stats.statistics` and `Scheduler.statistics`."""
         return {
             "waiting": len(self._queue),
             "running": len(self.running),
@@ -183,9 +179,6 @@ class EngineCore:
             "memory": memory(self.loaded),
             "streaming": None if self._sweeps is None else self._sweeps.statistics(),
             "group": None if self.loaded.group is None else self.loaded.group.statistics(),
-            "turn_s": self._turn_s,
-            "forward_s": self._forward_s,
-            "fiber_s": self.running.fiber_s,
         }
 
     def fusing(self) -> list[dict[str, Any]]:
@@ -198,10 +191,9 @@ class EngineCore:
 
     def requests(self) -> Snapshot:
         """The running and the queued requests, for those who watch the engine."""
-        _, queued = self._queue.snapshot(since=-1)
-        places = self.settings.max_running - len(self.running)
-        starts_s = self.scheduler.admission.starts_s(queued or [], places)
-        return snapshot(self._clock(), self.running.states, queued or [], starts_s)
+        _, queued = self._queue.snapshot()
+        starts_s = self.scheduler.admission.starts_s(queued, len(self.running))
+        return snapshot(self._clock(), self.running.states, queued, starts_s)
 
     # On the engine's own thread
 
@@ -246,13 +238,10 @@ class EngineCore:
 
     def step(self) -> bool:
         """Make one turn: admit, choose, run, resume. False if there was nothing to run."""
-        began_s, fiber_s = self._clock(), self.running.fiber_s
-        forward_s = self.running.longest_s = 0.0
+        began_s, forward_s = self._clock(), 0.0
+        self.running.fiber_s = self.running.longest_s = 0.0
         self.heartbeat.beat()
-        self.running.end_cancelled()
-        self.running.end_released()
-        results = self._queue.take_host_results()
-        self.running.resume(results)
+        has_resumed = self.running.take_news()
         while states := self.scheduler.admit(len(self.running)):
             for state in states:
                 self.running.start(state)
@@ -264,10 +253,10 @@ class EngineCore:
             forward_s = self._clock() - forward_at_s
             self.running.end_cancelled()
             self.running.resume(zip(selected, answers, strict=True))
-        turn_s, fiber_s = self._clock() - began_s, self.running.fiber_s - fiber_s
-        self._turn_s, self._forward_s = self._turn_s + turn_s, self._forward_s + forward_s
+        turn_s, fiber_s = self._clock() - began_s, self.running.fiber_s
+        self._stats.turn(turn_s, forward_s, fiber_s)
         self.after_turn()
         if selected:
             loop_s = turn_s - forward_s - fiber_s
             self.scheduler.turned(len(selected), loop_s, fiber_s, self.running.longest_s)
-        return bool(selected or results or self._queue.has_host_results)
+        return bool(selected) or has_resumed or self._queue.has_news

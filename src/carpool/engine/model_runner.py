@@ -94,7 +94,7 @@ class ModelRunner:
         """Run these calls as one forward, and tell the observers of it."""
         calls, rows = [state.call for state in states], [state.rows for state in states]
         self._interception.check()
-        self._scheduler.began()
+        self._scheduler.learning.watch.start()
         expected_s = self._scheduler.expected_s(rows)
         self._heartbeat.beat(expected_s)
         began_s = self._clock()

@@ -32,7 +32,7 @@ class RequestQueue:
         self._completions = _CompletionRate()
         self.submitted = 0  # requests ever put into the queue
         self.is_closed = False
-        self._version = 0
+        self.version = 0  # every change of what is queued counts it up
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -76,7 +76,7 @@ class RequestQueue:
             state = RequestState(request, listener, self.submitted, timeline, journal=journal)
             listener.event(Event("queued", request.request_id, now_s))
             self._waiting.append(state)
-            self._version += 1
+            self.version += 1
             self._next_timeout_s = min(self._next_timeout_s, state.timeout_at_s)
             self._changed.notify()
 
@@ -88,29 +88,24 @@ class RequestQueue:
         """
         return self._changed  # whose lock may be taken again by the thread that has it
 
-    def snapshot(self, since: int) -> tuple[int, list[RequestState] | None]:
-        """The queue's version, and its requests, oldest first; None if it is that of `since`.
-
-        Every change counts the version up.
-        """
-        if since == self._version:
-            return since, None  # the usual case
+    def snapshot(self) -> tuple[int, list[RequestState]]:
+        """The queue's version, and its requests, oldest first."""
         with self._changed:
-            return self._version, list(self._waiting)
+            return self.version, list(self._waiting)
 
     def take(self, numbers: Collection[int]) -> list[RequestState]:
         """Take requests out, in the order of the queue."""
         with self._changed:
             taken = [state for state in self._waiting if state.number in numbers]
             self._waiting = deque(s for s in self._waiting if s.number not in numbers)
-            self._version += 1
+            self.version += 1
         return taken
 
     def take_all(self) -> list[RequestState]:
         """Take all requests out."""
         with self._changed:
             taken, self._waiting = list(self._waiting), deque()
-            self._version += 1
+            self.version += 1
         return taken
 
     def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
@@ -125,15 +120,23 @@ class RequestQueue:
             self._released.add(request_id)
             self._changed.notify()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a request was cancelled or has timed out: seldom, and asked twice a turn."""
+        return bool(self._cancelled) or self._clock() >= self._next_timeout_s
+
+    @property
+    def has_news(self) -> bool:
+        """Whether that is so, or one was released, or the result of a host call has come."""
+        return bool(self._released or self._host_results) or self.has_ended
+
     def take_released(self, running: Iterable[RequestState]) -> list[RequestState]:
         """Requests to be given up, as far as that costs no more than a step; leaves the others."""
-        if not self._released:
-            return []  # the usual case
         with self._changed:
             names, self._released = self._released, set()
             waiting = [one for one in self._waiting if one.request_id in names]
             self._waiting = deque(one for one in self._waiting if one.request_id not in names)
-            self._version += 1
+            self.version += 1
         return waiting + [
             one
             for one in running
@@ -145,8 +148,6 @@ class RequestQueue:
     ) -> list[tuple[RequestState, CarpoolError]]:
         """Requests that were cancelled or have timed out; the queued ones leave the queue."""
         now_s = self._clock()
-        if not self._cancelled and now_s < self._next_timeout_s:
-            return []  # the usual case, asked twice a turn
         with self._changed:
             cancelled, self._cancelled = self._cancelled, {}
             ended, kept = [], []
@@ -160,7 +161,7 @@ class RequestQueue:
                 else:
                     ended.append((state, error))
             self._waiting = deque(state for state in kept if state.status == "queued")
-            self._version += 1
+            self.version += 1
             self._next_timeout_s = min((state.timeout_at_s for state in kept), default=inf)
         return ended
 
@@ -170,14 +171,8 @@ class RequestQueue:
             self._host_results.append((state, result))
             self._changed.notify()
 
-    @property
-    def has_host_results(self) -> bool:
-        return bool(self._host_results)
-
     def take_host_results(self) -> list[tuple[RequestState, Any]]:
         """What was handed over since the last time."""
-        if not self._host_results:
-            return []  # the usual case
         with self._changed:
             results, self._host_results = self._host_results, []
         return results
@@ -196,7 +191,7 @@ class RequestQueue:
             left_s = min(wake_s, self._next_timeout_s) - self._clock()
             self._changed.wait_for(
                 lambda: (
-                    self._version != since
+                    self.version != since
                     or self._cancelled
                     or self._released
                     or self._host_results

@@ -83,8 +83,8 @@ class RunningRequests:
         self._states: dict[int, RequestState] = {}  # by number
         self._checked_s = -inf  # when weights were looked at
         self._calls = 0  # that ever parked
-        self.fiber_s = 0.0  # spent in the pipelines' own code
-        self.longest_s = 0.0  # of those, in one go, in this turn
+        self.fiber_s = 0.0  # spent in the pipelines' own code, in this turn
+        self.longest_s = 0.0  # of those, in one go
         self.replays: deque[Replay] = deque(maxlen=MOST_REPLAYS)
 
     def __len__(self) -> int:
@@ -145,14 +145,27 @@ class RunningRequests:
 
     def end_cancelled(self) -> None:
         """End the requests, running or queued, that were cancelled or have timed out."""
-        for state, error in self._queue.take_ended(self._states.values()):
-            self._end(state, None, error)
+        if self._queue.has_ended:
+            for state, error in self._queue.take_ended(self._states.values()):
+                self._end(state, None, error)
 
-    def end_released(self) -> None:
-        """Give up the requests that another engine is to go on with."""
+    def take_news(self) -> bool:
+        """Do what other threads ask for: end requests, and resume those with results from there.
+
+        Given up are those that another engine is to go on with.
+
+        Returns:
+            Whether there were results.
+        """
+        if not self._queue.has_news:
+            return False  # the usual case
+        self.end_cancelled()
         for state in self._queue.take_released(self.states):
             state.timeline.is_moved = True
             self._end(state, None, Released("another engine goes on with it"))
+        results = self._queue.take_host_results()
+        self.resume(results)
+        return bool(results)
 
     def end_all(self, error: CarpoolError) -> None:
         """End all requests, running or queued."""

@@ -6,7 +6,7 @@ It gives the policy its views of requests. What forwards take is learned in `lea
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -25,14 +25,12 @@ from carpool.engine.prediction import Predictor, Size
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
 from carpool.engine.sweep import Sweeps
-from carpool.errors import TooLate
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.policy import Policy, build, reload, widest
 from carpool.schedule.sweep import choose_sweep, sweep_s
 from carpool.types import (
     NO_KIND,
-    CheckedRequest,
     Choice,
     Clock,
     ParkedCall,
@@ -46,7 +44,7 @@ REPORT_EVERY_S = 1.0
 
 
 class Scheduler:
-    """The engine's scheduling: for its thread only, but for the checks of new requests.
+    """The engine's scheduling: for its thread only.
 
     Args:
         watch: times forwards on the device.
@@ -79,7 +77,7 @@ class Scheduler:
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
         self._kind = NO_KIND
         self._sweep_s: float | None = None  # predicted seconds of a sweep; 0: not known
-        self.admission = AdmissionControl(queue, settings)
+        self.admission = AdmissionControl(queue, settings, self._predictor, clock)
         self.learning = CostLearning(
             self.costs, self.admission, self._predictor, watch,
             runs_ahead=loaded.device.runs_ahead, streams=self._streamer is not None,
@@ -99,8 +97,8 @@ class Scheduler:
         Args:
             running: how many run already.
         """
-        self._version, queued = self._queue.snapshot(since=self._version)
-        if queued is not None:
+        if self._queue.version != self._version:
+            self._version, queued = self._queue.snapshot()
             self._waiting = [
                 state.queued or self._predictor.queued_request(state) for state in queued
             ]
@@ -159,6 +157,8 @@ class Scheduler:
         self._kind = choice.calls[0].kind
         why = self._whys[len(choice.calls)] = width_reason(choice, parked)
         self._width_reasons[self._kind.name, why] += 1
+        if len(states) == 1:
+            return list(states)
         numbers = {call.request for call in choice.calls}
         selected = [state for state in states if state.number in numbers]
         # the same adapters side by side; else a stable order, so that stacks are used again
@@ -168,8 +168,6 @@ class Scheduler:
     def _parked_call(self, state: RequestState) -> ParkedCall:
         """What the policy sees: made once a call, and again if its memory limit has changed."""
         known = state.parked
-        if known is not None and known.order == state.order and not self.widths.are_limited:
-            return known
         if known is not None and known.key is state.key and not self.widths.are_limited:
             cap = known.max_rows  # the usual case: the next step
         else:
@@ -199,78 +197,18 @@ class Scheduler:
             return self._sweep_s or None
         return self.learning.expected_s(self._kind, sum(rows))
 
-    def began(self) -> None:
-        """A forward of the selected begins."""
-        self.learning.watch.start()
-
     def forward(self, forward: Forward) -> None:
         """An observer of forwards: notes what each took."""
-        parked = forward.states[0].parked
-        if self._streamer is not None and parked is not None:
+        if self._streamer is not None and (parked := forward.states[0].parked) is not None:
             self._kind = parked.kind  # forwards of several kinds end in one sweep
-        if self._clock() - self._reported_s >= REPORT_EVERY_S:
-            self._reported_s = self._clock()
+        if forward.began_s - self._reported_s >= REPORT_EVERY_S:
+            self._reported_s = forward.began_s
             self.step_costs = self._predictor.step_costs(self._settings.max_batch_size)
         self.learning.forward(self._kind, forward)
 
     def turned(self, calls: int, loop_s: float, fiber_s: float, longest_s: float) -> None:
-        """Note what a turn took beside its forward.
-
-        Where forwards run ahead, the first pipeline that reads from the device waits for the
-        forward, so the one that took longest is left out.
-
-        Args:
-            loop_s: what the loop took.
-            fiber_s: what the pipelines' own code took, for all calls.
-            longest_s: what it took for one of them, at most.
-        """
+        """Note what a turn took beside its forward; see `CostLearning.turn`."""
         self.learning.turn(self._kind, calls, loop_s, fiber_s, longest_s)
-
-    def estimate(self, request: CheckedRequest) -> tuple[float | None, float, float]:
-        """What a request would take if it came now; from any thread.
-
-        Returns:
-            Seconds of its denoising steps alone on the device, None while nothing is known; the
-            predicted wait; and the speed of shared forwards, against doing all alone.
-        """
-        alone_s = self._predictor.whole_s(request) if self._predictor.is_informed else None
-        return alone_s, self.admission.wait_s, self.admission.speed
-
-    def check(
-        self, job: CheckedRequest, running: Iterable[RequestState], waited_s: float = 0.0
-    ) -> None:
-        """Refuse a request that would be too late, or would wait too long.
-
-        Raises:
-            TooLate, Overloaded: see `_check_deadline` and `AdmissionControl.check`.
-        """
-        self._check_deadline(job, running, waited_s)
-        self.admission.check(job.priority, self._predictor.whole_s(job))
-
-    def _check_deadline(
-        self, job: CheckedRequest, running: Iterable[RequestState], waited_s: float
-    ) -> None:
-        """Refuse a request whose deadline cannot be met, by what forwards have taken so far.
-
-        It is predicted to run alone, after the running ones whose deadlines are earlier.
-
-        Raises:
-            TooLate: says what it would take. With `admit_late` that is a line in the log.
-        """
-        if job.deadline_s is None or not self._predictor.is_informed:
-            return
-        if waited_s > 0:  # it was accepted by whoever held it
-            return
-        due_s = self._clock() + job.deadline_s
-        before = [state.parked for state in running]
-        ahead_s = sum(one.left_s for one in before if one and one.deadline_s <= due_s)
-        needed_s = self._predictor.whole_s(job) + ahead_s
-        if needed_s <= job.deadline_s:
-            return
-        late = f"deadline_s={job.deadline_s:g} cannot be met: it would take {needed_s:.3g} s"
-        if not self._settings.admit_late:
-            raise TooLate(f"{late}; ask for fewer steps or a smaller size", param="deadline_s")
-        log.warning("request %s: %s", job.request_id, late)
 
     def wait(self) -> None:
         """Sleep until the queue changes or a waiting batch is due."""

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from carpool.engine.specs import Pad, Spec
@@ -26,7 +25,7 @@ def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
         times, rest = divmod(value.shape[0], total) if value.ndim else (0, 0)
         if rest or not times or (times > 1 and not spec.is_inferred):
             raise ValueError(f"output of shape {tuple(value.shape)} has not {total} rows")
-        return list(torch.split(value, [n * times for n in rows]))  # times: folded frames
+        return list(value.split_with_sizes([n * times for n in rows]))  # times: folded frames
     if isinstance(value, list) and spec.returns_list:
         ends = [sum(rows[: i + 1]) for i in range(len(rows))]
         return [value[end - n : end] for end, n in zip(ends, rows, strict=True)]

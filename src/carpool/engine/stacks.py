@@ -9,13 +9,18 @@ from torch import Tensor
 
 MAX_STACKS = 32  # kept at once: about ten companies of three constants each
 MAX_STACK_BYTES = 512 * 2**20
+MAX_SEEN = 128  # of parts joined once
+
+_Ids = tuple[int, ...]  # of the parts
 
 
 class Stacks:
     """Concatenated tensors, remembered while their parts live and do not change."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, ...], _Stack] = {}
+        self._known: dict[_Ids, _Stack] = {}
+        # parts that were seen once, by weak references that nothing is told by: latents, mostly
+        self._seen: dict[_Ids, tuple[tuple[int, ...], list[weakref.ref[Tensor]]]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -26,25 +31,36 @@ class Stacks:
         Text embeddings are the same objects at every step, latents never are. So a stack is only
         kept from the second time on, and is dropped as soon as one of its parts is gone.
         """
-        if any(value.is_inference() for value in values):
-            return torch.cat(list(values))  # such tensors do not count their versions
-        ids = tuple([id(value) for value in values])
-        versions = tuple([value._version for value in values])
+        parts = list(values)
+        try:
+            ids, versions = tuple(map(id, parts)), tuple([part._version for part in parts])
+        except RuntimeError:  # tensors of inference mode do not count their versions
+            return torch.cat(parts)
         known = self._known.pop(ids, None)
         if known is None or known.versions != versions:
+            if not self._were_seen(ids, versions, parts):
+                return torch.cat(parts)
             forget = _Forget(self._known, ids)
-            self._known[ids] = _Stack(versions, [weakref.ref(v, forget) for v in values])
-            return torch.cat(list(values))
+            known = _Stack(versions, [weakref.ref(part, forget) for part in parts])
         if len(self._known) >= MAX_STACKS:
             del self._known[next(iter(self._known))]  # the one not used for longest
         self._known[ids] = known
-        if known.joined is None or known.joined._version != known.joined_version:
-            known.joined = torch.cat(list(values))
-            known.joined_version = known.joined._version
-            joined = known.joined
+        joined = known.joined
+        if joined is None or joined._version != known.joined_version:
+            joined = known.joined = torch.cat(parts)
+            known.joined_version = joined._version
             self._drop_above(MAX_STACK_BYTES)
-            return joined
-        return known.joined
+        return joined
+
+    def _were_seen(self, ids: _Ids, versions: tuple[int, ...], parts: Sequence[Tensor]) -> bool:
+        """Whether these very tensors were joined before, unchanged; else that is noted."""
+        before, refs = self._seen.pop(ids, ((), []))
+        if before == versions and all(r() is p for r, p in zip(refs, parts, strict=True)):
+            return True
+        if len(self._seen) >= MAX_SEEN:
+            del self._seen[next(iter(self._seen))]
+        self._seen[ids] = versions, [weakref.ref(part) for part in parts]
+        return False
 
     @property
     def joined(self) -> list[Tensor]:
@@ -53,6 +69,7 @@ class Stacks:
 
     def clear(self) -> None:
         self._known.clear()
+        self._seen.clear()
 
     def _drop_above(self, most_bytes: int) -> None:
         kept = ((ids, one.joined) for ids, one in self._known.items())
@@ -76,7 +93,7 @@ class _Stack:
 class _Forget:
     """Drops a remembered stack when one of its parts dies."""
 
-    def __init__(self, stacks: dict[tuple[int, ...], _Stack], ids: tuple[int, ...]) -> None:
+    def __init__(self, stacks: dict[_Ids, _Stack], ids: _Ids) -> None:
         self._stacks, self._ids = stacks, ids
 
     def __call__(self, _: object) -> None:

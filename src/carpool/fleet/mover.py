@@ -14,6 +14,7 @@ from typing import Any
 from carpool.fleet.load import RoutedRequest
 from carpool.fleet.moves import Move, Moves, left
 from carpool.fleet.router import Router
+from carpool.telemetry.activity import SeenMove
 from carpool.types import Clock
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
@@ -116,13 +117,10 @@ class Mover:
         seconds = {"start_s": cost.start_s, "replay_s": cost.replay_s}
         return {"moves": self.counts, "move_cost": seconds}
 
-    def news(self) -> list[protocol.SeenMove]:
+    def news(self) -> list[SeenMove]:
         """The moves since the last time."""
         news = [self._news.popleft() for _ in range(len(self._news))]
-        return [
-            protocol.SeenMove(name, one["at"], one["from"], one["to"], one["why"])
-            for name, one in news
-        ]
+        return [SeenMove(name, one["at"], one["from"], one["to"], one["why"]) for name, one in news]
 
     def moves_of(self, request_id: str) -> list[dict[str, Any]]:
         """When a request moved, from where to where, and why."""

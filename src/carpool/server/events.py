@@ -16,7 +16,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import inf
 from typing import Any
@@ -181,24 +181,17 @@ class Events(JobListener):
 
     def _activity(self, activity: protocol.Activity) -> None:
         forwards = [
-            {
-                "module": one.module,
-                "phase": one.phase,
-                "began_s": round(one.began_s, 5),
-                "duration_s": round(one.duration_s, 6),
-                "rows": one.rows,
-                "requests": one.requests,
-                "why": one.why,
-            }
+            asdict(one) | {"began_s": round(one.began_s, 5), "duration_s": round(one.duration_s, 6)}
             for one in activity.forwards
         ]
+        now = activity.requests
         common = {
             "model": activity.model or self._observer.model,
             "worker": activity.worker,
-            "now_s": round(activity.now_s, 5),
+            "now_s": round(now.now_s, 5),
             "forwards": forwards,
             "missed": activity.missed,
-            "waiting_count": activity.waiting_count,
+            "waiting_count": now.waiting_count,
         }
         for owner in {viewer.owner for viewer in self._viewers}:
             running = [
@@ -210,7 +203,7 @@ class Events(JobListener):
                     "left_s": _rounded(one.left_s),
                     **self._own(one.request_id, owner),
                 }
-                for one in activity.running
+                for one in now.running
             ]
             waiting = [
                 {
@@ -219,7 +212,7 @@ class Events(JobListener):
                     "starts_s": _rounded(one.starts_s),
                     **self._own(one.request_id, owner),
                 }
-                for one in activity.waiting
+                for one in now.waiting
             ]
             moves = [
                 {

@@ -229,7 +229,9 @@ def _refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
     """Say where pictures are taken, if the model takes any: not with a body that has none."""
     if not card.task_for(["image"]).takes("image"):
         return
-    names = {*EDITS, *PICTURES} | ({"strength"} if not card.tasks[0].takes("strength") else set())
+    names = {*EDITS, "mask_image"}
+    names |= {one for one in (*PICTURES, "strength") if any(task.takes(one) for task in card.tasks)}
+    names -= {"strength"} if card.tasks[0].takes("strength") else set()
     for name in parameters:
         if name in names and parameters[name] is not None:
             rule = "send it with its picture to POST /v1/images/edits"

@@ -52,25 +52,4 @@ class ActivitySender:
         if is_idle and self._was_idle:
             return None
         self._was_idle = is_idle
-        return protocol.Activity(
-            now.now_s,
-            [
-                protocol.SeenForward(
-                    one.module, one.phase, one.began_s, one.duration_s, one.rows,
-                    list(one.requests), one.why,
-                )
-                for one in seen
-            ],
-            missed,
-            [
-                protocol.RunningRequest(
-                    one.number, one.request_id, one.phase, one.step, one.steps, one.left_s
-                )
-                for one in now.running
-            ],
-            [
-                protocol.WaitingRequest(one.number, one.request_id, one.waited_s, one.starts_s)
-                for one in now.waiting
-            ],
-            now.waiting_count,
-        )  # fmt: skip
+        return protocol.Activity(now, seen, missed)

@@ -141,7 +141,7 @@ class WorkerProcess:
                     reading = [engine, engine.reload]
                     threading.Thread(target=self._reload, args=reading, daemon=True).start()
                 case protocol.Estimate(job):
-                    self.send(protocol.Estimated(*engine.scheduler.estimate(job)))
+                    self.send(protocol.Estimated(*engine.scheduler.admission.estimate(job)))
                 case protocol.GetStatistics():
                     self.send(protocol.Statistics(engine.statistics()))
                 case protocol.GetTimelines(request_ids):

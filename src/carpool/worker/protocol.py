@@ -13,12 +13,8 @@ from PIL import Image
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.request.card import Card
+from carpool.telemetry.activity import SeenForward, SeenMove, Snapshot
 from carpool.types import CheckedRequest, JournalEntry, Timings
-from carpool.worker.seen import Activity as Activity
-from carpool.worker.seen import RunningRequest as RunningRequest
-from carpool.worker.seen import SeenForward as SeenForward
-from carpool.worker.seen import SeenMove as SeenMove
-from carpool.worker.seen import WaitingRequest as WaitingRequest
 
 LENGTH = struct.Struct(">I")
 MOST_INLINE_BYTES = 64 << 20  # larger outputs are sent as files, so that others need not wait
@@ -248,6 +244,17 @@ class RequestFailed(msgspec.Struct, tag="request_failed"):
 
 class Statistics(msgspec.Struct, tag="statistics"):
     statistics: dict[str, Any]
+
+
+class Activity(msgspec.Struct, tag="activity"):
+    """What the engine did since the last one, and its requests now. Only while it is watched."""
+
+    requests: Snapshot
+    forwards: list[SeenForward]
+    missed: int  # forwards that are left out
+    worker: int = 0  # of several; the front says which
+    model: str = ""  # of several; the front says which
+    moves: list[SeenMove] = []  # between workers, since the last one; the front says which
 
 
 class Timelines(msgspec.Struct, tag="timelines"):

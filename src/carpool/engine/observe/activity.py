@@ -5,59 +5,17 @@ Forwards are kept only while `is_on`, as plain tuples: they must not keep reques
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
 from carpool.engine.observe.forward import Forward
-from carpool.types import Phase
+from carpool.telemetry.activity import RunningRequest, SeenForward, Snapshot, WaitingRequest
 
 if TYPE_CHECKING:
     from carpool.engine.request import RequestState
 
 KEPT = 512  # forwards between two readings; the oldest of more are counted only
 MOST_LISTED = 256  # waiting requests of a snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class SeenForward:
-    """One forward. Its requests are told by their numbers."""
-
-    module: str  # such as "transformer.forward"
-    phase: Phase
-    began_s: float  # engine clock
-    duration_s: float  # as `Forward.duration_s`
-    rows: int
-    requests: tuple[int, ...]
-    why: str  # it was not wider
-
-
-@dataclass(frozen=True, slots=True)
-class RunningRequest:
-    number: int  # requests are numbered in the order of their submission
-    request_id: str
-    phase: Phase
-    step: int
-    steps: int
-    left_s: float | None  # predicted work left, seconds alone on the device
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingRequest:
-    number: int
-    request_id: str
-    waited_s: float
-    starts_s: float | None  # predicted, from now
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The requests of an engine at one moment."""
-
-    now_s: float  # engine clock
-    running: tuple[RunningRequest, ...]
-    waiting: tuple[WaitingRequest, ...]  # the first `MOST_LISTED`
-    waiting_count: int
 
 
 class ActivityLog:

@@ -45,12 +45,19 @@ class Stats:
         self._waits: deque[float] = deque(maxlen=KEPT_WAITS)
         self._queued = Histogram(BUCKETS_S)
         self._steps = self._late = self._skipped = 0
+        self._turn_s = self._forward_s = self._fiber_s = 0.0
         self._paces: deque[tuple[int, int]] = deque(maxlen=PACE_S + 1)  # second, steps before it
 
     def forward(self, forward: Forward) -> None:
         """An observer of forwards."""
         key = (forward.component, forward.method, len(forward.states), forward.rows)
         self._forwards[key] += 1
+
+    def turn(self, seconds: float, forward_s: float, fiber_s: float) -> None:
+        """What a turn of the loop took; of it in modules, and in the pipelines' own code."""
+        self._turn_s += seconds
+        self._forward_s += forward_s
+        self._fiber_s += fiber_s
 
     def start(self, queued_s: float) -> None:
         """A request started to run after so long in the queue."""
@@ -73,12 +80,20 @@ class Stats:
         self._late += 1
 
     def statistics(self) -> dict[str, Any]:
+        """The counters. Durations in seconds.
+
+        `turn_s` is the loop's whole busy time; without `forward_s` (modules) and `fiber_s` (the
+        pipelines' own code) it is what the engine itself costs.
+        """
         waits = sorted(self._waits.copy())
         return {
             "steps": self._steps,
             "steps_skipped": self._skipped,
             "steps_per_s": self._pace(),
             "deadlines_missed": self._late,
+            "turn_s": self._turn_s,
+            "forward_s": self._forward_s,
+            "fiber_s": self._fiber_s,
             "forwards": [
                 {"component": c, "method": m, "requests": requests, "rows": rows, "count": count}
                 for (c, m, requests, rows), count in sorted(self._forwards.copy().items())

@@ -33,12 +33,18 @@ class FunctionModes:
         self._usual = len(self._mine)
 
     def enter(self) -> None:
-        self._outside = _taken()
-        _put(self._mine)
+        if self._mine or _len():  # seldom
+            self._outside = _taken()
+            _put(self._mine)
+        else:
+            self._outside = []
 
     def leave(self) -> None:
-        self._mine = _taken()
-        _put(self._outside)
+        if self._outside or _len():
+            self._mine = _taken()
+            _put(self._outside)
+        else:
+            self._mine = []
 
     @property
     def are_changed(self) -> bool:

@@ -77,9 +77,8 @@ class Overlay:
 
     def apply(self) -> None:
         """Show the request its own modules."""
-        for buffer in self._shared.buffers:
-            if buffer.is_written:  # by a forward
-                buffer.keep()
+        for buffer in self._shared.written:  # by a forward
+            buffer.keep()
         for container in self._containers:
             if container.is_written:
                 container.keep()
@@ -114,9 +113,7 @@ class Overlay:
             if container.is_written:
                 self.touch(container.module)
                 self._touched[id(container.module)].before.correct(container.held, container.copy)
-        for buffer in self._shared.buffers:
-            if not buffer.is_written:
-                continue
+        for buffer in self._shared.written:
             touched = self._touched.get(id(buffer.module))
             if touched is None or touched.before.has(buffer.tensor):
                 mine = data(buffer.tensor)

@@ -78,6 +78,11 @@ class SharedModules:
                 self.buffers.append(Buffer(module, buffer))
         self._alive += [module, *held]
 
+    @property
+    def written(self) -> list["Buffer"]:
+        """The buffers that were written since the last time that somebody took notice."""
+        return [one for one in self.buffers if one.tensor._version != one.version]
+
     def containers(self) -> list["Container"]:
         """The lists, dictionaries and sets of all modules, which report no writes."""
         if self._containers is None:
@@ -152,10 +157,6 @@ class Buffer:
         if tensor.is_inference() or tensor.is_meta:
             return False
         return tensor.numel() * tensor.element_size() <= MAX_BUFFER_BYTES
-
-    @property
-    def is_written(self) -> bool:
-        return self.tensor._version != self.version
 
     def keep(self) -> None:
         self.copy, self.version = data(self.tensor).clone(), self.tensor._version
