@@ -226,14 +226,14 @@ def ended(*arguments: str) -> tuple[int, str]:
 
     It runs in a process forked from one that has imported the front.
     """
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile() as said:
         front = Front(_front_server(), arguments, _environ_of_servers(), said, said)
         try:
             status = front.wait(50)
         finally:
             front.kill()
         said.seek(0)
-        return status, said.read()
+        return status, said.read().decode()
 
 
 @contextmanager
