@@ -6,8 +6,9 @@ BIN := .venv/bin
 ONE_THREAD := OMP_NUM_THREADS=1
 # Some environments say that nothing compiled is kept: half of the time to collect tests.
 KEEP_COMPILED := PYTHONDONTWRITEBYTECODE=
-# Each file of tests runs in one of these processes: its servers and models are started once.
-TEST_PROCESSES ?= 2
+# Each file of tests runs in one of these processes: its servers and models are started once. They
+# wait for servers and clocks a third of their time: three keep two cores busy.
+TEST_PROCESSES ?= 3
 BY_FILE := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Every target without a path is a command.

@@ -30,8 +30,8 @@ settings.load_profile("ci")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start servers come first, then other long ones: of two processes, none is left
-    alone with them."""
+    """Files that start servers come first, then other long ones: no process is left alone with
+    them."""
     starts = {"serving", "starting"}
 
     def is_short(item: pytest.Item) -> tuple[bool, bool]:

@@ -15,6 +15,7 @@ import pytest
 from carpool.config import EngineSettings
 from carpool.errors import CarpoolError
 from carpool.preflight import check
+from support.server_process import ended
 
 NO_TORCH = """
 import sys
@@ -29,7 +30,7 @@ finally:
 def carpool(*arguments: str, **environ: str) -> tuple[int, list[str]]:
     """Run `carpool`, which must load no torch; returns its status and what it said."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith("CARPOOL_")}
-    ended = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-c", NO_TORCH, *arguments],
         capture_output=True,
         text=True,
@@ -37,8 +38,8 @@ def carpool(*arguments: str, **environ: str) -> tuple[int, list[str]]:
         timeout=50,
         check=False,
     )
-    assert ended.stdout == ""
-    return ended.returncode, ended.stderr.splitlines()
+    assert run.stdout == ""
+    return run.returncode, run.stderr.splitlines()
 
 
 @pytest.fixture
@@ -129,11 +130,11 @@ def test_a_mistake_is_one_line_and_nothing_is_loaded(
     if command == "generate":
         flags = ["a star", *(["--model", *flags] if flags[0][0] != "-" else flags)]
 
-    status, lines = carpool(command, *flags)
+    status, said = ended(command, *flags)
 
     assert status in (1, 2)
-    assert len(lines) == 1
-    assert told in lines[0]
+    [line] = said.splitlines()
+    assert told in line
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,7 @@ def test_the_hub_says_why_it_gives_no_model(
     status: int, code: str, told: str, tmp_path: Path
 ) -> None:
     with hub(status, code) as url:
-        ended, lines = carpool(
+        ended_with, lines = carpool(
             "serve",
             "org/name",
             *("--revision", "main2"),
@@ -253,5 +254,5 @@ def test_the_hub_says_why_it_gives_no_model(
             HF_ENDPOINT=url,
         )
 
-    assert ended == 1
+    assert ended_with == 1
     assert told in lines[-1]

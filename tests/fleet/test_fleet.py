@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from carpool.fleet.deployment import Deployment
 from carpool.fleet.fleet import Fleet
 from carpool.fleet.pool import Pool
 from carpool.types import CheckedRequest
-from support.fake_workers import FakeWorker
+from support.fake_workers import FakeWorker, told
 
 
 class Models:
@@ -45,14 +45,6 @@ class Models:
 
     def newest(self, name: str) -> FakeWorker:
         return self.workers[name][-1]
-
-
-def told(story: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(10):
-            await story()
-
-    asyncio.run(bounded())
 
 
 async def settle() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import random
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from carpool.telemetry.activity import SeenMove
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
-from support.fake_workers import FakeWorker
+from support.fake_workers import FakeWorker, told
 
 
 class Stage:
@@ -60,14 +59,6 @@ class Stage:
 
     def has(self) -> list[list[str]]:
         return [sorted(worker.running) for worker in self.workers]
-
-
-def told(story: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(10):
-            await story()
-
-    asyncio.run(bounded())
 
 
 SOLO = (1.0, 2.0, 3.0, 4.0)  # seconds of a step: rows gain nothing

@@ -1,7 +1,6 @@
 """Workers that come, go and are replaced while requests run; none of which fails."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from carpool.fleet.autoscaler import Autoscaler, Scale
 from carpool.fleet.pool import Pool
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.fake_workers import FakeWorker
+from support.fake_workers import FakeWorker, told
 
 SOLO = (1.0, 2.0, 3.0, 4.0)  # seconds of a step: rows gain nothing
 
@@ -62,14 +61,6 @@ class Stage:
 
     def devices(self) -> list[str]:
         return [one["device"] for one in self.pool.workers()]
-
-
-def told(story: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(10):
-            await story()
-
-    asyncio.run(bounded())
 
 
 def test_a_worker_that_comes_goes_to_the_device_with_the_fewest_and_gets_what_waits() -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 from carpool.errors import InvalidValue
 from carpool.media import Format, encode_image, read_picture, read_settings
 from carpool.media.metadata import without_prompts
+from support.pictures import picture as opened
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 values = st.recursive(plain, lambda inner: st.lists(inner, max_size=3), max_leaves=5)
@@ -31,12 +32,6 @@ known = st.fixed_dictionaries(
         "model": st.text(),
     },
 )
-
-
-def opened(encoded: bytes) -> Image.Image:
-    with Image.open(io.BytesIO(encoded)) as image:
-        image.load()
-        return image
 
 
 @dataclass(frozen=True)

@@ -403,7 +403,9 @@ def test_variations_are_drawn_and_linked(client: openai.OpenAI, circle: bytes) -
             image=("a.png", circle), n=2, response_format="url", extra_body=DRAW
         )
 
-    files = [httpx2.get(str(image.url), trust_env=False) for image in answer.data or []]
+    files = [
+        httpx2.get(str(image.url), trust_env=False, verify=False) for image in answer.data or []
+    ]
     assert [file.headers["content-type"] for file in files] == ["image/png"] * 2
     assert [picture(file.content).size for file in files] == [(64, 64)] * 2
     assert files[0].content != files[1].content
@@ -439,7 +441,7 @@ def test_a_stream_that_is_closed_ends_its_work(client: openai.OpenAI) -> None:
     url = str(client.base_url).replace("/v1/", "/stats")
 
     def running() -> int:
-        return int(httpx2.get(url, trust_env=False).json()["running"])
+        return int(httpx2.get(url, trust_env=False, verify=False).json()["running"])
 
     with client.images.generate(
         prompt="a", stream=True, partial_images=3, extra_body=endless

@@ -65,7 +65,7 @@ def test_what_a_killed_worker_ran_is_drawn_by_the_other_one(server: Server) -> N
     seeds = range(8)
     with ThreadPoolExecutor(len(seeds)) as threads:
         drawing = [
-            threads.submit(server.draw, seed=seed, num_inference_steps=60, model="first")
+            threads.submit(server.draw, seed=seed, num_inference_steps=40, model="first")
             for seed in seeds
         ]
         eventually(lambda: server.stats()["running"] >= 4, 30, "they run")
@@ -75,7 +75,7 @@ def test_what_a_killed_worker_ran_is_drawn_by_the_other_one(server: Server) -> N
     assert [one.status_code for one in answers] == [200] * len(seeds)
     for seed, answer in zip(seeds, answers, strict=True):
         mine = picture(base64.b64decode(answer.json()["data"][0]["b64_json"]))
-        plain = drawn_by_diffusers("a red circle", seed, num_inference_steps=60)
+        plain = drawn_by_diffusers("a red circle", seed, num_inference_steps=40)
         assert gap(mine, plain) <= 1
     eventually(lambda: server.get("/health").json()["status"] == "ready", 60, "both are again")
     assert before[1] in server.workers()
@@ -179,7 +179,7 @@ def busiest(pids: Sequence[int]) -> int:
 def test_previews_and_progress_of_a_request_go_on_after_a_death_and_nothing_is_told_twice(
     server: Server,
 ) -> None:
-    asked = body(model="first", num_inference_steps=400, partial_images=3)
+    asked = body(model="first", num_inference_steps=200, partial_images=3)
     events, is_killed = list[tuple[str, Any]](), False
     with server.client() as client, client.stream("GET", "/v1/events") as stream:
         lines = stream.iter_lines()
@@ -211,5 +211,5 @@ def test_previews_and_progress_of_a_request_go_on_after_a_death_and_nothing_is_t
     assert steps == sorted(steps)
     assert steps[-1] >= previews[-1]
     assert again <= 40  # not from its start: the step under way, and those of 20 ms
-    plain = drawn_by_diffusers("a red circle", 1, num_inference_steps=400)
+    plain = drawn_by_diffusers("a red circle", 1, num_inference_steps=200)
     assert gap(picture(file), plain) <= 1

@@ -1,10 +1,9 @@
 """Two tenants of a real server: whatever the one sends, the other is served, and memory is bounded.
 
-Each attack lasts two seconds, from a few connections.
+Each attack lasts a second, from a few connections.
 """
 
 import asyncio
-import io
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -17,19 +16,14 @@ import pytest
 from PIL import Image
 
 from support.endpoints import EDITS, ENDPOINT
+from support.pictures import saved
 from support.server_process import Server, body, serving
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
-ATTACKED_S = 2.0
+ATTACKED_S = 1.0
 MOST_S = 2.0  # of a picture that takes 30 ms when nothing else happens, on any machine
 MOST_MIB = 300
 JPEG, PNG = "JPEG", "PNG"
-
-
-def saved(image: Image.Image, kind: str) -> bytes:
-    out = io.BytesIO()
-    image.save(out, kind)
-    return out.getvalue()
 
 
 def form(content: bytes) -> tuple[bytes, str]:
@@ -80,7 +74,9 @@ def test_another_tenant_is_served_and_the_front_stays_small(
     async def scene() -> None:
         ends_s = time.monotonic() + ATTACKED_S
         hostile = {"authorization": "Bearer h", "content-type": kind}
-        async with httpx2.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as client:
+        async with httpx2.AsyncClient(
+            base_url=server.url, timeout=60, trust_env=False, verify=False
+        ) as client:
 
             async def strike() -> None:
                 while time.monotonic() < ends_s:
@@ -95,16 +91,18 @@ def test_another_tenant_is_served_and_the_front_stays_small(
                     assert answer.status_code == 200, answer.text
                     pictures_s.append(time.monotonic() - began_s)
 
-            async def look() -> None:
+            def look() -> None:  # in a thread: sending attacks holds up this one
                 nonlocal most_mib
-                while time.monotonic() < ends_s:
-                    began_s = time.monotonic()
-                    assert (await client.get("/livez")).status_code == 200
-                    alive_s.append(time.monotonic() - began_s)
-                    most_mib = max(most_mib, resident_mib(server))
-                    await asyncio.sleep(0.01)
+                with server.client() as calm_client:
+                    while time.monotonic() < ends_s:
+                        began_s = time.monotonic()
+                        assert calm_client.get("/livez").status_code == 200
+                        alive_s.append(time.monotonic() - began_s)
+                        most_mib = max(most_mib, resident_mib(server))
+                        time.sleep(0.01)
 
-            await asyncio.gather(*(strike() for _ in range(4)), draw(), look())
+            attacks = (strike() for _ in range(4))
+            await asyncio.gather(*attacks, draw(), asyncio.to_thread(look))
 
     asyncio.run(scene())
 

@@ -1,14 +1,16 @@
 """How much memory requests take while weights are streamed, measured in a process of its own.
 
-usage: python -m support.streamed_memory FOLDER [NAME=VALUE ...]    (settings of the engine)
+usage: python -m support.streamed_memory FOLDER NAME=VALUE[,...] ...    (settings of engines)
 
-Prints JSON: bytes of the weights, the most resident memory above that before loading, and digests
+Each argument is measured in a process forked from the one that has imported all. Prints JSON, a
+line each: bytes of the weights, the most resident memory above that before loading, and digests
 of the pictures.
 """
 
 import gc
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,16 +25,27 @@ from support.tiny import ARGUMENTS
 HEADS, DOUBLE, SINGLE = 16, 4, 12
 
 
-def main(folder: str, *settings: str) -> None:
+def main(folder: str, *engines: str) -> None:
     torch.set_num_threads(1)
     for numerics, stream in (("exact", "none"), ("fast", "transformer")):
         with driving("flux", numerics=numerics, stream=stream, stream_dir=folder) as drive:
             _draw(drive, 2)  # what libraries take once
     engine_driver.served.cache_clear()
     gc.collect()
+    for settings in engines:
+        if (pid := os.fork()) == 0:
+            measure(folder, settings)
+            sys.stdout.flush()
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        if status != 0:
+            sys.exit(f"{settings}: ended with {os.waitstatus_to_exitcode(status)}")
+
+
+def measure(folder: str, settings: str) -> None:
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
-    given: dict[str, Any] = dict(one.split("=", 1) for one in settings)
+    given: dict[str, Any] = dict(one.split("=", 1) for one in settings.split(","))
     with driving(Path(folder), **given) as drive:
         pictures = _draw(drive, 2)
         weights = drive.engine.loaded.modules.values()

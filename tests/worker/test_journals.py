@@ -17,8 +17,8 @@ from carpool.worker.journals import Journals
 from support.endpoints import ENDPOINT
 from support.server_process import PATIENCE_S, Server, body, eventually, serving
 
-STEPS = 300
-KILLED_AT = 150
+STEPS = 150
+KILLED_AT = 75
 
 
 def entry(number: int, size: int = 100) -> JournalEntry:

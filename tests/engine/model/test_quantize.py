@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from support.prepared import alone, drawn, gguf_of, requests_of
 from support.tiny import checkpoint
 
 pytestmark = [
-    pytest.mark.timeout(300),  # quanto compiles C++ the first time a machine packs 4 bits
+    pytest.mark.timeout(300),  # in slow ones quanto compiles C++
     pytest.mark.filterwarnings(
         "ignore:.*Quant:FutureWarning",  # quanto goes with diffusers 1.0
         "ignore::UserWarning:torchao",
@@ -32,6 +33,18 @@ PER_TENSOR = (
     '"quant_type": "Int8DynamicActivationInt8WeightConfig", '
     '"quant_kwargs": {"granularity": "PerTensor"}}}'
 )
+
+
+@pytest.fixture(autouse=True)
+def unpacked_by_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quanto's own function unpacks 4 bits, but in slow tests: those compile its C++ of the same,
+    for a minute, once for each environment."""
+    if "slow" not in request.keywords:
+        from optimum.quanto.library.extensions import get_extension
+        from optimum.quanto.library.unpack import unpack
+
+        compiled = SimpleNamespace(unpack=unpack)
+        monkeypatch.setattr(get_extension("quanto_cpp"), "_lib", compiled)
 
 
 def weight_types(module: torch.nn.Module) -> set[str]:
@@ -83,7 +96,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("kind", "holds"),
     [
         ("int8", "Int8Tensor"),
-        # Compiles for half a minute, once for each user.
+        # compiles: see `unpacked_by_torch`
         pytest.param("quanto-int4", "WeightQBitsTensor", marks=pytest.mark.slow),
     ],
 )

@@ -16,13 +16,12 @@ NOISE_BYTES = 8 * MIB  # allocators and threads, from run to run
 TESTS = Path(__file__).parents[2]
 
 
-def measured(folder: Path, *settings: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "support.streamed_memory", str(folder), *settings]
+def measured(folder: Path, *engines: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "support.streamed_memory", str(folder), *engines]
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return found
+    return [json.loads(line) for line in ran.stdout.splitlines()[-len(engines) :]]
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures as Linux does")
@@ -33,9 +32,10 @@ def test_a_model_larger_than_its_budget_takes_no_more_and_gives_the_same_bits(
     model, budget = tmp_path / "model", 40 * MIB
     make(model)
 
-    resident = measured(model, "numerics=exact")
-    streamed = measured(
-        model, "numerics=exact", f"memory={budget}", f"stream_dir={tmp_path / 'weights'}"
+    resident, streamed = measured(
+        model,
+        "numerics=exact",
+        f"numerics=exact,memory={budget},stream_dir={tmp_path / 'weights'}",
     )
 
     activations = resident["peak"] - resident["weights"]
