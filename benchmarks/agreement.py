@@ -110,7 +110,7 @@ def agreement(
     calls = sum(stage.count for one in arrivals for stage in alone.stages(one.body))
     whole = Model([_scaled(table, drift)], own_s=work.own_s / calls)
     by_table, simulated = (
-        Latencies.of([ride.latency_s for ride in play(model, arrivals, mode).rides])
+        Latencies.of([ride.latency_s for ride in play(model, arrivals, mode).requests])
         for model in (alone, whole)
     )
     return Agreement(mode, load, Latencies.of(latencies_s), simulated, by_table, drift)

@@ -73,7 +73,7 @@ def packed(rows: int, steps: int = 10) -> str:
         call, new = packer.pack(({}, {**constants, **changing}), "transformer.forward")
         entries = [packing.described(key, one, device) for key, one in new]
         body = messages.encode(
-            messages.Forward(1, "transformer", call, entries, packer.forgotten(), None, {})
+            messages.RunForward(1, "transformer", call, entries, packer.forgotten(), None, {})
         )
         buffer = packing.buffer_of([one for _, one in new], device)
         spent_s.append(time.thread_time() - began_s)

@@ -122,7 +122,7 @@ def ways(
     def ours(names: Sequence[str], rows: slice = slice(None)) -> Tensor:
         loras: list[AdapterScales] = [() if name == "none" else ((name, 1.0),) for name in names]
         calls: Any = [SimpleNamespace(lora=lora, arguments=dict) for lora in loras]
-        with adapters.riding(calls, [1] * len(calls)):
+        with adapters.applied(calls, [1] * len(calls)):
             return run(plain, rows)
 
     def grouped() -> Tensor:

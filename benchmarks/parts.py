@@ -21,7 +21,7 @@ from carpool.engine.fuse import Fuser
 from carpool.engine.isolation import RequestContext
 from carpool.engine.loop import EngineCore
 from carpool.engine.observe.stats import Stats
-from carpool.engine.observe.timeline import Timelines
+from carpool.engine.observe.timeline import TimelineStore
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
 from carpool.engine.running import RunningRequests
@@ -41,7 +41,11 @@ WRAPPED: list[tuple[str, Any, tuple[str, ...]]] = [
     ("the pipelines' own code", RequestState, ("resume",)),
     ("isolation of requests", RequestContext, ("enter", "leave")),
     ("explaining: timelines, counters, events", Stats, ("forward", "step", "start")),
-    ("explaining: timelines, counters, events", Timelines, ("forward", "parked", "begin", "end")),
+    (
+        "explaining: timelines, counters, events",
+        TimelineStore,
+        ("forward", "parked", "begin", "end"),
+    ),
     ("explaining: timelines, counters, events", RunningRequests, ("_tell_step",)),
     ("explaining: timelines, counters, events", scheduler, ("width_reason",)),
     ("starting and ending requests", RunningRequests, ("start", "_end")),

@@ -18,7 +18,7 @@ from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load
 from carpool.engine.observe.forward import Forward
 from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram, Stats
-from carpool.engine.observe.timeline import Timelines
+from carpool.engine.observe.timeline import TimelineStore
 from carpool.engine.observe.width_reason import width_reason
 from carpool.request.parameters import check
 from carpool.schedule.batch_modes import together
@@ -72,7 +72,7 @@ class Nobody:
 
 def explaining_us(turns: Sequence[tuple[Choice, Sequence[ParkedCall]]]) -> float:
     """Microseconds that explaining takes in a turn, on average."""
-    timelines, stats = Timelines(), Stats(time.monotonic)
+    timelines, stats = TimelineStore(), Stats(time.monotonic)
     histogram = Histogram(FORWARD_BUCKETS_S)
     known = {
         call.request: timelines.begin(str(call.request), 0.0) for _, all_ in turns for call in all_

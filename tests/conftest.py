@@ -68,9 +68,9 @@ def pytest_collection_finish() -> None:
 def nothing_learned_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines begin without costs, and leave none in the user's cache folder."""
     if "carpool.engine.cost_store" in sys.modules:
-        from carpool.engine.cost_store import Table
+        from carpool.engine.cost_store import StoredCosts
 
-        monkeypatch.setattr(Table, "_default", lambda self: tmp_path / "costs.json")
+        monkeypatch.setattr(StoredCosts, "_default", lambda self: tmp_path / "costs.json")
 
 
 @pytest.fixture

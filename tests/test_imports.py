@@ -343,6 +343,19 @@ def test_a_claim_about_imports_is_in_the_table(file: Path) -> None:
     )
 
 
+# Names
+
+
+def test_a_class_name_is_defined_once() -> None:
+    places: dict[str, list[str]] = {}
+    for file in FILES:
+        for node in parsed(file).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(file))
+
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
 # Outside of src/
 
 

@@ -156,7 +156,7 @@ class EngineSettings:
     numerics: Numerics = setting(
         "fast",
         "fast: a fused forward may differ from one alone in its last bits; exact: the same bits "
-        "in any company, at some cost: see docs/numerics.md",
+        "in any batch, at some cost: see docs/numerics.md",
     )
     infer_specs: bool = setting(
         True,

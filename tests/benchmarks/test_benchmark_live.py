@@ -171,7 +171,7 @@ def test_a_run_as_the_simulator_says_agrees_with_it_at_any_speed() -> None:
     slower = {rows: 2 * seconds for rows, seconds in table.denoise_s.items()}
     double = replace(table, denoise_s=slower, encode_s=0.04, decode_s=0.06)
     calls = sum(one.body["num_inference_steps"] + 2 for one in arrivals)
-    rides = play(Model([double], own_s=0.001), arrivals, "continuous").rides
+    rides = play(Model([double], own_s=0.001), arrivals, "continuous").requests
     before = told(1.0, 1.5, {("transformer", 1): 10})
     after = told(
         1.0 + 2 * 100 * 0.012,

@@ -12,7 +12,7 @@ from diffusers.hooks import apply_layerwise_casting
 from torch import nn
 
 from carpool.config import EngineSettings
-from carpool.engine.cost_store import Table
+from carpool.engine.cost_store import StoredCosts
 from carpool.engine.model.load import load
 from carpool.types import CallKind
 from support.engine_driver import fresh, served
@@ -21,10 +21,10 @@ from support.tiny import checkpoint
 KIND = CallKind("transformer.forward", 100, "64x16")
 
 
-def table(file: Path | None = None, family: str = "flux", now_unix_s: float = 0.0) -> Table:
+def table(file: Path | None = None, family: str = "flux", now_unix_s: float = 0.0) -> StoredCosts:
     settings = EngineSettings(device="cpu", cost_table=str(file) if file else None)
     loaded = load(served(family), settings)
-    return Table(loaded, settings, wall_clock=lambda: now_unix_s)
+    return StoredCosts(loaded, settings, wall_clock=lambda: now_unix_s)
 
 
 def test_what_was_learned_is_there_at_the_next_start(tmp_path: Path) -> None:
@@ -93,15 +93,15 @@ def test_costs_of_a_model_that_was_prepared_otherwise_are_not_believed(
     tmp_path: Path, prepare: Callable[[Any], None]
 ) -> None:
     settings = EngineSettings(device="cpu", cost_table=str(tmp_path / "costs.json"))
-    first = Table(load(fresh("flux"), settings), settings)
+    first = StoredCosts(load(fresh("flux"), settings), settings)
     for _ in range(3):
         first.costs.learn(KIND, 1, 0.5)
     first.keep()
-    assert list(Table(load(fresh("flux"), settings), settings).costs)  # prepared alike
+    assert list(StoredCosts(load(fresh("flux"), settings), settings).costs)  # prepared alike
     pipe = fresh("flux")
     prepare(pipe)
 
-    assert not list(Table(load(pipe, settings), settings).costs)
+    assert not list(StoredCosts(load(pipe, settings), settings).costs)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_settings_of_the_preparation_begin_a_table_of_their_own(
     plain, other = EngineSettings(**file), EngineSettings(**file, **said)
     with ExitStack() as undo:
 
-        def table_of(settings: EngineSettings) -> Table:
+        def table_of(settings: EngineSettings) -> StoredCosts:
             loaded = load(checkpoint("flux"), settings)
             undo.callback(loaded.undo)
-            return Table(loaded, settings)
+            return StoredCosts(loaded, settings)
 
         first = table_of(plain)
         for _ in range(3):

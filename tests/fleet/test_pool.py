@@ -365,12 +365,12 @@ def test_moves_are_seen_by_who_watches_and_what_they_take_is_measured() -> None:
         told_ = [(one.request_id, one.from_worker, one.to_worker, one.why) for one in seen]
         assert told_ == [(moving, 0, 1, "drain")]
         await asyncio.sleep(0.05)
-        stage.workers[1].report_replay(protocol.Replay(moving, 40, 0.02, 0.01))
+        stage.workers[1].report_replay(protocol.Replayed(moving, 40, 0.02, 0.01))
         cost = (await stage.pool.statistics())["move_cost"]
         assert cost["replay_s"] == pytest.approx(0.0005)
         assert 0.01 < cost["start_s"] < 5.0  # 0.05 less the replay and what followed it
         assert cost["start_s"] != guessed["start_s"]
-        stage.workers[1].report_replay(protocol.Replay(moving, 40, 0.02, 0.0))  # as after a death
+        stage.workers[1].report_replay(protocol.Replayed(moving, 40, 0.02, 0.0))  # as after a death
         assert (await stage.pool.statistics())["move_cost"]["start_s"] == cost["start_s"]
         async with asyncio.timeout(5):
             await ending

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from diffusers import UNet2DConditionModel
 
 from carpool.config import EngineSettings
-from carpool.engine.cost_store import Table
+from carpool.engine.cost_store import StoredCosts
 from carpool.engine.model.device import Device
 from carpool.engine.model.load import load
 from carpool.errors import MissingParameter
@@ -190,7 +190,7 @@ def test_what_cannot_be_checked_is_said_at_once(
 def test_an_interrupted_check_gives_the_modules_and_the_costs_back(tmp_path: Path) -> None:
     settings = replace(CPU, cost_table=str(tmp_path / "costs.json"))
     loaded = load(served("sd15"), settings)
-    table = Table(loaded, settings)
+    table = StoredCosts(loaded, settings)
     costs, jobs = table.costs, mixed(loaded.card, QUICK)
 
     def interrupt() -> None:

@@ -17,7 +17,7 @@ from carpool.setting_rules import parse_bytes
 from carpool_lab.plan.advice import bits_of, commands
 from carpool_lab.plan.command import plan as command
 from carpool_lab.plan.predict import RESERVED_BYTES, WIDTHS, device, forward_s, plan
-from carpool_lab.plan.shapes import Stage, Work, build, known, stages
+from carpool_lab.plan.shapes import CallGroup, Work, build, known, stages
 from carpool_lab.simulate.command import simulate
 from support.engine_driver import fresh
 from support.tiny import ARGUMENTS, checkpoint
@@ -126,8 +126,8 @@ def test_a_forward_takes_the_longest_of_computing_launching_and_streaming() -> N
     assert forward_s(square(8192), 1, on, streamed_bytes=on.link) == pytest.approx(1.0)
 
 
-def stage(work: Work) -> Stage:
-    return Stage("transformer", "forward", 1, work, calls=10)
+def stage(work: Work) -> CallGroup:
+    return CallGroup("transformer", "forward", 1, work, calls=10)
 
 
 def test_what_fits_is_resident_and_streamed_weights_make_sharing_pay() -> None:

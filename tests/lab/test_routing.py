@@ -84,8 +84,8 @@ def test_moves_lose_no_request_and_cost_next_to_nothing(load: float) -> None:
         play(model, arrivals, "continuous", workers=4, lifetime_s=30.0, moves=moves)
         for moves in (False, True)
     ]
-    assert all(ride.ended_s < float("inf") for result in played for ride in result.rides)
-    without, with_moves = (sum(r.latency_s for r in result.rides) for result in played)
+    assert all(ride.ended_s < float("inf") for result in played for ride in result.requests)
+    without, with_moves = (sum(r.latency_s for r in result.requests) for result in played)
     assert with_moves <= MOST_MEAN * without
 
 
@@ -115,7 +115,7 @@ def test_a_thousand_workers_are_simulated_in_ten_minutes_for_a_hundred_thousand_
     began_s = time.process_time()
     result = play(model, arrivals, "continuous", workers=1000)
 
-    assert len(result.rides) == count
+    assert len(result.requests) == count
     assert time.process_time() - began_s < 600 * count / 100_000
 
 

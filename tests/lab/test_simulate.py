@@ -61,7 +61,7 @@ def run(*arguments: object) -> Result:
 
 @pytest.mark.parametrize("mode", EVERY_MODE)
 def test_a_lone_request_takes_its_solo_time_and_the_wait_of_its_mode(mode: BatchingMode) -> None:
-    [ride] = play(Model([SLOW]), arrivals(3.0), mode).rides
+    [ride] = play(Model([SLOW]), arrivals(3.0), mode).requests
 
     waits_s = {"dynamic": 0.005, "request": 0.004}.get(mode, 0.0)
     assert ride.solo_s == SOLO_S
@@ -71,21 +71,21 @@ def test_a_lone_request_takes_its_solo_time_and_the_wait_of_its_mode(mode: Batch
 def test_off_lets_one_request_after_the_other_go_to_its_end() -> None:
     result = play(Model([FREE]), arrivals(0.0, 1.0, 2.0), "off")
 
-    assert [ride.ended_s for ride in result.rides] == [5.0, 10.0, 15.0]
+    assert [ride.ended_s for ride in result.requests] == [5.0, 10.0, 15.0]
     assert (result.forwards, result.rows) == (12, 12)
 
 
 def test_a_batch_ends_together_and_a_latecomer_waits_for_all_of_it() -> None:
     result = play(Model([FREE]), arrivals(0.0, 0.0, 1.0), "dynamic")
 
-    first, second, late = (ride.ended_s for ride in result.rides)
+    first, second, late = (ride.ended_s for ride in result.requests)
     together_s = 0.005 + 0.75 + 4.0 + 1.0  # encoding: half is fixed; decoding: by rows
     assert first == second == pytest.approx(together_s)
     assert late == pytest.approx(together_s + SOLO_S)
 
 
 def test_in_continuous_a_latecomer_joins_where_rows_are_free() -> None:
-    early, late = play(Model([FREE]), arrivals(0.0, 1.0), "continuous").rides
+    early, late = play(Model([FREE]), arrivals(0.0, 1.0), "continuous").requests
 
     assert early.ended_s < SOLO_S + 1.01  # its own work, and one encoding
     assert late.ended_s < early.ended_s + 1.5 + 1.01  # steps it came too late for, two decodings
@@ -102,17 +102,17 @@ def test_everybody_ends_once_and_nobody_before_the_work_is_done(
 ) -> None:
     result = play(Model([costs]), arrivals(*times_s), mode, workers=workers)
 
-    assert [ride.waiting.arrived_s for ride in result.rides] == times_s
-    assert all(ride.latency_s >= SOLO_S - 1e-9 for ride in result.rides)
+    assert [ride.waiting.arrived_s for ride in result.requests] == times_s
+    assert all(ride.latency_s >= SOLO_S - 1e-9 for ride in result.requests)
     assert result.rows == 4 * len(times_s)
-    assert result.ended_s == max(ride.ended_s for ride in result.rides)
+    assert result.ended_s == max(ride.ended_s for ride in result.requests)
 
 
 def test_the_batches_of_a_traced_worker_name_their_requests() -> None:
     model = Model([FREE])
     worker = Worker(MODES["dynamic"](model.costs), model.costs, WIDEST, is_traced=True)
 
-    result = simulate(model.rides(arrivals(0.0, 0.0), Labels()), [worker])
+    result = simulate(model.requests(arrivals(0.0, 0.0), Labels()), [worker])
 
     decodes = [("decode", (1, 2))]
     assert result.batches == [("encode", (1, 2)), *[("denoise", (1, 2))] * 4, *decodes]
@@ -121,15 +121,17 @@ def test_the_batches_of_a_traced_worker_name_their_requests() -> None:
 def test_clients_of_a_closed_loop_ask_again_when_they_are_answered() -> None:
     result = play(Model([SLOW]), arrivals(inf, inf, inf), "off", clients=1)
 
-    assert [ride.waiting.arrived_s for ride in result.rides] == [0.0, 5.0, 10.0]
-    assert all(ride.latency_s == SOLO_S for ride in result.rides)
+    assert [ride.waiting.arrived_s for ride in result.requests] == [0.0, 5.0, 10.0]
+    assert all(ride.latency_s == SOLO_S for ride in result.requests)
 
 
 @given(st.integers(1, 6), st.sampled_from(EVERY_MODE), st.integers(1, 2))
 def test_a_closed_loop_never_has_more_requests_under_way_than_clients(
     clients: int, mode: BatchingMode, workers: int
 ) -> None:
-    rides = play(Model([FREE]), arrivals(*[inf] * 12), mode, clients=clients, workers=workers).rides
+    rides = play(
+        Model([FREE]), arrivals(*[inf] * 12), mode, clients=clients, workers=workers
+    ).requests
 
     for one in rides:
         now_s = one.waiting.arrived_s
@@ -142,8 +144,8 @@ def test_the_least_work_rule_avoids_a_busy_worker_and_the_other_rule_does_not_lo
     by_work = play(Model([SLOW]), asked, "off", workers=2, router="least-work")
     by_turn = play(Model([SLOW]), asked, "off", workers=2, router="round-robin")
 
-    assert [ride.latency_s for ride in by_work.rides] == pytest.approx([91.0, 5.0, 5.0])
-    assert [ride.latency_s for ride in by_turn.rides] == pytest.approx([91.0, 5.0, 86.0])
+    assert [ride.latency_s for ride in by_work.requests] == pytest.approx([91.0, 5.0, 5.0])
+    assert [ride.latency_s for ride in by_turn.requests] == pytest.approx([91.0, 5.0, 86.0])
 
 
 def test_sizes_have_kinds_and_keys_of_their_own_but_share_encoders() -> None:
@@ -175,7 +177,7 @@ def test_no_built_in_table_gets_faster_with_rows_and_every_mix_plays_on_it(name:
         if mix_name != "sizes" or len(tables) > 1:
             when, what = generators(0)
             asked = plan(poisson(1.0, when), mix(mix_name, tables), what, count=5)
-            assert len(play(Model(tables), asked, "continuous").rides) == 5
+            assert len(play(Model(tables), asked, "continuous").requests) == 5
 
 
 def test_a_mix_or_table_that_is_not_there_is_refused_with_those_that_are() -> None:
@@ -286,7 +288,9 @@ def test_a_batch_that_is_simulated_whole_ends_when_its_forwards_one_by_one_do(
 
     one_by_one = play(model, arrivals, mode, learned=learned, lifetime_s=1e12)  # may die: not whole
 
-    assert [ride.ended_s for ride in one_by_one.rides] == [ride.ended_s for ride in whole.rides]
+    assert [ride.ended_s for ride in one_by_one.requests] == [
+        ride.ended_s for ride in whole.requests
+    ]
     assert (one_by_one.forwards, one_by_one.rows) == (whole.forwards, whole.rows)
 
 
@@ -298,11 +302,11 @@ def test_one_worker_that_gets_everything_at_once_needs_no_account_of_what_it_has
     asked = mix("sizes", model.tables)
     when, what = generators(5)
     arrivals = plan(bursts(0.9 * model.capacity_qps(asked), when, size=1), asked, what, count=60)
-    ended = [ride.ended_s for ride in play(model, arrivals, "continuous", learned=learned).rides]
+    ended = [ride.ended_s for ride in play(model, arrivals, "continuous", learned=learned).requests]
 
     accounted = play(model, arrivals, "continuous", learned=learned, moves=True)  # of `AtOnce`
 
-    assert [ride.ended_s for ride in accounted.rides] == ended
+    assert [ride.ended_s for ride in accounted.requests] == ended
 
 
 def test_the_error_of_a_ratio_of_means_is_that_over_seeds_against_the_best_of_each() -> None:

@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from carpool.config import EngineSettings
-from carpool.engine.cost_store import Table
+from carpool.engine.cost_store import StoredCosts
 from carpool.engine.intercept import Interception
 from carpool.engine.model.load import load
 from carpool.errors import InvalidValue, PipelineFailed, SizeRejected
@@ -55,7 +55,7 @@ def measure(
     pipe, clock = served(family), VirtualClock()
     settings = EngineSettings(device="cpu", cost_table=str(folder / "costs.json"))
     loaded = load(pipe, settings)
-    table = Table(loaded, settings)
+    table = StoredCosts(loaded, settings)
     for _ in range(3):
         table.costs.learn(KNOWN, 1, 9.0)
     parameters = {"max_sequence_length": 48} if family == "flux" else {}
@@ -129,7 +129,7 @@ def test_what_was_learned_is_there_at_the_next_start_beside_what_was_known(
 ) -> None:
     settings = EngineSettings(device="cpu", cost_table=str(folder / "costs.json"))
 
-    kept = dict(Table(load(served("flux"), settings), settings).costs)
+    kept = dict(StoredCosts(load(served("flux"), settings), settings).costs)
 
     for size in flux.sizes:
         for one in size.components:

@@ -13,7 +13,7 @@ from carpool.schedule.cost import Costs, Curve
 from carpool.types import CallKind, QueuedRequest
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.scenario import MODES
-from carpool_lab.simulate.simulator import Ride, Stage, Worker
+from carpool_lab.simulate.simulator import SimulatedRequest, Stage, Worker
 from support.engine_driver import Drive, Recorder, VirtualClock, driving
 from support.tiny import ARGUMENTS
 
@@ -116,7 +116,7 @@ def simulated(coming: list[Arrival], mode: BatchingMode) -> list[Batch]:
             signature=said,
             wave=tuple(said.items()),
         )
-        rides.append(Ride(waiting, stages))
+        rides.append(SimulatedRequest(waiting, stages))
     worker = Worker(
         MODES[mode](costs), costs, {"encode": 8, "denoise": 8, "decode": 4}, is_traced=True
     )

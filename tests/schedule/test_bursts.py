@@ -59,13 +59,13 @@ def bursts(
     ]
     machine = Varying(random.Random(seed))
     worker = Worker(policy, model.costs, WIDEST, 0.0, machine, beliefs, is_traced=True)  # type: ignore[arg-type]
-    done = simulate(model.rides(arrivals, Labels()), [worker])
+    done = simulate(model.requests(arrivals, Labels()), [worker])
     edges = pairwise(range(0, CLIENTS * BURSTS + 1, CLIENTS))
     return [
         Burst(
             Counter(phase for phase, names in done.batches if first < names[0] <= last),
-            max(ride.ended_s for ride in done.rides[first:last]) - arrivals[first].at_s,
-            sum(ride.latency_s for ride in done.rides[first:last]) / CLIENTS,
+            max(ride.ended_s for ride in done.requests[first:last]) - arrivals[first].at_s,
+            sum(ride.latency_s for ride in done.requests[first:last]) / CLIENTS,
         )
         for first, last in edges
     ]

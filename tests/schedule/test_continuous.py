@@ -274,7 +274,7 @@ def watch(model: Model, asked: Iterable[tuple[float, dict[str, object]]]) -> Wat
     worker = Worker(policy, model.costs, WIDEST)
     times_s = itertools.accumulate(gap_s for gap_s, _ in asked)
     arrivals = [Arrival(at_s, body) for at_s, (_, body) in zip(times_s, asked, strict=True)]
-    simulate(model.rides(arrivals, Labels()), [worker])
+    simulate(model.requests(arrivals, Labels()), [worker])
     return policy
 
 

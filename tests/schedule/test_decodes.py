@@ -102,12 +102,12 @@ def played(policy: type[Continuous], arrivals: list[Arrival], seconds: Curve) ->
     curves[table.kind("decode")] = seconds
     model.costs = Costs(curves)
     worker = Worker(policy(model.costs), model.costs, WIDEST, is_traced=True)
-    simulate(model.rides(arrivals, Labels()), [worker])
+    simulate(model.requests(arrivals, Labels()), [worker])
     return worker.result
 
 
 def mean_s(result: Result) -> float:
-    return sum(ride.latency_s for ride in result.rides) / len(result.rides)
+    return sum(ride.latency_s for ride in result.requests) / len(result.requests)
 
 
 ARRIVALS = st.lists(
@@ -128,7 +128,7 @@ def test_everybody_is_decoded_and_waiting_never_costs_much(
 
     waiting, hasty = (played(policy, arrivals, curve) for policy in (Continuous, Hasty))
 
-    assert all(ride.ended_s < inf for ride in waiting.rides)
+    assert all(ride.ended_s < inf for ride in waiting.requests)
     assert mean_s(waiting) <= 1.06 * mean_s(hasty)
     if curve is APART:
         assert waiting.batches == hasty.batches

@@ -24,7 +24,7 @@ from carpool.schedule.policy import Policy
 from carpool.schedule.trials import SHARE
 from carpool.types import CallKind, ParkedCall, Phase, QueuedRequest
 from carpool_lab.simulate.fleet import simulate
-from carpool_lab.simulate.simulator import Ride, Stage, Worker
+from carpool_lab.simulate.simulator import SimulatedRequest, Stage, Worker
 from carpool_lab.simulate.tables import WIDEST
 
 CLIENTS, STEPS = 16, 6
@@ -115,7 +115,7 @@ def play(
     alone_s = sum(stage.call_s * stage.count for stage in stages)
     gap_s = 2.5 * clients * alone_s
     rides = [
-        Ride(
+        SimulatedRequest(
             QueuedRequest(n + 1, n // clients * gap_s + n % clients * apart_s, alone_s, alone_s),
             stages,
         )
@@ -126,7 +126,7 @@ def play(
     found = []
     for number in range(bursts):
         first, last = clients * number, clients * (number + 1)
-        ends = [ride.ended_s - number * gap_s for ride in done.rides[first:last]]
+        ends = [ride.ended_s - number * gap_s for ride in done.requests[first:last]]
         phases = Counter(phase for phase, names in done.batches if first < names[0] <= last)
         found.append(Burst(phases, max(ends), sum(ends) / clients))
     return found

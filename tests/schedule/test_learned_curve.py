@@ -16,7 +16,7 @@ from carpool.schedule import regression
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.learned_curve import LearnedCurve
-from carpool.schedule.medians import Point
+from carpool.schedule.medians import WidthMedian
 from carpool.schedule.regression import fit
 from carpool.schedule.trials import FREE, SHARE
 from carpool.types import CallKind, ParkedCall
@@ -137,8 +137,8 @@ def test_more_rows_never_take_less_time_whatever_was_seen(runs: list[tuple[int, 
 
 
 def test_the_fit_has_one_unit_for_all_models() -> None:
-    points = {1: Point(1.0, 5.0), 2: Point(1.3, 5.0), 8: Point(4.0, 0.5)}
-    fast = {rows: Point(point.seconds / 1000, point.weight) for rows, point in points.items()}
+    points = {1: WidthMedian(1.0, 5.0), 2: WidthMedian(1.3, 5.0), 8: WidthMedian(4.0, 0.5)}
+    fast = {rows: WidthMedian(point.seconds / 1000, point.weight) for rows, point in points.items()}
 
     slow_fit, fast_fit = (fit(one, noise=0.1, most=8) for one in (points, fast))
 

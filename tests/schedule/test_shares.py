@@ -17,7 +17,7 @@ from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.shares import Shares
 from carpool.types import CallKind, Choice, ParkedCall, Phase, QueuedRequest
 from carpool_lab.simulate.fleet import simulate
-from carpool_lab.simulate.simulator import Ride, Stage, Worker
+from carpool_lab.simulate.simulator import SimulatedRequest, Stage, Worker
 from support.engine_driver import VirtualClock, driving
 
 SMALL, LARGE = CallKind("denoise", 1), CallKind("denoise", 4)
@@ -287,16 +287,16 @@ def played(user: User, costs: Costs, *, seed: int, weight: float = 1.0) -> dict[
         solo_s = stage.call_s * stage.count
         name = user(number) if tenant == "a" else "b"
         waiting = QueuedRequest(number, at_s, solo_s, solo_s, inf, 0, tenant, name)
-        rides.append(Ride(waiting, (stage,)))
+        rides.append(SimulatedRequest(waiting, (stage,)))
     policy = Continuous(costs, max_running=6, fair_share={"a": weight})
     worker = Worker(policy, costs, {"denoise": 4, "encode": 4, "decode": 4})
     result = simulate(rides, [worker])
     both_s = min(
-        max(ride.ended_s for ride in result.rides if ride.waiting.tenant == tenant)
+        max(ride.ended_s for ride in result.requests if ride.waiting.tenant == tenant)
         for tenant in "ab"
     )
     done: dict[str, float] = defaultdict(float)
-    for ride in result.rides:
+    for ride in result.requests:
         done[ride.waiting.tenant] += ride.solo_s if ride.ended_s <= both_s else 0.0
     return done
 

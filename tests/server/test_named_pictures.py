@@ -85,7 +85,10 @@ def test_the_pictures_themselves_may_be_lists_of_lists() -> None:
             "have 65 pictures: must be at most 64",
         ),
         ({"control_image": "data:image/png;base64,AAAA"}, "control_image cannot be read"),
-        ({"control_mask": URLS[0]}, "control_mask is not taken here"),
+        (
+            {"control_mask": URLS[0]},
+            "has no parameter 'control_mask'; did you mean 'control_image'?",
+        ),
     ],
 )
 def test_what_is_no_picture_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -273,12 +273,12 @@ def test_an_adapter_whose_header_nests_too_deep_is_refused_by_its_name(
 def test_a_cost_table_that_nests_too_deep_begins_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from carpool.engine.cost_store import Table
+    from carpool.engine.cost_store import StoredCosts
 
     file = tmp_path / "costs.json"
     file.write_text(nested(200_000))
     with driving("flux") as drive:
-        table = Table(drive.engine.loaded, EngineSettings(cost_table=str(file)))
+        table = StoredCosts(drive.engine.loaded, EngineSettings(cost_table=str(file)))
 
     assert list(table.costs) == []
     assert f"{file} is no table of costs, and stays as it is" in caplog.text

@@ -83,7 +83,7 @@ class FakeWorker:
         cost = protocol.StepCost(None, None, None, list(seconds))
         self.listener.reported(protocol.Report([cost], steps_left))
 
-    def report_replay(self, replay: protocol.Replay) -> None:
+    def report_replay(self, replay: protocol.Replayed) -> None:
         assert self.listener is not None
         self.listener.reported(protocol.Report([], {}, replays=[replay]))
 

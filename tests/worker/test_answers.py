@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from carpool.worker.answers import EVERY_S, MOST_BYTES, AnswerSender, Batch
+from carpool.worker.answers import EVERY_S, MOST_BYTES, AnswerBatch, AnswerSender
 
 
 @dataclass
@@ -11,7 +11,7 @@ class Answered:
 
 
 def test_answers_of_short_steps_share_a_message_and_those_of_long_ones_do_not_wait() -> None:
-    now_s, sent = 100.0, list[Batch]()
+    now_s, sent = 100.0, list[AnswerBatch]()
     sender = AnswerSender(sent.append, lambda: now_s)
     for _ in range(20):  # steps of 2 ms
         sender.add(Answered())
@@ -28,7 +28,7 @@ def test_answers_of_short_steps_share_a_message_and_those_of_long_ones_do_not_wa
 
 
 def test_what_waits_never_becomes_a_large_message_and_a_flush_leaves_nothing() -> None:
-    sent = list[Batch]()
+    sent = list[AnswerBatch]()
     sender = AnswerSender(sent.append, lambda: 0.0)
     for _ in range(10):
         sender.add(Answered(MOST_BYTES // 2))

@@ -14,7 +14,7 @@ from pathlib import Path
 from carpool import jsonfile
 from carpool.config import EngineSettings
 from carpool.engine.model.fingerprint import fingerprint
-from carpool.engine.model.load import Loaded, versions
+from carpool.engine.model.load import LoadedPipeline, versions
 from carpool.schedule.cost import Costs
 from carpool.schedule.learned_curve import PRIOR
 from carpool.types import Clock
@@ -28,11 +28,11 @@ UNKNOWN_AGE = 0.5
 LEAST = 0.2
 
 
-class Table:
+class StoredCosts:
     """The costs of one model on one device, and the file that they are kept in."""
 
     def __init__(
-        self, loaded: Loaded, settings: EngineSettings, *, wall_clock: Clock = time.time
+        self, loaded: LoadedPipeline, settings: EngineSettings, *, wall_clock: Clock = time.time
     ) -> None:
         self._wall_clock, device = wall_clock, loaded.device
         self._identity = {

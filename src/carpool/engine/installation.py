@@ -9,16 +9,16 @@ from collections.abc import Callable
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.intercept import Interception, tell_of_compilations
 from carpool.engine.isolation import Isolation
-from carpool.engine.model.load import Loaded
+from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.observe import truncation
-from carpool.engine.observe.heartbeat import Heartbeat
+from carpool.engine.observe.heartbeat import LoopProgress
 from carpool.engine.tokenizers import Tokenizers
 
 
 class Installation:
     """Of one engine; `install` and `remove` are for its thread."""
 
-    def __init__(self, loaded: Loaded, heartbeat: Heartbeat) -> None:
+    def __init__(self, loaded: LoadedPipeline, heartbeat: LoopProgress) -> None:
         self._loaded, self._heartbeat = loaded, heartbeat
         self.isolation = Isolation(loaded.modules, loaded.device.torch)
         self.interception = Interception(loaded.modules)

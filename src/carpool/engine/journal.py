@@ -28,7 +28,7 @@ from carpool.engine import answers
 from carpool.engine.foreign_code import all_blocks
 from carpool.engine.intercept import Call
 from carpool.engine.model.device import Device
-from carpool.engine.model.load import Loaded, versions
+from carpool.engine.model.load import LoadedPipeline, versions
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.weights_sample import sample
 from carpool.types import CheckedRequest, JournalEntry
@@ -265,7 +265,7 @@ class Identity:
         lora: what the adapter of a name is.
     """
 
-    def __init__(self, loaded: Loaded, lora: Callable[[str], bytes]) -> None:
+    def __init__(self, loaded: LoadedPipeline, lora: Callable[[str], bytes]) -> None:
         self._loaded, self._lora, self.device = loaded, lora, loaded.device
         self._digest = b""  # reads a little of each weight: only where journals are kept
 
@@ -300,7 +300,7 @@ def _content(value: Any) -> str:
     return repr(value)
 
 
-def _digest_of(loaded: Loaded) -> bytes:
+def _digest_of(loaded: LoadedPipeline) -> bytes:
     digest = hashlib.blake2b(digest_size=32)
     digest.update(repr(sorted(versions().items())).encode())
     digest.update(f"{loaded.device.torch.type} {loaded.device.dtype}".encode())

@@ -17,20 +17,20 @@ import torch
 
 from carpool.config import EngineSettings
 from carpool.engine.adapters.registry import AdapterRegistry
-from carpool.engine.cost_store import Table
+from carpool.engine.cost_store import StoredCosts
 from carpool.engine.delivery import OffLoop, RunOffLoop, named
 from carpool.engine.faults import Run
 from carpool.engine.installation import Installation
 from carpool.engine.journal import Journal
 from carpool.engine.model.device import DeviceLost
-from carpool.engine.model.load import Loaded
+from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.model_runner import ModelRunner
 from carpool.engine.observe.activity import snapshot
 from carpool.engine.observe.forward import Observer
-from carpool.engine.observe.heartbeat import Heartbeat
+from carpool.engine.observe.heartbeat import LoopProgress
 from carpool.engine.observe.stats import Stats, memory
-from carpool.engine.observe.timeline import Timelines
+from carpool.engine.observe.timeline import TimelineStore
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import Listener
 from carpool.engine.running import RunningRequests
@@ -57,19 +57,23 @@ class EngineCore:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedPipeline,
         settings: EngineSettings,
         *,
         clock: Clock = time.monotonic,
         off_loop: RunOffLoop | None = None,
         observers: Sequence[Observer] = (),
-        table: Table | None = None,
+        table: StoredCosts | None = None,
         policy: Policy | None = None,
         around: Callable[[Run], Run] = lambda run: run,
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
         self.after_turn: Callable[[], None] = lambda: None  # called when all have got answers
-        self.heartbeat, self._stats, self._timelines = Heartbeat(clock), Stats(clock), Timelines()
+        self.heartbeat, self._stats, self._timelines = (
+            LoopProgress(clock),
+            Stats(clock),
+            TimelineStore(),
+        )
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
         self._installation = Installation(loaded, self.heartbeat)
         adapters = self._installation.adapters

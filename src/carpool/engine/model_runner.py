@@ -18,11 +18,11 @@ from carpool.engine.execute import execute
 from carpool.engine.faults import Faults, Run
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
-from carpool.engine.model.load import Loaded, versions
+from carpool.engine.model.load import LoadedPipeline, versions
 from carpool.engine.model.tiling import can_tile, tiles
 from carpool.engine.numerics import Exact
 from carpool.engine.observe.forward import Observer, forward_of
-from carpool.engine.observe.heartbeat import Heartbeat
+from carpool.engine.observe.heartbeat import LoopProgress
 from carpool.engine.probation.probation import Probation
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.request import RequestState
@@ -49,12 +49,12 @@ class ModelRunner:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedPipeline,
         settings: EngineSettings,
         adapters: Adapters,
         interception: Interception,
         scheduler: Scheduler,
-        heartbeat: Heartbeat,
+        heartbeat: LoopProgress,
         sweeps: Sweeps | None,
         clock: Clock,
         observers: Sequence[Observer],
@@ -99,7 +99,7 @@ class ModelRunner:
         self._heartbeat.beat(expected_s)
         began_s = self._clock()
         try:
-            with self._adapters.riding(calls, rows):
+            with self._adapters.applied(calls, rows):
                 if self._sweeps is None:
                     answers, spent_s = self._launch(calls, rows), self._clock() - began_s
                 else:
@@ -140,5 +140,5 @@ class ModelRunner:
     def _run_to_compare(self, calls: Sequence[Call], rows: Sequence[int], mode: Exact) -> list[Any]:
         """Run calls as one forward that answers no request: evidence of how they fuse."""
         self._heartbeat.beat(self._scheduler.expected_s(rows))
-        with self._adapters.riding(calls, rows):
+        with self._adapters.applied(calls, rows):
             return self.fuser.fused(calls, rows, mode)

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from carpool.engine.journal import Journal
-from carpool.engine.observe.timeline import Timelines
+from carpool.engine.observe.timeline import TimelineStore
 from carpool.engine.request import Listener, RequestState
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Draining, Overloaded
 from carpool.types import CheckedRequest, Clock, Event
@@ -21,7 +21,7 @@ from carpool.types import CheckedRequest, Clock, Event
 class RequestQueue:
     """Queued requests; cancellations and results of host calls for running ones."""
 
-    def __init__(self, max_waiting: int, clock: Clock, timelines: Timelines) -> None:
+    def __init__(self, max_waiting: int, clock: Clock, timelines: TimelineStore) -> None:
         self._max_waiting, self._clock, self._timelines = max_waiting, clock, timelines
         self._changed = threading.Condition()
         self._waiting: deque[RequestState] = deque()

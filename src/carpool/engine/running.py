@@ -21,12 +21,12 @@ from carpool.engine.foreign_code import runs_foreign_code
 from carpool.engine.installation import Installation
 from carpool.engine.intercept import Call
 from carpool.engine.journal import Identity, Mismatch
-from carpool.engine.model.load import Loaded
+from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.preview import PreviewSender
 from carpool.engine.model.view import call, view
-from carpool.engine.observe.heartbeat import Heartbeat
+from carpool.engine.observe.heartbeat import LoopProgress
 from carpool.engine.observe.stats import Stats
-from carpool.engine.observe.timeline import Timelines
+from carpool.engine.observe.timeline import TimelineStore
 from carpool.engine.pipeline_errors import to_api_error
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import FiberState, RequestState
@@ -57,7 +57,7 @@ class RunningRequests:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedPipeline,
         settings: EngineSettings,
         clock: Clock,
         queue: RequestQueue,
@@ -65,9 +65,9 @@ class RunningRequests:
         describer: Describer,
         admission: AdmissionControl,
         off_loop: OffLoop,
-        heartbeat: Heartbeat,
+        heartbeat: LoopProgress,
         stats: Stats,
-        timelines: Timelines,
+        timelines: TimelineStore,
     ) -> None:
         self._loaded, self._clock, self._queue = loaded, clock, queue
         self._isolation = installation.isolation

@@ -13,11 +13,11 @@ from typing import Any
 
 from carpool.config import EngineSettings
 from carpool.engine.admission import AdmissionControl
-from carpool.engine.cost_store import Table
+from carpool.engine.cost_store import StoredCosts
 from carpool.engine.execute import WidthLimits
 from carpool.engine.fuse import decode_bytes
 from carpool.engine.learning import CostLearning
-from carpool.engine.model.load import Loaded
+from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.observe.forward import Forward
 from carpool.engine.observe.width_reason import width_reason
@@ -53,11 +53,11 @@ class Scheduler:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedPipeline,
         settings: EngineSettings,
         queue: RequestQueue,
         clock: Clock,
-        table: Table | None,
+        table: StoredCosts | None,
         policy: Policy | None,
         watch: Stopwatch,
         sweeps: Sweeps | None,

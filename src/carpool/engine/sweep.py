@@ -25,7 +25,7 @@ from carpool.engine.fiber import Fiber, Raised, Returned, in_fiber, park
 from carpool.engine.intercept import Call, Target
 from carpool.engine.isolation import Modes
 from carpool.engine.model.stopwatch import Laps, Stopwatch
-from carpool.engine.probation.snapshot import Snapshot
+from carpool.engine.probation.snapshot import ModuleSnapshot
 from carpool.engine.weights.groups import Group
 from carpool.engine.weights.streaming import Streamer
 from carpool.types import Clock
@@ -53,7 +53,7 @@ class ForwardContext:
     """What a forward has for itself while others of its sweep run: see `fiber.Context`.
 
     Torch's modes of the thread (gradients, autocast), its function modes (exact numerics), which
-    rows ride with which adapters, and the stopwatch of the device.
+    rows have which adapters, and the stopwatch of the device.
     """
 
     def __init__(self, adapters: Adapters, clock: Clock, watch: Stopwatch | None) -> None:
@@ -283,7 +283,7 @@ class _Look:
 
     def __init__(self, module: nn.Module, streamer: Streamer) -> None:
         self._module, self._streamer = module, streamer
-        self._before, self._pins = Snapshot.of(module), streamer.pins
+        self._before, self._pins = ModuleSnapshot.of(module), streamer.pins
         self.changed: str | None = None
 
     def look(self) -> None:
@@ -291,7 +291,7 @@ class _Look:
         if self._streamer.pins != self._pins:
             self.changed = "weights that stay on the device from now on"
         elif self.changed is None:
-            self.changed = Snapshot.of(self._module).differs(self._before)
+            self.changed = ModuleSnapshot.of(self._module).differs(self._before)
 
 
 def _kind(call: Call) -> Hashable:

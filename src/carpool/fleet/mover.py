@@ -104,7 +104,7 @@ class Mover:
                     request_id, last["from"] + 1, worker + 1, last["why"],
                 )  # fmt: skip
 
-    def replayed(self, replays: Iterable[protocol.Replay], now_s: float) -> None:
+    def replayed(self, replays: Iterable[protocol.Replayed], now_s: float) -> None:
         """A worker has replayed requests that moved, or whose worker died."""
         for one in replays:
             self._policy.cost.replayed(one.steps, one.took_s)

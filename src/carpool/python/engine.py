@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from tqdm.auto import tqdm
 
 from carpool.config import ServeSettings, load_settings
-from carpool.engine.cost_store import Table
+from carpool.engine.cost_store import StoredCosts
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load as load_pipeline
 from carpool.engine_settings import OF_FILES
@@ -318,7 +318,7 @@ def load(
         else:
             loaded = load_pipeline(model, own)
             undo.callback(loaded.undo)
-            engine = Engine(EngineCore(loaded, own, table=Table(loaded, own)), chosen, store)
+            engine = Engine(EngineCore(loaded, own, table=StoredCosts(loaded, own)), chosen, store)
         undo.pop_all()
     return engine
 

@@ -45,7 +45,7 @@ class Load:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether calls that cannot ride together took turns lately."""
+        """Whether calls that cannot share a forward took turns lately."""
         return self._unmixed < LATELY
 
     def share(self, now_s: float, stretch: float = 1.0) -> float:
@@ -64,6 +64,6 @@ class Load:
         return min(BUSY, stretch * work_s / over_s / best) if over_s > 0 else BUSY
 
     def backlog(self, present: float, now_s: float, stretch: float = 1.0) -> float:
-        """Requests that are in the house or are likely to come before it is empty."""
+        """Requests that are in the engine or are likely to come before it is empty."""
         coming = present / (1 - self.share(now_s, stretch)) - present
         return present + min(coming, COMING * len(self._came))

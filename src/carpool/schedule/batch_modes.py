@@ -1,6 +1,6 @@
 """The modes that decide at admission: `off`, `dynamic` and `request`.
 
-In all three, who came aboard together runs together to the end, and nobody joins on the way.
+In all three, requests admitted together run together to the end, and nobody joins on the way.
 `batches.py` says who is in a batch; here is when it leaves.
 """
 
@@ -19,8 +19,8 @@ LOOKED_AT = 1024  # requests of the line that a batch is formed from
 class Off:
     """One request after the other, and of it one call after the other."""
 
-    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
-        return Admission(()) if aboard or not waiting else Admission((waiting[0].request,))
+    def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
+        return Admission(()) if running or not waiting else Admission((waiting[0].request,))
 
     def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
         return together(parked)
@@ -39,8 +39,8 @@ class Dynamic:
     say: Callable[[str], None] = lambda line: None  # hears a line for each
     _running: int = 0  # requests of the batch that runs
 
-    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
-        if aboard:
+    def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
+        if running:
             return Admission(())
         if self._running > 1:
             self.say(processed(self._running, self.max_size, self.delay_s))
@@ -79,8 +79,8 @@ class Waves:
     wait_s: float = 0.0
     _free_since_s: float | None = field(default=None)
 
-    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
-        if aboard or not waiting:
+    def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
+        if running or not waiting:
             self._free_since_s = None
             return Admission(())
         if self._free_since_s is None:

@@ -1,10 +1,10 @@
 """The `continuous` mode: calls of all requests share forwards, as wide as is worth it.
 
-Two questions at every forward: whose call leads it, and how many others of its key ride along.
+Two questions at every forward: whose call leads it, and how many others of its key run with it.
 
 *Order.* Requests have ranks: predicted work left, plus `AGEING` times their arrival, so that the
 shorter goes first unless the longer came long before. Between keys, whose calls cannot
-ride together, those lead whose requests would end at the highest rate. Who began together goes on
+share a forward, those lead whose requests would end at the highest rate. Who began together goes on
 together until all are done, unless somebody much shorter, or of higher priority and not much
 longer, comes; while another key waits, only who makes the forwards little slower may join. A
 request whose deadline presses goes before all others, the one with the least slack first. Encoding
@@ -35,7 +35,7 @@ from carpool.schedule.widths import Widths
 from carpool.types import Admission, Choice, ParkedCall, QueuedRequest
 
 AGEING = 3.0  # seconds of work that a second of waiting is worth
-GROUP_AGEING = 0.45  # the same, between requests that cannot ride together
+GROUP_AGEING = 0.45  # the same, between requests that cannot share a forward
 JOINING = 0.2  # of its own time: what a row may add to a forward that others wait for
 SHORTER = 0.5  # who has less than this part of others' work left may interrupt them
 FAVOURED = 2.0  # the same for who has a higher priority
@@ -67,12 +67,12 @@ class Continuous:
         self._shares = None if self.fair_share is None else Shares(self.fair_share)
         self._widths, self._decodes = Widths(self.costs, self.min_gain), Decodes(self.costs)
 
-    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
-        """Choose who comes aboard: whoever there is a place for, in the order of their ranks."""
+    def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
+        """Choose the requests to admit: as many as there are places for, by their ranks."""
         self._load.came(waiting)
         if self._shares is not None:
             self._shares.queued(waiting)
-        free = self.max_running - aboard
+        free = self.max_running - running
         if free <= 0 or not waiting:
             return Admission(())
         if any(one.priority or one.deadline_s < inf for one in waiting) or self._shares is not None:
@@ -87,7 +87,7 @@ class Continuous:
 
         Args:
             parked: calls waiting, in any order; no two with the same `order`.
-            waiting_s: predicted work of requests that are not aboard yet.
+            waiting_s: predicted work of requests that are not admitted yet.
             now_s: on the clock of `arrived_s` and `deadline_s`.
         """
         return self.choose_among(parked, parked, waiting_s, now_s)
@@ -219,7 +219,7 @@ class Continuous:
         return groups
 
     def _line(self, groups: Mapping[Hashable, list[ParkedCall]], now_s: float) -> list[ParkedCall]:
-        """Who leads, and all that may ride along, in the order in which they are taken."""
+        """Who leads, and all that may run with it, in the order in which they are taken."""
         first = next(iter(groups.values()))[0]
         late: list[ParkedCall] = []
         if max(self._passed.values(), default=0) >= MAX_PASSED:
@@ -258,7 +258,7 @@ class Continuous:
     ) -> list[ParkedCall]:
         """Those of a group that are under way, and who may join them.
 
-        While others wait whose calls cannot ride along, only those who make it little slower.
+        While others wait whose calls cannot share it, only those who make it little slower.
         """
         more = [call for call in group if call.request not in self._begun]
         if is_alone:
@@ -279,10 +279,10 @@ class Continuous:
         def price(group: Sequence[ParkedCall]) -> tuple[float, ...]:
             curve = self.costs.curve(group[0].kind)
             most = min(len(group), max(1, group[0].max_rows // group[0].rows))
-            riders = group[:most]
+            sharing = group[:most]
             alone_s = curve.seconds(group[0].rows)
-            gain = most * alone_s / curve.seconds(sum(call.rows for call in riders))
-            mean_s = sum(call.left_s for call in riders) / most
+            gain = most * alone_s / curve.seconds(sum(call.rows for call in sharing))
+            mean_s = sum(call.left_s for call in sharing) / most
             one = replace(group[0], left_s=mean_s / gain)
             return self._rank(one, now_s, GROUP_AGEING)
 
@@ -311,7 +311,7 @@ class Continuous:
         now_s: float,
         others: Sequence[Sequence[ParkedCall]] = (),
     ) -> Choice:
-        """Choose who of a line rides with its leader, and say why nobody more does."""
+        """Choose which of a line run with its leader, and say why nobody more does."""
         if len(line) == 1:
             return Choice((line[0],), why="nobody")
         width, why = self._width(line, parked, waiting_s, now_s, others)
@@ -327,7 +327,7 @@ class Continuous:
         now_s: float,
         others: Sequence[Sequence[ParkedCall]],
     ) -> tuple[int, str]:
-        """How many of a line ride together.
+        """How many of a line share the forward.
 
         Args:
             others: groups whose turns come between those of this one.
@@ -342,7 +342,7 @@ class Continuous:
         return self._widths.choose(line, backlog, between, waited, present)
 
     def _round_s(self, group: Sequence[ParkedCall]) -> float:
-        """How long as many of a group as may ride together take for the work they have left."""
+        """How long as many of a group as may share a forward take for the work they have left."""
         one, curve = group[0], self.costs.curve(group[0].kind)
         rows = min(len(group) * one.rows, max(one.max_rows, one.rows))
         mean_s = sum([call.left_s for call in group]) / len(group)
@@ -388,7 +388,7 @@ class Continuous:
 
         Where shares are fair, they see to it that nobody starves: a tenant that has many calls
         parked would get more than its share if it might lead for each of them. But among the calls
-        of one user, a late one may lead: the others ride with other tenants, and are charged.
+        of one user, a late one may lead: the others run with other tenants, and are charged.
         """
         if call.phase != "denoise":
             return chosen[0].phase == "denoise" or call.request < chosen[0].request

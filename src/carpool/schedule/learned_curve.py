@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Mapping
 from math import exp, log, sqrt
 
-from carpool.schedule.medians import Point, monotone, weighted_median
+from carpool.schedule.medians import WidthMedian, monotone, weighted_median
 
 KEPT = 40  # runs, or blocks of runs, of one width
 FORGOTTEN_S = 500.0  # device seconds, at least
@@ -71,7 +71,9 @@ class LearnedCurve:
     """Seconds of a forward by its rows. Begins with nothing, or with a table of an earlier run."""
 
     def __init__(self, prior: Mapping[int, float] | None = None, weight: float = PRIOR) -> None:
-        self._prior = {rows: Point(seconds, weight) for rows, seconds in (prior or {}).items()}
+        self._prior = {
+            rows: WidthMedian(seconds, weight) for rows, seconds in (prior or {}).items()
+        }
         self._runs: dict[int, deque[Block]] = {}
         self._first: dict[int, tuple[float, float]] = {}  # the same, of each width's first run
         self._doubted: dict[int, int] = {}  # runs that are kept in any case
@@ -135,7 +137,7 @@ class LearnedCurve:
         """Give all that is known in other units, where the machine's usual speed is another."""
         with self._changing:
             for rows, prior in self._prior.items():
-                self._prior[rows] = Point(prior.seconds * factor, prior.weight)
+                self._prior[rows] = WidthMedian(prior.seconds * factor, prior.weight)
             for rows, (seconds, at_s) in self._first.items():
                 self._first[rows] = seconds * factor, at_s
             for runs in self._runs.values():
@@ -226,7 +228,7 @@ class LearnedCurve:
 
         with self._changing:
             most = min(MOST, self._known + BEYOND)
-            points = self._points() or {1: Point(1.0, COLD)}  # a kind that never ran: a guess
+            points = self._points() or {1: WidthMedian(1.0, COLD)}  # a kind that never ran: a guess
             fitted = fit(points, noise=self._noise, most=most)
             self._sd = fitted.sd.tolist()
             weights = [1 / max(one, 1e-9) ** 2 for one in self._sd]
@@ -237,7 +239,7 @@ class LearnedCurve:
             self._fresh_until_s = self.now_s + self._forgotten_s
             self._is_stale = False  # last: until then another thread must not take what is there
 
-    def _points(self) -> dict[int, Point]:
+    def _points(self) -> dict[int, WidthMedian]:
         now_s, forgotten_s = self.now_s, self._forgotten_s
 
         def newness(at_s: float) -> float:
@@ -252,7 +254,7 @@ class LearnedCurve:
             pairs = [(block.seconds, block.weight * newness(block.at_s)) for block in runs]
             seen.setdefault(rows, []).extend(pairs)
         return {
-            rows: Point(weighted_median(pairs), sum(weight for _, weight in pairs))
+            rows: WidthMedian(weighted_median(pairs), sum(weight for _, weight in pairs))
             for rows, pairs in seen.items()
         }
 

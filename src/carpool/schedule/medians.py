@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class WidthMedian:
     """What was seen of one width."""
 
     seconds: float  # median

@@ -102,5 +102,5 @@ class Speed:
         return starts
 
     def place_s(self, lefts_s: list[float]) -> float | None:
-        """When the first of those aboard is likely to end, by the work each has left."""
+        """When the first of the running requests is likely to end, by the work each has left."""
         return min(lefts_s) * self.stretch if lefts_s else None

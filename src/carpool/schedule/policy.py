@@ -1,6 +1,6 @@
 """Scheduling modes: what the engine and the simulator ask, and which mode answers.
 
-A policy has no tensors and no clock. It is asked at every turn who comes aboard and who
+A policy has no tensors and no clock. It is asked at every turn which requests are admitted and who
 shares the next forward, and remembers between turns only what its own docstring says.
 """
 
@@ -23,12 +23,12 @@ WHOLE_BATCH = 1 << 30  # rows: more than any batch has
 class Policy(Protocol):
     """A scheduling mode."""
 
-    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
-        """Choose who comes aboard.
+    def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
+        """Choose the requests to admit.
 
         Args:
             waiting: the whole line, those who wait longest first.
-            aboard: how many are.
+            running: how many run.
             now_s: engine clock.
         """
         ...
@@ -38,7 +38,7 @@ class Policy(Protocol):
 
         Args:
             parked: calls waiting, in any order; no two with the same `order`.
-            waiting_s: predicted work of requests that are not aboard yet.
+            waiting_s: predicted work of requests that are not admitted yet.
             now_s: engine clock.
         """
         ...

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from carpool.schedule.medians import Point, weighted_median
+from carpool.schedule.medians import WidthMedian, weighted_median
 
 KNOTS = (2, 4, 8, 16, 32)  # rows after which the slope may change
 SLOPE = 0.5  # expected: a row more takes half of what the first took
@@ -43,7 +43,7 @@ class Fitted:
     sd: Array  # standard deviation, seconds
 
 
-def fit(points: Mapping[int, Point], *, noise: float, most: int) -> Fitted:
+def fit(points: Mapping[int, WidthMedian], *, noise: float, most: int) -> Fitted:
     """Fit a curve through points.
 
     Args:

@@ -1,9 +1,9 @@
 """How many calls of one key share a forward in `continuous`, by what forwards of each width take.
 
-With n requests' worth of work in the house, of which w ride together in t(w) seconds a step, the
+With n requests' worth of work in the engine, of which w share a forward in t(w) seconds a step, the
 work is done in rounds of w, and the mean request is done after (n + w) / 2 of them times t(w) / w.
 The width that makes this least is taken: w = 1 when rows gain nothing and few wait, the widest that
-gains anything when the line is long. The house holds those who are in it and those who are likely
+gains anything when the line is long. The engine holds those who are in it and those who are likely
 to come before it is empty, by the arrivals so far. Where other keys wait, every round is followed
 by one of theirs, and whoever is left out of the first waits for that, too.
 
@@ -63,7 +63,7 @@ class Widths:
 
         Args:
             line: calls in the order in which they are taken.
-            backlog: work in the house, in requests like these.
+            backlog: work in the engine, in requests like these.
             between: rounds of other keys before the next of this, in rounds of one of these.
             waited: mean time since arrival, in multiples of the work that is left, alone.
             present: the part of the backlog that is here already; None: all of it.

@@ -10,7 +10,7 @@ from fastapi.security import HTTPBearer
 from starlette.types import Receive, Scope, Send
 
 from carpool.server.bodies.json_bodies import check_is_json, read
-from carpool.server.state import AppState, RequestContext
+from carpool.server.state import AppState, AuthenticatedRequest
 
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -33,14 +33,14 @@ class _RequestContext(HTTPBearer):
     As a security scheme it stands in the OpenAPI document, so that paths want a key there.
     """
 
-    async def __call__(self, request: Request) -> RequestContext:  # type: ignore[override]
-        return RequestContext(request.app.state.server, request, request.state.client)
+    async def __call__(self, request: Request) -> AuthenticatedRequest:  # type: ignore[override]
+        return AuthenticatedRequest(request.app.state.server, request, request.state.client)
 
 
 request_context = _RequestContext(scheme_name="HTTPBearer")
 
 State = Annotated[AppState, Depends(server_state)]
-Context = Annotated[RequestContext, Depends(request_context)]
+Context = Annotated[AuthenticatedRequest, Depends(request_context)]
 """What a route of class `AuthenticatedRoute` is given."""
 
 

@@ -24,7 +24,7 @@ from carpool.media.reader import Intake, PictureReader
 from carpool.request.card import Card
 from carpool.server.access.idempotency import IdempotencyCache
 from carpool.server.access.keys import APIClient, Keyring
-from carpool.server.access.limits import RateLimiter, Slot
+from carpool.server.access.limits import Permit, RateLimiter
 from carpool.server.access.signed_links import SignedFiles
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import number
@@ -216,7 +216,7 @@ class AppState:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestContext:
+class AuthenticatedRequest:
     """One authenticated request, with the state of its server."""
 
     state: AppState
@@ -244,7 +244,7 @@ class RequestContext:
     async def check_room(self) -> None:
         """Refuse work that the worker would refuse, or that is too much beside a client's jobs."""
         self.state.supervisor.check_room()
-        slot: Slot = self.request.state.slot
+        slot: Permit = self.request.state.slot
         if self.state.has_jobs and slot.most is not None:
             open_jobs = await self.state.runner.count_open(self.client.owner)
             slot.check(sum(open_jobs.values()))

@@ -24,7 +24,7 @@ EVERY_S = 0.02  # at most so often: a crash costs no more than this and the step
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class AnswerBatch:
     """Answers, the engine's `Answered`, that are packed as they are sent: off its thread."""
 
     answered: list[Any]
@@ -47,7 +47,7 @@ class AnswerSender:
         clock: seconds.
     """
 
-    def __init__(self, put: Callable[[Batch], None], clock: Clock = time.monotonic) -> None:
+    def __init__(self, put: Callable[[AnswerBatch], None], clock: Clock = time.monotonic) -> None:
         self._put, self._clock = put, clock
         self._answered: list[Any] = []
         self._sent_s, self._bytes = -EVERY_S, 0
@@ -70,4 +70,4 @@ class AnswerSender:
             answered, self._answered, self._bytes = self._answered, [], 0
             if answered:
                 self._sent_s = self._clock()
-                self._put(Batch(answered))
+                self._put(AnswerBatch(answered))

@@ -26,7 +26,7 @@ from carpool.telemetry import logs, tracing
 from carpool.types import CheckedRequest, Event
 from carpool.worker import protocol, startup
 from carpool.worker.activity import ActivitySender
-from carpool.worker.answers import AnswerSender, Batch
+from carpool.worker.answers import AnswerBatch, AnswerSender
 from carpool.worker.raw_output import RawOutput, raw_output
 from carpool.worker.watchdog import INTERVAL_S
 
@@ -43,7 +43,7 @@ class WorkerProcess:
         self._is_ending = threading.Lock()
         self._engine: Any = None  # once the model is loaded
         self._additions: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[protocol.ToFront | Batch] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[protocol.ToFront | AnswerBatch] = queue.SimpleQueue()
         self.answers = AnswerSender(self._outbox.put)
         self._in_flight: set[str] = set()  # requests
         self._after_reset: Callable[[], None] | None = None
@@ -57,7 +57,7 @@ class WorkerProcess:
             return
         is_noisy = first.log_level == "debug" and first.log_format == "text" and first.bars
         # these import torch and diffusers, which takes seconds
-        from carpool.engine.cost_store import Table
+        from carpool.engine.cost_store import StoredCosts
         from carpool.engine.group.load import load
         from carpool.engine.journal import Journal
         from carpool.engine.loop import EngineCore
@@ -79,7 +79,7 @@ class WorkerProcess:
             model = first.model if first.factory is None else build(first.factory)
             loaded = load(model, first.settings)
             loaded.device.at_loss = partial(os._exit, 1)  # the front runs its requests again
-            table = Table(loaded, first.settings)
+            table = StoredCosts(loaded, first.settings)
             engine = EngineCore(loaded, first.settings, table=table, observers=observers)
             self._at_end = engine.scheduler.log_last_batches
             engine.after_turn = self.answers.after_turn
@@ -190,7 +190,7 @@ class WorkerProcess:
             ]
             left, is_streamed = engine.running.steps_left(), engine.loaded.streamer is not None
             replays = [
-                protocol.Replay(one.request_id, one.steps, one.took_s, ago_s)
+                protocol.Replayed(one.request_id, one.steps, one.took_s, ago_s)
                 for one, ago_s in engine.running.take_replays()
             ]
             report = protocol.Report(costs, left, is_streamed, replays)
@@ -234,7 +234,7 @@ class WorkerProcess:
         while True:
             try:
                 message = self._outbox.get()
-                if isinstance(message, Batch):
+                if isinstance(message, AnswerBatch):
                     message = message.packed()
                 self._connection.sendall(protocol.encode(message))
             except OSError:
@@ -272,7 +272,7 @@ class _RequestListener:
         self.at_end()
         if isinstance(outcome.error, Released):
             self._worker.answers.flush()
-            self._worker.send(protocol.Released(self._job.request_id))
+            self._worker.send(protocol.RequestReleased(self._job.request_id))
             self._worker.ended(self._job.request_id)
             return
         if outcome.error is not None:

@@ -56,8 +56,10 @@ class Reset(msgspec.Struct, tag="reset"):
 
 
 class Release(msgspec.Struct, tag="release"):
-    """Give a request up before its next forward, if its journal is whole; answered by `Released`,
-    or not at all."""
+    """Give a request up before its next forward, if its journal is whole.
+
+    Answered by `RequestReleased`, or not at all.
+    """
 
     request_id: str
 
@@ -169,7 +171,7 @@ class Answers(msgspec.Struct, tag="answers"):
     entries: list[tuple[str, JournalEntry]]
 
 
-class Released(msgspec.Struct, tag="released"):
+class RequestReleased(msgspec.Struct, tag="released"):
     """The worker gave a request up; all of its journal was sent before."""
 
     request_id: str
@@ -190,7 +192,7 @@ class StepCost(msgspec.Struct, array_like=True):
     seconds: list[float]  # by the requests that share it, from one on
 
 
-class Replay(msgspec.Struct, array_like=True):
+class Replayed(msgspec.Struct, array_like=True):
     """A request was replayed from its journal, and goes on."""
 
     request_id: str
@@ -205,7 +207,7 @@ class Report(msgspec.Struct, array_like=True):
     costs: list[StepCost]
     steps_left: dict[str, float]  # of running requests, by their ids
     shares_sweeps: bool = False  # weights are streamed: requests of all sizes share every step
-    replays: list[Replay] = []  # since the last report
+    replays: list[Replayed] = []  # since the last report
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
@@ -286,7 +288,7 @@ ToWorker = (
     | Reload
     | Watch
 )
-AboutRequest = Started | Answers | Released | Progress | Preview | Done | RequestFailed
+AboutRequest = Started | Answers | RequestReleased | Progress | Preview | Done | RequestFailed
 ToFront = (
     AboutRequest
     | WorkerReady

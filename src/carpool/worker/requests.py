@@ -161,7 +161,7 @@ class WorkerRequests:
                     if (request := self._in_flight.get(request_id)) and self._journals is not None:
                         request.has_advanced = True
                         self._journals.add(request_id, entry)
-            case protocol.Released(request_id):
+            case protocol.RequestReleased(request_id):
                 if (request := self._in_flight.get(request_id)) is not None:
                     self._in_flight.remove(request)
                     request.resolve(Moved(request.deaths, was_released=True))

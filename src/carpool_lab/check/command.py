@@ -98,7 +98,7 @@ def checked(model: str, settings: EngineSettings, wanted: Wanted, bar: Any) -> "
     Raises:
         CarpoolError: the model cannot be loaded, or a request failed.
     """
-    from carpool.engine.cost_store import Table
+    from carpool.engine.cost_store import StoredCosts
     from carpool.engine.model.load import load, log_as_others
     from carpool_lab.check.report import CheckReport
     from carpool_lab.check.run import limit, plain, prove
@@ -109,7 +109,7 @@ def checked(model: str, settings: EngineSettings, wanted: Wanted, bar: Any) -> "
     try:
         jobs = mixed(loaded.card, wanted)
         tick: Callable[[], object] = bar.update
-        table = Table(loaded, settings)
+        table = StoredCosts(loaded, settings)
         bar.total = _runs(len(jobs))
         proofs = prove(loaded, settings, jobs, table=table, tick=tick)
         tuned, notes = timed(loaded, settings, jobs[0], wanted, proofs["fast"], table, tick)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from carpool.config import EngineSettings
-from carpool.engine.cost_store import Table
+from carpool.engine.cost_store import StoredCosts
 from carpool.engine.loop import EngineCore
-from carpool.engine.model.load import Loaded
+from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.modular import call_plainly
 from carpool.engine.request import Outcome
 from carpool.engine_settings import Numerics
@@ -23,7 +23,7 @@ from carpool.request.card import Card
 from carpool.schedule.cost import Costs
 from carpool.types import CheckedRequest, Event
 from carpool_lab.check.requests import FIRST, described
-from carpool_lab.check.watch import Seen, Watch, apart
+from carpool_lab.check.watch import ForwardChecker, Seen, apart
 from carpool_lab.tune.lockstep import Lockstep
 
 MOST_ROUNDS = 6  # of all requests together, until nothing is on probation, and once more
@@ -56,11 +56,11 @@ class Proof:
 
 
 def prove(
-    loaded: Loaded,
+    loaded: LoadedPipeline,
     settings: EngineSettings,
     jobs: Sequence[CheckedRequest],
     *,
-    table: Table,
+    table: StoredCosts,
     tick: Tick,
 ) -> dict[str, Proof]:
     """Run the requests alone and together in each numerics mode, by name.
@@ -75,13 +75,13 @@ def prove(
 
 
 def _prove(
-    loaded: Loaded,
+    loaded: LoadedPipeline,
     settings: EngineSettings,
     jobs: Sequence[CheckedRequest],
-    table: Table,
+    table: StoredCosts,
     tick: Tick,
 ) -> Proof:
-    watch = Watch(loaded.device, measures=settings.numerics == "fast")
+    watch = ForwardChecker(loaded.device, measures=settings.numerics == "fast")
     before, table.costs = table.costs, Costs()  # forwards are slower here
     engine = EngineCore(
         replace(loaded, undo=lambda: None),  # more engines follow
@@ -200,7 +200,7 @@ class Plain:
 
 
 def plain(
-    loaded: Loaded, jobs: Sequence[CheckedRequest], alone: Sequence[Answer], tick: Tick
+    loaded: LoadedPipeline, jobs: Sequence[CheckedRequest], alone: Sequence[Answer], tick: Tick
 ) -> Plain:
     """Run the requests on the pipeline itself. It keeps what that leaves on it: do it last.
 
@@ -228,7 +228,7 @@ def plain(
     return Plain(most)
 
 
-def _plain(loaded: Loaded, job: CheckedRequest, *, seed: int) -> Answer:
+def _plain(loaded: LoadedPipeline, job: CheckedRequest, *, seed: int) -> Answer:
     pipe, task = loaded.originals[job.task], loaded.card.task(job.task)
     arguments = dict(job.arguments)
     if task.takes("generator"):
@@ -237,7 +237,7 @@ def _plain(loaded: Loaded, job: CheckedRequest, *, seed: int) -> Answer:
     return call_plainly(pipe, arguments)
 
 
-def limit(card: Card, loaded: Loaded, jobs: Sequence[CheckedRequest]) -> float | None:
+def limit(card: Card, loaded: LoadedPipeline, jobs: Sequence[CheckedRequest]) -> float | None:
     """What `docs/numerics.md` allows requests together in fast numerics; None: not said.
 
     That is said of float32. On CUDA, convolutions may round to TensorFloat-32.

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from carpool.config import EngineSettings
-from carpool.engine.cost_store import Table
-from carpool.engine.model.load import Loaded
+from carpool.engine.cost_store import StoredCosts
+from carpool.engine.model.load import LoadedPipeline
 from carpool.schedule.known_curve import STEPS
 from carpool.types import CheckedRequest
 from carpool_lab.check.requests import Wanted
@@ -16,12 +16,12 @@ FEW_STEPS = 2  # of each request: enough for medians, as each width runs several
 
 
 def timed(
-    loaded: Loaded,
+    loaded: LoadedPipeline,
     settings: EngineSettings,
     job: CheckedRequest,
     wanted: Wanted,
     proof: Proof,
-    table: Table,
+    table: StoredCosts,
     tick: Tick,
 ) -> tuple[TuneReport, list[str]]:
     """What forwards take by their rows, and notes on what was left out.

@@ -46,7 +46,7 @@ class Seen:
         return {n: median(s[1:]) for n, s in sorted(self.seconds.items()) if len(s) > 1}
 
 
-class Watch:
+class ForwardChecker:
     """Runs the calls of every shared forward apart as well, and compares.
 
     Args:

@@ -24,12 +24,12 @@ from carpool.setting_rules import parse_bytes
 from carpool_lab.plan.predict import VALUE_BYTES, Plan
 
 if TYPE_CHECKING:
-    from carpool_lab.plan.shapes import Model
+    from carpool_lab.plan.shapes import ModelShapes
 
 LESS = ("fp8", "int8", "int4", "quanto-int4")  # proposed where weights do not fit, in this order
 
 
-def kinds_in(quantize: str | None, model: "Model") -> dict[str, Quantization]:
+def kinds_in(quantize: str | None, model: "ModelShapes") -> dict[str, Quantization]:
     """The kinds of quantized weights by component, as the engine takes `--quantize`.
 
     Raises:
@@ -39,7 +39,7 @@ def kinds_in(quantize: str | None, model: "Model") -> dict[str, Quantization]:
     return kinds_of(EngineSettings(quantize=quantize), model.modules)
 
 
-def bits_of(quantize: str | None, model: "Model") -> dict[str, float]:
+def bits_of(quantize: str | None, model: "ModelShapes") -> dict[str, float]:
     """Mean bits of a weight by component: those of linear layers are quantized, and no others.
 
     By layers (float8), all but vectors are.
@@ -62,7 +62,9 @@ def _mean_bits(module: nn.Module, kind: Quantization) -> float:
     return whole - (whole - kind.bits) * changed / every
 
 
-def commands(model: "Model", plan: Plan, quantize: str | None, is_compiled: bool) -> Iterator[str]:
+def commands(
+    model: "ModelShapes", plan: Plan, quantize: str | None, is_compiled: bool
+) -> Iterator[str]:
     """The command lines to use, those of the plan's own figures first."""
     said = f"carpool serve {quote(model.model_id)} --max-batch-size {plan.knee}"
     compiled = " --compile" if is_compiled else ""
@@ -94,7 +96,7 @@ def _below(n_bytes: float) -> str:
 
 
 def _streamed(
-    model: "Model", plan: Plan, said: str, quantize: str | None, is_compiled: bool
+    model: "ModelShapes", plan: Plan, said: str, quantize: str | None, is_compiled: bool
 ) -> Iterator[str]:
     for component, kind in kinds_in(quantize, model).items():
         if kind.backend not in STREAMED:
@@ -114,7 +116,7 @@ def _streamed(
     yield f"{said}{compiled} --memory {memory}{quantized}  # {what}"
 
 
-def _scaled(model: "Model", bits: dict[str, float]) -> list[Component]:
+def _scaled(model: "ModelShapes", bits: dict[str, float]) -> list[Component]:
     """The modules' weights as they are on the device: 16 bits each, or as they are quantized."""
     parameters, found = model.parameters(), []
     for one in components_of(model.modules):

@@ -11,7 +11,7 @@ from carpool_lab.plan import predict
 from carpool_lab.simulate.tables import Table
 
 if TYPE_CHECKING:
-    from carpool_lab.plan.shapes import Model, Stage
+    from carpool_lab.plan.shapes import CallGroup, ModelShapes
 
 GB = 1e9
 HEAD = "device   size          resident  streamed  step, 1       4       knee  requests/s  fused"
@@ -73,7 +73,7 @@ def plan(
         click.echo(line)
 
 
-def usual_steps(model: "Model") -> int:
+def usual_steps(model: "ModelShapes") -> int:
     """Denoising steps where nobody says how many."""
     from inspect import signature
 
@@ -81,7 +81,7 @@ def usual_steps(model: "Model") -> int:
     return int(model.call.get("num_inference_steps", default))
 
 
-def scaled(work: "list[Stage]", steps: int, counted: int) -> "list[Stage]":
+def scaled(work: "list[CallGroup]", steps: int, counted: int) -> "list[CallGroup]":
     """The stages of a request of another number of steps than was counted."""
     from dataclasses import replace
 
@@ -91,7 +91,7 @@ def scaled(work: "list[Stage]", steps: int, counted: int) -> "list[Stage]":
     ]
 
 
-def as_data(model: "Model", plans: Mapping[tuple[str, str], predict.Plan]) -> dict[str, Any]:
+def as_data(model: "ModelShapes", plans: Mapping[tuple[str, str], predict.Plan]) -> dict[str, Any]:
     """Everything; `tables` is what `carpool simulate --table FILE` reads."""
     return {
         "by": "carpool plan",
@@ -120,8 +120,8 @@ def table(name: str, plan: predict.Plan) -> Table:
 
 
 def lines(
-    model: "Model",
-    stages: "Mapping[str, list[Stage]]",
+    model: "ModelShapes",
+    stages: "Mapping[str, list[CallGroup]]",
     plans: Mapping[tuple[str, str], predict.Plan],
     quantize: str | None,
     is_compiled: bool,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from carpool.errors import InvalidValue, nearest
 from carpool.types import Phase
-from carpool_lab.plan.shapes import Stage, Work
+from carpool_lab.plan.shapes import CallGroup, Work
 from carpool_lab.tune.results import knee
 
 DEVICES = Path(__file__).with_name("devices.json")
@@ -34,7 +34,7 @@ MIN_GAIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceSpec:
     """What a data sheet says."""
 
     key: str
@@ -47,7 +47,7 @@ class Device:
     source: str
 
 
-def device(key: str) -> Device:
+def device(key: str) -> DeviceSpec:
     """A device by its key.
 
     Raises:
@@ -57,7 +57,7 @@ def device(key: str) -> Device:
     if key not in known:
         raise InvalidValue(f"device {key!r}{nearest(key, known)}: must be of {', '.join(known)}")
     one = known[key]
-    return Device(
+    return DeviceSpec(
         key,
         one["name"],
         one["memory_gb"] * 1e9,
@@ -72,7 +72,7 @@ def device(key: str) -> Device:
 def forward_s(
     work: Work,
     width: int,
-    on: Device,
+    on: DeviceSpec,
     *,
     weight_bytes: float = VALUE_BYTES,
     streamed_bytes: float = 0.0,
@@ -131,8 +131,8 @@ def plan(
     size: str,
     steps: int,
     parameters: Mapping[str, int],
-    stages: Sequence[Stage],
-    on: Device,
+    stages: Sequence[CallGroup],
+    on: DeviceSpec,
     *,
     bits: Mapping[str, float] | None = None,
     is_compiled: bool = False,

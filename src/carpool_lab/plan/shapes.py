@@ -57,7 +57,7 @@ class Work:
 
 
 @dataclass(slots=True)
-class Stage:
+class CallGroup:
     """All calls of one method with arguments of the same shapes."""
 
     component: str
@@ -72,7 +72,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelShapes:
     """A pipeline of modules without weights."""
 
     name: str
@@ -119,7 +119,7 @@ def known() -> dict[str, Any]:
     return data
 
 
-def build(name: str, dtype: torch.dtype = torch.bfloat16) -> Model:
+def build(name: str, dtype: torch.dtype = torch.bfloat16) -> ModelShapes:
     """Build a pipeline of configs, without weights.
 
     Args:
@@ -159,7 +159,7 @@ def _part(cls: Any, what: list[Any], dtype: torch.dtype) -> Any:
         return cls(**what[1]).to(dtype)
 
 
-def _from_folder(name: str, dtype: torch.dtype, others: str) -> Model:
+def _from_folder(name: str, dtype: torch.dtype, others: str) -> ModelShapes:
     """A pipeline of a local folder: its configs, tokenizers and schedulers, not its weights."""
     try:
         source, _ = find(name)
@@ -203,13 +203,13 @@ def _read(source: str, component: str, entry: Any, is_module: bool, dtype: torch
         return cls.from_config(cls.load_config(source, subfolder=component)).to(dtype)
 
 
-def _model(name: str, pipe: Any, data: Mapping[str, Any]) -> Model:
+def _model(name: str, pipe: Any, data: Mapping[str, Any]) -> ModelShapes:
     pipe.set_progress_bar_config(disable=True)
     modules = {n: one for n, one in pipe.components.items() if isinstance(one, nn.Module)}
     for module in modules.values():
         module.eval().requires_grad_(False)
     sizes = tuple(data["sizes"])
-    return Model(name, data["model_id"], pipe, modules, data["call"], sizes, data["source"])
+    return ModelShapes(name, data["model_id"], pipe, modules, data["call"], sizes, data["source"])
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -311,7 +311,7 @@ def work_of(original: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, 
     return answer, work
 
 
-def stages(model: Model, size: str = "default") -> list[Stage]:
+def stages(model: ModelShapes, size: str = "default") -> list[CallGroup]:
     """What one request makes its modules do, in the order in which it first does.
 
     Args:
@@ -322,7 +322,7 @@ def stages(model: Model, size: str = "default") -> list[Stage]:
         InvalidValue: the size is none.
         LoadFailed: the pipeline cannot be run on shapes alone.
     """
-    found: dict[Any, tuple[Stage, Any]] = {}
+    found: dict[Any, tuple[CallGroup, Any]] = {}
     host = _OnHost()
 
     def stub(component: str, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -335,7 +335,7 @@ def stages(model: Model, size: str = "default") -> list[Stage]:
                 answer, work = work_of(original, args, kwargs)
                 host.is_off = False
                 rows = tensors[0].shape[0] if tensors else 1
-                found[key] = Stage(component, method, rows, work), answer
+                found[key] = CallGroup(component, method, rows, work), answer
             stage, answer = found[key]
             stage.calls += 1
             return _zeros(answer)

@@ -223,12 +223,12 @@ def _run(said: Flags, model: Model, mix: Mix, router: str) -> tuple[dict[str, An
     [point] = as_json([Point(model.tables[0].name, said.mix, 0.0, mode, found)])
     requests = [
         {
-            "class": ride.label,
-            "arrived_s": ride.waiting.arrived_s,
-            "ended_s": ride.ended_s,
-            "solo_s": ride.solo_s,
+            "class": simulated.label,
+            "arrived_s": simulated.waiting.arrived_s,
+            "ended_s": simulated.ended_s,
+            "solo_s": simulated.solo_s,
         }
-        for ride in result.rides
+        for simulated in result.requests
     ]
     return {"settings": settings, **point["numbers"], "requests": requests}, text
 

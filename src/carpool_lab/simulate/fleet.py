@@ -17,7 +17,7 @@ from carpool.fleet.router import Router
 from carpool.schedule.cost import Costs
 from carpool.schedule.sweep import step_seconds
 from carpool_lab.simulate.routers import AtOnce, Sole, least_work
-from carpool_lab.simulate.simulator import Result, Ride, Worker
+from carpool_lab.simulate.simulator import Result, SimulatedRequest, Worker
 
 REPORT_S = 1.0  # between two reports of a worker
 
@@ -39,12 +39,14 @@ class _Device:
         self.next_s = inf
         self.is_running = False  # a forward
         self.reported_s = -inf
-        self.ended = 0  # of the rides that its worker has ended, those that the router knows of
-        self.requests: dict[int, Ride] = {}  # that it has, by their numbers in the fleet
+        self.ended = 0  # of the requests that its worker has ended, those that the router knows of
+        self.requests: dict[
+            int, SimulatedRequest
+        ] = {}  # that it has, by their numbers in the fleet
 
 
 def simulate(
-    rides: Iterable[Ride],
+    requests: Iterable[SimulatedRequest],
     workers: Sequence[Worker],
     router: Router | None = None,
     *,
@@ -55,18 +57,18 @@ def simulate(
     """Let requests arrive and give the whole story.
 
     Args:
-        rides: in the order of their arrivals, numbered upwards; may be a generator.
+        requests: in the order of their arrivals, numbered upwards; may be a generator.
         workers: one or several devices, each with a policy of its own.
         router: binds requests to workers; default: at once, to the worker with the least work.
         clients: who ask again as soon as they are answered, one request at a time; the arrivals
-            of the rides are then those moments. None: requests come when they say.
+            of the requests are then those moments. None: requests come when they say.
         changes: of workers, in the order of their times.
         moves: running requests move where that is worth it; see `carpool.fleet.moves`.
     """
     if router is None:
         router = AtOnce(least_work) if len(workers) > 1 or moves else Sole()
     fleet = _Fleet(workers, router, moves=moves)
-    return fleet.run(rides, clients, list(changes))
+    return fleet.run(requests, clients, list(changes))
 
 
 class _Fleet:
@@ -76,7 +78,7 @@ class _Fleet:
         self._moves = Moves(router, self._can_move) if moves else None
         self._leaving: dict[int, Move] = {}  # by request: its worker is to give it up
         self._coming: list[tuple[float, int, int]] = []  # a heap: when, request, worker
-        self._rides: list[Ride] = []  # by their number, from 1
+        self._requests: list[SimulatedRequest] = []  # by their number, from 1
         self._turns: list[tuple[float, int]] = []  # a heap; some entries are old
         self._asking: list[float] = []  # when a client asks next; a heap
         self._tables: dict[int, dict[Hashable, StepTable]] = {}  # of costs that are known
@@ -84,17 +86,19 @@ class _Fleet:
         for number, worker in enumerate(workers):
             router.add_worker(self._load(number, worker))
 
-    def run(self, rides: Iterable[Ride], clients: int | None, changes: list[Change]) -> Result:
-        coming = iter(rides)
-        ride = next(coming, None)
+    def run(
+        self, requests: Iterable[SimulatedRequest], clients: int | None, changes: list[Change]
+    ) -> Result:
+        coming = iter(requests)
+        simulated = next(coming, None)
         self._asking = [0.0] * (clients or 0)
         changes.reverse()
 
         def due_s() -> float:
-            if ride is None:
+            if simulated is None:
                 return inf
             if clients is None:
-                return ride.waiting.arrived_s
+                return simulated.waiting.arrived_s
             return self._asking[0] if self._asking else inf
 
         while True:
@@ -110,13 +114,13 @@ class _Fleet:
             due = set[int]()
             while changes and changes[-1].at_s <= now_s:
                 self._change(changes.pop())
-            while ride is not None and due_s() <= now_s:
+            while simulated is not None and due_s() <= now_s:
                 if clients is not None:
-                    ride.arrive(heapq.heappop(self._asking))
-                self._rides.append(ride)
-                ride.number = len(self._rides)
-                self._router.hold(_routed(ride, len(self._rides)))
-                ride = next(coming, None)
+                    simulated.arrive(heapq.heappop(self._asking))
+                self._requests.append(simulated)
+                simulated.number = len(self._requests)
+                self._router.hold(_routed(simulated, len(self._requests)))
+                simulated = next(coming, None)
             while self._turns and self._turns[0][0] <= now_s:
                 at_s, number = heapq.heappop(self._turns)
                 if self._devices[number].next_s == at_s:
@@ -125,7 +129,7 @@ class _Fleet:
             due |= self._arrive(now_s)
             for one in self._router.assign(now_s):
                 device = self._devices[one.worker]
-                device.requests[one.request] = self._rides[one.request - 1]
+                device.requests[one.request] = self._requests[one.request - 1]
                 device.worker.put(device.requests[one.request])
                 if not device.is_running:
                     due.add(one.worker)
@@ -133,8 +137,8 @@ class _Fleet:
                 self._turn(number, now_s, has_clients=clients is not None)
         results = [device.worker.result for device in self._devices]
         return Result(
-            self._rides,
-            max((one.ended_s for one in self._rides), default=0.0),
+            self._requests,
+            max((one.ended_s for one in self._requests), default=0.0),
             self._forwards + sum(result.forwards for result in results),
             self._rows + sum(result.rows for result in results),
             [batch for result in results for batch in result.batches],
@@ -144,23 +148,23 @@ class _Fleet:
         device = self._devices[number]
         worker = device.worker
         worker.held_s = self._router.held_s / len(self._devices)
-        before = len(worker.result.rides)
+        before = len(worker.result.requests)
         device.is_running, device.next_s = worker.turn(now_s)
         if device.next_s < inf:
             heapq.heappush(self._turns, (device.next_s, number))
         if has_clients:
-            for one in worker.result.rides[before:]:
+            for one in worker.result.requests[before:]:
                 heapq.heappush(self._asking, one.ended_s)
 
     def _report(self, number: int, now_s: float) -> None:
         """A forward has ended: tell the router of the requests that have, and now and then more."""
         device = self._devices[number]
         device.is_running = False
-        ended = device.worker.result.rides
-        for ride in ended[device.ended :]:
-            del device.requests[ride.number]
-            self._router.drop(ride.number)
-            self._leaving.pop(ride.number, None)
+        ended = device.worker.result.requests
+        for simulated in ended[device.ended :]:
+            del device.requests[simulated.number]
+            self._router.drop(simulated.number)
+            self._leaving.pop(simulated.number, None)
         device.ended = len(ended)
         for request in [one for one in self._leaving if one in device.requests]:
             self._give_up(request, device, now_s)
@@ -174,7 +178,7 @@ class _Fleet:
                 self._router.learned(number, tables, shares_sweeps=streams)
             self._router.progressed(
                 number,
-                {request: _left(ride) for request, ride in device.requests.items()},
+                {request: _left(simulated) for request, simulated in device.requests.items()},
                 now_s,
             )
             if self._moves is not None and (move := self._moves.choose(now_s)) is not None:
@@ -189,8 +193,8 @@ class _Fleet:
 
     def _give_up(self, request: int, device: _Device, now_s: float) -> None:
         """A worker gives a request up; it is on its way to another one, or waits."""
-        move, ride = self._leaving.pop(request), device.requests.pop(request)
-        device.worker.take(ride)
+        move, simulated = self._leaving.pop(request), device.requests.pop(request)
+        device.worker.take(simulated)
         bound = self._router.workers[move.worker].bound[request]
         self._router.drop(request)
         self._router.hold(left(bound))
@@ -205,7 +209,7 @@ class _Fleet:
             owner, device = self._router.owner(request), self._devices[number]
             if owner is None or owner.id != number or request in device.requests:
                 continue  # the worker has gone meanwhile
-            device.requests[request] = self._rides[request - 1]
+            device.requests[request] = self._requests[request - 1]
             device.worker.put(device.requests[request])
             if not device.is_running:
                 idle.add(number)
@@ -233,18 +237,18 @@ class _Fleet:
         self._rows += device.worker.result.rows
         for work in self._router.remove_worker(change.worker):
             self._leaving.pop(work.request, None)
-            ride = self._rides[work.request - 1]
-            ride.at = ride.done = 0
-            ride.ended_s = inf
+            simulated = self._requests[work.request - 1]
+            simulated.at = simulated.done = 0
+            simulated.ended_s = inf
             self._router.hold(work)
         device.next_s, device.requests = inf, {}
         device.is_running = True  # no turn is its own
 
 
-def _routed(ride: Ride, number: int) -> RoutedRequest:
+def _routed(simulated: SimulatedRequest, number: int) -> RoutedRequest:
     """A simulated request as the router sees it."""
-    waiting = ride.waiting
-    denoise = next(stage for stage in ride.stages if stage.phase == "denoise")
+    waiting = simulated.waiting
+    denoise = next(stage for stage in simulated.stages if stage.phase == "denoise")
     return RoutedRequest(
         number,
         denoise.kind,
@@ -257,13 +261,13 @@ def _routed(ride: Ride, number: int) -> RoutedRequest:
     )
 
 
-def _left(ride: Ride) -> float:
+def _left(simulated: SimulatedRequest) -> float:
     """The denoising steps that a request has left."""
     return float(
         sum(
-            stage.count - (ride.done if place == ride.at else 0)
-            for place, stage in enumerate(ride.stages)
-            if place >= ride.at and stage.phase == "denoise"
+            stage.count - (simulated.done if place == simulated.at else 0)
+            for place, stage in enumerate(simulated.stages)
+            if place >= simulated.at and stage.phase == "denoise"
         )
     )
 

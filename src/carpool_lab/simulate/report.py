@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from carpool.config import BatchingMode
-from carpool_lab.simulate.simulator import Result, Ride
+from carpool_lab.simulate.simulator import Result, SimulatedRequest
 
 MOST_MEAN = 1.02
 MOST_P99 = 1.10
@@ -66,26 +66,28 @@ def numbers(result: Result, slo_scale: float) -> Numbers:
     Args:
         slo_scale: a request is in time within so many times its solo latency.
     """
-    rides = result.rides
-    classes: dict[str, list[Ride]] = {}
-    for ride in rides:
-        classes.setdefault(ride.label, []).append(ride)
-    good = sum(ride.latency_s <= slo_scale * ride.solo_s for ride in rides)
-    dated = [ride for ride in rides if ride.waiting.deadline_s < inf]
+    requests = result.requests
+    classes: dict[str, list[SimulatedRequest]] = {}
+    for simulated in requests:
+        classes.setdefault(simulated.label, []).append(simulated)
+    good = sum(simulated.latency_s <= slo_scale * simulated.solo_s for simulated in requests)
+    dated = [simulated for simulated in requests if simulated.waiting.deadline_s < inf]
     return Numbers(
-        throughput_qps=len(rides) / result.ended_s,
+        throughput_qps=len(requests) / result.ended_s,
         goodput_qps=good / result.ended_s,
-        slo_attainment=good / len(rides),
+        slo_attainment=good / len(requests),
         rows_per_forward=result.rows / result.forwards,
         deadlines=len(dated),
-        deadline_misses=sum(ride.ended_s > ride.waiting.deadline_s for ride in dated),
-        latency=_latency(rides),
+        deadline_misses=sum(
+            simulated.ended_s > simulated.waiting.deadline_s for simulated in dated
+        ),
+        latency=_latency(requests),
         by_class={label: _latency(classes[label]) for label in sorted(classes)},
     )
 
 
-def _latency(rides: Sequence[Ride]) -> Latency:
-    seconds = [ride.latency_s for ride in rides]
+def _latency(requests: Sequence[SimulatedRequest]) -> Latency:
+    seconds = [simulated.latency_s for simulated in requests]
     cuts = statistics.quantiles(
         seconds * 2 if len(seconds) == 1 else seconds, n=100, method="inclusive"
     )

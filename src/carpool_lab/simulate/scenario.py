@@ -25,7 +25,7 @@ from carpool.types import QueuedRequest
 from carpool_lab.simulate.fleet import Change, simulate
 from carpool_lab.simulate.report import Numbers, Point, mean, numbers, ratio_of_means
 from carpool_lab.simulate.routers import ROUTERS
-from carpool_lab.simulate.simulator import Result, Ride, Stage, Worker
+from carpool_lab.simulate.simulator import Result, SimulatedRequest, Stage, Worker
 from carpool_lab.simulate.tables import WIDEST, Table
 from carpool_lab.workload import WORDS, Arrival, Mix, Setting, bursts, generators, plan
 
@@ -134,7 +134,7 @@ class Model:
             work_s += setting.weight * (encode.call_s + denoise.count * step_s + decode.call_s)
         return weight / work_s
 
-    def rides(self, arrivals: Sequence[Arrival], labels: "Labels") -> Iterator[Ride]:
+    def requests(self, arrivals: Sequence[Arrival], labels: "Labels") -> Iterator[SimulatedRequest]:
         """The requests of a simulation, in the order of their arrivals."""
         for number, arrival in enumerate(arrivals, 1):
             body = arrival.body
@@ -152,7 +152,7 @@ class Model:
                 signature=said,
                 wave=tuple(sorted(said.items())),
             )
-            yield Ride(waiting, stages, labels.of(body))
+            yield SimulatedRequest(waiting, stages, labels.of(body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +211,11 @@ def play(
                 changes.append(Change(at_s, number, make))
                 at_s += rng.expovariate(1 / lifetime_s)
         changes.sort(key=lambda change: (change.at_s, change.worker))
-    rides = model.rides(arrivals, Labels.among(arrivals))
+    requests = model.requests(arrivals, Labels.among(arrivals))
     chosen = ROUTERS[router]() if workers > 1 else None
     for device in devices:
         device.is_whole = mode != "continuous" and workers == 1 and not (changes or moves)
-    return simulate(rides, devices, chosen, clients=clients, changes=changes, moves=moves)
+    return simulate(requests, devices, chosen, clients=clients, changes=changes, moves=moves)
 
 
 def slower(costs: Costs) -> Costs:

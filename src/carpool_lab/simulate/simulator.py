@@ -30,7 +30,7 @@ class Stage:
 
 
 @dataclass(slots=True)
-class Ride:
+class SimulatedRequest:
     """A simulated request, from its arrival to its end."""
 
     waiting: QueuedRequest
@@ -69,7 +69,7 @@ class Ride:
 class Result:
     """What a simulation came to."""
 
-    rides: list[Ride]  # in the order of their arrivals
+    requests: list[SimulatedRequest]  # in the order of their arrivals
     ended_s: float = 0.0
     forwards: int = 0  # of denoising
     rows: int = 0  # of those forwards
@@ -98,47 +98,47 @@ class Worker:
     beliefs: Costs | None = None  # learned from forwards; None: the policy knows `costs`
     is_traced: bool = False
     is_whole: bool = False  # batches run to their ends, and nobody looks on: see `_run_on`
-    line: list[Ride] = field(default_factory=list)
+    line: list[SimulatedRequest] = field(default_factory=list)
     waiting: list[QueuedRequest] = field(default_factory=list)  # of the line
     waiting_s: float = 0.0  # its work
     held_s: float = 0.0  # this worker's part of the work that waits for the fleet
-    aboard: dict[int, Ride] = field(default_factory=dict)
+    running: dict[int, SimulatedRequest] = field(default_factory=dict)
     parked: dict[int, ParkedCall] = field(default_factory=dict)
     orders: int = 0
     last: int = 0  # request
     _believed: dict[int, "Believed"] = field(default_factory=dict)  # by the stages' identity
     result: Result = field(default_factory=lambda: Result([]))
 
-    def take(self, ride: Ride) -> None:
+    def take(self, simulated: SimulatedRequest) -> None:
         """Give up a request between two forwards; what it has made stays made."""
-        request = ride.waiting.request
-        if request in self.aboard:
-            del self.aboard[request], self.parked[request]
+        request = simulated.waiting.request
+        if request in self.running:
+            del self.running[request], self.parked[request]
             return
-        place = self.line.index(ride)
+        place = self.line.index(simulated)
         del self.line[place]
         self.waiting_s -= self.waiting.pop(place).whole_s
 
     @property
     def work_s(self) -> float:
-        """Predicted work, waiting and aboard."""
-        return self.waiting_s + sum(ride.left_s for ride in self.aboard.values())
+        """Predicted work, waiting and running."""
+        return self.waiting_s + sum(simulated.left_s for simulated in self.running.values())
 
-    def put(self, ride: Ride) -> None:
-        waiting = ride.waiting
+    def put(self, simulated: SimulatedRequest) -> None:
+        waiting = simulated.waiting
         if waiting.request <= self.last:  # requests of one worker are numbered upwards
-            waiting = ride.waiting = replace(waiting, request=self.last + 1)
+            waiting = simulated.waiting = replace(waiting, request=self.last + 1)
         self.last = max(self.last, waiting.request)
         if self.beliefs is not None:
-            work_s = self._believed_s(ride)
+            work_s = self._believed_s(simulated)
             waiting = replace(waiting, left_s=work_s, whole_s=work_s)
-        self.line.append(ride)
+        self.line.append(simulated)
         self.waiting.append(waiting)
         self.waiting_s += waiting.whole_s
 
     def turn(self, now_s: float) -> tuple[bool, float]:
         """Make one turn. Says whether something ran, and when to ask again."""
-        admission = self.policy.admit(self.waiting, len(self.aboard), now_s)  # as the engine asks
+        admission = self.policy.admit(self.waiting, len(self.running), now_s)  # as the engine asks
         wake_s = admission.wake_s
         for request in sorted(admission.requests):
             self._board(request)
@@ -154,7 +154,7 @@ class Worker:
         if self.is_whole and len(choices) == 1 and len(calls) == len(parked):
             ends_s = self._run_on(choices[0], ends_s)
         for call in sorted(calls, key=lambda call: call.request):
-            self._advance(self.aboard[call.request], ends_s)
+            self._advance(self.running[call.request], ends_s)
         return True, ends_s
 
     def _run(self, choice: Choice, now_s: float) -> float:
@@ -162,8 +162,8 @@ class Worker:
         leader, rows = choice.calls[0], sum(call.rows for call in choice.calls)
         seconds = self.costs.compute_s(leader.kind, rows)
         if self.machine is not None:
-            ride = self.aboard[leader.request]
-            step = leader.request, ride.at, ride.done
+            simulated = self.running[leader.request]
+            step = leader.request, simulated.at, simulated.done
             seconds *= self.machine.factor(now_s, len(choice.calls), step, seconds)
         if self.beliefs is not None:
             self.beliefs.learn(leader.kind, rows, seconds)
@@ -179,29 +179,31 @@ class Worker:
     def _run_on(self, choice: Choice, now_s: float) -> float:
         """Run the forwards of a batch that follow a first one, all but the last of them at once.
 
-        Whoever is aboard is in it, and a mode that batches at admission lets nobody join, so each
-        of them is of the same calls until one of these is done with its stage. The orders in which
+        Every running request is in it, and a mode that batches at admission lets nobody join, so
+        each of them is of the same calls until one of these is done with its stage. The orders in which
         they would be parked between two are not needed.
 
         Returns:
             When the last of them ends. `_advance` then counts for one forward, as ever.
         """
         calls, leader = choice.calls, choice.calls[0]
-        rides = [self.aboard[call.request] for call in calls]
-        more = min(ride.stages[ride.at].count - ride.done for ride in rides) - 1
+        requests = [self.running[call.request] for call in calls]
+        more = (
+            min(simulated.stages[simulated.at].count - simulated.done for simulated in requests) - 1
+        )
         rows = sum(call.rows for call in calls)
         compute_s = self.costs.compute_s(leader.kind, rows)
         stream_s, own_s = self.costs.stream_s(leader.kind), self.own_s * len(calls)
         first = min(calls, key=lambda call: call.request)  # leads as soon as all were parked again
-        ride, step_s = self.aboard[first.request], compute_s
-        for done in range(ride.done + 1, ride.done + 1 + more):
+        simulated, step_s = self.running[first.request], compute_s
+        for done in range(simulated.done + 1, simulated.done + 1 + more):
             if self.machine is not None:
-                step = first.request, ride.at, done
+                step = first.request, simulated.at, done
                 step_s = compute_s * self.machine.factor(now_s, len(calls), step, compute_s)
             now_s = now_s + max(step_s, stream_s) + own_s
-        for ride in rides:
-            ride.done += more
-            ride.left_s -= more * ride.stages[ride.at].call_s
+        for simulated in requests:
+            simulated.done += more
+            simulated.left_s -= more * simulated.stages[simulated.at].call_s
         if leader.phase == "denoise":
             self.result.forwards += more
             self.result.rows += more * rows
@@ -211,31 +213,31 @@ class Worker:
         place = 0
         if self.waiting[0].request != request:  # the line is in the order of numbers
             place = bisect_left(self.waiting, request, key=lambda waiting: waiting.request)
-        ride = self.line.pop(place)
+        simulated = self.line.pop(place)
         self.waiting_s -= self.waiting.pop(place).whole_s
-        ride.left_s = ride.solo_s - ride.made_s
-        self.aboard[request] = ride
-        self._park(ride)
+        simulated.left_s = simulated.solo_s - simulated.made_s
+        self.running[request] = simulated
+        self._park(simulated)
 
-    def _advance(self, ride: Ride, now_s: float) -> None:
-        stage = ride.stages[ride.at]
-        ride.left_s -= stage.call_s
-        ride.done += 1
-        if ride.done == stage.count:
-            ride.at, ride.done = ride.at + 1, 0
-        if ride.at < len(ride.stages):
-            self._park(ride)
+    def _advance(self, simulated: SimulatedRequest, now_s: float) -> None:
+        stage = simulated.stages[simulated.at]
+        simulated.left_s -= stage.call_s
+        simulated.done += 1
+        if simulated.done == stage.count:
+            simulated.at, simulated.done = simulated.at + 1, 0
+        if simulated.at < len(simulated.stages):
+            self._park(simulated)
         else:
-            ride.ended_s = now_s
-            self.result.rides.append(ride)
-            del self.aboard[ride.waiting.request], self.parked[ride.waiting.request]
+            simulated.ended_s = now_s
+            self.result.requests.append(simulated)
+            del self.running[simulated.waiting.request], self.parked[simulated.waiting.request]
 
-    def _park(self, ride: Ride) -> None:
-        stage, waiting = ride.stages[ride.at], ride.waiting
-        left_s, whole_s = ride.left_s, waiting.whole_s
+    def _park(self, simulated: SimulatedRequest) -> None:
+        stage, waiting = simulated.stages[simulated.at], simulated.waiting
+        left_s, whole_s = simulated.left_s, waiting.whole_s
         if self.beliefs is not None:
-            left_s = self._believed_s(ride)
-            whole_s *= left_s / ride.left_s
+            left_s = self._believed_s(simulated)
+            whole_s *= left_s / simulated.left_s
         self.orders += 1
         self.parked[waiting.request] = ParkedCall(
             self.orders,
@@ -252,14 +254,14 @@ class Worker:
             waiting.priority,
             waiting.tenant,
             waiting.user,
-            sum(stage.count for stage in ride.stages if stage.phase == "denoise"),
+            sum(stage.count for stage in simulated.stages if stage.phase == "denoise"),
         )
 
-    def _believed_s(self, ride: Ride) -> float:
+    def _believed_s(self, simulated: SimulatedRequest) -> float:
         """The work that a request has left, by what was learned so far."""
-        known = self._believed.get(id(ride.stages))
+        known = self._believed.get(id(simulated.stages))
         if known is None:
             assert self.beliefs is not None
-            known = self._believed[id(ride.stages)] = Believed(ride.stages, self.beliefs)
-        left = ride.stages[ride.at].count - ride.done
-        return left * known.call_s[ride.at] + known.after_s[ride.at]
+            known = self._believed[id(simulated.stages)] = Believed(simulated.stages, self.beliefs)
+        left = simulated.stages[simulated.at].count - simulated.done
+        return left * known.call_s[simulated.at] + known.after_s[simulated.at]

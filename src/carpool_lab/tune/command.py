@@ -73,7 +73,7 @@ def tune(
     settings = ServeSettings.from_environment(os.environ, **said).engine()
     from tqdm import tqdm
 
-    from carpool.engine.cost_store import Table
+    from carpool.engine.cost_store import StoredCosts
     from carpool.engine.model.load import load, log_as_others
     from carpool_lab.tune.measure import TuneSettings
     from carpool_lab.tune.measure import tune as measure
@@ -88,7 +88,7 @@ def tune(
     )
     log_as_others(bars=sys.stderr.isatty())
     loaded = load(model, settings)
-    table = Table(loaded, settings)
+    table = StoredCosts(loaded, settings)
     with tqdm(unit="run", disable=not sys.stderr.isatty()) as bar:
         tuned = measure(loaded, settings, wanted, table=table, tick=bar.update)
     everything = json.dumps(tuned.as_json(), indent=1, allow_nan=False)

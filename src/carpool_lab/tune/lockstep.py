@@ -44,7 +44,7 @@ class Lockstep:
         self._device, self._kind = device, NO_KIND
         self.seen: dict[CallKind, CallStats] = {}
 
-    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
+    def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
         return Admission(tuple(one.request for one in waiting))
 
     def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:

@@ -13,9 +13,9 @@ from typing import Any
 
 import carpool
 from carpool.config import EngineSettings
-from carpool.engine.cost_store import Table
+from carpool.engine.cost_store import StoredCosts
 from carpool.engine.loop import EngineCore
-from carpool.engine.model.load import Loaded, versions
+from carpool.engine.model.load import LoadedPipeline, versions
 from carpool.engine.request import Outcome
 from carpool.errors import OutOfMemory
 from carpool.request.parameters import check
@@ -43,11 +43,11 @@ class TuneSettings:
 
 
 def tune(
-    loaded: Loaded,
+    loaded: LoadedPipeline,
     settings: EngineSettings,
     wanted: TuneSettings,
     *,
-    table: Table,
+    table: StoredCosts,
     clock: Clock = time.monotonic,
     tick: Callable[[], object] = lambda: None,
 ) -> TuneReport:
@@ -186,7 +186,7 @@ def _speed_factor(before: Mapping[CallKind, AnyCurve], now: Costs) -> float:
     return statistics.median(ratios) if ratios else 1.0
 
 
-def _job(loaded: Loaded, size: Resolution | None, wanted: TuneSettings) -> CheckedRequest:
+def _job(loaded: LoadedPipeline, size: Resolution | None, wanted: TuneSettings) -> CheckedRequest:
     card = loaded.card
     usual = card.steps(card.defaults) or FEW_STEPS  # a distilled model may have no more
     offered: dict[str, Any] = {
@@ -201,7 +201,7 @@ def _job(loaded: Loaded, size: Resolution | None, wanted: TuneSettings) -> Check
 
 
 def _sized(
-    loaded: Loaded,
+    loaded: LoadedPipeline,
     job: CheckedRequest,
     seen: Mapping[CallKind, CallStats],
     requests: int,

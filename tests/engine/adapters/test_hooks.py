@@ -256,30 +256,35 @@ def test_what_is_added_lands_on_the_right_rows(
     riders: list[tuple[dict[str, float], int]], entries: int, is_deep: bool
 ) -> None:
     parts = {name: part(seed) for seed, name in enumerate("ab")}  # none for c in this layer
-    riding = tuple(tuple(lora.items()) for lora, _ in riders)
+    applied = tuple(tuple(lora.items()) for lora, _ in riders)
     rows = tuple(n for _, n in riders)
     x = torch.randn(sum(rows) * entries, *([4] if is_deep else []), 3)
     output = torch.randn(*x.shape[:-1], 5)
     wanted = output.clone()
     owner = [i for i, n in enumerate(rows) for _ in range(n * entries)]
     for at, i in enumerate(owner):
-        for name, scale in riding[i]:
+        for name, scale in applied[i]:
             if name in parts:
                 one = parts[name]
                 wanted[at] += one.up(one.down(x[at])) * scale * one.scaling
 
     with torch.no_grad():
-        if (found := plan(riding, rows)) is not None:
+        if (found := plan(applied, rows)) is not None:
             found.add(parts, x, output, True)
 
-    assert (found is None) == (not any(riding))
+    assert (found is None) == (not any(applied))
     assert (output - wanted).abs().max() < 1e-4
 
 
 def test_neighbours_with_the_same_adapter_are_one_run() -> None:
-    riding: tuple[AdapterScales, ...] = ((), (("a", 1.0),), (("a", 1.0), ("b", 2.0)), (("b", 2.0),))
+    applied: tuple[AdapterScales, ...] = (
+        (),
+        (("a", 1.0),),
+        (("a", 1.0), ("b", 2.0)),
+        (("b", 2.0),),
+    )
 
-    found = plan(riding, (1, 2, 1, 2))
+    found = plan(applied, (1, 2, 1, 2))
 
     assert found is not None
     assert [(run.name, run.begin, run.end) for run in found.runs] == [("a", 1, 4), ("b", 3, 6)]
@@ -320,12 +325,12 @@ def test_calls_that_cannot_be_told_apart_run_apart_and_right(
     adapters, fuser, model = Adapters(Pipe(), torch.device("cpu")), Fuser(), Pipe.model
     mine = part(1, gives=3)
     adapters._arrived.append(("a", {("model", "layer"): mine}))
-    riding: list[AdapterScales] = [(), (), (("a", 1.0),), (("a", 2.0),)]
-    calls = [replace(call_on(model, torch.zeros(1, 3)), lora=lora) for lora in riding]
+    applied: list[AdapterScales] = [(), (), (("a", 1.0),), (("a", 2.0),)]
+    calls = [replace(call_on(model, torch.zeros(1, 3)), lora=lora) for lora in applied]
 
     def run(ready: Sequence[Any]) -> list[Any]:
         some, rows = [one.call for one in ready], [one.rows for one in ready]
-        with adapters.riding(some, rows):
+        with adapters.applied(some, rows):
             return fuser.run(some, rows)
 
     with torch.no_grad():

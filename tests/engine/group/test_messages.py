@@ -36,9 +36,11 @@ class Wire:
         forget = self.packer.forgotten()
         self.buffer = packing.buffer_of([one for _, one in new], CPU)
         self.sent.append(len(new))
-        body = messages.encode(messages.Forward(1, "transformer", packed, sent, forget, None, {}))
+        body = messages.encode(
+            messages.RunForward(1, "transformer", packed, sent, forget, None, {})
+        )
         message = messages.to_follower(body)
-        assert isinstance(message, messages.Forward)
+        assert isinstance(message, messages.RunForward)
         self.unpacker.take(message.tensors)
         there = self.unpacker.value(message.arguments)
         self.unpacker.forget(message.forget)

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 from carpool.engine.model.latent_colours import colours
-from carpool.engine.model.preview import Estimate, Previews, moments
+from carpool.engine.model.preview import DenoisedEstimate, PreviewDecoder, moments
 from carpool.models import embedded
 from carpool.request.parameters import check
 from carpool.types import Event, Request
@@ -147,7 +147,7 @@ def test_colours_are_found_where_they_are_known() -> None:
 def test_a_model_without_a_usual_autoencoder_has_no_previews(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert not Previews(object()).fit()
+    assert not PreviewDecoder(object()).fit()
     assert "no previews" in caplog.text
 
     pipe = fresh("flux")
@@ -171,10 +171,12 @@ def test_a_model_without_a_usual_autoencoder_has_no_previews(
     ],
 )
 def test_latents_of_an_unknown_layout_give_no_picture(shape: tuple[int, ...], places: Any) -> None:
-    previews = Previews(served("flux"))
+    previews = PreviewDecoder(served("flux"))
     assert previews.fit()
 
-    assert previews.picture(Estimate(torch.zeros(shape), places, 1, 2), lambda it: it) is None
+    assert (
+        previews.picture(DenoisedEstimate(torch.zeros(shape), places, 1, 2), lambda it: it) is None
+    )
 
 
 @given(st.integers(1, 3), st.integers(1, 200))

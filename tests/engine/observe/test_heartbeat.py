@@ -1,12 +1,12 @@
 """The heartbeat says how long the main loop has been busy, and how long it expected to be."""
 
-from carpool.engine.observe.heartbeat import Heartbeat
+from carpool.engine.observe.heartbeat import LoopProgress
 from support.engine_driver import VirtualClock
 
 
 def test_it_tells_when_the_last_thing_began_and_the_seconds_expected_for_it() -> None:
     clock = VirtualClock()
-    heartbeat = Heartbeat(clock)
+    heartbeat = LoopProgress(clock)
 
     assert heartbeat.read() == (0.0, 0.0)
     heartbeat.beat(2.5)
@@ -20,7 +20,7 @@ def test_it_tells_when_the_last_thing_began_and_the_seconds_expected_for_it() ->
 
 
 def test_what_waits_for_the_device_may_take_as_long_as_the_forward_that_is_queued_there() -> None:
-    heartbeat = Heartbeat(VirtualClock())
+    heartbeat = LoopProgress(VirtualClock())
 
     heartbeat.launched(40.0)
     heartbeat.beat()  # a fiber
@@ -37,7 +37,7 @@ def test_what_waits_for_the_device_may_take_as_long_as_the_forward_that_is_queue
 
 def test_nothing_is_expected_of_a_compilation_and_the_rest_is_expected_after_it() -> None:
     clock = VirtualClock()
-    heartbeat = Heartbeat(clock)
+    heartbeat = LoopProgress(clock)
 
     heartbeat.beat(0.5)
     heartbeat.compiling()

@@ -10,7 +10,7 @@ import torch
 import carpool
 from carpool.engine.loop import EngineCore
 from carpool.engine.observe.forward import Forward
-from carpool.engine.observe.timeline import MOST_OTHERS, Timeline, Timelines
+from carpool.engine.observe.timeline import MOST_OTHERS, Timeline, TimelineStore
 from carpool.engine.observe.width_reason import differences, nearest, width_reason
 from carpool.errors import Cancelled, PipelineFailed
 from carpool.types import CallKind, Choice, ParkedCall
@@ -163,7 +163,7 @@ def forward(one: Timeline, began_s: float, ended_s: float) -> Forward:
 
 
 def test_the_oldest_that_ended_are_forgotten_and_the_living_never() -> None:
-    timelines = Timelines(kept=2)
+    timelines = TimelineStore(kept=2)
     living = timelines.begin("living", 0.0)
     for name in ("a", "b", "c"):
         one = timelines.begin(name, 0.0)
@@ -176,7 +176,7 @@ def test_the_oldest_that_ended_are_forgotten_and_the_living_never() -> None:
 
 
 def test_moments_are_told_by_the_wall_clock_too() -> None:
-    timelines = Timelines(wall_clock=lambda: 1_800_000_000.0)
+    timelines = TimelineStore(wall_clock=lambda: 1_800_000_000.0)
     one = timelines.begin("one", 5.0)
     told = one.to_json(6.0)
     assert (told["submitted_at"], told["started_at"], told["ended_at"]) == (1.8e9, None, None)
@@ -189,7 +189,7 @@ def test_moments_are_told_by_the_wall_clock_too() -> None:
 
 
 def test_the_others_of_a_phase_are_named_up_to_a_bound() -> None:
-    timelines = Timelines()
+    timelines = TimelineStore()
     lives = [timelines.begin(f"{n}", 0.0) for n in range(100)]
     for life_ in lives:
         life_.start(0.0)
@@ -203,7 +203,7 @@ def test_the_others_of_a_phase_are_named_up_to_a_bound() -> None:
 
 
 def test_an_id_that_comes_again_means_the_youngest() -> None:
-    timelines = Timelines()
+    timelines = TimelineStore()
     old = timelines.begin("same", 0.0)
     timelines.end(old, Cancelled("no"), 1.0)
     young = timelines.begin("same", 5.0)
@@ -216,7 +216,7 @@ def test_an_id_that_comes_again_means_the_youngest() -> None:
 
 
 def test_what_ended_keeps_the_code_of_its_error_only() -> None:
-    timelines = Timelines()
+    timelines = TimelineStore()
     one = timelines.begin("one", 0.0)
 
     timelines.end(one, PipelineFailed("with a secret prompt"), 1.0)
@@ -226,7 +226,7 @@ def test_what_ended_keeps_the_code_of_its_error_only() -> None:
 
 
 def test_a_wait_is_told_apart_by_the_forwards_that_ran_meanwhile() -> None:
-    timelines = Timelines()
+    timelines = TimelineStore()
     mine, same, other, decode = (timelines.begin(name, 0.0) for name in "abcd")
     for one, key in [(mine, "small"), (same, "small"), (other, "large"), (decode, "decode")]:
         one.start(0.0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.engine.weights.residency import Component, Plan, plan
+from carpool.engine.weights.residency import Component, ResidencyPlan, plan
 from carpool.errors import SettingRejected
 
 DENOISER = Component("transformer", 10, (100,) * 10, is_denoiser=True)
@@ -16,8 +16,8 @@ ALL = [ENCODER, DENOISER, VAE]
 
 
 def test_what_fits_is_resident() -> None:
-    assert plan(ALL, "auto", 1490) == Plan({}, 1490)
-    assert plan(ALL, "auto", None) == Plan({}, 1490)
+    assert plan(ALL, "auto", 1490) == ResidencyPlan({}, 1490)
+    assert plan(ALL, "auto", None) == ResidencyPlan({}, 1490)
 
 
 def test_blocks_of_the_denoiser_stay_before_those_of_an_encoder() -> None:

@@ -1,7 +1,7 @@
 """The folder of adapters that is read again while the engine runs (`--lora-dir`).
 
 New files become adapters. Those whose files are gone are not offered any more, but requests that
-ride with them ride on. A name always means the same weights: a file that was changed is a problem,
+have them go on. A name always means the same weights: a file that was changed is a problem,
 not another adapter.
 """
 

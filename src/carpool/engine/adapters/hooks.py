@@ -2,7 +2,7 @@
 
 A registered adapter is a few pairs of small matrices, each beside a layer of the model. The first
 adapter that has a part for a layer hooks it, and the hook adds, to the rows of the running forward
-that ride with it, `up(down(x)) * scaling * scale`. Nothing of the model's structure changes, rows
+that have it, `up(down(x)) * scaling * scale`. Nothing of the model's structure changes, rows
 without an adapter are not touched, and one more adapter is an entry in a dict.
 """
 
@@ -34,7 +34,7 @@ class NotByRow(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """Neighbouring rows that ride with an adapter at one scale."""
+    """Neighbouring rows that have an adapter at one scale."""
 
     name: str
     scale: float
@@ -44,11 +44,11 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class AdapterPlan:
-    """Who rides with what in the running forward."""
+    """Which rows have which adapters in the running forward."""
 
     rows: int
     runs: tuple[AdapterRows, ...]
-    is_shared: bool  # all rows ride with the same: nothing needs to be told apart
+    is_shared: bool  # all rows have the same: nothing needs to be told apart
 
     def add(self, parts: Mapping[str, Part], x: Tensor, output: Tensor, is_even: bool) -> None:
         """Add the adapters' parts for one layer to its output, in place.
@@ -77,21 +77,21 @@ _NOBODY = nullcontext()
 
 
 @lru_cache(maxsize=512)
-def plan(riding: tuple[AdapterScales, ...], rows: tuple[int, ...]) -> AdapterPlan | None:
-    """What to add to which rows; None where nobody rides with an adapter.
+def plan(applied: tuple[AdapterScales, ...], rows: tuple[int, ...]) -> AdapterPlan | None:
+    """What to add to which rows; None where no row has an adapter.
 
     Args:
-        riding: adapters of each call.
+        applied: adapters of each call.
         rows: of each call, in the order in which they are stacked.
     """
-    if not any(riding):
+    if not any(applied):
         return None
-    if len(set(riding)) == 1:
-        everyone = (AdapterRows(name, scale, 0, sum(rows)) for name, scale in riding[0])
+    if len(set(applied)) == 1:
+        everyone = (AdapterRows(name, scale, 0, sum(rows)) for name, scale in applied[0])
         return AdapterPlan(sum(rows), tuple(everyone), is_shared=True)
-    by_row = [dict(one) for one, n in zip(riding, rows, strict=True) for _ in range(n)]
+    by_row = [dict(one) for one, n in zip(applied, rows, strict=True) for _ in range(n)]
     runs = []
-    for name in dict.fromkeys(name for one in riding for name, _ in one):
+    for name in dict.fromkeys(name for one in applied for name, _ in one):
         scales = [one.get(name) for one in by_row]
         begin = 0
         for scale, some in groupby(scales):
@@ -151,15 +151,15 @@ class Adapters:
 
     @property
     def running(self) -> tuple[AdapterPlan | None, bool]:
-        """Who rides with what in the running forward, and whether all rows have equal sizes."""
+        """Which rows of the running forward have which adapters, and whether sizes are equal."""
         return self._plan, self._is_even
 
     def identity(self, name: str) -> bytes:
         """A digest of some values of an adapter: another file by its name has another."""
         return self._identities.get(name, b"")
 
-    def riding(self, calls: Sequence[Call], rows: Sequence[int]) -> AbstractContextManager[None]:
-        """For the time of one forward of these calls, let each ride with its adapters."""
+    def applied(self, calls: Sequence[Call], rows: Sequence[int]) -> AbstractContextManager[None]:
+        """For the time of one forward of these calls, apply the adapters of each."""
         return self._riding(calls, rows) if any(call.lora for call in calls) else _NOBODY
 
     @contextmanager
@@ -175,14 +175,14 @@ class Adapters:
             self._plan = None
 
     def swap(
-        self, riding: tuple[AdapterPlan | None, bool] | None
+        self, applied: tuple[AdapterPlan | None, bool] | None
     ) -> tuple[AdapterPlan | None, bool]:
-        """Exchange who rides with what for that of another forward; None: nobody.
+        """Exchange the adapters of rows for those of another forward; None: nobody.
 
         Forwards that share a sweep over streamed weights take turns: see `sweep.py`.
         """
         before = self._plan, self._is_even
-        self._plan, self._is_even = riding or (None, True)
+        self._plan, self._is_even = applied or (None, True)
         return before
 
     def remove(self) -> None:

@@ -44,7 +44,7 @@ class Follower:
     def serve(self) -> None:
         """Load, join the group, and run forwards until the leader ends."""
         first = self._next()
-        assert isinstance(first, messages.Load)
+        assert isinstance(first, messages.LoadFollower)
         try:
             settings = msgspec.json.decode(first.settings, type=EngineSettings)
             device = Device(settings)
@@ -67,7 +67,7 @@ class Follower:
         forwards = Forwards(modules, device.torch, Adapters(pipe, device.torch))
         while True:
             message = self._next()
-            if isinstance(message, messages.Forward):
+            if isinstance(message, messages.RunForward):
                 self.send(messages.Ran(message.number, forwards.run(message)))
             elif isinstance(message, messages.Adapter):
                 forwards.add(message)
@@ -94,7 +94,7 @@ class Follower:
 
 
 def load(
-    what: messages.Load, settings: EngineSettings, device: Device
+    what: messages.LoadFollower, settings: EngineSettings, device: Device
 ) -> tuple[Any, dict[str, nn.Module]]:
     """Read the group's components and prepare them as the leader does.
 
@@ -130,7 +130,7 @@ class Forwards:
         dist.broadcast(buffer, src=0)
         return buffer
 
-    def run(self, message: messages.Forward) -> str | None:
+    def run(self, message: messages.RunForward) -> str | None:
         """Run a forward; what it raised, as text."""
         self._unpacker.take(message.tensors)
         args, kwargs = self._unpacker.value(message.arguments)

@@ -38,7 +38,7 @@ GRACE_S = 10.0  # in which all ranks fail in a forward, where one does
 END_S = 5.0  # for followers to end
 
 
-class Group:
+class Followers:
     """The followers of this process, and the forwards that they share.
 
     Args:
@@ -89,7 +89,7 @@ class Group:
                 )  # fmt: skip
             self._connections.append(mine)
             self._tell(
-                messages.Load(
+                messages.LoadFollower(
                     source, msgspec.json.encode(one), list(components), list(others), rank,
                     self.ranks,
                 ),
@@ -203,7 +203,7 @@ class Group:
                     self._number += 1
                     self._running = self._number
                     self._errors.clear()
-                message = messages.Forward(
+                message = messages.RunForward(
                     self._number, component, packed,
                     [packing.described(key, one, self.device) for key, one in new],
                     self._packer.forgotten(),
@@ -217,7 +217,7 @@ class Group:
         self._send_s += time.thread_time() - began_s
         return self._number
 
-    def _say_adapters(self, message: messages.Forward) -> None:
+    def _say_adapters(self, message: messages.RunForward) -> None:
         """Say in a message which rows of its forward have which adapters."""
         plan, message.is_even = (None, True) if self._adapters is None else self._adapters.running
         if plan is not None:
@@ -239,7 +239,7 @@ class Group:
             self._sent.add((run.name, component))
 
     def _broadcast(
-        self, message: messages.Forward | messages.Adapter, tensors: list[torch.Tensor]
+        self, message: messages.RunForward | messages.Adapter, tensors: list[torch.Tensor]
     ) -> None:
         self._bytes += self._tell(message)
         buffer = packing.buffer_of(tensors, self.device)

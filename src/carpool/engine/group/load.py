@@ -11,14 +11,14 @@ from torch import nn
 
 from carpool.config import EngineSettings
 from carpool.engine.group.context_parallel import BACK_ENDS, check_classes
-from carpool.engine.group.leader import Group
+from carpool.engine.group.leader import Followers
 from carpool.engine.model.device import Device
-from carpool.engine.model.load import Loaded
+from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.load import load as load_alone
 from carpool.errors import SettingRejected
 
 
-def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loaded:
+def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> LoadedPipeline:
     """As `carpool.engine.model.load.load`; with `context_parallel`, in that many processes.
 
     Raises:
@@ -36,13 +36,13 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
         )
     own, *followers = by_rank(settings)
     with ExitStack() as undo:
-        groups: list[Group] = []
+        groups: list[Followers] = []
 
         def begin(source: str, classes: Mapping[str, type]) -> None:
             components = check_classes(classes, ranks)
             others = [name for name in classes if name not in components]
             device = Device(own).torch
-            groups.append(Group(source, followers, device, components, others))
+            groups.append(Followers(source, followers, device, components, others))
             undo.callback(groups[0].close)
 
         def join(modules: Mapping[str, nn.Module]) -> None:

@@ -24,7 +24,7 @@ class Run(msgspec.Struct, array_like=True):
     end: int
 
 
-class Load(msgspec.Struct, tag=True, array_like=True):
+class LoadFollower(msgspec.Struct, tag=True, array_like=True):
     """The first message: what to load."""
 
     source: str
@@ -58,7 +58,7 @@ class End(msgspec.Struct, tag=True, array_like=True):
     """End this process."""
 
 
-class Forward(msgspec.Struct, tag=True, array_like=True):
+class RunForward(msgspec.Struct, tag=True, array_like=True):
     """A forward of a component, which all ranks run at the same time."""
 
     number: int
@@ -74,7 +74,7 @@ class Forward(msgspec.Struct, tag=True, array_like=True):
     is_even: bool = True
 
 
-ToFollower = Load | Join | Adapter | Forget | End | Forward
+ToFollower = LoadFollower | Join | Adapter | Forget | End | RunForward
 
 
 class Loaded(msgspec.Struct, tag=True, array_like=True):

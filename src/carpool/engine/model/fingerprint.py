@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from carpool.engine.intercept import is_compiled
-from carpool.engine.model.load import Loaded
+from carpool.engine.model.load import LoadedPipeline
 
 
-def fingerprint(loaded: Loaded) -> dict[str, Any]:
+def fingerprint(loaded: LoadedPipeline) -> dict[str, Any]:
     """By component, and of the process as "numbers". JSON; short."""
     found: dict[str, Any] = {name: _module(one) for name, one in sorted(loaded.modules.items())}
     found["numbers"] = torch.get_float32_matmul_precision()

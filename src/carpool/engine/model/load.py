@@ -46,7 +46,7 @@ class GroupOfRanks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedPipeline:
     """A pipeline on its device, ready to be intercepted."""
 
     pipe: Pipeline
@@ -137,7 +137,7 @@ def load(
     *,
     begin: Callable[[str, Mapping[str, type]], object] = lambda source, classes: None,
     prepared: Callable[[Mapping[str, nn.Module]], object] = lambda modules: None,
-) -> Loaded:
+) -> LoadedPipeline:
     """Load a pipeline: an embedded one, a hub id, a folder, a file, or one that is there already.
 
     Only safetensors weights are read, and no code from the checkpoint is run.
@@ -199,7 +199,7 @@ def load(
         except RecursionError as error:  # a scheduler that cannot be copied
             raise _too_deep(model) from error
         warm_up(pipe, settings, device)
-        return Loaded(
+        return LoadedPipeline(
             pipe,
             describe(pipe, name, extra, settings, tuple(task for task, _ in tasks.values())),
             device,

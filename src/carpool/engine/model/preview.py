@@ -27,7 +27,7 @@ log = logging.getLogger("carpool")
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class DenoisedEstimate:
     """A request's latents without noise, as its scheduler estimates them after a step."""
 
     latents: Tensor  # (1, positions, channels) or (1, channels, height, width)
@@ -44,7 +44,7 @@ class SchedulerHook:
         show: called with each, on the engine's thread.
     """
 
-    def __init__(self, wanted: int, show: Callable[[Estimate], None]) -> None:
+    def __init__(self, wanted: int, show: Callable[[DenoisedEstimate], None]) -> None:
         self._wanted, self._show = wanted, show
         self._done = 0
         self._layout: Any = None
@@ -79,7 +79,7 @@ class SchedulerHook:
         if self._done in moments(self._wanted, steps - begin):
             given = inspect.signature(plain).bind(scheduler, *args, **kwargs).arguments
             clean = _clean(scheduler, given["model_output"], given["sample"], result)
-            self._show(Estimate(clean, self._layout, begin + self._done, steps))
+            self._show(DenoisedEstimate(clean, self._layout, begin + self._done, steps))
 
 
 def moments(wanted: int, steps: int) -> set[int]:
@@ -105,7 +105,7 @@ def _clean(scheduler: Any, answer: Tensor, sample: Tensor, result: Any) -> Tenso
     return clean
 
 
-class Previews:
+class PreviewDecoder:
     """Turns estimates of one model's latents into pictures."""
 
     def __init__(self, pipe: Any) -> None:
@@ -130,7 +130,7 @@ class Previews:
         return self._factors is not None
 
     def picture(
-        self, estimate: Estimate, to_host: Callable[[Tensor], Tensor]
+        self, estimate: DenoisedEstimate, to_host: Callable[[Tensor], Tensor]
     ) -> NDArray[np.uint8] | None:
         """Draw an estimate: (height, width, 3), as large as the picture is going to be.
 
@@ -215,7 +215,7 @@ class PreviewSender:
         off_loop: Callable[[Callable[[], None]], object],
         is_overloaded: Callable[[], bool],
     ) -> None:
-        self._previews, self._device, self._clock = Previews(pipe), device, clock
+        self._previews, self._device, self._clock = PreviewDecoder(pipe), device, clock
         self._off_loop, self._is_overloaded = off_loop, is_overloaded
 
     def hook(
@@ -230,7 +230,9 @@ class PreviewSender:
         hook.install(view.scheduler)
         return hook
 
-    def _show(self, request_id: str, send: Callable[[Event], None], estimate: Estimate) -> None:
+    def _show(
+        self, request_id: str, send: Callable[[Event], None], estimate: DenoisedEstimate
+    ) -> None:
         if self._is_overloaded():
             return
         now_s, mark = self._clock(), self._device.mark()

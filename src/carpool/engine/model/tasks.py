@@ -2,7 +2,7 @@
 
 Diffusers has a pipeline class a task (text-to-image, image-to-image, inpaint, ...) over the same
 modules. All of them are offered, and since the modules are shared, requests of different tasks
-ride in one forward.
+share a forward.
 """
 
 import copy

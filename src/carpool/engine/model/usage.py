@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
-from carpool.engine.model.load import Loaded
+from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.tokenizers import LONG_TEXT
 from carpool.types import CheckedRequest
 
@@ -13,7 +13,7 @@ from carpool.types import CheckedRequest
 class Meter:
     """Counts what a request takes in and gives, in the tokens of its model."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: LoadedPipeline) -> None:
         # copies: fast tokenizers cannot be used by two threads at once
         tokenizer: Any = getattr(loaded.pipe, "tokenizer", None)
         self._here, self._there = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)

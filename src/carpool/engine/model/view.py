@@ -22,7 +22,7 @@ from transformers.image_processing_base import ImageProcessingMixin
 from transformers.processing_utils import ProcessorMixin
 
 from carpool.engine.model.dmd import DMDScheduler
-from carpool.engine.model.load import Loaded
+from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.modular import Pipeline, run, silence
 from carpool.request.card import Card
 from carpool.types import CheckedRequest
@@ -36,7 +36,7 @@ _READERS = (  # large, and read only but for plain attributes such as `padding_s
 )
 
 
-def view(loaded: Loaded, task: str) -> Any:
+def view(loaded: LoadedPipeline, task: str) -> Any:
     """A request's own copy of the pipeline that does `task`."""
     device = loaded.device.torch if loaded.is_spread else None
     return _copied(loaded.originals[task], dict(loaded.shared), loaded.classes, device)

@@ -60,11 +60,11 @@ def snapshot(
     starts_s: Sequence[float | None],
 ) -> Snapshot:
     """What requests do at this moment. From any thread."""
-    rides = []
+    seen = []
     for state in running:
         parked, timeline = state.parked, state.timeline
         left_s = parked.left_s if parked is not None and isfinite(parked.left_s) else None
-        rides.append(
+        seen.append(
             RunningRequest(
                 state.number,
                 timeline.request_id,
@@ -78,4 +78,4 @@ def snapshot(
         WaitingRequest(state.number, state.request_id, now_s - state.submitted_s, start_s)
         for state, start_s in zip(queued[:MOST_LISTED], starts_s, strict=False)
     ]
-    return Snapshot(now_s, tuple(rides), tuple(waits), len(queued))
+    return Snapshot(now_s, tuple(seen), tuple(waits), len(queued))

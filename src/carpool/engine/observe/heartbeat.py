@@ -6,7 +6,7 @@ from carpool.types import Clock
 
 
 @dataclass(slots=True)
-class Heartbeat:
+class LoopProgress:
     """When the loop last began something, and how long that is expected to take.
 
     On an accelerator whatever comes after a forward may wait for it, so that its seconds count

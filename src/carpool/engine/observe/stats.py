@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from carpool.engine.model.load import Loaded
+from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.observe.forward import Forward
 from carpool.types import BUCKETS_S, Clock
 
@@ -115,7 +115,7 @@ class Stats:
         return (self._steps - before[0]) / over_s if before and over_s > 0 else 0.0
 
 
-def memory(loaded: Loaded) -> dict[str, Any]:
+def memory(loaded: LoadedPipeline) -> dict[str, Any]:
     """The device; bytes of the weights and of peak use, and what torch holds there."""
     device, modules = loaded.device, loaded.pipe.components.values()
     weights = [p for m in modules if isinstance(m, nn.Module) for p in m.parameters()]

@@ -1,10 +1,10 @@
 """Timelines of requests: what each did when, with how many it shared forwards, what it waited for.
 
-A `Timeline` belongs to one request; `Timelines` finds it by id, until a thousand others have ended
-after it. What a parked call waits for is told by differences: `Timelines` sums up the seconds of
-all forwards, of those of each module and of each fuse key, and a call notes these sums as it parks.
-So waiting requests cost nothing, however many they are. All but `to_json` is for the engine's
-thread.
+A `Timeline` belongs to one request; `TimelineStore` finds it by id, until a thousand others have
+ended after it. What a parked call waits for is told by differences: `TimelineStore` sums up the
+seconds of all forwards, of those of each module and of each fuse key, and a call notes these sums
+as it parks. So waiting requests cost nothing, however many they are. All but `to_json` is for the
+engine's thread.
 """
 
 import time
@@ -192,7 +192,7 @@ class Timeline:
         }
 
 
-class Timelines:
+class TimelineStore:
     """All requests that are queued or run, and the last that ended; sums of their forwards."""
 
     def __init__(self, kept: int = KEPT, wall_clock: Clock = time.time) -> None:

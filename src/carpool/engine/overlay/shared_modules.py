@@ -41,8 +41,8 @@ class SharedModules:
         self.children: dict[int, dict[str, nn.Module | None]] = {}
         # whose config, hooks, parameter or buffer it is, by its id
         self.holders: dict[int, list[nn.Module]] = {}
-        self.buffers: list[Buffer] = []
-        self._containers: list[Container] | None = None
+        self.buffers: list[SharedBuffer] = []
+        self._containers: list[SharedContainer] | None = None
         self._weights: dict[int, tuple[str, Tensor, int]] = {}  # component, version; by id
         self._alive: list[Any] = []  # so that ids stay theirs
 
@@ -74,23 +74,23 @@ class SharedModules:
             if weight is not None and not weight.is_inference():
                 self._weights[id(weight)] = component, weight, weight._version
         for buffer in module._buffers.values():
-            if buffer is not None and Buffer.fits(buffer) and len(self.buffers) < MAX_BUFFERS:
-                self.buffers.append(Buffer(module, buffer))
+            if buffer is not None and SharedBuffer.fits(buffer) and len(self.buffers) < MAX_BUFFERS:
+                self.buffers.append(SharedBuffer(module, buffer))
         self._alive += [module, *held]
 
     @property
-    def written(self) -> list["Buffer"]:
+    def written(self) -> list["SharedBuffer"]:
         """The buffers that were written since the last time that somebody took notice."""
         return [one for one in self.buffers if one.tensor._version != one.version]
 
-    def containers(self) -> list["Container"]:
+    def containers(self) -> list["SharedContainer"]:
         """The lists, dictionaries and sets of all modules, which report no writes."""
         if self._containers is None:
-            found: dict[int, Container] = {}
+            found: dict[int, SharedContainer] = {}
             for component in self._components.values():
                 for module in component.modules():
                     for one in own_containers(module):
-                        found.setdefault(id(one), Container(module, one))
+                        found.setdefault(id(one), SharedContainer(module, one))
             self._containers = list(found.values())
         return self._containers
 
@@ -129,7 +129,7 @@ class SharedModules:
             state.restore()
 
 
-class Container:
+class SharedContainer:
     """A list, dictionary or set of a shared module, and what of it everybody is to see."""
 
     def __init__(self, module: nn.Module, held: Any) -> None:
@@ -145,7 +145,7 @@ class Container:
         self.copy: Any = dict(held) if isinstance(held, dict) else list(held)
 
 
-class Buffer:
+class SharedBuffer:
     """A buffer of a shared module, and a copy of what everybody is to see."""
 
     def __init__(self, module: nn.Module, tensor: Tensor) -> None:

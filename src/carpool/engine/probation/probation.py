@@ -30,7 +30,7 @@ from carpool.engine.numerics import Exact, is_followed
 from carpool.engine.probation.evidence import NEEDED, Evidence, fate
 from carpool.engine.probation.kinds import Kind, kind_of, width
 from carpool.engine.probation.snapshot import (
-    Snapshot,
+    ModuleSnapshot,
     difference,
     module_tensors,
     shares_memory,
@@ -215,7 +215,7 @@ class Probation:
         """Run calls apart, which answers them, and together, which is evidence."""
         calls, rows = [one.call for one in ready], [one.rows for one in ready]
         target = calls[0].target
-        before = Snapshot.of(target.module)
+        before = ModuleSnapshot.of(target.module)
         inputs = [versions(call.arguments()) for call in calls]
         kept = list(tensors_in(module_tensors(target.module)))  # no answer takes their place
         owned = storages(kept)
@@ -237,7 +237,7 @@ class Probation:
             answers.append(answer)
         if evidence.alone is not None or any(isinstance(one, Failure) for one in answers):
             return answers
-        changed = Snapshot.of(target.module).differs(before)
+        changed = ModuleSnapshot.of(target.module).differs(before)
         if why is None and [versions(call.arguments()) for call in calls] != inputs:
             why = "changes its inputs"
         if why is None and changed == "random":
@@ -269,7 +269,7 @@ class Probation:
     ) -> None:
         target = calls[0].target
         varying = self._varying(calls, kind.stacked)
-        before = Snapshot.of(target.module)
+        before = ModuleSnapshot.of(target.module)
         inputs = [versions(call.arguments()) for call in calls]
         mode = Exact(rows)
         try:
@@ -281,7 +281,7 @@ class Probation:
             what = f"fails together, not alone: {type(error).__name__}: {str(error)[:200]}"
             self._give_up(kind, evidence, calls[0], what, varying=varying)
             return
-        changed = Snapshot.of(target.module).differs(before)
+        changed = ModuleSnapshot.of(target.module).differs(before)
         before.restore_random()
         unread = target.spec.unread if target.spec else ()
         found = difference(together, answers, unread)

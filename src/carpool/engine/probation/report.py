@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from carpool.config import EngineSettings
-from carpool.engine.cost_store import Table
+from carpool.engine.cost_store import StoredCosts
 from carpool.engine.intercept import Interception
 from carpool.engine.model.load import load, versions
 from carpool.engine.probation.evidence import fate
@@ -18,7 +18,7 @@ def lines(model: str | Path, settings: EngineSettings) -> list[dict[str, str]]:
     """
     loaded = load(model, settings)
     loaded.device.enter(loaded.parameters)
-    path = Table(loaded, settings).path.with_suffix(".fusing.json")
+    path = StoredCosts(loaded, settings).path.with_suffix(".fusing.json")
     verdicts = Verdicts(path, versions())
     found = []
     for target in Interception(loaded.modules).targets:

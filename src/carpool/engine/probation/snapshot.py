@@ -17,7 +17,7 @@ _SKIPPED = {"_modules", "_parameters", "_buffers"}
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ModuleSnapshot:
     """The state that a module and the random generators are in."""
 
     state: Mapping[str, Any]
@@ -25,7 +25,7 @@ class Snapshot:
     held: tuple[Any, ...]  # keeps what is compared by identity alive
 
     @classmethod
-    def of(cls, module: nn.Module) -> "Snapshot":
+    def of(cls, module: nn.Module) -> "ModuleSnapshot":
         state: dict[str, Any] = {}
         held: list[Any] = []
         for path, part in module.named_modules():
@@ -41,7 +41,7 @@ class Snapshot:
         drawn = torch.get_rng_state(), devices, np.random.get_state(), random.getstate()
         return cls(state, drawn, (*held,))
 
-    def differs(self, before: "Snapshot") -> str | None:
+    def differs(self, before: "ModuleSnapshot") -> str | None:
         """What has changed since: "random", or the path of an attribute; None: nothing."""
         ours, theirs = self.random, before.random
         if (

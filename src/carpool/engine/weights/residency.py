@@ -30,7 +30,7 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ResidencyPlan:
     """What is streamed; everything else is resident."""
 
     streamed: Mapping[str, frozenset[int]] = field(default_factory=dict)  # blocks by component
@@ -38,7 +38,7 @@ class Plan:
     streamed_bytes: int = 0
 
 
-def plan(components: Sequence[Component], stream: str, budget_bytes: int | None) -> Plan:
+def plan(components: Sequence[Component], stream: str, budget_bytes: int | None) -> ResidencyPlan:
     """Choose what is streamed.
 
     Args:
@@ -53,7 +53,7 @@ def plan(components: Sequence[Component], stream: str, budget_bytes: int | None)
     total = sum(one.n_bytes for one in components)
     if names is None:
         if budget_bytes is None or total <= budget_bytes:
-            return Plan({}, total)
+            return ResidencyPlan({}, total)
         return _auto(components, budget_bytes)
     by_name = {one.name: one for one in components}
     for name in names:
@@ -74,7 +74,7 @@ def plan(components: Sequence[Component], stream: str, budget_bytes: int | None)
     return found
 
 
-def _auto(components: Sequence[Component], budget_bytes: int) -> Plan:
+def _auto(components: Sequence[Component], budget_bytes: int) -> ResidencyPlan:
     """Everything is streamed but what fits, first the blocks that are used most often."""
     streamed = {one.name: set(_all(one)) for one in components if one.blocks_bytes}
     least = _plan(components, {name: frozenset(blocks) for name, blocks in streamed.items()})
@@ -124,10 +124,10 @@ def _spread(sizes: Sequence[int], left_bytes: int) -> list[int]:
     return kept
 
 
-def _plan(components: Sequence[Component], streamed: Mapping[str, frozenset[int]]) -> Plan:
+def _plan(components: Sequence[Component], streamed: Mapping[str, frozenset[int]]) -> ResidencyPlan:
     moved = [one.blocks_bytes[i] for one in components for i in streamed.get(one.name, frozenset())]
     total = sum(one.n_bytes for one in components)
-    return Plan(streamed, total - sum(moved) + SLOTS * max(moved, default=0), sum(moved))
+    return ResidencyPlan(streamed, total - sum(moved) + SLOTS * max(moved, default=0), sum(moved))
 
 
 def gib(n_bytes: int) -> str:

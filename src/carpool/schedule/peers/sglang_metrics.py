@@ -28,7 +28,7 @@ TOP_REJECTS = 5
 
 
 @dataclass(slots=True)
-class _Tally:
+class _Counts:
     """Sums over dispatches."""
 
     dispatches: int = 0
@@ -73,7 +73,7 @@ class Dispatches:
 
     def __init__(self, form: MetricsFormat = "current") -> None:
         self._form = form
-        self._all, self._last = _Tally(), _Tally()
+        self._all, self._last = _Counts(), _Counts()
 
     def record(
         self,
@@ -102,8 +102,8 @@ class Dispatches:
             Lines for the log: the dispatch's, and after every fifth one the summary of those five.
         """
         requests = size if requests is None else requests
-        for tally in (self._all, self._last):
-            tally.add(size, cap, requests, wait_s, can_fill=user_max > 1)
+        for counts in (self._all, self._last):
+            counts.add(size, cap, requests, wait_s, can_fill=user_max > 1)
         self._last.rejects.update(rejects)
         self._all.stop_reasons[_kind(stop_reason)] += 1
         for reason, count in rejects.items():
@@ -118,33 +118,33 @@ class Dispatches:
 
     def window(self) -> list[str]:
         """The summary of the dispatches since the last one, if there are any, for the log."""
-        tally, self._last = self._last, _Tally()
-        return [self._summary_line(tally)] if tally.dispatches else []
+        counts, self._last = self._last, _Counts()
+        return [self._summary_line(counts)] if counts.dispatches else []
 
     def summary(self) -> dict[str, Any]:
         """Counts since the start; the 95th percentile is that of the newest thousand waits.
 
         Rates are shares from 0 to 1. Reasons are counted by their kind, without their numbers.
         """
-        tally = self._all
+        counts = self._all
         return {
-            "dispatches": tally.dispatches,
-            "requests": tally.requests,
-            "outputs": tally.outputs,
-            **tally.figures(),
-            "stop_reasons": dict(tally.stop_reasons),
-            "rejects": dict(tally.rejects),
+            "dispatches": counts.dispatches,
+            "requests": counts.requests,
+            "outputs": counts.outputs,
+            **counts.figures(),
+            "stop_reasons": dict(counts.stop_reasons),
+            "rejects": dict(counts.rejects),
         }
 
-    def _summary_line(self, tally: _Tally) -> str:
-        figures, count = tally.figures(), tally.dispatches
-        top = tally.rejects.most_common(TOP_REJECTS)
+    def _summary_line(self, counts: _Counts) -> str:
+        figures, count = counts.figures(), counts.dispatches
+        top = counts.rejects.most_common(TOP_REJECTS)
         sizes, used = f"avg_size={figures['avg_size']:.2f}", figures["utilization"]
         if self._form == "current":
-            sizes = f"avg_requests={tally.requests / count:.2f}, "
-            sizes += f"avg_outputs={tally.outputs / count:.2f}"
-            used = tally.outputs / max(tally.capacity, 1)
-        waits_ms = [wait_s * 1000 for wait_s in tally.waits_s]
+            sizes = f"avg_requests={counts.requests / count:.2f}, "
+            sizes += f"avg_outputs={counts.outputs / count:.2f}"
+            used = counts.outputs / max(counts.capacity, 1)
+        waits_ms = [wait_s * 1000 for wait_s in counts.waits_s]
         return (
             f"Dynamic batch stats (last {count} dispatches): {sizes}, "
             f"merged_rate={figures['merged_rate']:.1%}, full_rate={figures['full_rate']:.1%}, "

@@ -25,7 +25,7 @@ class _Bucket:
     mean_s: float = 1.0  # moving mean of how long its requests take
 
 
-class Slot:
+class Permit:
     """The place of one admitted request among those of its key."""
 
     def __init__(self, name: str, bucket: _Bucket, most: int | None) -> None:
@@ -66,7 +66,7 @@ class RateLimiter:
         self._buckets: dict[str, _Bucket] = {}  # as many as there are keys
 
     @asynccontextmanager
-    async def hold(self, key: str) -> AsyncIterator[Slot]:
+    async def hold(self, key: str) -> AsyncIterator[Permit]:
         """Admit a request of this key, and count it until the block ends or its slot is released.
 
         Jobs are not counted here: a job that is sent again must be found first, see `Slot.check`.
@@ -76,11 +76,11 @@ class RateLimiter:
         """
         name = f"API key {key!r}" if key else "all clients together"
         if self._per_minute is None and self._most is None:
-            yield Slot(name, _Bucket(0.0, 0.0), None)
+            yield Permit(name, _Bucket(0.0, 0.0), None)
             return
         began_s = self._clock()
         bucket = self._enter(key, name, began_s)
-        slot = Slot(name, bucket, self._most)
+        slot = Permit(name, bucket, self._most)
         try:
             yield slot
         finally:

@@ -14,7 +14,7 @@ from carpool.server.bodies.forms import Form, url_of
 from carpool.server.bodies.input_images import edit_images, edit_task
 from carpool.server.bodies.named_pictures import Nested, check_count, decoded, digests_of
 from carpool.server.requests import image_requests, outputs_of
-from carpool.server.state import AppState, RequestContext, ServedModel
+from carpool.server.state import AppState, AuthenticatedRequest, ServedModel
 
 MakeMask = Callable[[Intake, Any], Any]
 """Makes a mask, white where to draw anew, for the picture that it belongs to; awaitable."""
@@ -32,7 +32,7 @@ async def translated(state: AppState, values: dict[str, Any], card: Card) -> dic
 
 
 async def draw(
-    context: RequestContext,
+    context: AuthenticatedRequest,
     model: ServedModel,
     body: schema.ImageRequest,
     images: Sequence[Sent] = (),
@@ -74,7 +74,7 @@ async def draw(
 
 
 async def read_pictures(
-    context: RequestContext,
+    context: AuthenticatedRequest,
     model: ServedModel,
     body: schema.ImageRequest,
     form: Form,
@@ -94,7 +94,7 @@ async def read_pictures(
 
 
 async def read_nested(
-    context: RequestContext, model: ServedModel, body: schema.ImageRequest, nested: Nested
+    context: AuthenticatedRequest, model: ServedModel, body: schema.ImageRequest, nested: Nested
 ) -> tuple[dict[str, Any], list[str]]:
     """As `read_pictures`, of those that are parameters of their own."""
     if not nested:
@@ -113,7 +113,7 @@ def sent_as(body: schema.ImageRequest, digests: Sequence[str], **fields: Any) ->
 
 
 async def draw_from(
-    context: RequestContext,
+    context: AuthenticatedRequest,
     model: ServedModel,
     body: schema.ImageRequest,
     kind: Kind,

@@ -13,13 +13,13 @@ from carpool.server.access.idempotency import digest_of, key_of
 from carpool.server.answers.generation import ImageGeneration, generate
 from carpool.server.answers.stream import EventStream, events, is_final
 from carpool.server.bodies import schema
-from carpool.server.state import Replay, RequestContext
+from carpool.server.state import AuthenticatedRequest, Replay
 
 T = TypeVar("T")
 
 
 async def respond(
-    context: RequestContext,
+    context: AuthenticatedRequest,
     sent: Callable[[], Any],
     make: Callable[[], ImageGeneration],
     *,

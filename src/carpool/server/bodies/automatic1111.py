@@ -102,7 +102,7 @@ class ProgressState(BaseModel):
     sampling_steps: int
 
 
-class Progress(BaseModel):
+class ProgressResponse(BaseModel):
     progress: float = Field(description="0 to 1, of this API key's requests; 0: there are none")
     eta_relative: float = Field(default=0.0, description="seconds; 0 where it is not known")
     state: ProgressState
@@ -125,7 +125,7 @@ class Sampler(BaseModel):
     options: dict[str, str] = {}
 
 
-class Scheduler(BaseModel):
+class SchedulerName(BaseModel):
     name: str
     label: str
     aliases: list[str] | None = None

@@ -16,7 +16,7 @@ from carpool.fleet.fleet import Fleet
 from carpool.request.lora import SUFFIX, check_header, check_lora
 from carpool.server.bodies import schema
 from carpool.server.dependencies import AuthenticatedRoute, Context, router_of
-from carpool.server.state import AppState, RequestContext, ServedModel
+from carpool.server.state import AppState, AuthenticatedRequest, ServedModel
 
 PATIENCE_S, LOOK_S = 60.0, 0.05  # until all workers have read a new file
 MERGE_MODES = (None, "auto", "dynamic")
@@ -67,7 +67,7 @@ class ActiveAdapter(BaseModel):
     strengths: list[float]
 
 
-class Adapters(BaseModel):
+class AdapterList(BaseModel):
     loaded_adapters: list[LoadedAdapter]
     active: dict[str, list[ActiveAdapter]] = Field(
         description="`transformer`: the defaults of this API key; empty: none"
@@ -123,7 +123,7 @@ async def unmerge_lora_weights(body: Unmerge, context: Context) -> Applied:
 
 
 @router.get("/list_loras")
-async def list_loras(context: Context, model: str | None = None) -> Adapters:
+async def list_loras(context: Context, model: str | None = None) -> AdapterList:
     """The adapters that requests may name, and the defaults of this API key."""
     served = _model(context, model)
     chosen = context.state.default_lora.get((served.id, context.client.key), [])
@@ -134,18 +134,18 @@ async def list_loras(context: Context, model: str | None = None) -> Adapters:
             nickname=",".join(names), nicknames=names, strength=scales[0], strengths=scales
         )
         active["transformer"] = [one]
-    return Adapters(
+    return AdapterList(
         loaded_adapters=[LoadedAdapter(nickname=name) for name in served.card.lora], active=active
     )
 
 
-def _model(context: RequestContext, name: str | None) -> ServedModel:
+def _model(context: AuthenticatedRequest, name: str | None) -> ServedModel:
     model = context.state.model("loaded", name)
     model.check_name(name)
     return model
 
 
-def _check_key(context: RequestContext) -> None:
+def _check_key(context: AuthenticatedRequest) -> None:
     if not context.client.key:
         rule = "set defaults only where the server has API keys (--api-key); name adapters in each "
         raise KeyRequired(f"clients {rule}request: lora=[{{'id': NAME, 'scale': 1.0}}]")

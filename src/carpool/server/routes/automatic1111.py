@@ -28,10 +28,10 @@ from carpool.server.bodies.automatic1111 import (
     Image2Image,
     Lora,
     Options,
-    Progress,
+    ProgressResponse,
     ProgressState,
     Sampler,
-    Scheduler,
+    SchedulerName,
     SDModel,
     Text2Image,
     check_fill,
@@ -42,7 +42,7 @@ from carpool.server.bodies.automatic1111 import (
 from carpool.server.bodies.forms import validated
 from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
 from carpool.server.dependencies import AuthenticatedRoute, Context, WorkRoute, router_of
-from carpool.server.state import RequestContext, ServedModel
+from carpool.server.state import AuthenticatedRequest, ServedModel
 
 MOST_BLUR = 64  # pixels
 EMPTY: dict[str, Any] = {
@@ -117,7 +117,7 @@ async def img2img(context: Context) -> Drawn:
     return await _drawn(context, model, body, values, told, images, size, mask)
 
 
-async def _model(context: RequestContext, body: Text2Image) -> ServedModel:
+async def _model(context: AuthenticatedRequest, body: Text2Image) -> ServedModel:
     """The model that the settings of a request name, or the first."""
     named = (body.override_settings or {}).get("sd_model_checkpoint")
     name = named if isinstance(named, str) and named else None
@@ -126,7 +126,7 @@ async def _model(context: RequestContext, body: Text2Image) -> ServedModel:
 
 
 async def _drawn(
-    context: RequestContext,
+    context: AuthenticatedRequest,
     model: ServedModel,
     body: Text2Image,
     values: dict[str, Any],
@@ -193,7 +193,7 @@ def _mask_of(body: Image2Image) -> Any:
 
 
 @lists.get("/progress")
-async def progress(context: Context, skip_current_image: bool = False) -> Progress:
+async def progress(context: Context, skip_current_image: bool = False) -> ProgressResponse:
     """How far the requests of this API key are, on average."""
     mine = list(context.interruptible)
     steps = [(0, 0)]
@@ -203,7 +203,7 @@ async def progress(context: Context, skip_current_image: bool = False) -> Progre
                 report = await context.state.observer.report(context.client.owner, request_id)
             steps += [(one.step, one.steps) for one in report.outputs]
     done, total = (sum(column) for column in zip(*steps, strict=True))
-    return Progress(
+    return ProgressResponse(
         progress=min(0.99, done / total) if total else 0.0,
         state=ProgressState(job_count=len(mine), sampling_step=done, sampling_steps=total),
     )
@@ -250,9 +250,9 @@ async def samplers(context: Context) -> list[Sampler]:
 
 
 @lists.get("/schedulers")
-async def schedulers(context: Context) -> list[Scheduler]:
+async def schedulers(context: Context) -> list[SchedulerName]:
     """One: the model's own."""
-    return [Scheduler(name=SAMPLER.lower(), label=SAMPLER)]
+    return [SchedulerName(name=SAMPLER.lower(), label=SAMPLER)]
 
 
 @lists.get("/loras")

@@ -28,7 +28,7 @@ from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, 
 from carpool.server.bodies.named_pictures import NAMES, taken
 from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, router_of
 from carpool.server.routes.jobs import ACCEPTED, status_of, submit_images
-from carpool.server.state import AppState, RequestContext, ServedModel
+from carpool.server.state import AppState, AuthenticatedRequest, ServedModel
 
 _NAMES = "image", "images"  # in a form, in JSON
 _SEVERAL = {"type": "array", "maxItems": MOST_IMAGES}
@@ -76,7 +76,7 @@ async def create_variation(context: Context) -> Any:
     return await _edit(context, "image_generation")
 
 
-async def _edit(context: RequestContext, kind: Kind) -> Any:
+async def _edit(context: AuthenticatedRequest, kind: Kind) -> Any:
     state, request = context.state, context.request
     needs: Literal["restarting", "ready"] = "restarting" if state.has_jobs else "ready"
     model = await state.some_model(needs)
@@ -98,7 +98,7 @@ async def _edit(context: RequestContext, kind: Kind) -> Any:
 
 
 async def _answer(
-    context: RequestContext,
+    context: AuthenticatedRequest,
     model: ServedModel,
     body: schema.ImageRequest,
     kind: Kind,

@@ -23,7 +23,7 @@ from carpool.server.bodies import schema
 from carpool.server.bodies.schema_jobs import JobDeleted, JobFile, JobList, JobStatus
 from carpool.server.dependencies import AuthenticatedRoute, Context, router_of
 from carpool.server.requests import image_requests
-from carpool.server.state import AppState, RequestContext, ServedModel
+from carpool.server.state import AppState, AuthenticatedRequest, ServedModel
 from carpool.telemetry import tracing
 from carpool.worker.protocol import Done
 
@@ -41,7 +41,7 @@ router = router_of(AuthenticatedRoute, "/v1")
 
 
 async def submit(
-    context: RequestContext,
+    context: AuthenticatedRequest,
     kind: str,
     body: dict[str, Any],
     asked: dict[str, Any],
@@ -78,7 +78,7 @@ async def submit(
 
 
 async def submit_images(
-    context: RequestContext,
+    context: AuthenticatedRequest,
     model: ServedModel,
     body: schema.ImageRequest,
     pictures: Mapping[str, Any] | None,
@@ -141,7 +141,7 @@ async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
     }
 
 
-async def status_of(context: RequestContext, record: Record) -> JobStatus:
+async def status_of(context: AuthenticatedRequest, record: Record) -> JobStatus:
     """A job as `/v1/jobs` shows it, with paths as this client has to write them."""
     url = f"{context.request.scope.get('root_path', '')}/v1/jobs/{record.id}/files"
     return JobStatus(
@@ -236,5 +236,5 @@ async def get_file(job_id: str, name: str, context: Context) -> Download:
     return await file_of(context.state, await _get(job_id, context), name)
 
 
-async def _get(job_id: str, context: RequestContext) -> Record:
+async def _get(job_id: str, context: AuthenticatedRequest) -> Record:
     return await context.state.runner.get(job_id, context.client.owner)

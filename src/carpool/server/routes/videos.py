@@ -39,7 +39,7 @@ from carpool.server.bodies.schema_jobs import Video, VideoDeleted, VideoList
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import video_request
 from carpool.server.routes.jobs import Limit, Order, common_fields, file_of, submit
-from carpool.server.state import AppState, RequestContext
+from carpool.server.state import AppState, AuthenticatedRequest
 from carpool.types import Timings
 from carpool.worker.protocol import Done
 
@@ -114,7 +114,7 @@ def _video_errors() -> Iterator[None]:
         raise VideoNotFound(error.message.replace("job", "video", 1)) from error
 
 
-async def _get(video_id: str, context: RequestContext) -> Record:
+async def _get(video_id: str, context: AuthenticatedRequest) -> Record:
     with _video_errors():
         record = await context.state.runner.get(video_id, context.client.owner)
     if record.kind != "video":
@@ -123,7 +123,7 @@ async def _get(video_id: str, context: RequestContext) -> Record:
 
 
 async def _submit(
-    context: RequestContext, form: forms.Form, sent: dict[str, Any], **more: Any
+    context: AuthenticatedRequest, form: forms.Form, sent: dict[str, Any], **more: Any
 ) -> Video:
     state, request, intake = context.state, context.request, context.intake()
     body = forms.validated(VideoRequest, form.values)
@@ -154,7 +154,7 @@ async def create_video(context: Context) -> Video:
     return await _create(context)
 
 
-async def _create(context: RequestContext) -> Video:
+async def _create(context: AuthenticatedRequest) -> Video:
     state, request = context.state, context.request
     model = await state.some_model("restarting")
     form = await forms.read_body(
