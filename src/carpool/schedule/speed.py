@@ -36,7 +36,7 @@ Source = tuple[CallKind, int]  # a kind and its rows
 
 
 @dataclass(slots=True)
-class Error:
+class CurveError:
     """What the curve of the source that runs is wrong by, as a logarithm, and how sure that is."""
 
     source: Source | None = None
@@ -58,7 +58,7 @@ class MachineSpeed:
     _began: list[float] = field(default_factory=lambda: [0.0, 0.0])  # `log`, where these began
     _began_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # device seconds, then
     _suspect: tuple[Source, float] | None = None  # a width that changed the factor; from what
-    _error: Error = field(default_factory=Error)
+    _error: CurveError = field(default_factory=CurveError)
     _least: float = 1.0  # uncertainty of the source that is known best
     _last_s: float = 0.0
     _weight: float = FIRST
@@ -110,7 +110,7 @@ class MachineSpeed:
             self._weight = max(LEARNED, self._weight * 0.9)
         return wrong
 
-    def _error_of(self, source: Source, usual_s: float, uncertainty: float) -> "Error":
+    def _error_of(self, source: Source, usual_s: float, uncertainty: float) -> "CurveError":
         """By how much the curve of a source may be wrong: the same in all of its runs in a row.
 
         Against the source that is known best: the speed is by definition that of this one.
@@ -119,7 +119,7 @@ class MachineSpeed:
         variance = max(0.0, uncertainty**2 - self._least**2)
         error = self._error
         if error.source != source:
-            error = self._error = Error(source, usual_s, variance)
+            error = self._error = CurveError(source, usual_s, variance)
         elif usual_s != error.usual_s:  # the curve has learned from these runs
             error.mean -= log(usual_s / error.usual_s)
             error.usual_s = usual_s

@@ -180,8 +180,8 @@ class Worker:
         """Run the forwards of a batch that follow a first one, all but the last of them at once.
 
         Every running request is in it, and a mode that batches at admission lets nobody join, so
-        each of them is of the same calls until one of these is done with its stage. The orders in which
-        they would be parked between two are not needed.
+        each of them is of the same calls until one of these is done with its stage. The orders in
+        which they would be parked between two are not needed.
 
         Returns:
             When the last of them ends. `_advance` then counts for one forward, as ever.

@@ -17,7 +17,7 @@ from carpool.server.bodies import schema
 PARTS: dict[int | str, dict[str, Any]] = {
     206: {"description": "the part that `Range` names"},
     304: {"description": "the client has it: `If-None-Match`, `If-Modified-Since`"},
-    416: {"model": schema.ErrorResponse, "description": "`Range` lies behind the end"},
+    416: {"model": schema.Error, "description": "`Range` lies behind the end"},
 }
 """For the OpenAPI document: how else such routes answer."""
 

@@ -73,9 +73,7 @@ class EventStream(EventSourceResponse):
                 self._status = 200
             except CarpoolError as error:
                 logs.refused(error)
-                failure = schema.ErrorResponse(
-                    error=schema.ErrorBody(**error.body)
-                ).model_dump_json()
+                failure = schema.Error(error=schema.ErrorBody(**error.body)).model_dump_json()
                 yield format_sse_event(data_str=failure, event="error")
                 self._status = error.status
 

@@ -217,7 +217,7 @@ class ErrorBody(BaseModel):
     code: str = Field(description="one of the codes in the table of errors")
 
 
-class ErrorResponse(BaseModel):
+class Error(BaseModel):
     """Every error has this shape, and the header `x-request-id`."""
 
     error: ErrorBody
