@@ -176,3 +176,14 @@ def test_a_device_that_is_fuller_than_predicted_runs_wider() -> None:
         widths.append(len(policy.choose(calls, 0.0, 200_000.0).calls))
 
     assert widths == [2, 3]
+
+
+def test_two_who_happen_to_come_together_among_others_are_no_burst() -> None:
+    """Others come as well, who fill the last round; in a burst nobody does."""
+    widths = Widths(Costs({KIND: Curve({1: 1.0, 2: 1.9})}), min_gain=0.05)
+
+    open_line, _ = widths.choose(line(2), 9.0, present=9.0)
+    together, _ = widths.choose(line(2, apart_s=0.0), 9.0, present=9.0)
+    burst, _ = widths.choose(line(9, apart_s=0.0)[:4], 9.0, present=9.0)
+
+    assert (open_line, together, burst) == (1, 1, 2)

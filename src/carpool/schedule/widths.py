@@ -130,9 +130,11 @@ class Widths:
             return 0
         arrived_s = line[0].arrived_s
         if abs(arrived_s - self._burst_s) > round_s:
+            if len(line) < LEAST_CALLS:
+                return 0
             self._burst_s, self._burst_calls = arrived_s, here
         self._burst_calls = max(self._burst_calls, len(line))
-        return self._burst_calls if self._burst_calls >= LEAST_CALLS else 0
+        return self._burst_calls
 
     def _of_burst(
         self, curve: AnyCurve, means: Sequence[tuple[int, int, float, float]], calls: int
