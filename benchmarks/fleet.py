@@ -34,6 +34,10 @@ def choices_us(workers: int = 1000, count: int = 5000) -> list[float]:
     for number in range(workers):
         router.add_worker(WorkerLoad(number, tables))
     for number in range(count):
+        if number % 100 == 0:  # once a second, as workers report
+            for one in router.workers.values():
+                left = {request: max(1.0, b.steps_left - 9) for request, b in one.bound.items()}
+                router.progressed(one.id, left, number / 100)
         router.hold(RoutedRequest(number, rng.randrange(4), rng.choice((8, 20, 50)), number / 100))
         began_s = time.process_time()
         bound = router.assign(number / 100)
