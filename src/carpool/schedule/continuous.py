@@ -135,9 +135,7 @@ class Continuous:
                 if not sides:
                     continue
                 beside = self._beside(sides, parked, waiting_s, now_s)
-                if may_wait or self._is_their_turn(
-                    beside, sides, choice, parked, now_s, would_share
-                ):
+                if may_wait or self._is_their_turn(beside, choice, parked, now_s, would_share):
                     choice = beside
                     break
         else:
@@ -173,7 +171,6 @@ class Continuous:
     def _is_their_turn(
         self,
         beside: Choice,
-        sides: Sequence[ParkedCall],
         denoise: Choice,
         parked: Sequence[ParkedCall],
         now_s: float,
