@@ -297,6 +297,14 @@ async def asked(fleet: Fleet, name: str, model: str, **others: Any) -> "asyncio.
     return task
 
 
+async def running(models: Models, fleet: Fleet, name: str, model: str) -> asyncio.Task[Any]:
+    """A request whose model is loaded for it."""
+    task = await asked(fleet, name, model)
+    models.newest(model).load()
+    await settle()
+    return task
+
+
 def test_a_load_whose_client_leaves_serves_the_next_one_who_asks() -> None:
     async def story() -> None:
         models = Models(one=True)
@@ -305,9 +313,7 @@ def test_a_load_whose_client_leaves_serves_the_next_one_who_asks() -> None:
         first = await asked(fleet, "a", "one")
         first.cancel()
         await settle()
-        second = await asked(fleet, "b", "one")
-        models.newest("one").load()
-        await settle()
+        second = await running(models, fleet, "b", "one")
         assert len(models.workers["one"]) == 1
         models.newest("one").finish("b")
         assert (await second).request_id == "b"
@@ -321,9 +327,7 @@ def test_what_nobody_waits_for_any_more_takes_no_place() -> None:
         models = Models(one=True, two=True)
         fleet = models.fleet(max_loaded=1)
         fleet.start()
-        first = await asked(fleet, "a", "one")
-        models.newest("one").load()
-        await settle()
+        first = await running(models, fleet, "a", "one")
         second = await asked(fleet, "b", "two")
         second.cancel()
         await settle()
@@ -341,9 +345,7 @@ def test_a_model_that_is_broken_costs_no_other_one_its_place() -> None:
         models = Models(one=True, two=True)
         fleet = models.fleet()
         fleet.start()
-        first = await asked(fleet, "a", "one")
-        models.newest("one").load()
-        await settle()
+        first = await running(models, fleet, "a", "one")
         models.newest("one").finish("a")
         await first
         second = await asked(fleet, "b", "two")
@@ -361,9 +363,7 @@ def test_what_does_not_fit_beside_a_model_that_works_waits_until_that_has_ended(
         models = Models(one=True, two=True)
         fleet = models.fleet()
         fleet.start()
-        first = await asked(fleet, "a", "one")
-        models.newest("one").load()
-        await settle()
+        first = await running(models, fleet, "a", "one")
         second = await asked(fleet, "b", "two")
         models.newest("two").fail("out of memory", wants_memory=True)
         await settle()
@@ -459,9 +459,7 @@ def test_a_deadline_that_loading_would_exceed_loads_nothing() -> None:
         fleet = models.fleet()
         one = fleet.of("one")
         fleet.start()
-        first = await asked(fleet, "a", "one")
-        models.newest("one").load()
-        await settle()
+        first = await running(models, fleet, "a", "one")
         models.newest("one").finish("a")
         await first
         assert one.pool is not None
@@ -479,9 +477,7 @@ def test_a_server_that_drains_loads_nothing_for_what_still_waits_for_a_place() -
         models = Models(one=True, two=True)
         fleet = models.fleet(max_loaded=1)
         fleet.start()
-        first = await asked(fleet, "a", "one")
-        models.newest("one").load()
-        await settle()
+        first = await running(models, fleet, "a", "one")
         second = await asked(fleet, "b", "two")
         await fleet.drain(0.01)
         with pytest.raises(Draining):
