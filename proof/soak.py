@@ -181,7 +181,8 @@ def page(run: Run) -> str:
 Machine: {machine()}.
 
 {len(run.diary.endings)} requests of {sum(CLIENTS.values())} clients and {run.diary.gone} that hung
-up; failed: **{failed}**. Medians of {window:.3g} minutes, and of open files the fewest; nothing may grow
+up; failed: **{failed}**. Medians of {window:.3g} minutes, and of open files the fewest; nothing \
+may grow
 by more than {FLAT:.0%}.
 
 {table(["what", f"from minute {early:.3g}", f"from minute {late:.3g}", "grown"], rows)}
