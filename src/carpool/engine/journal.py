@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from carpool.engine import answers
 from carpool.engine.foreign_code import all_blocks
@@ -309,16 +309,20 @@ def _digest_of(loaded: LoadedPipeline) -> bytes:
             digest.update(_source(type(one)))
         for name, part in sorted(pipe.components.items()):
             digest.update(f"{name} {type(part).__name__}".encode())
-            if not isinstance(part, nn.Module):
-                config = dict(getattr(part, "config", None) or {})
-                known = {n: value for n, value in config.items() if not n.startswith("_")}
-                text = json.dumps(known, sort_keys=True, default=lambda one: type(one).__name__)
-                digest.update(text.encode())
+            digest.update(_configuration(part).encode())
+    sampled = {} if loaded.streamer is None else loaded.streamer.samples
     for name, module in sorted(loaded.modules.items()):
         digest.update(name.encode())
         digest.update(_source(type(module)))
-        digest.update(sample(module))
+        digest.update(sampled[name] if name in sampled else sample(module))
     return digest.digest()
+
+
+def _configuration(part: Any) -> str:
+    config = getattr(part, "config", None) or {}
+    entries = dict(config.to_dict() if hasattr(config, "to_dict") else config)
+    known = {name: value for name, value in entries.items() if not name.startswith("_")}
+    return json.dumps(known, sort_keys=True, default=lambda one: type(one).__name__)
 
 
 def _source(cls: type) -> bytes:

@@ -2,9 +2,12 @@
 
 import hashlib
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-_SAMPLES = 8  # values of each weight
+from carpool.engine.weights.groups import plain_parts
+
+_SAMPLES = 8  # values of each weight; of a quantized one, of each tensor that it consists of
 
 
 def sample(module: nn.Module) -> bytes:
@@ -12,11 +15,18 @@ def sample(module: nn.Module) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for name, weight in module.named_parameters():
         digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}".encode())
-        if type(weight) is nn.Parameter and weight.device.type != "meta" and weight.numel():
-            try:
-                step = max(1, weight.numel() // _SAMPLES)
-                some = weight.detach().flatten()[::step][:_SAMPLES].float().tolist()
-            except (RuntimeError, NotImplementedError):
-                continue  # quantized
-            digest.update(repr(some).encode())
+        for _, attribute, part in plain_parts(weight, "data", weight):
+            digest.update(f"{attribute}{tuple(part.shape)}{_values(part)}".encode())
     return digest.digest()
+
+
+def _values(part: Tensor) -> list[float]:
+    if part.is_meta or not part.numel():
+        return []
+    plain = part.detach().as_subclass(torch.Tensor)  # of GGUF: the bytes
+    step = max(1, plain.numel() // _SAMPLES)
+    try:
+        some: list[float] = plain.flatten()[::step][:_SAMPLES].float().tolist()
+    except (RuntimeError, NotImplementedError):
+        return []  # of numbers that torch cannot convert
+    return some
