@@ -271,7 +271,7 @@ class Identity:
 
     def of(self, request: CheckedRequest) -> bytes:
         """A digest of the model with this request."""
-        self._digest = self._digest or _digest_of(self._loaded)
+        self._digest = self._digest or model_digest(self._loaded)
         digest = hashlib.blake2b(self._digest, digest_size=32)
         plain = replace(
             request, arguments={}, request_id="", group="", timeout_s=None, deadline_s=None
@@ -300,7 +300,8 @@ def _content(value: Any) -> str:
     return repr(value)
 
 
-def _digest_of(loaded: LoadedPipeline) -> bytes:
+def model_digest(loaded: LoadedPipeline) -> bytes:
+    """32 bytes that tell code, weights, configuration and kind of device from others."""
     digest = hashlib.blake2b(digest_size=32)
     digest.update(repr(sorted(versions().items())).encode())
     digest.update(f"{loaded.device.torch.type} {loaded.device.dtype}".encode())
