@@ -134,8 +134,8 @@ class Members:
                 numbers.setdefault(digest, []).append(str(member.number + 1))
         if len(numbers) > 1 and numbers != self._warned_of and not is_rolling:
             log.warning(
-                "workers have loaded different models (%s): files have changed in between, and "
-                "which one a request gets is open; SIGUSR2 replaces all workers",
+                "workers have loaded different models (%s): their files, libraries or kinds of "
+                "device differ; which one a request gets is open; SIGUSR2 replaces all workers",
                 " | ".join(", ".join(one) for one in numbers.values()),
             )
         self._warned_of = numbers
