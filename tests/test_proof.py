@@ -223,6 +223,19 @@ def test_what_grows_is_told_and_the_warm_up_does_not_count() -> None:
     assert done.problems() == ["front: threads grew by 3.5%"]
 
 
+@pytest.mark.parametrize("leaked", [0, 1])
+def test_connections_come_and_go_and_a_file_that_is_never_closed_stays(leaked: int) -> None:
+    rng = random.Random(leaked)
+    samples = [
+        soak.Sample("front", at_s, {"open files": 20.0 + rng.randrange(4) + (at_s > 80) * leaked})
+        for at_s in range(100)
+    ]
+
+    (growth,) = soak.growths(samples, seconds=100)
+
+    assert growth.late - growth.early == leaked
+
+
 def test_a_look_at_a_process_sees_what_it_holds(tmp_path: Path) -> None:
     before = soak.look("me", os.getpid(), 0.0).values
     with (tmp_path / "file").open("w"):

@@ -127,6 +127,22 @@ def test_requests_over_streamed_weights_are_spread_beyond_the_widest_forward_too
         assert abs(counts[0] - counts[1]) <= 1
 
 
+def test_requests_of_all_sizes_that_share_sweeps_add_what_the_copies_do_not_hide() -> None:
+    large: StepTable = tuple(max(4.0, 2.0 * n) for n in range(1, 9))
+    small: StepTable = tuple(max(4.0, 1.0 * n) for n in range(1, 9))
+    worker = WorkerLoad(0, shares_sweeps=True)
+    worker.bound[1] = Bound(RoutedRequest(1, "large", 20), 20, large)
+
+    assert extra_s(RoutedRequest(9, "small", 10), worker, small) == 10 * 4.0
+
+    worker.bound[2] = Bound(RoutedRequest(2, "large", 20), 5, large)
+    assert extra_s(RoutedRequest(9, "small", 10), worker, small) == 10 * 5.0 + 15 * 1.0
+    assert worker.finish_s() == 20 * 4.0
+
+    # 12 s are three steps of both
+    assert extra_s(RoutedRequest(9, "small", 10), worker, small, 12.0) == 10 * 5.0 + 12 * 1.0
+
+
 def test_ties_go_to_the_worker_with_the_lowest_id() -> None:
     tables = {"a": SLOW}
     assert bound(router_of(tables, tables, tables), RoutedRequest(1, "a", 10)) == {1: 0}
@@ -363,8 +379,9 @@ def test_a_choice_looks_at_few_workers_however_many_there_are(
 
 @pytest.mark.parametrize("table", [SLOW, FREE, tuple(0.5 + 0.5 * n for n in range(1, 9))])
 @pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("shares_sweeps", [False, True])
 def test_the_makespan_of_a_burst_is_near_the_best_of_all_divisions(
-    table: StepTable, workers: int
+    table: StepTable, workers: int, *, shares_sweeps: bool
 ) -> None:
     """At most 5 % longer; in the mean 2 %."""
     ratios = []
@@ -374,16 +391,24 @@ def test_the_makespan_of_a_burst_is_near_the_best_of_all_divisions(
         asked = [RoutedRequest(n, rng.choice("ab"), s) for n, s in enumerate(steps, 1)]
         tables: dict[object, StepTable] = {"a": table, "b": tuple(2 * s for s in table)}
         router = router_of(*[tables] * workers)
+        for worker in router.workers.values():
+            worker.shares_sweeps = shares_sweeps
         assert len(bound(router, *asked)) == len(asked)
         taken_s = max(worker.finish_s() for worker in router.workers.values())
-        ratios.append(taken_s / _best_s(asked, tables, workers))
+        alone = WorkerLoad(0, shares_sweeps=shares_sweeps)
+        ratios.append(taken_s / _best_s(asked, tables, workers, alone))
     assert max(ratios) <= 1.05
     assert sum(ratios) / len(ratios) <= 1.02
 
 
-def _best_s(asked: list[RoutedRequest], tables: dict[object, StepTable], workers: int) -> float:
+def _best_s(
+    asked: list[RoutedRequest],
+    tables: dict[object, StepTable],
+    workers: int,
+    alone: WorkerLoad,
+) -> float:
     def finish_s(some: list[RoutedRequest]) -> float:
-        return WorkerLoad(0).finish_s([Bound(one, one.steps, tables[one.kind]) for one in some])
+        return alone.finish_s([Bound(one, one.steps, tables[one.kind]) for one in some])
 
     return min(
         max(

@@ -104,7 +104,8 @@ class WorkerLoad:
             if one.work.request != without:
                 kind = None if self.shares_sweeps else one.work.kind
                 kinds.setdefault(kind, []).append(one)
-        return sum(map(_fused_s, kinds.values()))
+        ends_s = _swept_s if self.shares_sweeps else _fused_s
+        return sum(map(ends_s, kinds.values()))
 
 
 def _fused_s(group: Sequence[Bound]) -> float:
@@ -117,6 +118,42 @@ def _fused_s(group: Sequence[Bound]) -> float:
         for n in range(1, len(several)):
             seconds += (several[n - 1] - several[n]) * min(table[n - 1], n * table[0])
     return seconds
+
+
+def sweep_s(tables: Sequence[StepTable]) -> float:
+    """Seconds of a step that requests of any kinds share: of copying weights, or of computing all.
+
+    What one of them adds to computing is the last entry's part of its table, or, where that is
+    hidden by the copies, at most that.
+    """
+    copies_s = max([table[0] for table in tables])
+    return max(copies_s, sum([table[-1] / len(table) for table in tables]))
+
+
+def _swept_s(several: Sequence[Bound]) -> float:
+    """Seconds until requests of any kinds have ended that share every step."""
+    several = sorted(several, key=lambda one: one.steps_left)
+    seconds, done = 0.0, 0.0
+    for place, one in enumerate(several):
+        seconds += (one.steps_left - done) * sweep_s([later.table for later in several[place:]])
+        done = one.steps_left
+    return seconds
+
+
+def _in_sweeps_s(
+    work: RoutedRequest, worker: WorkerLoad, table: StepTable, worked_s: float
+) -> float:
+    """`extra_s` where requests of all kinds share every step.
+
+    Args:
+        worked_s: since the worker told what they have left.
+    """
+    bound = worker.bound.values()
+    tables = [one.table for one in bound]
+    without_s, together_s = sweep_s(tables), sweep_s([*tables, table])
+    made = worked_s / without_s if worked_s else 0.0
+    shared_steps = sum([min(max(0.0, one.steps_left - made), work.steps) for one in bound])
+    return work.steps * together_s + shared_steps * (together_s - without_s)
 
 
 def extra_s(work: RoutedRequest, worker: WorkerLoad, table: StepTable, now_s: float = 0.0) -> float:
@@ -140,14 +177,17 @@ def extra_s(work: RoutedRequest, worker: WorkerLoad, table: StepTable, now_s: fl
     bound = worker.bound.values()
     if not bound:
         return alone_s + loading_s
-    apart_s, same, worked_s = 0.0, [], max(0.0, now_s - worker.told_s)
+    worked_s = max(0.0, now_s - worker.told_s)
+    if worker.shares_sweeps:
+        return _in_sweeps_s(work, worker, table, worked_s) + loading_s * (1 + len(bound))
+    apart_s, same = 0.0, []
     for one in bound:
         left_s, steps_left = one.steps_left * one.table[0], one.steps_left
         if worked_s:
             done_s = left_s if left_s < worked_s else worked_s
             worked_s, left_s = worked_s - done_s, left_s - done_s
             steps_left = left_s / one.table[0]
-        if one.work.kind == work.kind or worker.shares_sweeps:
+        if one.work.kind == work.kind:
             same.append(steps_left)
         else:
             apart_s += left_s if left_s < alone_s else alone_s
