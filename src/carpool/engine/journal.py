@@ -30,7 +30,7 @@ from carpool.engine.intercept import Call
 from carpool.engine.model.device import Device
 from carpool.engine.model.load import LoadedPipeline, versions
 from carpool.engine.probation.snapshot import tensors_in
-from carpool.engine.weights_sample import sample
+from carpool.engine.weights.sample import sample
 from carpool.types import CheckedRequest, JournalEntry
 
 log = logging.getLogger("carpool")

@@ -23,7 +23,7 @@ from carpool.engine.fiber import in_fiber, park
 from carpool.engine.weights.bus import Bus, Slot
 from carpool.engine.weights.groups import Group, aligned, form, unhook
 from carpool.engine.weights.residency import SLOTS
-from carpool.engine.weights_sample import sample
+from carpool.engine.weights.sample import sample
 
 log = logging.getLogger("carpool")
 
@@ -75,7 +75,7 @@ class Streamer:
         bus: moves them; its store is empty.
 
     Attributes:
-        samples: digests of the modules' weights, which cannot be read later; see `weights_sample`.
+        samples: digests of the modules' weights, which cannot be read later; see `sample.py`.
     """
 
     def __init__(
