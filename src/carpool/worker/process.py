@@ -84,6 +84,9 @@ class WorkerProcess:
             self._at_end = engine.scheduler.log_last_batches
             engine.after_turn = self.answers.after_turn
         except CarpoolError as error:
+            if isinstance(error, LoadFailed) and error.was_killed:
+                log.critical("%s", error)
+                self.end()  # as if this process had been: it is tried again
             wants_memory = isinstance(error, LoadFailed) and error.wants_memory
             self.send(protocol.LoadFailure(str(error), wants_memory))
             self._next()  # the front closes the socket once it has read this
