@@ -223,6 +223,7 @@ class LoadFailed(CarpoolError):
     """The model cannot be loaded, or cannot be served as it is."""
 
     wants_memory = False  # it may load once others have made room
+    was_killed = False  # a process that was to load a part of it: nothing is known to be wrong
 
 
 class LoraRejected(CarpoolError):

@@ -1,5 +1,6 @@
 """A journal: another engine goes on where the first one was, and gives the same bits."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,21 +11,23 @@ import msgspec
 import pytest
 import torch
 from diffusers import EulerAncestralDiscreteScheduler
+from safetensors.torch import load_file, save_file
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from carpool.config import EngineSettings
 from carpool.engine import journal as journals
 from carpool.engine.answers import copied, pack, size, unpack
 from carpool.engine.intercept import Call, Target
-from carpool.engine.journal import Answered, Journal
+from carpool.engine.journal import Answered, Identity, Journal
 from carpool.engine.model.device import Device
+from carpool.engine.model.load import load
 from carpool.engine.probation.snapshot import difference
 from carpool.errors import Released
 from carpool.request.parameters import check
 from carpool.types import CheckedRequest, JournalEntry, Request
 from support.engine_driver import Drive, Recorder, driving, fresh
 from support.lora_files import adapter
-from support.tiny import ARGUMENTS
+from support.tiny import ARGUMENTS, checkpoint
 
 STEPS = 6
 
@@ -260,6 +263,58 @@ def test_a_journal_of_other_weights_is_dropped() -> None:
         again, alone = put(other, request, entries), put(other, request, [], request_id="alone")
         other.finish()
         assert torch.equal(tensor_of(again), tensor_of(alone))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*Quant:FutureWarning",  # quanto goes with diffusers 1.0
+    "ignore::UserWarning:torchao",
+)
+@pytest.mark.parametrize(
+    "prepared",
+    [
+        {},
+        {"quantize": "transformer=fp8"},
+        {"quantize": "transformer=int8"},
+        {"quantize": "transformer=quanto-int4"},
+        {"stream": "transformer"},
+        {"quantize": "transformer=int8", "stream": "transformer"},
+    ],
+    ids=str,
+)
+def test_other_weights_under_the_same_name_are_told_apart_however_they_are_kept(
+    prepared: dict[str, Any], tmp_path: Path
+) -> None:
+    """As after a LoRA was merged: matrices in the blocks are others, and nothing else is."""
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("flux"), folder)
+
+    def identity() -> bytes:
+        loaded = load(folder, EngineSettings(device="cpu", **prepared))
+        try:
+            return Identity(loaded, lambda name: b"").of(CheckedRequest("a cat", 7, {}))
+        finally:
+            loaded.undo()
+
+    old = identity()
+    assert identity() == old
+    [file] = (folder / "transformer").glob("*.safetensors")
+    weights = load_file(file)
+    changed = [name for name in weights if "blocks.0.attn.to_q.weight" in name]
+    assert changed
+    save_file(weights | {name: weights[name] * 1.5 for name in changed}, file)
+    assert identity() != old
+
+
+def test_another_configuration_of_a_module_is_another_model() -> None:
+    request = CheckedRequest("a cat", 7, {})
+
+    def identity(pipe: Any) -> bytes:
+        loaded = load(pipe, EngineSettings(device="cpu"))
+        return Identity(loaded, lambda name: b"").of(request)
+
+    old, other = fresh("flux"), fresh("flux")
+    other.vae.register_to_config(scaling_factor=2 * old.vae.config.scaling_factor)
+    assert identity(other) != identity(old) == identity(fresh("flux"))
 
 
 def test_answers_that_are_dear_to_copy_are_not_kept_and_it_is_said(

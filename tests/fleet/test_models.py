@@ -103,6 +103,7 @@ def test_a_file_says_of_each_model_what_the_flags_say_of_all(tmp_path: Path) -> 
         ("models: [{model: shapes, wrokers: 2}]", "did you mean 'workers'"),
         ("models: [{model: shapes, load: later}]", "must be of start, on_demand"),
         ("models: [{model: shapes, keep_alive: soon}]", "must be seconds"),
+        ("models: [{model: shapes, keep_alive: .nan}]", "must be seconds"),
         ("models: [{model: shapes, workers: 0}]", "a whole number from 1"),
         ("models: [{model: shapes, max_batch_size: x}]", "max_batch_size='x'"),
         ("models: [{model: shapes", "cannot be read"),

@@ -60,6 +60,20 @@ def test_one_of_two_that_gain_nothing_together_goes_to_an_idle_worker() -> None:
     assert (move.worker, move.to, move.why) == (0, 1, "gain")
 
 
+def test_nothing_goes_for_gain_or_priority_where_it_would_start_over() -> None:
+    """As where files were exchanged between the starts of two workers."""
+    router = fleet(2, SOLO)
+    put(router, 0, 1, "a")
+    put(router, 0, 2, "a")
+    assert Moves(router, always, str).choose(0.0) is None
+    assert Moves(router, always, lambda _: "the same").choose(0.0) is not None
+    for request in (3, 4, 5, 6):
+        put(router, 1, request, "a")
+    router.hold(RoutedRequest(7, "a", 50, priority=5))
+    assert Moves(router, always, str).choose(0.0) is None
+    assert Moves(router, always, lambda _: "the same").choose(0.0) is not None
+
+
 @pytest.mark.parametrize("left_steps", [0.1, 0.3])
 def test_what_is_nearly_done_stays(left_steps: float) -> None:
     router = fleet(2, (0.3, 0.6), "a")

@@ -395,6 +395,37 @@ def test_what_cannot_move_ends_where_it_is_and_the_worker_after_it() -> None:
     told(story)
 
 
+def test_a_request_moves_only_to_workers_that_loaded_the_same_model_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story() -> None:
+        stage = Stage(3)
+        await stage.settle()
+        for worker, digest in zip(stage.workers, ("old", "new", "old"), strict=True):
+            worker.load(digest)
+            worker.report(SOLO)
+        await stage.submit("a", "b", "c", steps=100)
+        [moving], [other], [third] = stage.has()
+        assert [one["model_digest"] for one in stage.pool.workers()] == ["old", "new", "old"]
+        assert [text for text in caplog.messages if "different models (1, 3 | 2)" in text]
+
+        first, _, last = stage.pool.members()
+        async with asyncio.timeout(5):
+            await stage.pool.remove_worker(first)
+        assert stage.has()[1:] == [[other], sorted([moving, third])]
+
+        ending = asyncio.create_task(stage.pool.remove_worker(last))
+        await stage.settle()
+        assert stage.has()[1:] == [[other], sorted([moving, third])]  # they would start over
+        for name in (moving, third):
+            stage.workers[2].finish(name)
+        async with asyncio.timeout(5):
+            await ending
+        assert stage.tasks[moving].result().request_id == moving
+
+    told(story)
+
+
 def test_an_urgent_request_pauses_one_of_lower_priority_which_goes_on_later() -> None:
     async def story() -> None:
         stage = await ready(1 + 1)

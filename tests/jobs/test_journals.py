@@ -5,13 +5,14 @@ import math
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from carpool.jobs.file_store import FileStore
-from carpool.jobs.journals import JobJournals
+from carpool.jobs.journals import LEAST_FREE_BYTES, JobJournals
 from carpool.jobs.store import JobStore
 from carpool.types import JournalEntry
 from carpool.worker.answers import EVERY_S
@@ -21,6 +22,7 @@ from support.endpoints import ENDPOINT
 from support.pictures import picture
 from support.server_process import Server, body, eventually, starting
 
+ROOM = 1 << 40  # bytes
 JOB = f"image_{'0' * 32}"
 
 
@@ -28,12 +30,14 @@ def entry(number: int) -> JournalEntry:
     return JournalEntry(number, b"mark", bytes([number]) * 50)
 
 
-def run(folder: Path, *numbers: int, most_bytes: int = 1 << 20) -> list[JournalEntry]:
+def run(
+    folder: Path, *numbers: int, most_bytes: int = 1 << 20, free: Callable[[], int] = lambda: ROOM
+) -> list[JournalEntry]:
     """A run of a request that adds entries; returns what it found."""
 
     async def story() -> list[JournalEntry]:
         memory = Journals()
-        journals = JobJournals(FileStore(folder), memory, most_bytes)
+        journals = JobJournals(FileStore(folder), memory, most_bytes, lambda _: free())
         await journals.resume(JOB, 0, "req-1")
         found = memory.entries("req-1")
         for number in numbers:
@@ -88,6 +92,18 @@ def test_files_have_no_more_bytes_than_they_may_and_a_job_runs_without(
     path_of(tmp_path).unlink()
     path_of(tmp_path).mkdir()
     assert run(tmp_path, 1) == []
+
+
+def test_a_disk_that_becomes_full_is_left_to_results(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, 1, 2, free=lambda: LEAST_FREE_BYTES + 1000)
+    assert path_of(tmp_path).stat().st_size > 0
+    assert run(tmp_path, 3, 4, free=lambda: LEAST_FREE_BYTES) == [entry(1), entry(2)]
+    assert path_of(tmp_path).stat().st_size == 0  # and what was there has made room
+    assert "256 MiB free" in caplog.text
+    assert run(tmp_path, 1) == []
+    assert run(tmp_path) == [entry(1)]  # there is room again
 
 
 def test_the_journal_goes_with_its_job(tmp_path: Path) -> None:

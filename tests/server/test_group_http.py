@@ -4,11 +4,19 @@ import base64
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from support.pictures import gap, picture
-from support.server_process import PATIENCE_S, drawn_by_diffusers, eventually, serving
+from support.server_process import (
+    PATIENCE_S,
+    Server,
+    drawn_by_diffusers,
+    eventually,
+    serving,
+    starting,
+)
 
 STEPS = 120
 
@@ -41,3 +49,28 @@ def test_the_death_of_a_rank_restarts_the_group_and_its_requests_go_on(rank: int
         mine = picture(base64.b64decode(answer.json()["data"][0]["b64_json"]))
         plain = drawn_by_diffusers("a red circle", seed, num_inference_steps=STEPS)
         assert gap(mine, plain) <= 1
+
+
+def followers(server: Server) -> list[int]:
+    """Processes that a worker has started."""
+    found = []
+    for pid in server.processes():
+        try:
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended
+            continue
+        if parent in server.workers():
+            found.append(pid)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # two processes import torch, twice
+def test_a_rank_that_is_killed_while_the_group_loads_is_tried_again_as_a_worker_is() -> None:
+    flags = ("--context-parallel", "2", "--device", "cpu", "--state-dir", "none")
+    with starting(*flags) as server:
+        eventually(lambda: bool(followers(server)), PATIENCE_S, "a follower is loading")
+        os.kill(followers(server)[0], signal.SIGKILL)
+
+        server.wait_ready()
+        assert server.draw().status_code == 200

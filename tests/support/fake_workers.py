@@ -44,8 +44,9 @@ class FakeWorker:
 
     # What its process does
 
-    def load(self) -> None:
-        self.ready, self._state = protocol.WorkerReady(CARD, {}, 0.5), "ready"
+    def load(self, model_digest: str = "") -> None:
+        ready = protocol.WorkerReady(CARD, {}, 0.5, model_digest=model_digest)
+        self.ready, self._state = ready, "ready"
         self._is_ready.set()
         self._is_open.set()
         self._tell()

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from carpool.engine import answers
 from carpool.engine.foreign_code import all_blocks
@@ -30,7 +30,7 @@ from carpool.engine.intercept import Call
 from carpool.engine.model.device import Device
 from carpool.engine.model.load import LoadedPipeline, versions
 from carpool.engine.probation.snapshot import tensors_in
-from carpool.engine.weights_sample import sample
+from carpool.engine.weights.sample import sample
 from carpool.types import CheckedRequest, JournalEntry
 
 log = logging.getLogger("carpool")
@@ -271,7 +271,7 @@ class Identity:
 
     def of(self, request: CheckedRequest) -> bytes:
         """A digest of the model with this request."""
-        self._digest = self._digest or _digest_of(self._loaded)
+        self._digest = self._digest or model_digest(self._loaded)
         digest = hashlib.blake2b(self._digest, digest_size=32)
         plain = replace(
             request, arguments={}, request_id="", group="", timeout_s=None, deadline_s=None
@@ -300,7 +300,8 @@ def _content(value: Any) -> str:
     return repr(value)
 
 
-def _digest_of(loaded: LoadedPipeline) -> bytes:
+def model_digest(loaded: LoadedPipeline) -> bytes:
+    """32 bytes that tell code, weights, configuration and kind of device from others."""
     digest = hashlib.blake2b(digest_size=32)
     digest.update(repr(sorted(versions().items())).encode())
     digest.update(f"{loaded.device.torch.type} {loaded.device.dtype}".encode())
@@ -309,16 +310,20 @@ def _digest_of(loaded: LoadedPipeline) -> bytes:
             digest.update(_source(type(one)))
         for name, part in sorted(pipe.components.items()):
             digest.update(f"{name} {type(part).__name__}".encode())
-            if not isinstance(part, nn.Module):
-                config = dict(getattr(part, "config", None) or {})
-                known = {n: value for n, value in config.items() if not n.startswith("_")}
-                text = json.dumps(known, sort_keys=True, default=lambda one: type(one).__name__)
-                digest.update(text.encode())
+            digest.update(_configuration(part).encode())
+    sampled = {} if loaded.streamer is None else loaded.streamer.samples
     for name, module in sorted(loaded.modules.items()):
         digest.update(name.encode())
         digest.update(_source(type(module)))
-        digest.update(sample(module))
+        digest.update(sampled[name] if name in sampled else sample(module))
     return digest.digest()
+
+
+def _configuration(part: Any) -> str:
+    config = getattr(part, "config", None) or {}
+    entries = dict(config.to_dict() if hasattr(config, "to_dict") else config)
+    known = {name: value for name, value in entries.items() if not name.startswith("_")}
+    return json.dumps(known, sort_keys=True, default=lambda one: type(one).__name__)
 
 
 def _source(cls: type) -> bytes:

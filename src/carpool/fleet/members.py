@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -11,6 +12,8 @@ from carpool.fleet.serving import ServingState, WorkerHandle
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.supervisor import OnActivity, WorkerListener
+
+log = logging.getLogger("carpool")
 
 Make = Callable[[str, WorkerListener | None], WorkerHandle]
 """Makes the worker of a device; with a listener where it is one of several."""
@@ -59,6 +62,7 @@ class Members:
         self._members: dict[int, Member] = {}
         self._lora: dict[str, str] = {}  # registered since the start
         self._known: protocol.WorkerReady | None = None
+        self._warned_of: dict[str, list[str]] = {}  # workers by model
         self._on_activity: OnActivity | None = None
 
     def __iter__(self) -> Iterator[Member]:
@@ -107,9 +111,34 @@ class Members:
                 "state": member.handle.state,
                 "requests": requests(member.number),
                 **({"error": member.error} if member.error else {}),
+                **({"model_digest": digest} if (digest := self.model_of(member.number)) else {}),
             }
             for member in self
         ]
+
+    def model_of(self, number: int) -> str:
+        """A digest of the model that a worker loaded last; empty: not known."""
+        member = self._members.get(number)
+        ready = member.handle.ready if member is not None else None
+        return ready.model_digest if ready is not None else ""
+
+    def compare_models(self, *, is_rolling: bool) -> None:
+        """Say, once for each time, that workers do not have the same model.
+
+        Args:
+            is_rolling: all are being replaced, so it is meant.
+        """
+        numbers: dict[str, list[str]] = {}
+        for member in self:
+            if (digest := self.model_of(member.number)) and not member.is_leaving:
+                numbers.setdefault(digest, []).append(str(member.number + 1))
+        if len(numbers) > 1 and numbers != self._warned_of and not is_rolling:
+            log.warning(
+                "workers have loaded different models (%s): their files, libraries or kinds of "
+                "device differ; which one a request gets is open; SIGUSR2 replaces all workers",
+                " | ".join(", ".join(one) for one in numbers.values()),
+            )
+        self._warned_of = numbers
 
     def check_open(self, was_ready: bool, again_s: float) -> None:
         """Raise what the workers say that takes no requests; the soonest that will.

@@ -96,7 +96,8 @@ def _spec(entry: Any, settings: ServeSettings, path: str) -> ModelSpec:
     load, keep_alive = entry.get("load", "start"), entry.get("keep_alive", float("inf"))
     if load not in LOADS:
         raise SettingRejected(f"config={path!r}: load={load!r}: must be of {', '.join(LOADS)}")
-    if isinstance(keep_alive, bool) or not isinstance(keep_alive, (int, float)) or keep_alive < 0:
+    is_number = isinstance(keep_alive, (int, float)) and not isinstance(keep_alive, bool)
+    if not is_number or not keep_alive >= 0:  # nor NaN
         raise SettingRejected(f"config={path!r}: keep_alive={keep_alive!r}: must be seconds")
     workers, devices = (
         entry.get("workers", settings.workers),

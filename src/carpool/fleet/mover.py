@@ -31,6 +31,7 @@ class Mover:
     Args:
         journals: of the requests; None: none can move.
         release: asks a worker, by its number, to give a request up.
+        model_of: see `Moves`.
         wall_clock: Unix time.
     """
 
@@ -39,11 +40,12 @@ class Mover:
         router: Router,
         journals: Journals | None,
         release: Callable[[int, str], None],
+        model_of: Callable[[int], str] = lambda worker: "",
         wall_clock: Clock = time.time,
     ) -> None:
         self._router, self._journals, self._release = router, journals, release
         self._wall_clock = wall_clock
-        self._policy = Moves(router, self._can_move)
+        self._policy = Moves(router, self._can_move, model_of)
         self._names: dict[int, str] = {}  # ids of requests in flight, by number
         self._asked: dict[int, Move] = {}  # by request
         self._moves: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()

@@ -125,10 +125,17 @@ class Moves:
 
     Args:
         can_move: whether a request's journal is whole, so that it can go on elsewhere.
+        model_of: what tells the model of a worker from those of others: files that are exchanged
+            come into use with the next start of each. A request goes on with its model only.
     """
 
-    def __init__(self, router: Router, can_move: Callable[[int], bool]) -> None:
-        self._router, self._can_move = router, can_move
+    def __init__(
+        self,
+        router: Router,
+        can_move: Callable[[int], bool],
+        model_of: Callable[[int], str] = lambda worker: "",
+    ) -> None:
+        self._router, self._can_move, self._model_of = router, can_move, model_of
         self.cost = MoveCost()
         self._moved: Counter[int] = Counter()  # by request
         self._allowed, self._at_s = float(BURST), 0.0
@@ -138,12 +145,15 @@ class Moves:
         del self._moved[request]
 
     def drain(self, worker_id: int) -> list[Move]:
-        """All that can leave a worker that is to end, if another one is there."""
+        """All that can leave a worker that is to end, if another one is there with its model."""
         workers = self._router.workers
-        if not any(one.is_open for one in workers.values() if one.id != worker_id):
+        others = [one for one in workers.values() if one.is_open and one.id != worker_id]
+        same = [one for one in others if self._model_of(one.id) == self._model_of(worker_id)]
+        if not same:
             return []
+        to = None if len(same) == len(others) else min(same, key=lambda one: len(one.bound)).id
         names = [name for name in workers[worker_id].bound if self._can_move(name)]
-        return [Move(name, worker_id, None, "drain") for name in names]
+        return [Move(name, worker_id, to, "drain") for name in names]
 
     def choose(self, now_s: float) -> Move | None:
         """The next move for priority or gain, if there is one that is worth it.
@@ -175,7 +185,7 @@ class Moves:
 
     def _for_priority(self) -> Move | None:
         urgent = self._router.first
-        if urgent is None:
+        if urgent is None or self._has_several_models():
             return None
         victims = [
             (one.work.priority, -one.left_s, one.work.request, worker.id)
@@ -189,6 +199,9 @@ class Moves:
             return None
         *_, request, worker_id = min(victims)
         return Move(request, worker_id, None, "priority")
+
+    def _has_several_models(self) -> bool:
+        return len({self._model_of(one.id) for one in self._router.workers.values()}) > 1
 
     def _for_gain(self) -> Move | None:
         best, best_s = None, 0.0
@@ -210,6 +223,8 @@ class Moves:
         best, best_s = None, saved_s
         for other in self._router.near(work.kind):
             if other.id == worker.id or not self._router.has_room(work, other):
+                continue
+            if self._model_of(other.id) != self._model_of(worker.id):
                 continue
             theirs = list(other.bound.values())
             there = Bound(work, one.steps_left, self._router.table(other, work.kind))

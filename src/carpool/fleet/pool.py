@@ -62,7 +62,8 @@ class Pool:
         self._is_alone = len(self.devices) == 1 and is_fixed and scale is None
         self._members = Members()
         self._requests = HeldRequests(settings, lambda: self.ready.card if self.ready else None)
-        self._mover = Mover(self._requests.router, journals, self._members.release)
+        router, members = self._requests.router, self._members
+        self._mover = Mover(router, journals, members.release, members.model_of)
         self._number = 0  # of the next worker
         for device in self.devices[:workers]:
             self._add(device)
@@ -336,6 +337,7 @@ class Pool:
         self._requests.router.open(member.number, is_open)
         if is_open:
             member.error, member.told_s = "", 0.0
+            self._members.compare_models(is_rolling=self._resizer.is_rolling)
             self._first_ready.set()
         self._open()
         self._requests.assign_soon()

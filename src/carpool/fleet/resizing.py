@@ -42,6 +42,10 @@ class Resizer:
         self._leaving: set[asyncio.Task[None]] = set()
         self._following: asyncio.Task[None] | None = None
 
+    @property
+    def is_rolling(self) -> bool:
+        return self._rolling is not None and not self._rolling.done()
+
     def start(self) -> None:
         if self._scale is not None:
             self._following = asyncio.create_task(self._follow(Autoscaler(self._scale)))
@@ -59,7 +63,7 @@ class Resizer:
 
     def look(self, autoscaler: Autoscaler, now_s: float) -> None:
         """Add or remove workers, if the autoscaler says so."""
-        if self._rolling is not None and not self._rolling.done():
+        if self.is_rolling:
             return
         demand = self._pool.demand
         wanted = autoscaler.workers(now_s, demand)
@@ -92,7 +96,7 @@ class Resizer:
         """Put a new worker in the place of each that there is, one after the other."""
         if not self._pool.has_several:
             log.error("not rolled: a single worker has no place for another; start with --workers")
-        elif self._rolling is not None and not self._rolling.done():
+        elif self.is_rolling:
             log.error("not rolled: the last time has not ended yet")
         else:
             self._rolling = asyncio.create_task(self._roll())

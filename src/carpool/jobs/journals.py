@@ -2,15 +2,17 @@
 
 A folder for each job that has not ended, with a file for each of its requests. Entries are
 appended, each with its length and a checksum; what a killed process left torn at the end is cut
-off. Nothing is flushed to the device: after a power cut steps are made again. One thread reads and
-writes, in order, so that no disk holds up the event loop.
+off. Nothing is flushed to the device: after a power cut steps are made again. Where the disk has
+little room left, journals give theirs to results. One thread reads and writes, in order, so that
+no disk holds up the event loop.
 """
 
 import asyncio
 import logging
+import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +28,14 @@ log = logging.getLogger("carpool")
 
 _HEADER = struct.Struct("<II")  # bytes of the entry, their CRC-32
 _MOST_ENTRY_BYTES = 1 << 30
+LEAST_FREE_BYTES = 256 << 20  # of the disk: for results and the database
 _decoder = msgspec.msgpack.Decoder(JournalEntry)
+
+
+def _free_bytes(stream: BinaryIO) -> int:
+    """What the disk of a file has left for this user."""
+    disk = os.fstatvfs(stream.fileno())
+    return disk.f_bavail * disk.f_frsize
 
 
 class JournalMemory(Protocol):
@@ -43,10 +52,18 @@ class JobJournals:
         folders: of the jobs.
         memory: knows the requests that run.
         most_bytes: of all files; what comes then is not written.
+        free_bytes: what the disk of a file has left.
     """
 
-    def __init__(self, folders: FileStore, memory: JournalMemory, most_bytes: int) -> None:
+    def __init__(
+        self,
+        folders: FileStore,
+        memory: JournalMemory,
+        most_bytes: int,
+        free_bytes: Callable[[BinaryIO], int] = _free_bytes,
+    ) -> None:
         self._folders, self._memory, self._most_bytes = folders, memory, most_bytes
+        self._free_bytes = free_bytes
         self._thread = ThreadPoolExecutor(1, "carpool-journal")
         self._bytes = 0  # of files of requests that run
         self._was_told = False
@@ -102,18 +119,25 @@ class JobJournals:
             return
         try:
             if entry is None:
-                self._bytes -= file.stream.seek(0, 2)
-                file.stream.truncate(0)
+                self._empty(file)
                 return
             body = msgspec.msgpack.encode(entry)
             if self._bytes + len(body) > self._most_bytes:
                 raise OSError(f"journals of jobs have {self._bytes} bytes, a tenth of what all may")
+            if self._free_bytes(file.stream) < LEAST_FREE_BYTES + len(body):
+                self._empty(file)
+                least = f"{LEAST_FREE_BYTES >> 20} MiB"
+                raise OSError(f"the disk has less than {least} free, which are for results")
             file.stream.write(_HEADER.pack(len(body), zlib.crc32(body)) + body)
             file.stream.flush()
             self._bytes += _HEADER.size + len(body)
         except OSError as error:
             file.is_broken = True  # what is there is whole, or has a torn end
             self._tell(error)
+
+    def _empty(self, file: "JournalFile") -> None:
+        self._bytes -= file.stream.seek(0, 2)
+        file.stream.truncate(0)
 
     def _close(self, file: "JournalFile") -> None:
         with suppress(OSError):

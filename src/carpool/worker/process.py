@@ -84,6 +84,9 @@ class WorkerProcess:
             self._at_end = engine.scheduler.log_last_batches
             engine.after_turn = self.answers.after_turn
         except CarpoolError as error:
+            if isinstance(error, LoadFailed) and error.was_killed:
+                log.critical("%s", error)
+                self.end()  # as if this process had been: it is tried again
             wants_memory = isinstance(error, LoadFailed) and error.wants_memory
             self.send(protocol.LoadFailure(str(error), wants_memory))
             self._next()  # the front closes the socket once it has read this
@@ -99,10 +102,12 @@ class WorkerProcess:
         threading.Thread(target=run, name="carpool-engine", daemon=True).start()
         load_s, held = time.monotonic() - began_s, engine.statistics()["memory"]
 
+        digest = _digest(loaded)
+
         def say_ready() -> None:
             card, free = engine.loaded.card, loaded.device.free_bytes()
             where = held["device"], held["weights_bytes"]
-            self.send(protocol.WorkerReady(card, versions(), load_s, *where, free))
+            self.send(protocol.WorkerReady(card, versions(), load_s, *where, free, digest))
 
         self._engine = engine
         say_ready()
@@ -300,6 +305,17 @@ class _RequestListener:
                 warnings=list(outcome.warnings), skipped_steps=outcome.skipped_steps,
             )
         )  # fmt: skip
+
+
+def _digest(loaded: Any) -> str:
+    """What tells the model from those of other workers; empty where that cannot be told."""
+    from carpool.engine.journal import model_digest
+
+    try:
+        return model_digest(loaded).hex()[:16]
+    except Exception:  # of a model that nobody foresaw
+        log.exception("the model's digest cannot be made")
+        return ""
 
 
 def _added(engine: Any, name: str, path: str) -> list[str]:

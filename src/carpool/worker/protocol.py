@@ -110,6 +110,7 @@ class WorkerReady(msgspec.Struct, tag="worker_ready"):
     device: str = ""
     weights_bytes: int = 0
     free_bytes: int | None = None  # of the device's memory, once it was loaded; None: not known
+    model_digest: str = ""  # as journals have it; empty: not known
 
     def with_card(self, card: Card) -> "WorkerReady":
         """The same worker, that has other adapters now."""

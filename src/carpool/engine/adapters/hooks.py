@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from carpool.engine.adapters.reader import Part, Shadows
 from carpool.engine.intercept import Call, is_compiled
-from carpool.engine.weights_sample import sample
+from carpool.engine.weights.sample import sample
 from carpool.errors import LoraRejected
 from carpool.request.lora import AdapterScales, check_name
 

@@ -270,7 +270,7 @@ class Followers:
             except OSError as error:
                 rank = 1 + self._connections.index(connection)
                 self._lose(f"rank {rank} has ended")
-                raise LoadFailed(f"context_parallel: {self._end_of(rank)}") from error
+                raise self._ended(rank) from error
         return len(body) * len(connections)
 
     def _hear(self, rank: int) -> messages.ToLeader:
@@ -283,18 +283,21 @@ class Followers:
             try:
                 message = messages.to_leader(self._connections[rank - 1].recv_bytes())
             except (EOFError, OSError) as error:
-                raise LoadFailed(f"context_parallel: {self._end_of(rank)}") from error
+                raise self._ended(rank) from error
             if isinstance(message, messages.Failed):
                 raise LoadFailed(f"context_parallel: rank {rank}: {message.message}")
             if not isinstance(message, messages.Said):
                 return message
             log.log(message.level, "rank %d: %s", rank, message.line)
 
-    def _end_of(self, rank: int) -> str:
+    def _ended(self, rank: int) -> LoadFailed:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._processes[rank - 1].wait(1)
         code = self._processes[rank - 1].returncode
-        return f"rank {rank} ended while the group was formed (exit code {code})"
+        told = f"context_parallel: rank {rank} ended while the group was formed (exit code {code})"
+        error = LoadFailed(told)
+        error.was_killed = code is not None and code < 0  # by a signal
+        return error
 
     def _lose(self, why: str) -> None:
         """End the group: its ranks do not run the same forwards any more."""

@@ -132,15 +132,17 @@ def bytes_of(module: nn.Module) -> int:
 
 def _plain_parts(module: nn.Module) -> Iterator[tuple[Tensor, str, Tensor]]:
     for tensor in {id(one): one for one in _tensors(module)}.values():
-        yield from _inside(tensor, "data", tensor)
+        yield from plain_parts(tensor, "data", tensor)
 
 
-def _inside(owner: Tensor, attribute: str, value: Tensor) -> Iterator[tuple[Tensor, str, Tensor]]:
+def plain_parts(
+    owner: Tensor, attribute: str, value: Tensor
+) -> Iterator[tuple[Tensor, str, Tensor]]:
     """The plain tensors that a weight consists of: itself, or the parts of a quantized one."""
     wrapper: Any = value
     if is_traceable_wrapper_subclass(wrapper):
         for name in wrapper.__tensor_flatten__()[0]:
-            yield from _inside(value, name, getattr(value, name))
+            yield from plain_parts(value, name, getattr(value, name))
     else:
         yield owner, attribute, value.data
 

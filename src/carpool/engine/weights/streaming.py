@@ -23,6 +23,7 @@ from carpool.engine.fiber import in_fiber, park
 from carpool.engine.weights.bus import Bus, Slot
 from carpool.engine.weights.groups import Group, aligned, form, unhook
 from carpool.engine.weights.residency import SLOTS
+from carpool.engine.weights.sample import sample
 
 log = logging.getLogger("carpool")
 
@@ -72,6 +73,9 @@ class Streamer:
         chosen: paths of their blocks that are, in order.
         device: where they compute.
         bus: moves them; its store is empty.
+
+    Attributes:
+        samples: digests of the modules' weights, which cannot be read later; see `sample.py`.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class Streamer:
         bus: Bus,
     ) -> None:
         self.bus, self._device, self._modules = bus, device, dict(modules)
+        self.samples = {name: sample(module) for name, module in modules.items()}
         self.groups: list[Group] = []
         for name, module in modules.items():
             first = len(self.groups)

@@ -134,6 +134,9 @@ class WorkerHealth(BaseModel):
     ranks: int | None = Field(None, description="processes that compute together, if it is a group")
     state: str = Field(description="ready, starting, worker_lost, draining, stopped")
     error: str | None = Field(None, description="why it cannot be loaded")
+    model_digest: str | None = Field(
+        None, description="tells code, weights and configuration that it loaded from others"
+    )
 
 
 class Health(BaseModel):
