@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from carpool.jobs.file_store import FileStore
-from carpool.jobs.journals import LEAST_FREE_BYTES, JobJournals
+from carpool.jobs.journals import JobJournals, results_bytes
 from carpool.jobs.store import JobStore
 from carpool.types import JournalEntry
 from carpool.worker.answers import EVERY_S
@@ -31,13 +31,13 @@ def entry(number: int) -> JournalEntry:
 
 
 def run(
-    folder: Path, *numbers: int, most_bytes: int = 1 << 20, free: Callable[[], int] = lambda: ROOM
+    folder: Path, *numbers: int, most_bytes: int = 1 << 20, room: Callable[[], int] = lambda: ROOM
 ) -> list[JournalEntry]:
     """A run of a request that adds entries; returns what it found."""
 
     async def story() -> list[JournalEntry]:
         memory = Journals()
-        journals = JobJournals(FileStore(folder), memory, most_bytes, lambda _: free())
+        journals = JobJournals(FileStore(folder), memory, most_bytes, lambda _: room())
         await journals.resume(JOB, 0, "req-1")
         found = memory.entries("req-1")
         for number in numbers:
@@ -97,13 +97,18 @@ def test_files_have_no_more_bytes_than_they_may_and_a_job_runs_without(
 def test_a_disk_that_becomes_full_is_left_to_results(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run(tmp_path, 1, 2, free=lambda: LEAST_FREE_BYTES + 1000)
+    run(tmp_path, 1, 2, room=lambda: 1000)
     assert path_of(tmp_path).stat().st_size > 0
-    assert run(tmp_path, 3, 4, free=lambda: LEAST_FREE_BYTES) == [entry(1), entry(2)]
+    assert run(tmp_path, 3, 4, room=lambda: 0) == [entry(1), entry(2)]
     assert path_of(tmp_path).stat().st_size == 0  # and what was there has made room
-    assert "256 MiB free" in caplog.text
+    assert "is for results" in caplog.text
     assert run(tmp_path, 1) == []
     assert run(tmp_path) == [entry(1)]  # there is room again
+
+
+def test_a_small_disk_has_journals_too() -> None:
+    assert results_bytes(1 << 40) == 256 << 20
+    assert results_bytes(64 << 20) == 32 << 20
 
 
 def test_the_journal_goes_with_its_job(tmp_path: Path) -> None:

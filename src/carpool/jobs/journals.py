@@ -28,14 +28,19 @@ log = logging.getLogger("carpool")
 
 _HEADER = struct.Struct("<II")  # bytes of the entry, their CRC-32
 _MOST_ENTRY_BYTES = 1 << 30
-LEAST_FREE_BYTES = 256 << 20  # of the disk: for results and the database
+RESULTS_BYTES = 256 << 20  # of the disk: for results and the database; of a small one half of it
 _decoder = msgspec.msgpack.Decoder(JournalEntry)
 
 
-def _free_bytes(stream: BinaryIO) -> int:
-    """What the disk of a file has left for this user."""
+def results_bytes(disk_bytes: int) -> int:
+    """What of a disk of this size journals leave free."""
+    return min(RESULTS_BYTES, disk_bytes // 2)
+
+
+def _room_bytes(stream: BinaryIO) -> int:
+    """What journals may still take of the disk of a file."""
     disk = os.fstatvfs(stream.fileno())
-    return disk.f_bavail * disk.f_frsize
+    return disk.f_bavail * disk.f_frsize - results_bytes(disk.f_blocks * disk.f_frsize)
 
 
 class JournalMemory(Protocol):
@@ -52,7 +57,7 @@ class JobJournals:
         folders: of the jobs.
         memory: knows the requests that run.
         most_bytes: of all files; what comes then is not written.
-        free_bytes: what the disk of a file has left.
+        room_bytes: what journals may still take of the disk of a file.
     """
 
     def __init__(
@@ -60,10 +65,10 @@ class JobJournals:
         folders: FileStore,
         memory: JournalMemory,
         most_bytes: int,
-        free_bytes: Callable[[BinaryIO], int] = _free_bytes,
+        room_bytes: Callable[[BinaryIO], int] = _room_bytes,
     ) -> None:
         self._folders, self._memory, self._most_bytes = folders, memory, most_bytes
-        self._free_bytes = free_bytes
+        self._room_bytes = room_bytes
         self._thread = ThreadPoolExecutor(1, "carpool-journal")
         self._bytes = 0  # of files of requests that run
         self._was_told = False
@@ -124,10 +129,9 @@ class JobJournals:
             body = msgspec.msgpack.encode(entry)
             if self._bytes + len(body) > self._most_bytes:
                 raise OSError(f"journals of jobs have {self._bytes} bytes, a tenth of what all may")
-            if self._free_bytes(file.stream) < LEAST_FREE_BYTES + len(body):
+            if self._room_bytes(file.stream) < len(body):
                 self._empty(file)
-                least = f"{LEAST_FREE_BYTES >> 20} MiB"
-                raise OSError(f"the disk has less than {least} free, which are for results")
+                raise OSError("what the disk has left is for results")
             file.stream.write(_HEADER.pack(len(body), zlib.crc32(body)) + body)
             file.stream.flush()
             self._bytes += _HEADER.size + len(body)
