@@ -12,11 +12,11 @@ that all who are there can fill, is taken where the mean latency, from arrival t
 by it than a part of what it gains in requests a second, and no other key waits. Equal requests that
 came at once have a rule of their own (`burst.py`).
 
-What was learned is uncertain. While few wait, a wider forward is taken for slower by a part of that:
-the best of many guesses is too good to be true. Where many wait, near ties go to the wider: a wrong
-choice of the narrower costs throughput, which near capacity costs all who wait, and a wrong choice
-of the wider only a part of one round. A width that may well be better than the best is tried now
-and then (`trials.py`), never twice in a row: the forward between two trials tells how fast the
+What was learned is uncertain. While few wait, a wider forward is taken for slower by a part of
+that: the best of many guesses is too good to be true. Where many wait, near ties go to the wider: a
+wrong choice of the narrower costs throughput, which near capacity costs all who wait, and a wrong
+choice of the wider only a part of one round. A width that may well be better than the best is tried
+now and then (`trials.py`), never twice in a row: the forward between two trials tells how fast the
 machine was.
 
 The mean of rounds is our own: ARCHITECTURE.md.
