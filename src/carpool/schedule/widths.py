@@ -12,11 +12,12 @@ that all who are there can fill, is taken where the mean latency, from arrival t
 by it than a part of what it gains in requests a second, and no other key waits. Equal requests that
 came at once have a rule of their own (`burst.py`).
 
-What was learned is uncertain. Where the difference is within that, the narrower is taken while few
-wait and the wider when many do: a wrong choice of the narrower costs throughput, which near
-capacity costs all who wait, and a wrong choice of the wider only a part of one round. A width that
-may well be better than the best is tried now and then (`trials.py`), never twice in a row: the
-forward between two trials tells how fast the machine was.
+What was learned is uncertain. While few wait, a wider forward is taken for slower by a part of
+that: the best of many guesses is too good to be true. Where many wait, near ties go to the wider: a
+wrong choice of the narrower costs throughput, which near capacity costs all who wait, and a wrong
+choice of the wider only a part of one round. A width that may well be better than the best is tried
+now and then (`trials.py`), never twice in a row: the forward between two trials tells how fast the
+machine was.
 
 The mean of rounds is our own: ARCHITECTURE.md.
 """
@@ -30,7 +31,7 @@ from carpool.schedule.cost import AnyCurve, Costs, Curve
 from carpool.schedule.trials import FLOOR
 from carpool.types import ParkedCall
 
-DOUBT = 0.5  # standard deviations by which a wider forward is taken for slower, in a short line
+DOUBT = 0.5  # standard deviations by which a wider forward is taken for slower, if few wait
 NEAR = 0.02  # of the mean of rounds: what the wider may be worse by in a long line, if uncertain
 CERTAIN = 0.05  # of its seconds: a width that is no more uncertain than this is not tried
 WORTH_TRYING = 0.01  # of the mean of rounds: what a trial may gain at least
@@ -73,6 +74,7 @@ class Widths:
         seconds_of, sd_of = curve.seconds, curve.sd
         between_s = between * curve.seconds(line[0].rows)
         is_long = backlog >= LONG_LINE
+        many_wait = (backlog if present is None else present) >= LONG_LINE
         best, least_s, rate, paying_rows, rows = 1, inf, 0.0, 0, 0
         why = "nobody"
         loop_s = self.costs.beside_s(kind, 0)
@@ -94,9 +96,11 @@ class Widths:
             means.append((n, rows, mean_s, rounds))
             if n > 1:
                 sd = sd_of(rows)
-                if is_long:
+                if many_wait:
                     near += min(NEAR, sd / seconds)
-                else:  # rows that bring little, or perhaps little, are not worth it
+                else:
+                    mean_s += DOUBT * sd * rounds
+                if not is_long:  # rows that bring little, or perhaps little, are not worth it
                     gain = n / (seconds + DOUBT * sd) / rate - 1
                     if gain <= self.min_gain * (rows - paying_rows):
                         continue
@@ -113,7 +117,7 @@ class Widths:
                 if not between and best < len(means):  # else others would wait for it
                     waited_s = 2 * waited * seconds_of(line[0].rows)  # rounds are twice the mean
                     best = _wider(curve, means, best, backlog, waited_s)
-                trial = self._trial(curve, means, best)
+                trial = self._trial(curve, means, best, here)
         if trial != best:
             return trial, "knee"
         if best < n and why == "nobody":
@@ -164,13 +168,21 @@ class Widths:
         return best, tried
 
     def _trial(
-        self, curve: AnyCurve, means: Sequence[tuple[int, int, float, float]], best: int
+        self,
+        curve: AnyCurve,
+        means: Sequence[tuple[int, int, float, float]],
+        best: int,
+        here: int,
     ) -> int:
-        """The calls of a width that may well be better than the best, if it may be tried now."""
+        """The calls of a width that may well be better than the best, if it may be tried now.
+
+        Args:
+            here: requests that wait for the trial: those that are likely to come do not.
+        """
         if isinstance(curve, Curve) or self.has_tried:
             return best
         _, best_rows, best_s, rounds = means[best - 1]
-        chosen, loss_s = best, 0.0
+        best_round_s, chosen, loss_s = best_s / rounds, best, 0.0
         optimism = curve.optimism
         least_s = (best_s - optimism * curve.sd(best_rows) * rounds) * (1 - WORTH_TRYING)
         for n, rows, mean_s, rounds in means:
@@ -179,7 +191,10 @@ class Widths:
                 continue
             hoped_s = mean_s - optimism * sd * rounds
             if hoped_s < least_s:
-                lost_s = max((mean_s - best_s) / rounds, FLOOR * curve.seconds(rows))
+                own = (max(here, n) + n) / n  # rounds
+                others = (max(here, best) + best) / best
+                lost_s = mean_s / rounds - best_round_s * others / own
+                lost_s = max(lost_s, FLOOR * curve.seconds(rows))
                 if self.costs.trials.allow(lost_s):
                     chosen, least_s, loss_s = n, hoped_s, lost_s
         if chosen != best:
