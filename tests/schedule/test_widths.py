@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.schedule.continuous import Continuous
-from carpool.schedule.cost import Costs, Curve
+from carpool.schedule.cost import AnyCurve, Costs, Curve
 from carpool.schedule.learned_curve import LearnedCurve
 from carpool.schedule.trials import FLOOR
 from carpool.schedule.widths import LONG_LINE, NEAR, Widths
@@ -64,6 +64,50 @@ def test_a_near_tie_of_learned_costs_goes_to_the_wider_of_a_long_line() -> None:
     assert chosen(learned(a_little_worse, most=2), 2, backlog) == 2
     assert chosen(learned(worse, most=2), 2, backlog) == 1
     assert chosen(Costs({KIND: a_little_worse}), 2, backlog) == 1  # known: no doubt, no tie
+
+
+class Uncertain(LearnedCurve):
+    """Seconds, and standard deviations of a tenth of them beyond one row."""
+
+    def __init__(self, *seconds: float) -> None:
+        super().__init__(dict(enumerate(seconds, 1)))
+        self._given = seconds
+
+    def seconds(self, rows: int) -> float:
+        return self._given[rows - 1]
+
+    def sd(self, rows: int) -> float:
+        return 0.1 * self._given[rows - 1] if rows > 1 else 0.0
+
+
+def test_while_few_are_there_a_wider_forward_that_may_gain_nothing_is_left_alone() -> None:
+    """However many are expected: those who are there wait for it."""
+    backlog = 200.0
+    tie_s = 2.0 * (backlog + 1) / (backlog + 2)
+
+    def width(curve: AnyCurve, present: float) -> int:
+        costs = Costs({KIND: curve})
+        costs.trials.lost_s = 100.0  # nothing is tried
+        return Widths(costs, min_gain=0.05).choose(line(2), backlog, present=present)[0]
+
+    better_s, far_better_s = 0.97 * tie_s, 0.92 * tie_s
+    assert width(Uncertain(1.0, better_s), 5.0) == 1
+    assert width(Uncertain(1.0, far_better_s), 5.0) == 2
+    assert width(Uncertain(1.0, better_s), LONG_LINE) == 2
+    assert width(Curve({1: 1.0, 2: better_s}), 5.0) == 2  # known
+
+
+def test_a_trial_is_charged_with_those_who_are_there_not_with_those_who_may_come() -> None:
+    lost_s = []
+    for present in (3.0, 8.0, 19.0):
+        costs = Costs({KIND: Uncertain(1.0, 2.0, 3.0)})
+        costs.trials.free_s = 100.0
+        widths = Widths(costs, min_gain=0.05)
+        widths.choose(line(3), 100.0, present=present)
+        assert widths.loss_s is not None
+        lost_s.append(widths.loss_s)
+
+    assert lost_s[0] > 1.5 * lost_s[1] > 1.5 * lost_s[2]
 
 
 def test_near_ties_do_not_add_up_from_width_to_width() -> None:

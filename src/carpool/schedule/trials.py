@@ -1,9 +1,9 @@
 """Trials: forwards of a width that is uncertain, run to learn what it takes.
 
 A trial is charged with the device time that it is likely to lose: in a burst with what this ends
-later by, with the round of those who were left out, else with what its round is worse by. All of
-them together may lose `SHARE` of the device's time. At the beginning a few forwards' worth is free
-outside bursts, as nothing is known.
+later by, with the round of those who were left out, else with what its round is worse by for those
+who are there. All of them together may lose `SHARE` of the device's time. At the beginning a few
+forwards' worth is free outside bursts, as nothing is known.
 
 Source: optimism in the face of uncertainty with a budget of regret, after Lai & Robbins,
 Asymptotically Efficient Adaptive Allocation Rules, Advances in Applied Mathematics 6, 1985.
