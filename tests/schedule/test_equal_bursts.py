@@ -213,12 +213,14 @@ def test_costs_learned_beside_neighbours_keep_both_promises_after_the_first_burs
 
 def test_in_a_burst_trials_cost_no_more_than_their_share_from_the_first_forward() -> None:
     """By what the burst ends later, not by what a single forward takes more."""
-    for seed in range(4):
+    tried = 0
+    for seed in range(8):
         costs = disturbed(FLUX, seed, wrong=bool(seed % 2))
         play(FLUX, Continuous(costs), costs, bursts=3)
 
-        assert costs.trials.count
+        tried += costs.trials.count
         assert costs.trials.lost_s <= SHARE * costs.trials.device_s
+    assert tried  # or the test says nothing
 
 
 def test_who_is_left_out_of_a_trial_takes_a_round_of_its_own() -> None:

@@ -35,6 +35,9 @@ class Costs:
         self._guesses: dict[CallKind, AnyCurve] = {}  # of kinds that were never run
         self._turns: dict[CallKind, Turns] = {}
         self._speed = MachineSpeed()
+        for curve in self._curves.values():
+            if isinstance(curve, LearnedCurve):
+                curve.speed = self._speed
         self.trials = Trials()
         self.runs_ahead = False  # a turn's forward runs while the next turn is prepared
         self.streams: dict[str, float] = {}  # seconds of copying a method's weights once
@@ -57,39 +60,25 @@ class Costs:
         if isinstance(curve, Curve):
             curve.learn(rows, seconds)
             return
-        curve.now_s = now_s
+        curve.now_s, curve.speed = now_s, self._speed
         if curve.has_run(rows):
-            usual_s = curve.seconds(rows)
-            uncertainty = curve.sd(rows) / usual_s
-            predicted_s = usual_s * self._speed.factor
+            predicted_s = curve.seconds(rows) * self._speed.factor
             self._took_s = RECENT * self._took_s + min(seconds, LONGEST * predicted_s)
             self._predicted_s = RECENT * self._predicted_s + predicted_s
-            wrong = self._speed.learn((kind, rows), seconds, usual_s, uncertainty, now_s)
-            if wrong is not None:
-                self._doubt(*wrong)
-            if self._speed.changed_s is not None:  # what ran since then had another speed
-                for one in self._learned_curves():
-                    one.forget(self._speed.changed_s)
         elif curve.is_new:
             self.trials.free_s += FREE * seconds
-        curve.learn(rows, seconds / self._speed.factor, self._speed.noise)
+        curve.learn(rows, seconds)
         self._forwards += 1
-        if self._forwards % SETTLED_EVERY == 0:
+        if self._forwards >= SETTLED_EVERY and self._speed.is_calm:
+            self._forwards = 0
             self._settle()
 
     def _settle(self) -> None:
         """Take a part of how fast the machine is just now for its usual speed; no cost changes."""
-        part = self._speed.settle(SETTLED)
-        for curve in self._learned_curves():
-            curve.rescale(part)
-
-    def _learned_curves(self) -> list[LearnedCurve]:
-        return [curve for curve in self._curves.values() if isinstance(curve, LearnedCurve)]
-
-    def _doubt(self, kind: CallKind, rows: int) -> None:
-        curve = self._curves.get(kind)
-        if isinstance(curve, LearnedCurve):
-            curve.doubt(rows)
+        moved = self._speed.settle(SETTLED)
+        for curve in self._curves.values():
+            if isinstance(curve, LearnedCurve):
+                curve.shift(moved)
 
     def learn_turn(self, kind: CallKind, calls: int, loop_s: float, own_s: float) -> None:
         """Take notice of what a turn took beside its forward.

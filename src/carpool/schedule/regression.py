@@ -1,130 +1,213 @@
-"""Fit seconds by rows from noisy medians: a robust Bayesian regression over all widths together.
+"""Seconds by rows as a Gaussian process over the logarithms, learned run by run with the speed.
 
-The curve is a fixed part and a part a row, bent at a few widths where a device may saturate, and a
-small effect of each width's own. Everything is in units of one row's seconds, so one prior serves
-all models. Points that the others contradict count less: weights of a Student t distribution,
-found in a few rounds of iteratively reweighted least squares on leave-one-out residuals. A
-contradicted width that was run often keeps its own value: there it is the curve that is odd.
+The logarithm of what a forward takes is that of the machine's speed just now, one for all kinds of
+calls, and that of its curve: a level, a slope in log rows, bent at a few widths where a device may
+saturate, and a small effect of each width's own. So one prior serves all models. What a run says is
+divided between the speed and the curve by how uncertain each of them is (a Kalman filter), and the
+doubt that is left is remembered as what the curve would be if the speed were another: a run of
+another width, or kind, settles it later. Who runs in a busy minute looks no better or worse by it.
 
-Sources: Lange, Little & Taylor, Robust Statistical Modeling Using the t Distribution, Journal of
-the American Statistical Association 84, 1989; leave-one-out residuals of Gaussian processes:
-Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, section 5.4.2.
+A curve has its widths' means and covariance *given the speed*, and how they go with it. A run of
+one kind changes nothing there for other kinds: it says no more about them, only the speed is known
+better. So kinds need no covariance among each other.
+
+Sources: Kalman, A New Approach to Linear Filtering and Prediction Problems, Journal of Basic
+Engineering 82, 1960; Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapter 2
+and section 5.4.2 (leave one out); robust weights: Lange, Little & Taylor, Robust Statistical
+Modeling Using the t Distribution, Journal of the American Statistical Association 84, 1989.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from math import exp
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from carpool.schedule.medians import WidthMedian, weighted_median
-
-KNOTS = (2, 4, 8, 16, 32)  # rows after which the slope may change
-SLOPE = 0.5  # expected: a row more takes half of what the first took
-PRIOR_MEAN = np.array([1.0, SLOPE] + [0.0] * len(KNOTS))
-PRIOR_VARIANCE = np.array([0.5, 0.35] + [0.15] * len(KNOTS)) ** 2
-OWN = 0.03  # standard deviation of a width's own effect, relative
-NU = 4.0  # degrees of freedom of the t distribution
-OFTEN = 5.0  # runs, by weight, that are believed against the rest of the curve
-ROUNDS = (2, 3)  # of reweighting: to find what one row takes, then in units of that
-LEAST = 0.02  # of one row's seconds: no width takes less
-MEDIAN_LOSS = 1.57  # variance of a median over that of a mean: pi / 2
-
 Array = NDArray[Any]
 
+KNOTS = (2, 4, 8, 16, 32)  # rows after which the slope may change
+SLOPE = 0.65  # expected: 0 is where rows cost nothing, 1 where they gain nothing
+LEVEL_SD = 30.0  # of log seconds: any machine, any model
+SLOPE_SD = 0.4
+BEND_SD = 0.25  # at each knot
+OWN = 0.03  # of a width's own effect
+CLIP = 2.0  # standard deviations of a run: more does not move anything more
+NU = 4.0  # degrees of freedom of the t distribution
+ROUNDS = 3  # of reweighting
+LEAST = 1e-9  # variance
+MOST = 4.0**2  # variance, of what was not seen for long
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """Seconds for widths of 1, 2, 3... rows, with their uncertainty."""
 
-    seconds: Array
-    sd: Array  # standard deviation, seconds
+class KnownSpeed(NamedTuple):
+    """The logarithm of the machine's speed, as known."""
+
+    log: float
+    variance: float
+    kept: float = 1.0  # product over all drifts so far of the part of its variance that was not new
 
 
-def fit(points: Mapping[int, WidthMedian], *, noise: float, most: int) -> Fitted:
-    """Fit a curve through points.
+class CurveState(NamedTuple):
+    """The logarithms of a curve's seconds, at the widths that were seen."""
+
+    rows: tuple[int, ...]
+    mean: Array  # if the speed is as below
+    slope: Array  # what the mean changes by, a unit of the speed's logarithm
+    covariance: Array  # if the speed is known
+    speed: KnownSpeed
+    at_s: float  # device seconds
+
+
+def begin(at_s: float) -> CurveState:
+    """Nothing seen yet."""
+    none = np.zeros(0)
+    return CurveState((), none, none, np.zeros((0, 0)), KnownSpeed(0.0, 0.0), at_s)
+
+
+def from_table(table: Mapping[int, float], variance: float, at_s: float) -> CurveState:
+    """What a table says, whose entries may be far off: those that the others contradict count less.
 
     Args:
-        points: by rows; at least one.
-        noise: relative standard deviation of a single run.
-        most: rows of the widest forward that is asked for.
+        table: logarithms of seconds by rows.
+        variance: of an entry.
     """
-    ordered = sorted(points.items())
-    shape = _shape(tuple(n for n, _ in ordered), most)
-    seconds = np.array([point.seconds for _, point in ordered])
-    weight = np.array([point.weight for _, point in ordered])
-    alone = seconds / (1 + SLOPE * (shape.rows - 1))
-    unit = weighted_median(sorted(zip(alone.tolist(), weight.tolist(), strict=True)))
-    first, last = ROUNDS
-    unit *= float(_posterior(shape, seconds / unit, weight, noise, first)[0][0])
-    mean, variance = _posterior(shape, seconds / unit, weight, noise, last)
-    return Fitted(mean * unit, np.sqrt(variance) * unit)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What depends on no seconds: of the widths that were run, and of those that are asked for."""
-
-    rows: Array  # that were run
-    inside: Array  # whether each of them is asked for
-    expected: Array  # of those that were run
-    smooth: Array  # their covariance, where the curve has no kinks of its own
-    asked: Array  # what is expected of those that are asked for
-    asked_variance: Array
-    cross: Array  # covariance of the two
-
-
-@lru_cache(maxsize=256)
-def _shape(runs: tuple[int, ...], most: int) -> _Shape:
-    rows, asked = np.array(runs), np.arange(1, most + 1)
-    features, wanted = _features(rows), _features(asked)
-    return _Shape(
+    rows = tuple(sorted(table))
+    seen = np.array([table[n] for n in rows])
+    prior, mean = _covariance(rows, rows), _expected(rows)
+    odd = np.zeros(len(rows))  # variance that contradicted entries are granted
+    for _ in range(ROUNDS):
+        inverse = np.linalg.inv(prior + np.diag(variance + odd))
+        certain = inverse.diagonal()
+        apart = inverse @ (seen - mean) / certain  # from what all others say
+        z_squared = apart**2 / np.maximum(1 / certain - odd, LEAST)
+        odd = (variance + OWN**2) * (np.maximum(1.0, (NU + z_squared) / (NU + 1)) - 1)
+    gain = prior @ np.linalg.inv(prior + np.diag(variance + odd))
+    return CurveState(
         rows,
-        rows <= most,
-        features @ PRIOR_MEAN,
-        (features * PRIOR_VARIANCE) @ features.T,
-        wanted @ PRIOR_MEAN,
-        (wanted**2) @ PRIOR_VARIANCE,
-        (wanted * PRIOR_VARIANCE) @ features.T,
+        mean + gain @ (seen - mean),
+        np.zeros(len(rows)),
+        prior - gain @ prior,
+        KnownSpeed(0.0, 0.0),
+        at_s,
     )
 
 
-def _posterior(
-    shape: _Shape, seen: Array, weight: Array, noise: float, rounds: int
-) -> tuple[Array, Array]:
-    """Mean and variance at the widths that are asked for, in units of about one row."""
-    is_often, runs = weight >= OFTEN, np.maximum(weight, 0.02)
-    others = seen  # what all other widths say of each that was seen
-    odd = np.zeros(len(seen))  # variance that contradicted points are granted
-    for last in [*[False] * rounds, True]:
-        level = np.sqrt(seen * np.maximum(seen / 16, others))  # far too low is not exact for that
-        chance = (noise * level) ** 2 * MEDIAN_LOSS / runs
-        own = (OWN * level) ** 2
-        covariance = shape.smooth.copy()
-        covariance.ravel()[:: len(seen) + 1] += chance + own + odd  # its diagonal
-        inverse = np.linalg.inv(covariance)
-        solved = inverse @ (seen - shape.expected)
-        certain = inverse.diagonal()  # one over the leave-one-out variance
-        others = seen - solved / certain
-        if not last:
-            z_squared = (solved / certain) ** 2 / np.maximum(1 / certain - odd, 1e-12)
-            odd = (chance + own) * (np.maximum(1.0, (NU + z_squared) / (NU + 1)) - 1)
-    mean = shape.asked + shape.cross @ solved
-    known = np.einsum("ij,jk,ik->i", shape.cross, inverse, shape.cross)
-    variance = np.maximum(shape.asked_variance - known, 0.0) + (OWN * mean) ** 2
-    noise_part = chance + np.where(is_often, 0.0, odd)
-    before = np.maximum(1 / certain - noise_part, 1e-12)
-    gain = before / (before + noise_part)
-    inside = shape.inside
-    at = shape.rows[inside] - 1
-    mean[at] = (others + gain * (seen - others))[inside]
-    variance[at] = (before * (1 - gain))[inside]
-    return np.maximum(mean, LEAST), np.maximum(variance, 0.0)
+def drifted(state: CurveState, speed: KnownSpeed, at_s: float, forgotten_s: float) -> CurveState:
+    """A state as it is by now.
+
+    Args:
+        speed: as known by now.
+        forgotten_s: device seconds in which variances grow by e.
+    """
+    slope, covariance = state.slope, state.covariance
+    kept = speed.kept / state.speed.kept
+    if kept < 1.0:
+        covariance = covariance + np.outer(slope, slope) * (state.speed.variance * (1 - kept))
+        slope = slope * kept
+    mean = state.mean + slope * (speed.log - state.speed.log)
+    if at_s > state.at_s and state.rows:
+        most = max(1.0, MOST / float(covariance.diagonal().max()))
+        covariance = covariance * min(most, exp((at_s - state.at_s) / forgotten_s))
+    return CurveState(state.rows, mean, slope, covariance, speed, max(at_s, state.at_s))
 
 
-def _features(rows: Array) -> Array:
-    """One, the rows after the first, and those after each knot."""
-    columns = [np.ones(len(rows)), rows - 1.0]
-    return np.stack([*columns, *(np.maximum(0.0, rows - knot) for knot in KNOTS)], axis=-1)
+def with_width(state: CurveState, rows: int) -> CurveState:
+    """A state that has a width, too: by what the others say of it."""
+    if rows in state.rows:
+        return state
+    wider = (*state.rows, rows)
+    mean, covariance, given = _predicted(state, (rows,))
+    size = len(state.rows)
+    whole = np.empty((size + 1, size + 1))
+    whole[:size, :size] = state.covariance
+    whole[size, :size] = whole[:size, size] = given[0] @ state.covariance
+    whole[size, size] = covariance[0]
+    slope = np.append(state.slope, given[0] @ state.slope)
+    return CurveState(wider, np.append(state.mean, mean), slope, whole, state.speed, state.at_s)
+
+
+def surprise(
+    state: CurveState, speed: KnownSpeed, rows: int, seen: float, noise: float
+) -> tuple[float, float]:
+    """What a run says beyond what was expected, and the standard deviation of that.
+
+    Args:
+        state: as by now, with the width.
+        seen: logarithm of its seconds.
+        noise: variance of a run.
+    """
+    place = state.rows.index(rows)
+    own = 1.0 + float(state.slope[place])
+    variance = own * own * speed.variance + float(state.covariance[place, place]) + noise
+    return seen - speed.log - float(state.mean[place]), variance**0.5
+
+
+def updated(
+    state: CurveState, speed: KnownSpeed, rows: int, seen: float, noise: float
+) -> tuple[CurveState, KnownSpeed]:
+    """A state and the speed after a run. The arguments are those of `surprise`."""
+    place = state.rows.index(rows)
+    beyond, sd = surprise(state, speed, rows, seen, noise)
+    variance = sd * sd
+    beyond = min(CLIP * sd, beyond)  # what is far too fast is no outlier
+    with_speed = state.slope * speed.variance
+    whole = state.covariance + np.outer(state.slope, with_speed)
+    own = (speed.variance + float(with_speed[place])) / variance
+    gain = (with_speed + whole[:, place]) / variance
+    left = max(LEAST, speed.variance - own * own * variance)
+    slope = (with_speed - gain * (own * variance)) / left
+    covariance = whole - np.outer(gain, gain * variance) - np.outer(slope, slope * left)
+    now = KnownSpeed(speed.log + own * beyond, left, speed.kept)
+    return CurveState(
+        state.rows, state.mean + gain * beyond, slope, covariance, now, state.at_s
+    ), now
+
+
+def curve(state: CurveState, most: int) -> tuple[Array, Array]:
+    """Seconds of 1, 2, ... rows, and the standard deviation of each beside all of them together.
+
+    What all widths have in common is left out: it is told from the speed by nothing.
+    """
+    mean, variance, _ = _predicted(state, tuple(range(1, most + 1)))
+    if state.rows:
+        size = len(state.rows)
+        precision = np.linalg.inv(state.covariance + LEAST * np.eye(size)).sum()
+        variance = variance - 1 / precision
+    seconds = np.exp(mean)
+    return seconds, seconds * np.sqrt(np.maximum(variance, 0.0))
+
+
+def _predicted(state: CurveState, asked: tuple[int, ...]) -> tuple[Array, Array, Array]:
+    """Means and variances of widths, and what they take of those that were seen."""
+    given, left, expected = _given(state.rows, asked)
+    mean = expected + given @ (state.mean - _expected(state.rows))
+    return mean, left + np.einsum("ij,jk,ik->i", given, state.covariance, given), given
+
+
+@lru_cache(maxsize=1024)
+def _given(rows: tuple[int, ...], asked: tuple[int, ...]) -> tuple[Array, Array, Array]:
+    cross, prior = _covariance(asked, rows), _covariance(rows, rows)
+    given = np.linalg.solve(prior, cross.T).T if rows else cross
+    left = np.maximum(_covariance(asked, asked).diagonal() - (given * cross).sum(axis=1), 0.0)
+    return given, left, _expected(asked)
+
+
+@lru_cache(maxsize=1024)
+def _expected(rows: tuple[int, ...]) -> Array:
+    expected: Array = SLOPE * np.log(np.array(rows, dtype=float))
+    return expected
+
+
+@lru_cache(maxsize=1024)
+def _covariance(some: tuple[int, ...], others: tuple[int, ...]) -> Array:
+    prior = np.array([LEVEL_SD, SLOPE_SD] + [BEND_SD] * len(KNOTS)) ** 2
+    same = np.equal.outer(np.array(some), np.array(others))
+    covariance: Array = (_features(some) * prior) @ _features(others).T + OWN**2 * same
+    return covariance
+
+
+def _features(rows: tuple[int, ...]) -> Array:
+    log_rows = np.log(np.array(rows, dtype=float))
+    bends = [np.maximum(0.0, log_rows - np.log(knot)) for knot in KNOTS]
+    return np.stack([np.ones(len(rows)), log_rows, *bends], axis=-1)

@@ -1,27 +1,25 @@
 """How fast the machine is just now, against its usual speed: one factor for all kinds of calls.
 
-A scalar Kalman filter over the logarithm of seconds seen by seconds expected. How much of a
-surprise it takes for itself, and how much it leaves to the curve, goes by how uncertain each of
-them is. A single outlier moves it little (Huber's psi); several surprises of one sign in a row
-mean that the machine has changed, and make it uncertain and quick (a CUSUM test). If all of them
-came from one width, it may as well be that width that has changed: the next run of another one
-tells, and then the factor goes back. What ran since a change began was divided by the speed of
-before, so the curves forget it: else a line that was worked off in wide forwards, while a busy
-phase ended, would make wide forwards look cheap.
+The speed and the curves are learned together (`regression.py`). A single slow run moves them little
+(Huber's psi); several surprises of one sign in a row mean that something has changed (a CUSUM
+test). Then all that was learned since they began is taken back, the speed is made uncertain, and
+the same runs are learned anew: no curve takes for its own what was the machine's. If all of them
+came from one width, it may as well be that width that has changed: the next runs of others tell.
 
-Sources: Kalman, Journal of Basic Engineering 82, 1960; Huber, Annals of Mathematical Statistics 35,
-1964; Page, Continuous Inspection Schemes, Biometrika 41, 1954.
+Sources: Huber, Annals of Mathematical Statistics 35, 1964; Page, Continuous Inspection Schemes,
+Biometrika 41, 1954; likelihood ratios: Wald, Sequential Tests of Statistical Hypotheses, Annals of
+Mathematical Statistics 16, 1945.
 """
 
 from dataclasses import dataclass, field
 from math import exp, log
+from typing import Protocol
 
-from carpool.types import CallKind
+from carpool.schedule.regression import CLIP, CurveState, KnownSpeed, surprise, updated
 
-DRIFT = 0.02**2  # variance a device second, of the logarithm
+DRIFT = 0.01**2  # variance a device second, of the logarithm
 START = 0.05**2  # variance at the beginning
 MOST = 0.7**2
-CLIP = 2.0  # standard deviations of a run: more does not move it more
 RUN = 6.0  # standard deviations, added up over runs of one sign, that mean a change
 SLACK = 0.5  # standard deviations of each run that are not counted there
 CHANGE = 0.35**2  # variance that a change adds
@@ -29,140 +27,162 @@ NOISE = 0.1  # relative standard deviation of a run: at first
 NOISES = (0.03, 0.4)  # and its bounds
 LEARNED = 0.02  # weight of a run in it, at least
 FIRST = 0.15  # and at most: of the first ones
+YOUNG = 4  # runs of a width that may be slow, as it allocates, compiles or chooses kernels
+COLD = 0.2  # runs that the first of them stands for
+REMEMBERED = 64  # runs that are learned anew, at most
+DECISIVE = 6.0  # twice the logarithm of a likelihood ratio
+CHANGED_SD = 0.15  # of a width that has changed: how well it is known at once
 
-FORGOTTEN = 1.002  # a run: how the least uncertainty grows while the best known does not run
 
-Source = tuple[CallKind, int]  # a kind and its rows
+class KindCurve(Protocol):
+    """What the speed asks of a curve: see `LearnedCurve`."""
+
+    state: CurveState
+
+    def as_of(self, speed: KnownSpeed, now_s: float, rows: int) -> CurveState: ...
+
+    def moved(self, rows: int, by: float, variance: float, speed: KnownSpeed) -> None: ...
 
 
 @dataclass(slots=True)
-class CurveError:
-    """What the curve of the source that runs is wrong by, as a logarithm, and how sure that is."""
+class TimedRun:
+    """A run, with what was known before it."""
 
-    source: Source | None = None
-    usual_s: float = 1.0
-    variance: float = 0.0
-    covariance: float = 0.0  # with the speed
-    mean: float = 0.0
+    curve: KindCurve
+    rows: int
+    seen: float  # logarithm of its seconds
+    before: int  # runs of its width
+    now_s: float  # device seconds
+    state: CurveState
+    speed: KnownSpeed
+    last_s: float  # device seconds, of the run before
+
+
+@dataclass(slots=True)
+class Suspect:
+    """A width that has changed the speed alone."""
+
+    curve: KindCurve
+    rows: int
+    log: float  # of the speed before
+    evidence: float = 0.0  # that the width has changed and not the speed; as `DECISIVE`
 
 
 @dataclass(slots=True)
 class MachineSpeed:
     """The factor, learned from forwards."""
 
-    log: float = 0.0  # of seconds just now over the usual ones
-    variance: float = START
     noise: float = NOISE
-    _cusum: list[float] = field(default_factory=lambda: [0.0, 0.0])  # upwards, downwards
-    _sources: list[set[Source]] = field(default_factory=lambda: [set(), set()])  # of these
-    _began: list[float] = field(default_factory=lambda: [0.0, 0.0])  # `log`, where these began
-    _began_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # device seconds, then
-    _suspect: tuple[Source, float] | None = None  # a width that changed the factor; from what
-    _error: CurveError = field(default_factory=CurveError)
-    _least: float = 1.0  # uncertainty of the source that is known best
+    known: KnownSpeed = KnownSpeed(0.0, START)
     _last_s: float = 0.0
     _weight: float = FIRST
-    changed_s: float | None = None  # since when the last run, by now, says the speed was wrong
+    _runs: list[TimedRun] = field(default_factory=list)  # since surprises of one sign began
+    _cusum: list[float] = field(default_factory=lambda: [0.0, 0.0])  # upwards, downwards
+    _began: list[int] = field(default_factory=lambda: [0, 0])  # places in `_runs`
+    _suspect: Suspect | None = None
 
     @property
     def factor(self) -> float:
         """Seconds just now, as a multiple of the usual ones."""
-        return exp(self.log)
+        return exp(self.known.log)
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether no change is suspected."""
+        return not self._runs
 
     def learn(
-        self, source: Source, seconds: float, usual_s: float, uncertainty: float, now_s: float
-    ) -> Source | None:
-        """Take notice of a run.
+        self, curve: KindCurve, rows: int, seconds: float, now_s: float, before: int = YOUNG
+    ) -> None:
+        """Take notice of a run, and let its curve learn from it.
 
         Args:
-            source: what ran.
             seconds: that it took.
-            usual_s: what the curve says.
-            uncertainty: relative standard deviation of that.
             now_s: device seconds, without its own.
-
-        Returns:
-            A source whose curve is wrong, as it turns out: it had changed, not the machine.
+            before: runs of its width, without it.
         """
-        self.variance = min(MOST, self.variance + DRIFT * max(0.0, now_s - self._last_s))
-        self._last_s = now_s
-        self.changed_s = None
-        log_ratio = log(seconds / usual_s)
-        noise = self.noise**2
-        wrong = self._acquitted(source, log_ratio, noise + uncertainty**2)
-        error = self._error_of(source, usual_s, uncertainty)
-        spread = (noise + self.variance + error.variance + 2 * error.covariance) ** 0.5
-        surprise = log_ratio - self.log - error.mean
-        self._watch(source, surprise / spread)  # may make the speed uncertain
-        own, shared = self.variance + error.covariance, error.variance + error.covariance
-        whole = noise + own + shared
-        step = max(-CLIP * whole**0.5, min(CLIP * whole**0.5, surprise)) / whole
-        self.log += own * step
-        error.mean += shared * step
-        self.variance -= own * own / whole
-        error.variance -= shared * shared / whole
-        error.covariance -= own * shared / whole
+        seen = log(seconds)
+        self._hear(curve, rows, seen)
+        run = TimedRun(curve, rows, seen, before, now_s, curve.state, self.known, self._last_s)
+        self._runs.append(run)
+        z, uncertainty = self._step(run)
+        self._watch(0.0 if before < YOUNG and z > CLIP else z)
         if uncertainty < self.noise:  # what the curve does not know is not noise
             least, most = NOISES
-            left = abs(log_ratio - self.log - error.mean)
-            seen = 1.25 * min(left, 3 * self.noise)  # of a mean deviation
-            self.noise = max(least, min(most, self.noise + self._weight * (seen - self.noise)))
+            mean = float(curve.state.mean[curve.state.rows.index(rows)])
+            left = 1.25 * min(abs(seen - self.known.log - mean), 3 * self.noise)  # of its mean
+            self.noise = max(least, min(most, self.noise + self._weight * (left - self.noise)))
             self._weight = max(LEARNED, self._weight * 0.9)
-        return wrong
 
-    def _error_of(self, source: Source, usual_s: float, uncertainty: float) -> "CurveError":
-        """By how much the curve of a source may be wrong: the same in all of its runs in a row.
+    def _step(self, run: TimedRun) -> tuple[float, float]:
+        """Learn from a run: its surprise in standard deviations, and what was not known of it."""
+        log_s, variance, kept = self.known
+        wider = min(MOST, variance + DRIFT * max(0.0, run.now_s - self._last_s))
+        known = KnownSpeed(log_s, wider, kept * variance / wider)
+        self._last_s = max(self._last_s, run.now_s)
+        state = run.curve.as_of(known, run.now_s, run.rows)
+        noise = self.noise**2 / (1.0 if run.before else COLD)
+        beyond, sd = surprise(state, known, run.rows, run.seen, noise)
+        uncertainty = max(0.0, sd * sd - noise - known.variance) ** 0.5
+        if run.before < YOUNG and beyond > CLIP * sd:
+            noise = beyond * beyond  # it is probably cold
+        run.curve.state, self.known = updated(state, known, run.rows, run.seen, noise)
+        return beyond / sd, uncertainty
 
-        Against the source that is known best: the speed is by definition that of this one.
-        """
-        self._least = min(uncertainty, self._least * FORGOTTEN)
-        variance = max(0.0, uncertainty**2 - self._least**2)
-        error = self._error
-        if error.source != source:
-            error = self._error = CurveError(source, usual_s, variance)
-        elif usual_s != error.usual_s:  # the curve has learned from these runs
-            error.mean -= log(usual_s / error.usual_s)
-            error.usual_s = usual_s
-        if variance < error.variance:
-            smaller = variance / error.variance
-            error.variance = variance
-            error.covariance *= smaller**0.5
-        return error
-
-    def settle(self, part: float) -> float:
-        """Take a part of the difference from the usual speed away; gives it as a factor."""
-        moved = part * self.log
-        self.log -= moved
-        self._began = [log - moved for log in self._began]
-        if self._suspect is not None:
-            self._suspect = self._suspect[0], self._suspect[1] - moved
-        return exp(moved)
-
-    def _watch(self, source: Source, surprise: float) -> None:
+    def _watch(self, surprise: float) -> None:
         """Look for a change: surprises of one sign, one after the other."""
         for way, sign in enumerate((1.0, -1.0)):
             if not self._cusum[way]:
-                self._began[way] = self.log
-                self._began_s[way] = self._last_s
-                self._sources[way].clear()
-            total = self._cusum[way] + min(sign * surprise, CLIP) - SLACK
-            self._cusum[way] = max(0.0, total)
-            if sign * surprise > SLACK:
-                self._sources[way].add(source)
-            if total > RUN:
-                if len(self._sources[way]) == 1 and self._suspect is None:
-                    self._suspect = source, self._began[way]
-                self.variance = min(MOST, self.variance + CHANGE)
-                self.changed_s = self._began_s[way]
-                self._cusum = [0.0, 0.0]
+                self._began[way] = len(self._runs) - 1
+            self._cusum[way] = max(0.0, self._cusum[way] + min(sign * surprise, CLIP) - SLACK)
+        most = max(self._cusum)
+        if most > RUN:
+            self._again(self._runs[self._began[self._cusum.index(most)] :])
+            self._runs, self._cusum = [], [0.0, 0.0]
+            return
+        begun = [began for began, total in zip(self._began, self._cusum, strict=True) if total]
+        gone = max(min(begun, default=len(self._runs)), len(self._runs) - REMEMBERED)
+        del self._runs[:gone]
+        self._began = [max(0, began - gone) for began in self._began]
 
-    def _acquitted(self, source: Source, log_ratio: float, run: float) -> Source | None:
-        """Whether another width runs as it did before one changed the factor: then go back."""
-        if self._suspect is None or self._suspect[0] == source:
-            return None
-        suspect, before = self._suspect
+    def _again(self, runs: list[TimedRun]) -> None:
+        """Learn runs anew, with a speed that may be another since the first of them."""
+        first = runs[0]
+        for run in reversed(runs):
+            run.curve.state = run.state
+        log_s, variance, kept = first.speed
+        wider = min(MOST, variance + CHANGE)
+        self.known, self._last_s = KnownSpeed(log_s, wider, kept * variance / wider), first.last_s
+        if self._suspect is None and len({(id(run.curve), run.rows) for run in runs}) == 1:
+            self._suspect = Suspect(first.curve, first.rows, log_s)
+        for run in runs:
+            self._step(run)
+
+    def _hear(self, curve: KindCurve, rows: int, seen: float) -> None:
+        """Hear another width on one that changed the speed: if that has not changed, take it back.
+
+        The other is asked what it should take now, and what at the speed of before.
+        """
+        suspect = self._suspect
+        if suspect is None or (suspect.curve is curve and suspect.rows == rows):
+            return
+        state = curve.as_of(self.known, self._last_s, rows)
+        now, sd = surprise(state, self.known, rows, seen, self.noise**2)
+        moved = self.known.log - suspect.log
+        now = max(-CLIP * sd - abs(moved), min(CLIP * sd + abs(moved), now))
+        suspect.evidence += (now**2 - (now + moved) ** 2) / sd**2
+        if abs(suspect.evidence) < DECISIVE:
+            return
         self._suspect = None
-        if abs(log_ratio - before) > min(CLIP * run**0.5, abs(log_ratio - self.log)):
-            return None
-        self.log, self._cusum = before, [0.0, 0.0]
-        return suspect
+        if suspect.evidence > 0:
+            self.known = self.known._replace(log=suspect.log)
+            suspect.curve.moved(suspect.rows, moved, CHANGED_SD**2, self.known)
+            self._runs, self._cusum = [], [0.0, 0.0]
+
+    def settle(self, part: float) -> float:
+        """Take a part of the difference from the usual speed away; gives it, as a logarithm."""
+        moved = part * self.known.log
+        self.known = self.known._replace(log=self.known.log - moved)
+        if self._suspect is not None:
+            self._suspect.log -= moved
+        return moved

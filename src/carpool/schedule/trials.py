@@ -5,16 +5,50 @@ later by, with the round of those who were left out, else with what its round is
 who are there. All of them together may lose `SHARE` of the device's time. At the beginning a few
 forwards' worth is free outside bursts, as nothing is known.
 
-Source: optimism in the face of uncertainty with a budget of regret, after Lai & Robbins,
-Asymptotically Efficient Adaptive Allocation Rules, Advances in Applied Mathematics 6, 1985.
+One is worth it if what is gained, in the mean, by knowing the width, in all the forwards to come,
+is more than as many trials lose as it takes to tell.
+
+Sources: expected improvement, Jones, Schonlau & Welch, Efficient Global Optimization of Expensive
+Black-Box Functions, Journal of Global Optimization 13, 1998; a budget of regret, after Lai &
+Robbins, Asymptotically Efficient Adaptive Allocation Rules, Advances in Applied Mathematics 6,
+1985.
 """
 
 from dataclasses import dataclass
+from math import erfc, exp, inf, pi, sqrt
 from typing import Any
 
 SHARE = 0.01  # of device time
 FREE = 8.0  # forwards of the width that is best, in seconds, for each kind: what trials may lose
 FLOOR = 0.02  # of its own seconds: what a trial loses at least, as far as anybody knows
+HORIZON = 1000  # forwards that are to come, at most: as many as there were
+SURE = 0.005  # of its seconds: a width that is no more uncertain than this is known
+
+
+def value(worse: float, sd: float, runs: int) -> float:
+    """What is gained, in the mean, by knowing a width, in forwards of the best one.
+
+    Args:
+        worse: than the best, as far as is known, in parts of it.
+        sd: standard deviation of that.
+        runs: of the kind, so far.
+    """
+    if sd < SURE:
+        return 0.0
+    z = worse / sd
+    better = sd * (exp(-z * z / 2) / sqrt(2 * pi) - z * erfc(z / sqrt(2)) / 2)
+    return min(HORIZON, runs) * better
+
+
+def price(loss: float, sd: float, noise: float) -> float:
+    """What trials lose until a width is known twice as well, in forwards of the best one.
+
+    Args:
+        loss: of each.
+        sd: of what is known, in parts of the best.
+        noise: of a run, the same.
+    """
+    return loss * max(1.0, (noise / sd) ** 2) if sd else inf
 
 
 @dataclass(slots=True)

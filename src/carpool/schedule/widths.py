@@ -28,13 +28,11 @@ from math import inf
 
 from carpool.schedule.burst import LEAST_CALLS, best_width, is_burst, trial_s
 from carpool.schedule.cost import AnyCurve, Costs, Curve
-from carpool.schedule.trials import FLOOR
+from carpool.schedule.trials import FLOOR, price, value
 from carpool.types import ParkedCall
 
 DOUBT = 0.5  # standard deviations by which a wider forward is taken for slower, if few wait
-NEAR = 0.02  # of the mean of rounds: what the wider may be worse by in a long line, if uncertain
-CERTAIN = 0.05  # of its seconds: a width that is no more uncertain than this is not tried
-WORTH_TRYING = 0.01  # of the mean of rounds: what a trial may gain at least
+NEAR = 0.03  # of the mean of rounds: what the wider may be worse by in a long line, if learned
 TRADE = 0.25  # of the requests a second that a wider forward gains: what the mean may lose for it
 MOST_TRADED = 0.05  # of the mean latency
 LEAST_GAINED = 0.1  # of the requests a second: less is not worth that
@@ -76,7 +74,7 @@ class Widths:
         is_long = backlog >= LONG_LINE
         many_wait = (backlog if present is None else present) >= LONG_LINE
         best, least_s, rate, paying_rows, rows = 1, inf, 0.0, 0, 0
-        why = "nobody"
+        why, tie = "nobody", 0.0 if isinstance(curve, Curve) else NEAR
         loop_s = self.costs.beside_s(kind, 0)
         own_s, runs_ahead = self.costs.beside_s(kind, 1) - loop_s, self.costs.runs_ahead
         means: list[tuple[int, int, float, float]] = []  # calls, rows, mean of rounds, rounds
@@ -97,7 +95,7 @@ class Widths:
             if n > 1:
                 sd = sd_of(rows)
                 if many_wait:
-                    near += min(NEAR, sd / seconds)
+                    near += tie
                 else:
                     mean_s += DOUBT * sd * rounds
                 if not is_long:  # rows that bring little, or perhaps little, are not worth it
@@ -117,7 +115,7 @@ class Widths:
                 if not between and best < len(means):  # else others would wait for it
                     waited_s = 2 * waited * seconds_of(line[0].rows)  # rounds are twice the mean
                     best = _wider(curve, means, best, backlog, waited_s)
-                trial = self._trial(curve, means, best, here)
+                trial = self._trial(curve, means, best, here, NEAR if many_wait else 0.0)
         if trial != best:
             return trial, "knee"
         if best < n and why == "nobody":
@@ -145,7 +143,7 @@ class Widths:
     ) -> tuple[int, int]:
         """The best width of a burst, at worst, and what is run: one that may well be better.
 
-        Only what would change the choice is tried, if it is what is hoped for.
+        Only what would change the choice is tried, if it is what is hoped for, and worth it.
         """
         likely = [mean_s / rounds for _, _, mean_s, rounds in means]
         sds = [curve.sd(rows) for _, rows, _, _ in means]
@@ -159,10 +157,13 @@ class Widths:
             for seconds, sd in zip(likely, sds, strict=True)
         ]
         tried = best_width(hoped, calls)
-        if tried == best or sds[tried - 1] <= CERTAIN * likely[tried - 1]:
+        if tried == best:
             return best, best
         loss_s = max(trial_s(likely, best, tried), FLOOR * likely[tried - 1])
-        if not self.costs.trials.allow(loss_s, in_burst=True):
+        each_s = likely[best - 1] / best * tried
+        worse, sd = likely[tried - 1] / each_s - 1, sds[tried - 1] / each_s
+        is_worth = value(worse, sd, curve.learned) > price(loss_s / each_s, sd, curve.noise)
+        if not (is_worth and self.costs.trials.allow(loss_s, in_burst=True)):
             return best, best
         self.loss_s = loss_s
         return best, tried
@@ -173,30 +174,32 @@ class Widths:
         means: Sequence[tuple[int, int, float, float]],
         best: int,
         here: int,
+        tie: float,
     ) -> int:
         """The calls of a width that may well be better than the best, if it may be tried now.
 
         Args:
             here: requests that wait for the trial: those that are likely to come do not.
+            tie: of the mean of rounds: what a narrower one must be better by.
         """
         if isinstance(curve, Curve) or self.has_tried:
             return best
-        _, best_rows, best_s, rounds = means[best - 1]
-        best_round_s, chosen, loss_s = best_s / rounds, best, 0.0
-        optimism = curve.optimism
-        least_s = (best_s - optimism * curve.sd(best_rows) * rounds) * (1 - WORTH_TRYING)
+        _, _, best_s, rounds = means[best - 1]
+        best_round_s, chosen, most, loss_s = best_s / rounds, best, 0.0, 0.0
         for n, rows, mean_s, rounds in means:
-            sd = curve.sd(rows)
-            if n == best or sd <= CERTAIN * curve.seconds(rows):
+            sd, worse = curve.sd(rows) * rounds / best_s, mean_s / best_s - 1
+            if n < best:
+                worse += tie
+            gained = value(worse, sd, curve.learned)
+            if n == best or gained <= most:
                 continue
-            hoped_s = mean_s - optimism * sd * rounds
-            if hoped_s < least_s:
-                own = (max(here, n) + n) / n  # rounds
-                others = (max(here, best) + best) / best
-                lost_s = mean_s / rounds - best_round_s * others / own
-                lost_s = max(lost_s, FLOOR * curve.seconds(rows))
-                if self.costs.trials.allow(lost_s):
-                    chosen, least_s, loss_s = n, hoped_s, lost_s
+            own = (max(here, n) + n) / n  # rounds
+            others = (max(here, best) + best) / best
+            lost_s = mean_s / rounds - best_round_s * others / own
+            lost_s = max(lost_s, FLOOR * curve.seconds(rows))
+            paid = price(lost_s / best_round_s, sd, curve.noise)
+            if gained > paid and self.costs.trials.allow(lost_s):
+                chosen, most, loss_s = n, gained, lost_s
         if chosen != best:
             self.loss_s = loss_s
         return chosen
