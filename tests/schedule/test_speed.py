@@ -66,24 +66,6 @@ def test_a_machine_that_changes_while_one_width_runs_leaves_no_trace_in_the_curv
         assert curve.seconds(2) / curve.seconds(1) == pytest.approx(before, rel=0.06)
 
 
-def test_what_one_kind_says_of_the_speed_corrects_what_another_took_for_its_own() -> None:
-    """A kind that ran only at a wrong speed is put right by the next that is known well."""
-    curve, rng = settled()
-    new = LearnedCurve()
-    new.speed = curve.speed
-    for _ in range(30):  # the machine is twice as slow from now on, and only the new kind runs
-        new.now_s = curve.now_s
-        run(new, 1, 2 * 0.5 * rng.lognormvariate(0, 0.1))
-        curve.now_s = new.now_s
-
-    for _ in range(30):
-        run(curve, 1, 2 * ONE_S * rng.lognormvariate(0, 0.1))
-        new.now_s = curve.now_s
-
-    assert curve.speed.factor == pytest.approx(2.0, rel=0.1)
-    assert new.seconds(1) * curve.speed.factor == pytest.approx(2 * 0.5, rel=0.1)
-
-
 def test_the_usual_speed_follows_and_no_cost_changes() -> None:
     curve, rng = settled()
     for _ in range(60):
