@@ -134,7 +134,11 @@ def test_the_log_of_a_request_says_whose_it_was_and_not_what_was_drawn(server: S
     with server.client(headers={**bearer("two"), "x-request-id": "mine-1"}) as client:
         client.post(ENDPOINT, json=body("a very private wish"))
 
-    [line] = [one for one in lines(server) if one.get("request_id") == "mine-1"]
+    def mine() -> list[dict[str, Any]]:
+        return [one for one in lines(server) if one.get("request_id") == "mine-1"]
+
+    eventually(lambda: bool(mine()), 10.0, "the request is in the log")
+    [line] = mine()
     told = {name: line[name] for name in ("level", "key", "method", "path", "status")}
     expected = {"level": "info", "key": "desk", "method": "POST", "path": ENDPOINT, "status": 200}
     assert told == expected
