@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from carpool.config import BatchingMode
@@ -247,7 +247,9 @@ class Comparison:
     modes: Sequence[BatchingMode]
     loads: Sequence[float]  # in parts of the capacity
     seeds: Sequence[int] = (0,)
-    count: int = 1000  # requests for each seed
+    count: int = 1000  # requests for each seed, at least
+    least_s: float = 0.0  # as many more as keep the device busy for so long,
+    most: int = 6000  # but no more than so many
     burst: int = 1
     slo_scale: float = 5.0
     workers: int = 1
@@ -267,6 +269,8 @@ def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
     """
     capacity_qps = wanted.workers * model.capacity_qps(wanted.mix)
     for load in wanted.loads:
+        busy = min(wanted.most, ceil(wanted.least_s * min(load, 1.0) * capacity_qps))
+        count = max(wanted.count, busy)
         found: list[dict[BatchingMode, Numbers]] = []
         ratio, error, p99, p99_error = 0.0, inf, 0.0, inf
         for seed in wanted.seeds:
@@ -278,7 +282,7 @@ def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
                 break
             when, what = generators(seed)
             times = bursts(load * capacity_qps, when, size=wanted.burst)
-            arrivals = plan(times, wanted.mix, what, count=wanted.count)
+            arrivals = plan(times, wanted.mix, what, count=count)
             of_seed: dict[BatchingMode, Numbers] = {}
             for mode in wanted.modes:
                 learned = seed if wanted.is_learned else None
