@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.known_curve import STEPS, TRUSTED
-from carpool.schedule.medians import monotone
+from carpool.schedule.monotone import monotone
 from carpool.types import CallKind
 
 LARGE = CallKind("transformer.forward", 4096)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from itertools import pairwise
 
-from carpool.schedule.medians import monotone
+from carpool.schedule.monotone import monotone
 
 KEPT = 15  # of the last seconds of one width
 TRUSTED = 3  # so many give a median that one outlier does not move

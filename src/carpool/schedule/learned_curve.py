@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping
 from math import log, sqrt
 
-from carpool.schedule.medians import monotone
+from carpool.schedule.monotone import monotone
 from carpool.schedule.regression import (
     CurveState,
     KnownSpeed,

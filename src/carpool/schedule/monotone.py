@@ -1,15 +1,6 @@
-"""Medians of noisy seconds, and the nearest values that never fall."""
+"""The nearest values that never fall: more rows never take less time, whatever was measured."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class WidthMedian:
-    """What was seen of one width."""
-
-    seconds: float  # median
-    weight: float  # runs that it stands for
 
 
 def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
@@ -24,18 +15,3 @@ def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
             (a, m, i), (b, n, j) = pools[-2:]
             pools[-2:] = [((a * m + b * n) / (m + n), m + n, i + j)]
     return [mean for mean, _, count in pools for _ in range(count)]
-
-
-def weighted_median(pairs: list[tuple[float, float]]) -> float:
-    """The least value that half of the weight does not exceed.
-
-    Args:
-        pairs: values with their weights; at least one.
-    """
-    half = sum(weight for _, weight in pairs) / 2
-    below = 0.0
-    for value, weight in sorted(pairs):
-        below += weight
-        if below >= half:
-            return value
-    return max(pairs)[0]  # rounding
