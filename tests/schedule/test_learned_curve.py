@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
-from math import exp, log
+from math import exp, inf, log
 from typing import Any
 
 import pytest
@@ -254,6 +254,28 @@ def test_where_one_width_has_changed_and_not_the_machine_the_next_width_tells() 
 
     assert costs.factor == pytest.approx(1.0, rel=0.15)
     assert costs.seconds(KIND, 1) == pytest.approx(1.0, rel=0.15)
+
+
+def test_what_runs_for_weeks_at_changing_speeds_stays_known() -> None:
+    """Nothing overflows, vanishes, or loses its sense by rounding."""
+    rng, costs, slower = random.Random(0), Costs(), 1.0
+    true_s = {KIND: 5.0, OTHER: 0.5}
+    kind, rows = KIND, 1
+    for _ in range(8000):
+        if rng.random() < 0.01:
+            slower = rng.choice((0.5, 1, 1, 1, 2, 10))
+        if rng.random() < 0.1:
+            kind, rows = rng.choice((KIND, OTHER)), rng.choice((1, 2, 3, 4, 8))
+        costs.learn(kind, rows, slower * true_s[kind] * rows**0.8 * rng.lognormvariate(0, 0.2))
+    for _ in range(40):
+        for kind in true_s:
+            costs.learn(kind, 2, true_s[kind] * 2**0.8)
+
+    for kind, alone_s in true_s.items():
+        curve = costs.curve(kind)
+        for rows in (1, 2, 4, 8):
+            assert costs.seconds(kind, rows) == pytest.approx(alone_s * rows**0.8, rel=0.15)
+            assert 0 <= curve.sd(rows) < inf
 
 
 # The choice of width

@@ -45,7 +45,7 @@ class KnownSpeed(NamedTuple):
 
     log: float
     variance: float
-    kept: float = 1.0  # product over all drifts so far of the part of its variance that was not new
+    kept: float = 0.0  # of all drifts so far: logarithms of the part of its variance that was known
 
 
 class CurveState(NamedTuple):
@@ -101,7 +101,7 @@ def drifted(state: CurveState, speed: KnownSpeed, at_s: float, forgotten_s: floa
         forgotten_s: device seconds in which variances grow by e.
     """
     slope, covariance = state.slope, state.covariance
-    kept = speed.kept / state.speed.kept
+    kept = exp(speed.kept - state.speed.kept)
     if kept < 1.0:
         covariance = covariance + np.outer(slope, slope) * (state.speed.variance * (1 - kept))
         slope = slope * kept
@@ -158,6 +158,7 @@ def updated(
     left = max(LEAST, speed.variance - own * own * variance)
     slope = (with_speed - gain * (own * variance)) / left
     covariance = whole - np.outer(gain, gain * variance) - np.outer(slope, slope * left)
+    covariance = (covariance + covariance.T) / 2  # for ever, however it is rounded
     now = KnownSpeed(speed.log + own * beyond, left, speed.kept)
     return CurveState(
         state.rows, state.mean + gain * beyond, slope, covariance, now, state.at_s

@@ -118,7 +118,7 @@ class MachineSpeed:
         """Learn from a run: its surprise in standard deviations, and what was not known of it."""
         log_s, variance, kept = self.known
         wider = min(MOST, variance + DRIFT * max(0.0, run.now_s - self._last_s))
-        known = KnownSpeed(log_s, wider, kept * variance / wider)
+        known = KnownSpeed(log_s, wider, kept + log(variance / wider))
         self._last_s = max(self._last_s, run.now_s)
         state = run.curve.as_of(known, run.now_s, run.rows)
         noise = self.noise**2 / (1.0 if run.before else COLD)
@@ -152,7 +152,10 @@ class MachineSpeed:
             run.curve.state = run.state
         log_s, variance, kept = first.speed
         wider = min(MOST, variance + CHANGE)
-        self.known, self._last_s = KnownSpeed(log_s, wider, kept * variance / wider), first.last_s
+        self.known, self._last_s = (
+            KnownSpeed(log_s, wider, kept + log(variance / wider)),
+            first.last_s,
+        )
         if self._suspect is None and len({(id(run.curve), run.rows) for run in runs}) == 1:
             self._suspect = Suspect(first.curve, first.rows, log_s)
         for run in runs:
