@@ -71,9 +71,9 @@ Load 1 is what the device can do if every denoising step is as wide as is fastes
 than 8 requests, in any mode. Arrivals are
 random (Poisson), {count} requests for each of two to {seeds} seeds: as many as it takes until the
 standard error of the mean of `continuous`, as a multiple of the best other mode's, is {certain:.0%}
-or less, and what is promised is not within two of it; it is said below. *In time* is within 5 times
-the request's latency alone. One table by hand: `carpool simulate --table sana-512
---mix steps --compare off,dynamic,request,continuous --output plot.png`.
+or less, and what is promised is decided (Student's t, 95 %); it is said below. *In time* is within
+5 times the request's latency alone. One table by hand: `carpool simulate --table sana-512 --mix
+steps --compare off,dynamic,request,continuous --output plot.png`.
 
 ## The promise
 
