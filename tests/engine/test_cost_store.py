@@ -153,8 +153,9 @@ def test_an_old_table_is_worth_less(tmp_path: Path) -> None:
 def test_a_table_without_its_date_or_of_other_versions_is_a_weaker_prior(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     first = table(path)
-    for _ in range(3):
-        first.costs.learn(KIND, 1, 0.5)
+    for rows in (1, 2):  # what is uncertain is told between widths
+        for _ in range(3):
+            first.costs.learn(KIND, rows, 0.5 * rows)
     first.keep()
     sd = table(path).costs.curve(KIND).sd(1)
     data = json.loads(path.read_text())
