@@ -140,7 +140,7 @@ def test_settings_of_the_preparation_begin_a_table_of_their_own(
 
 def test_an_old_table_is_worth_less(tmp_path: Path) -> None:
     first = table(tmp_path / "costs.json")
-    for rows in (1, 2):
+    for rows in (1, 2, 3, 4, 6, 8):
         for _ in range(3):
             first.costs.learn(KIND, rows, 0.5 * rows)
     first.keep()
@@ -153,7 +153,7 @@ def test_an_old_table_is_worth_less(tmp_path: Path) -> None:
 def test_a_table_without_its_date_or_of_other_versions_is_a_weaker_prior(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     first = table(path)
-    for rows in (1, 2):  # what is uncertain is told between widths
+    for rows in (1, 2, 3, 4, 6, 8):  # what is uncertain is told between widths
         for _ in range(3):
             first.costs.learn(KIND, rows, 0.5 * rows)
     first.keep()

@@ -309,6 +309,21 @@ def test_a_table_wrong_by_4_times_at_any_width_is_mended_within_200_forwards(
     assert sum(late) / len(late) < 1.03
 
 
+@pytest.mark.parametrize(("widths", "wrong"), [((1, 8), 8), ((4, 8), 8), ((1, 8), 1), ((4, 8), 4)])
+@pytest.mark.parametrize("times", [0.25, 4.0])
+def test_a_table_of_two_widths_of_which_one_is_wrong_is_mended_within_200_forwards(
+    widths: tuple[int, ...], wrong: int, times: float
+) -> None:
+    """Nothing in the table contradicts it."""
+    table = {n: TRUE.seconds(n) / 1000 * (times if n == wrong else 1) for n in widths}
+    costs = Costs({KIND: LearnedCurve(table)})
+
+    chosen = play(costs, 200, lambda n: TRUE.seconds(n) / 1000, line=8)
+
+    ideal = min(mean_of_rounds(TRUE, n) for n in range(1, 9))
+    assert sum(mean_of_rounds(TRUE, n) / ideal for n in chosen[150:]) / 50 < 1.05
+
+
 def mean_of_rounds(true: Curve, width: int, line: int = 8) -> float:
     return true.seconds(width) / width * (line + width)
 

@@ -28,7 +28,8 @@ from carpool.schedule.speed import MachineSpeed
 FORGOTTEN_S = 500.0  # device seconds in which variances grow by e, at least
 FORGOTTEN = 300  # mean runs: where these take longer
 PRIOR = 0.6  # runs that an entry of a table stands for
-TABLE_SD = 0.1  # of such a run
+TABLE_SD = 0.1  # of such a run, in a table of `FULL` entries, which contradict a wrong one
+FULL = 6  # a shorter table is worth less: nothing tells which of its entries is wrong
 MEAN = 0.05  # weight of a run in the mean
 REFIT_EVERY = 8  # runs, or an eighth of all; at each while little is known
 REFIT_AT_LEAST = 64  # every so many, once much is known
@@ -48,7 +49,8 @@ class LearnedCurve:
         self.now_s = 0.0  # device seconds
         self._prior = dict(prior or {})
         logs = {rows: log(seconds) for rows, seconds in self._prior.items()}
-        self.state = from_table(logs, TABLE_SD**2 / weight, 0.0) if logs else begin(0.0)
+        sd = TABLE_SD * max(1.0, FULL / max(1, len(logs)))
+        self.state = from_table(logs, sd**2 / weight, 0.0) if logs else begin(0.0)
         self.learned = 0  # runs
         self._runs: dict[int, int] = {}  # by rows
         self._mean_s = 0.0  # of a run, lately
