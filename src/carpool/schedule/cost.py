@@ -55,12 +55,13 @@ class Costs:
         curve = self._curves.get(kind)
         if curve is None:
             curve = self._curves[kind] = LearnedCurve()
+            curve.speed = self._speed
         now_s = self.trials.device_s
         self.trials.device_s += seconds
         if isinstance(curve, Curve):
             curve.learn(rows, seconds)
             return
-        curve.now_s, curve.speed = now_s, self._speed
+        curve.now_s = now_s
         if curve.has_run(rows):
             predicted_s = curve.seconds(rows) * self._speed.factor
             self._took_s = RECENT * self._took_s + min(seconds, LONGEST * predicted_s)

@@ -91,9 +91,7 @@ class MachineSpeed:
         """Whether no change is suspected."""
         return not self._runs
 
-    def learn(
-        self, curve: KindCurve, rows: int, seconds: float, now_s: float, before: int = YOUNG
-    ) -> None:
+    def learn(self, curve: KindCurve, rows: int, seconds: float, now_s: float, before: int) -> None:
         """Take notice of a run, and let its curve learn from it.
 
         Args:
@@ -152,10 +150,8 @@ class MachineSpeed:
             run.curve.state = run.state
         log_s, variance, kept = first.speed
         wider = min(MOST, variance + CHANGE)
-        self.known, self._last_s = (
-            KnownSpeed(log_s, wider, kept + log(variance / wider)),
-            first.last_s,
-        )
+        self.known = KnownSpeed(log_s, wider, kept + log(variance / wider))
+        self._last_s = first.last_s
         if self._suspect is None and len({(id(run.curve), run.rows) for run in runs}) == 1:
             self._suspect = Suspect(first.curve, first.rows, log_s)
         for run in runs:
