@@ -278,6 +278,18 @@ def test_what_runs_for_weeks_at_changing_speeds_stays_known() -> None:
             assert 0 <= curve.sd(rows) < inf
 
 
+def test_a_table_keeps_its_proportions_where_the_usual_speed_of_the_machine_changes() -> None:
+    """Those of its widths that did not run are in the same units as those that did."""
+    costs = Costs({KIND: LearnedCurve({1: 1.0, 2: 1.5, 4: 2.5, 8: 4.5})})
+    for _ in range(3000):  # the device is three times as fast by now, and so usually
+        costs.learn(KIND, 4, 2.5 / 3)
+
+    kept = costs.curve(KIND).measured
+
+    assert kept[1] < 0.8
+    assert kept[4] / kept[1] == pytest.approx(2.5, rel=0.15)
+
+
 # The choice of width
 
 

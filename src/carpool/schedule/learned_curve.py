@@ -11,7 +11,7 @@ Process Bandit Optimization, AISTATS 2016.
 
 import threading
 from collections.abc import Mapping
-from math import log, sqrt
+from math import exp, log, sqrt
 
 from carpool.schedule.monotone import monotone
 from carpool.schedule.regression import (
@@ -111,6 +111,7 @@ class LearnedCurve:
         with self._changing:
             speed = self.state.speed._replace(log=self.state.speed.log - moved)
             self.state = self.state._replace(mean=self.state.mean + moved, speed=speed)
+            self._prior = {rows: seconds * exp(moved) for rows, seconds in self._prior.items()}
             self._is_stale = True
 
     def learn(self, rows: int, seconds: float) -> None:
