@@ -10,6 +10,7 @@ import pytest
 from carpool.types import Timings
 from carpool.worker import protocol
 from carpool.worker.connection import WorkerConnection
+from support.server_process import eventually
 
 CONTENT = bytes(range(48))
 
@@ -81,7 +82,9 @@ def test_a_worker_does_not_inherit_api_keys(monkeypatch: pytest.MonkeyPatch) -> 
     async def worker() -> bytes:
         connection = await WorkerConnection.open()
         try:
-            return environ_of(connection._process.pid)
+            pid = connection._process.pid
+            eventually(lambda: bool(environ_of(pid)), 10.0, "the process runs its program")
+            return environ_of(pid)
         finally:
             connection.kill()
             await connection.close()
