@@ -8,7 +8,7 @@ mixed steps, mixed steps and guidance) and a machine (quiet, or beside a process
 in phases of ten seconds). In a part every mode has an engine of its own; a round is a burst of 16
 requests at once for each of them, in another order each round. `continuous` stands there twice:
 with nothing learned, and with a table that is wrong by 4 times at one width of each kind. The first
-burst of each engine is not counted.
+burst of each engine is not counted. All engines share one heap (`cpu.with_one_heap`).
 
 Each part is written to `build/bursts.json` as soon as it is done, and not made again: a run that
 was stopped goes on where it was (`--fresh` begins anew). `--only shapes/equal,busy` makes the parts
@@ -35,7 +35,7 @@ import torch
 import transformers
 
 import carpool
-from benchmarks.cpu import machine
+from benchmarks.cpu import machine, with_one_heap
 from benchmarks.gpu_build import filled, pipeline_of, request, weightless
 from benchmarks.gpu_models import Model
 from benchmarks.gpu_tiny import tiny
@@ -277,7 +277,8 @@ def page(found: Sequence[Row], *, is_quick: bool = False) -> str:
     command = "python -m benchmarks.bursts" + " --quick" * is_quick
     kept = sum(row.is_kept for row in found)
     least = min(row.rounds for row in found)
-    text = f"""Made by `{command}`. Machine: {machine()}; torch with one thread.
+    text = f"""Made by `{command}`. Machine: {machine()}; torch with one thread,
+one heap for all threads.
 Bursts of {CLIENTS} requests at once, all modes in turn, medians of {least} rounds or more; the
 first burst of each engine is not counted. *Busy*: beside a process that takes a core for
 {PHASE_S:g} of every {2 * PHASE_S:g} seconds. *Fresh*: nothing was learned before; *wrong*: one
@@ -367,4 +368,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    with_one_heap()
     raise SystemExit(main())

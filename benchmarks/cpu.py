@@ -11,6 +11,8 @@ The *ceiling* of a run is the same forwards without any pipeline or engine aroun
 engine that costs nothing could reach. They are those of the very burst that was measured: the
 modules of the measured engine note the size of each call, and keep the arguments of the first call
 of each size, and the bare run makes the same calls in the same order with these.
+
+All threads share one heap: `with_one_heap`.
 """
 
 import argparse
@@ -47,6 +49,7 @@ REQUESTS = [
     carpool.Request(prompt, seed=i, num_inference_steps=STEPS[i % 8], guidance_scale=2 + i % 4)
     for i, prompt in enumerate(PROMPTS)
 ]
+ARENAS = "MALLOC_ARENA_MAX"  # of glibc: heaps that threads may have
 HEAVY = {"text_encoder": "forward", "text_encoder_2": "forward", "transformer": "forward",
          "vae": "decode"}  # fmt: skip
 
@@ -137,6 +140,17 @@ def parts_of(engine: carpool.Engine, log: ForwardLog, parts: Parts) -> dict[str,
     queued_s = parts.seconds["queueing (the caller's thread)"]
     checks = {"checks of requests (the caller's thread)": caller_s - queued_s}
     return {**parts.seconds, **checks, "count": float(len(log.taken()))}
+
+
+def with_one_heap() -> None:
+    """Begin this program again with one heap for all its threads, where the C library is glibc.
+
+    With a heap for each thread, as is usual, equal engines of one process differ by up to 5 % for
+    as long as it lives, by where the memory of their forwards happens to lie; with one, by 1 %
+    (docs/experiments.md).
+    """
+    if os.environ.get(ARENAS) != "1":
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, ARENAS: "1"})
 
 
 def machine() -> str:
@@ -247,4 +261,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    with_one_heap()
     main()
