@@ -219,7 +219,7 @@ class DeadlineExceeded(CarpoolError, status=504, code="deadline_exceeded"):
     """The request's own `timeout_s` ran out."""
 
 
-class LoadFailed(CarpoolError):
+class LoadFailed(CarpoolError, status=503, code="model_load_failed"):
     """The model cannot be loaded, or cannot be served as it is."""
 
     wants_memory = False  # it may load once others have made room

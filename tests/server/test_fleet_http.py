@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -32,10 +33,14 @@ OTHER = str(checkpoint("sd3"))
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    file = tmp_path_factory.mktemp("fleet") / "models.yaml"
+    folder = tmp_path_factory.mktemp("fleet")
+    file, broken = folder / "models.yaml", folder / "broken"
+    shutil.copytree(OTHER, broken)
+    (broken / "model_index.json").write_text("{")
     models: list[dict[str, Any]] = [
         {"model": MODEL, "name": "first", "workers": 2, "device": "cpu"},
         {"model": OTHER, "name": "second", "load": "on_demand", "keep_alive": 600},
+        {"model": str(broken), "name": "broken", "load": "on_demand"},
     ]
     file.write_text(json.dumps({"models": models}))
     with serving("--config", str(file), model="") as one:
@@ -94,6 +99,18 @@ def test_a_model_on_demand_is_loaded_for_the_request_that_names_it(server: Serve
     wrong = server.draw(model="third")
     assert wrong.status_code == 404
     assert "'first', 'second'" in wrong.json()["error"]["message"]
+
+
+def test_a_model_on_demand_that_cannot_load_says_so_and_costs_nobody_else_anything(
+    server: Server,
+) -> None:
+    answer = server.draw(model="broken")
+
+    failure = answer.json()["error"]
+    assert (answer.status_code, failure["code"]) == (503, "model_load_failed")
+    assert answer.headers["x-should-retry"] == "false"
+    assert failure["message"].startswith("cannot load <path>: ")
+    assert server.draw(model="first", num_inference_steps=2).status_code == 200
 
 
 def test_jobs_and_streams_and_adapters_are_those_of_the_model_that_is_named(server: Server) -> None:
