@@ -83,7 +83,7 @@ def house(stage: Stage, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def _is_loading(server: Server) -> bool:
     """Whether the worker's process has begun to import what it needs."""
-    workers = [pid for pid in server.processes() if pid != server.process.pid]
+    workers = server.workers()  # by their name, which they take as they begin
     return any("libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in workers)
 
 
