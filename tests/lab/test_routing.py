@@ -77,16 +77,16 @@ def test_of_workers_that_seem_equal_the_one_takes_it_that_waited_longest(load: f
 def test_moves_lose_no_request_and_cost_next_to_nothing(load: float) -> None:
     model = Model(siblings(TABLES["sana-512"]))
     wanted = mix("sizes", model.tables)
-    when, what = generators(0)
     rate = 4 * load * model.capacity_qps(wanted)
-    arrivals = plan(bursts(rate, when, size=1), wanted, what, count=300)
-    played = [
-        play(model, arrivals, "continuous", workers=4, lifetime_s=30.0, moves=moves)
-        for moves in (False, True)
-    ]
-    assert all(ride.ended_s < float("inf") for result in played for ride in result.requests)
-    without, with_moves = (sum(r.latency_s for r in result.requests) for result in played)
-    assert with_moves <= MOST_MEAN * without
+    latency_s = {False: 0.0, True: 0.0}  # of all seeds: single ones differ by 10 % either way
+    for seed in range(10):
+        when, what = generators(seed)
+        arrivals = plan(bursts(rate, when, size=1), wanted, what, count=300)
+        for moves in latency_s:
+            played = play(model, arrivals, "continuous", workers=4, lifetime_s=30.0, moves=moves)
+            assert all(ride.ended_s < float("inf") for ride in played.requests)
+            latency_s[moves] += sum(ride.latency_s for ride in played.requests)
+    assert latency_s[True] <= MOST_MEAN * latency_s[False]
 
 
 @pytest.mark.parametrize("table", ["flux-512", "qwen-512-streamed"])
@@ -94,7 +94,7 @@ def test_four_workers_do_nearly_four_times_as_much_as_one(table: str) -> None:
     model = Model([TABLES[table]])
     wanted = mix("steps", model.tables)
     when, what = generators(0)
-    arrivals = plan(bursts(1e6, when, size=1), wanted, what, count=1000)
+    arrivals = plan(bursts(1e6, when, size=1), wanted, what, count=2500)
     one_s, four_s = (
         play(model, arrivals, "continuous", workers=workers).ended_s for workers in (1, 4)
     )

@@ -1,5 +1,5 @@
-"""Equal requests that come at once: as soon done as in the best of the other modes, and as few
-forwards, also while costs are learned on a machine with neighbours.
+"""Requests that come at once: as soon done as in the best of the other modes, and equal ones in as
+few forwards, also while costs are learned on a machine with neighbours.
 
 Devices as three tiny models are on a CPU core, under a virtual clock. Forwards take what is true;
 what is learned of them is disturbed, so that counts and times say what wrong beliefs cost.
@@ -7,16 +7,23 @@ what is learned of them is disturbed, so that counts and times say what wrong be
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.schedule.batch_modes import Dynamic, Off, Waves
-from carpool.schedule.burst import best_width, is_burst, trial_s
+from carpool.schedule.burst import (
+    are_equal,
+    best_width,
+    best_width_of_mixed,
+    came_at_once,
+    trial_s,
+)
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.learned_curve import PRIOR, LearnedCurve
@@ -27,7 +34,8 @@ from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.simulator import SimulatedRequest, Stage, Worker
 from carpool_lab.simulate.tables import WIDEST
 
-CLIENTS, STEPS = 16, 6
+CLIENTS = 16
+EQUAL, MIXED = (6,), (6, 9, 14, 20)  # steps
 DENOISE, DECODE = CallKind("transformer.forward", 1), CallKind("vae.decode", 1)
 ENCODE = CallKind("text_encoder.forward", 1)
 Seconds = Mapping[CallKind, Mapping[int, float]]  # by rows
@@ -106,21 +114,19 @@ def play(
     bursts: int = 1,
     clients: int = CLIENTS,
     apart_s: float = 0.0,
+    steps: Sequence[int] = EQUAL,
 ) -> list[Burst]:
     """Bursts, each when the one before is done long since, of requests that come one by one."""
-    stages = tuple(
-        Stage(kind, PHASES[kind], kind, true_s[1], count=_count(device, kind))
-        for kind, true_s in device.items()
-    )
-    alone_s = sum(stage.call_s * stage.count for stage in stages)
-    gap_s = 2.5 * clients * alone_s
-    rides = [
-        SimulatedRequest(
-            QueuedRequest(n + 1, n // clients * gap_s + n % clients * apart_s, alone_s, alone_s),
-            stages,
+    gap_s = 2.5 * clients * _alone_s(_stages(device, max(steps)))
+    rides = []
+    for n in range(clients * bursts):
+        own = steps[n % len(steps)]
+        stages = _stages(device, own)
+        at_s, alone_s = n // clients * gap_s + n % clients * apart_s, _alone_s(stages)
+        alike: dict[str, Any] = {"signature": {"steps": own}, "wave": own}
+        rides.append(
+            SimulatedRequest(QueuedRequest(n + 1, at_s, alone_s, alone_s, **alike), stages)
         )
-        for n in range(clients * bursts)
-    ]
     worker = Worker(policy, known(device), WIDEST, 0.0003, None, beliefs, is_traced=True)
     done = simulate(iter(rides), [worker])
     found = []
@@ -132,13 +138,27 @@ def play(
     return found
 
 
-def _count(device: Seconds, kind: CallKind) -> int:
-    return STEPS * CALLS.get(id(device), 1) if kind == DENOISE else 1
+def _stages(device: Seconds, steps: int) -> tuple[Stage, ...]:
+    calls = steps * CALLS.get(id(device), 1)
+    return tuple(
+        Stage(kind, PHASES[kind], kind, true_s[1], count=calls if kind == DENOISE else 1)
+        for kind, true_s in device.items()
+    )
 
 
-def others(device: Seconds, clients: int = CLIENTS, apart_s: float = 0.0) -> list[Burst]:
+def _alone_s(stages: Sequence[Stage]) -> float:
+    return sum(stage.call_s * stage.count for stage in stages)
+
+
+def others(
+    device: Seconds, clients: int = CLIENTS, apart_s: float = 0.0, steps: Sequence[int] = EQUAL
+) -> list[Burst]:
     modes: tuple[Policy, ...] = (Dynamic(8, 0.005), Waves(8, 0.020), Off())
-    return [one for mode in modes for one in play(device, mode, clients=clients, apart_s=apart_s)]
+    return [
+        one
+        for mode in modes
+        for one in play(device, mode, clients=clients, apart_s=apart_s, steps=steps)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -211,6 +231,33 @@ def test_costs_learned_beside_neighbours_keep_both_promises_after_the_first_burs
         assert costs.trials.lost_s <= SHARE * costs.trials.device_s
 
 
+@pytest.mark.parametrize("is_learned", [False, True], ids=["known", "learned"])
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(SHAPES, id="shapes"),
+        pytest.param(FLUX, id="flux"),
+        pytest.param(QWEN, id="qwen-image"),
+    ],
+)
+def test_of_mixed_steps_bursts_that_wait_for_each_other_keep_both_promises(
+    device: Seconds, is_learned: bool
+) -> None:
+    """With others expected to fill the last rounds, the mean was up to 1.12 times on flux.
+
+    Where rows gain little, widths that are near ties are told apart late beside neighbours.
+    """
+    theirs, throughput = others(device, steps=MIXED), 0.94 if is_learned else 0.97
+    bursts = []
+    for seed in range(5 if is_learned else 1):
+        costs = disturbed(device, seed, wrong=False) if is_learned else None
+        policy = Continuous(costs or known(device))
+        bursts += play(device, policy, costs, bursts=6, steps=MIXED)[1:]
+
+    assert median(one.took_s for one in bursts) <= min(one.took_s for one in theirs) / throughput
+    assert median(one.mean_s for one in bursts) <= 1.05 * min(one.mean_s for one in theirs)
+
+
 def test_in_a_burst_trials_cost_no_more_than_their_share_from_the_first_forward() -> None:
     """By what the burst ends later, not by what a single forward takes more."""
     tried = 0
@@ -257,12 +304,42 @@ def test_no_fixed_width_is_nearer_to_both_the_soonest_end_and_the_least_mean(
     assert missed(chosen) == pytest.approx(min(missed(n + 1) for n in range(len(seconds))))
 
 
-def test_a_burst_is_of_equal_requests_that_came_at_once_however_the_machine_is() -> None:
+def test_a_burst_is_of_requests_that_came_at_once_however_the_machine_is() -> None:
     """The work that is predicted moves with the machine's speed, and is another for who waits."""
     one = ParkedCall(1, 1, "key", whole_s=1.0, left_s=1.0, steps=12)
     slow, late = replace(one, whole_s=2.0, left_s=0.3), replace(one, arrived_s=0.2)
 
-    assert is_burst([one, slow], round_s=0.1)
-    assert is_burst([one, late], round_s=0.3)
-    assert not is_burst([one, late], round_s=0.1)
-    assert not is_burst([one, replace(one, steps=13)], round_s=0.1)
+    assert are_equal([one, slow])
+    assert not are_equal([one, replace(one, steps=13)])
+    assert came_at_once([one, late], round_s=0.3)
+    assert not came_at_once([one, late], round_s=0.1)
+
+
+@given(
+    st.lists(st.floats(0.01, 1.0), min_size=2, max_size=8),
+    st.lists(st.integers(1, 30), min_size=1, max_size=20),
+    st.integers(0, 50),
+)
+def test_no_fixed_width_is_nearer_to_both_for_requests_of_mixed_steps_played_step_by_step(
+    steps_s: list[float], left: list[int], waited: int
+) -> None:
+    seconds = [sum(steps_s[: n + 1]) for n in range(len(steps_s))]
+
+    def ends(width: int) -> tuple[float, float]:
+        line, running, done_s = list(left), list[int](), list[float]()
+        now_s = waited * seconds[0]
+        while line or running:
+            while line and len(running) < width:
+                running.append(line.pop(0))
+            now_s += seconds[len(running) - 1]
+            done_s += [now_s for steps in running if steps == 1]
+            running = [steps - 1 for steps in running if steps > 1]
+        return now_s, fmean(done_s)
+
+    found = [ends(n + 1) for n in range(len(seconds))]
+    soonest_s, least_s = (min(one[at] for one in found) for at in (0, 1))
+    missed = [max(end_s / soonest_s, mean_s / (1.08 * least_s)) for end_s, mean_s in found]
+    left_s = [steps * seconds[0] for steps in left]
+    chosen = best_width_of_mixed(seconds, left_s, waited * seconds[0])
+
+    assert missed[chosen - 1] == pytest.approx(min(missed))

@@ -1,6 +1,7 @@
 """How wide: near ties, and when a width is tried."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -216,8 +217,11 @@ def test_a_device_that_is_fuller_than_predicted_runs_wider() -> None:
     widths = []
     for costs in (Costs({kind: curve}), Stretched({kind: curve})):
         policy = Continuous(costs)
-        for n in range(1, 101):  # six tenths of what it can do alone, as far as was predicted
-            policy.admit([QueuedRequest(n, 2000.0 * n, 1200.0, 1200.0)], 32, 2000.0 * n)
+        for now_s in (0.0, 1.0):  # others are under way
+            policy.choose([replace(calls[0], order=9, request=9)], 0.0, now_s)
+        for n in range(1, 101):  # six tenths of what it can do, as far as was predicted
+            work_s = 1200.0 * curve.speedup(8)
+            policy.admit([QueuedRequest(n, 2000.0 * n, work_s, work_s)], 32, 2000.0 * n)
         widths.append(len(policy.choose(calls, 0.0, 200_000.0).calls))
 
     assert widths == [2, 3]

@@ -1,4 +1,10 @@
-"""How busy the device is going to be, by what came and what ran lately."""
+"""How busy the device is going to be, by what came and what ran lately.
+
+Of what came, that counts which found others under way: a line is filled by those who come before it
+is empty. Requests that come all at once, and the next when these are done, never fill one. Where
+requests come independently of each other, the rate is the same: those who come find what is there
+at any time (Wolff, Poisson Arrivals See Time Averages, Operations Research 30, 1982).
+"""
 
 from collections import deque
 from collections.abc import Hashable, Sequence
@@ -18,25 +24,42 @@ COMING = 3.0  # times as many as came so far: more are not counted on
 class Load:
     """Arrivals and denoising forwards, remembered for a while."""
 
+    # of those who came while others ran: seconds that others had run by then, and `_came_s`
     _came: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    _came_s: float = 0.0  # work of all that came, alone on the device
+    _came_s: float = 0.0  # their work, alone on the device
+    _busy_s: float = 0.0  # that others ran, up to `_since_s`
+    _since_s: float | None = None  # when the last forward began; None: all came at once so far
+    _has_run: bool = False  # a denoising forward, since somebody came who found nobody
     _last: int = 0  # request that came last
     _alone_s: float = 0.0  # what the calls that ran lately would take one by one
     _best_s: float = 0.0  # and at the width that is fastest
     _key: Hashable = None  # of the last forward
     _unmixed: int = LATELY  # forwards since the key was another
 
-    def came(self, waiting: Sequence[QueuedRequest]) -> None:
-        """Note those of a line, in order, that were not in it before."""
+    def came(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> None:
+        """Note those of a line, in order, that were not in it before.
+
+        Who comes before the first denoising forward has ended is taken to have come at once with
+        the first.
+
+        Args:
+            running: requests that were admitted before.
+        """
+        if not running:
+            self._has_run, self._since_s = False, None
         if waiting and waiting[-1].request > self._last:
-            for one in waiting[-REMEMBERED:]:
-                if one.request > self._last:
-                    self._came_s += one.whole_s
-                    self._came.append((one.arrived_s, self._came_s))
+            if self._since_s is not None:
+                busy_s = self._busy_by(now_s)
+                for one in waiting[-REMEMBERED:]:
+                    if one.request > self._last:
+                        self._came_s += one.whole_s
+                        self._came.append((busy_s, self._came_s))
             self._last = waiting[-1].request
 
-    def ran(self, calls: Sequence[ParkedCall], curve: AnyCurve) -> None:
-        """Note a denoising forward."""
+    def ran(self, calls: Sequence[ParkedCall], curve: AnyCurve, now_s: float) -> None:
+        """Note a denoising forward that begins."""
+        self._busy_s = self._busy_by(now_s)
+        self._since_s, self._has_run = now_s if self._has_run else None, True
         is_same = self._key is None or calls[0].key == self._key
         self._key, self._unmixed = calls[0].key, self._unmixed + 1 if is_same else 0
         alone_s = sum([curve.seconds(call.rows) for call in calls])
@@ -59,7 +82,7 @@ class Load:
         if len(self._came) < 2:
             return 0.0
         began_s, before_s = self._came[0]
-        work_s, over_s = self._came_s - before_s, now_s - began_s
+        work_s, over_s = self._came_s - before_s, self._busy_by(now_s) - began_s
         best = self._alone_s / self._best_s if self._best_s else 1.0
         return min(BUSY, stretch * work_s / over_s / best) if over_s > 0 else BUSY
 
@@ -67,3 +90,6 @@ class Load:
         """Requests that are in the engine or are likely to come before it is empty."""
         coming = present / (1 - self.share(now_s, stretch)) - present
         return present + min(coming, COMING * len(self._came))
+
+    def _busy_by(self, now_s: float) -> float:
+        return self._busy_s + (now_s - self._since_s if self._since_s is not None else 0.0)

@@ -1,46 +1,87 @@
-"""How wide the forwards of a burst are: of equal requests that came at once.
+"""How wide the forwards of a burst are: of requests that came at once.
 
-They have equally much to do, and nobody comes who would fill the last round. So what rounds take
-says when the last of them ends, and the mean one; both are to be as early as in a mode with fixed
-batches. The width is taken whose larger miss is the least: of its last end over the earliest of any
-width, and of its mean over that of one by one, or of forwards as wide as may be, whichever is less.
-As long as a burst lasts it counts with all its requests, those that are done, too: what is left of
-it is never split anew.
+Nobody comes who would fill the last round. So what rounds take says when the last request ends, and
+the mean one; both are to be as early as in a mode with fixed batches. The width is taken whose
+larger miss is the least: of its last end over the earliest of any width, and of its mean over the
+least that is asked of it.
 
-Source: the weighted Chebyshev method for two objectives, Bowman, On the Relationship of the
-Tchebycheff Norm and the Efficient Frontier of Multiple-Criteria Objectives, 1976.
+Equal requests have equally much to do, and are a burst whether or not others may come: as long as
+it lasts it counts with all its requests, those that are done, too, and what is left of it is never
+split anew. Other requests are one only where next to nobody is likely to come; how they end is
+played for every width, whoever is done making room for the next (list scheduling).
+
+Sources: the weighted Chebyshev method for two objectives, Bowman, On the Relationship of the
+Tchebycheff Norm and the Efficient Frontier of Multiple-Criteria Objectives, 1976; list scheduling,
+Graham, Bounds for Certain Multiprocessing Anomalies, Bell System Technical Journal 45, 1966.
 """
 
 from collections.abc import Sequence
+from heapq import heappop, heappush, heapreplace
 
 from carpool.types import ParkedCall
 
 SLOWER = 1.04  # times: so much later the mean may be before it counts as a miss
+SLOWER_MIXED = 1.08  # the same beside the least there is, which no fixed batches have
 LEAST_CALLS = 4  # fewer are no burst
+MOST_CALLS = 64  # of different requests: playing more of them takes too long
+
+Ends = tuple[float, float]
+"""When the last of some calls is done, and when the mean one, seconds."""
 
 
-def is_burst(line: Sequence[ParkedCall], round_s: float) -> bool:
-    """Whether calls are of equal requests that came within a round."""
+def came_at_once(line: Sequence[ParkedCall], round_s: float) -> bool:
+    """Whether calls are of requests that came within a round."""
     arrived = [call.arrived_s for call in line]
-    return max(arrived) - min(arrived) <= round_s and len({call.steps for call in line}) == 1
+    return max(arrived) - min(arrived) <= round_s
+
+
+def are_equal(line: Sequence[ParkedCall]) -> bool:
+    """Whether calls are of requests that have the same to do in all."""
+    return len({call.steps for call in line}) == 1
 
 
 def best_width(seconds: Sequence[float], calls: int) -> int:
-    """The calls of a forward, for a burst that is done in rounds.
+    """The calls of a forward, for a burst of equal requests that is done in rounds.
+
+    Its mean is to be no later than one by one, or in forwards as wide as may be: whichever is less.
 
     Args:
         seconds: of a turn of 1, 2, ... calls: those that a forward may have.
         calls: of the whole burst.
     """
     ends = [_ends(seconds, calls, n) for n in range(1, len(seconds) + 1)]
+    return _nearest(ends, SLOWER * min(ends[0][1], ends[-1][1]))
+
+
+def best_width_of_mixed(seconds: Sequence[float], left_s: Sequence[float], waited_s: float) -> int:
+    """The same for requests that have different work left; the mean is to be near the least.
+
+    Both count from their arrival: what is left of a burst weighs less and less.
+
+    Args:
+        left_s: the work of each, alone, in the order in which they are taken.
+        waited_s: since they came.
+    """
+    slower = [turn_s / seconds[0] for turn_s in seconds]
+    played = [_played(slower, left_s, n) for n in range(1, len(seconds) + 1)]
+    ends = [(waited_s + end_s, waited_s + mean_s) for end_s, mean_s in played]
+    return _nearest(ends, SLOWER_MIXED * min(mean_s for _, mean_s in ends))
+
+
+def _nearest(ends: Sequence[Ends], wanted_s: float) -> int:
+    """The width whose larger miss is the least.
+
+    Args:
+        ends: of widths 1, 2, ...
+        wanted_s: a later mean is a miss.
+    """
     soonest_s = min(end_s for end_s, _ in ends)
-    least_s = min(ends[0][1], ends[-1][1])
 
     def misses(n: int) -> tuple[float, float, int]:
         end_s, mean_s = ends[n - 1]
-        return max(end_s / soonest_s, mean_s / (SLOWER * least_s)), mean_s, -n
+        return max(end_s / soonest_s, mean_s / wanted_s), mean_s, -n
 
-    return min(range(1, len(seconds) + 1), key=misses)
+    return min(range(1, len(ends) + 1), key=misses)
 
 
 def trial_s(seconds: Sequence[float], best: int, tried: int) -> float:
@@ -52,9 +93,32 @@ def trial_s(seconds: Sequence[float], best: int, tried: int) -> float:
     return seconds[tried - 1] + rest_s - 2 * seconds[best - 1]
 
 
-def _ends(seconds: Sequence[float], calls: int, width: int) -> tuple[float, float]:
-    """When the last of so many calls is done, and when the mean one, in rounds of a width."""
+def _ends(seconds: Sequence[float], calls: int, width: int) -> Ends:
+    """Of so many equal calls, in rounds of a width."""
     full, left = divmod(calls, width)
     round_s = seconds[width - 1]
     end_s = full * round_s + (seconds[left - 1] if left else 0.0)
     return end_s, (width * round_s * full * (full + 1) / 2 + left * end_s) / calls
+
+
+def _played(slower: Sequence[float], left_s: Sequence[float], width: int) -> Ends:
+    """Of calls with different work left, in turns of a width: whoever is done makes room.
+
+    Args:
+        slower: what a turn of 1, 2, ... calls takes, in turns of one.
+    """
+    now_s, done_s, sum_s = 0.0, 0.0, 0.0
+    running: list[float] = []  # the work, alone, that each in the forward has done when it ends
+    for work_s in left_s:
+        if len(running) < width:
+            heappush(running, work_s)
+            continue
+        ended_s = heapreplace(running, running[0] + work_s)
+        now_s += (ended_s - done_s) * slower[width - 1]
+        sum_s, done_s = sum_s + now_s, ended_s
+    while running:
+        turn = slower[len(running) - 1]
+        ended_s = heappop(running)
+        now_s += (ended_s - done_s) * turn
+        sum_s, done_s = sum_s + now_s, ended_s
+    return now_s, sum_s / len(left_s)

@@ -69,7 +69,7 @@ class Continuous:
 
     def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
         """Choose the requests to admit: as many as there are places for, by their ranks."""
-        self._load.came(waiting)
+        self._load.came(waiting, running, now_s)
         if self._shares is not None:
             self._shares.queued(waiting)
         free = self.max_running - running
@@ -114,7 +114,7 @@ class Continuous:
             if parked[0].phase == "denoise" and parked[0].request not in self._begun:
                 self._begun = set()
             choice = Choice(tuple(parked), why="nobody")
-            self._note(choice, parked, everyone)
+            self._note(choice, parked, everyone, now_s)
             return choice
         phases: dict[str, list[ParkedCall]] = {"decode": [], "encode": [], "denoise": []}
         for call in parked:
@@ -141,7 +141,7 @@ class Continuous:
         else:
             decode, encode = (self._due(phases[one], parked) for one in ("decode", "encode"))
             choice = self._beside(decode or encode, parked, waiting_s, now_s)
-        self._note(choice, parked, everyone)
+        self._note(choice, parked, everyone, now_s)
         return choice
 
     def _due(
@@ -346,7 +346,11 @@ class Continuous:
         return mean_s * curve.seconds(rows) / curve.seconds(one.rows)
 
     def _note(
-        self, choice: Choice, parked: Sequence[ParkedCall], everyone: Sequence[ParkedCall]
+        self,
+        choice: Choice,
+        parked: Sequence[ParkedCall],
+        everyone: Sequence[ParkedCall],
+        now_s: float,
     ) -> None:
         leader = choice.calls[0]
         loss_s = self._trials.get((leader.order, len(choice.calls)))
@@ -355,7 +359,7 @@ class Continuous:
         self._widths.has_tried = loss_s is not None
         chosen, is_denoise = {call.order for call in choice.calls}, leader.phase == "denoise"
         if is_denoise:
-            self._load.ran(choice.calls, self.costs.curve(leader.kind))
+            self._load.ran(choice.calls, self.costs.curve(leader.kind), now_s)
         before = self._passed
         passed = {
             call.order: before.get(call.order, 0) + 1

@@ -22,11 +22,19 @@ machine was.
 The mean of rounds is our own: ARCHITECTURE.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from carpool.schedule.burst import LEAST_CALLS, best_width, is_burst, trial_s
+from carpool.schedule.burst import (
+    LEAST_CALLS,
+    MOST_CALLS,
+    are_equal,
+    best_width,
+    best_width_of_mixed,
+    came_at_once,
+    trial_s,
+)
 from carpool.schedule.cost import AnyCurve, Costs, Curve
 from carpool.schedule.trials import FLOOR, price, value
 from carpool.types import ParkedCall
@@ -36,6 +44,7 @@ NEAR = 0.03  # of the mean of rounds: what the wider may be worse by in a long l
 TRADE = 0.25  # of the requests a second that a wider forward gains: what the mean may lose for it
 MOST_TRADED = 0.05  # of the mean latency
 LEAST_GAINED = 0.1  # of the requests a second: less is not worth that
+CLOSED = 1.1  # times those who are here: a backlog of no more than this is not filled up
 LONG_LINE = 20  # requests: with so many, rows that gain less than `min_gain` are worth it, too
 
 
@@ -109,8 +118,10 @@ class Widths:
         if len(means) > 1:
             round_s = means[best - 1][2] / means[best - 1][3]
             here = round(backlog if present is None else present)
-            if not between and (calls := self._calls_of_burst(line, round_s, here)):
-                best, trial = self._of_burst(curve, means, calls)
+            is_closed = present is not None and backlog < CLOSED * present
+            best_of = None if between else self._burst(line, round_s, here, is_closed, waited)
+            if best_of is not None:
+                best, trial = self._of_burst(curve, means, best_of)
             else:
                 if not between and best < len(means):  # else others would wait for it
                     waited_s = 2 * waited * seconds_of(line[0].rows)  # rounds are twice the mean
@@ -122,24 +133,43 @@ class Widths:
             why = "knee"
         return best, why
 
-    def _calls_of_burst(self, line: Sequence[ParkedCall], round_s: float, here: int) -> int:
-        """Of how many requests the burst was that a line is of; 0: it is of none.
+    def _burst(
+        self,
+        line: Sequence[ParkedCall],
+        round_s: float,
+        here: int,
+        is_closed: bool,
+        waited: float,
+    ) -> Callable[[Sequence[float]], int] | None:
+        """What gives the best width of a burst, by seconds of turns; None: the line is of none.
 
         Args:
             here: requests, by now.
+            is_closed: next to nobody is likely to come before they are done.
+            waited: as of `choose`.
         """
-        if not is_burst(line, round_s):
-            return 0
+        if not came_at_once(line, round_s):
+            return None
+        if not are_equal(line):
+            if not is_closed or len(line) < LEAST_CALLS or here > MOST_CALLS:
+                return None
+            left_s = [call.left_s for call in line]
+            mean_s = sum(left_s) / len(left_s)
+            left_s += [mean_s] * (here - len(left_s))
+            return lambda seconds: best_width_of_mixed(seconds, left_s, waited * mean_s)
         arrived_s = line[0].arrived_s
         if abs(arrived_s - self._burst_s) > round_s:
             if len(line) < LEAST_CALLS:
-                return 0
+                return None
             self._burst_s, self._burst_calls = arrived_s, here
         self._burst_calls = max(self._burst_calls, len(line))
-        return self._burst_calls
+        return lambda seconds: best_width(seconds, self._burst_calls)
 
     def _of_burst(
-        self, curve: AnyCurve, means: Sequence[tuple[int, int, float, float]], calls: int
+        self,
+        curve: AnyCurve,
+        means: Sequence[tuple[int, int, float, float]],
+        best_of: Callable[[Sequence[float]], int],
     ) -> tuple[int, int]:
         """The best width of a burst, at worst, and what is run: one that may well be better.
 
@@ -148,7 +178,7 @@ class Widths:
         likely = [mean_s / rounds for _, _, mean_s, rounds in means]
         sds = [curve.sd(rows) for _, rows, _, _ in means]
         worst = [seconds + sd for seconds, sd in zip(likely, sds, strict=True)]
-        best = best_width(worst, calls)
+        best = best_of(worst)
         if isinstance(curve, Curve) or self.has_tried:
             return best, best
         optimism = curve.optimism
@@ -156,7 +186,7 @@ class Widths:
             max(seconds - optimism * sd, FLOOR * seconds)
             for seconds, sd in zip(likely, sds, strict=True)
         ]
-        tried = best_width(hoped, calls)
+        tried = best_of(hoped)
         if tried == best:
             return best, best
         loss_s = max(trial_s(likely, best, tried), FLOOR * likely[tried - 1])
