@@ -26,17 +26,16 @@ from carpool.engine.model.device import DeviceLost
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.model_runner import ModelRunner
-from carpool.engine.observe.activity import snapshot
 from carpool.engine.observe.forward import Observer
 from carpool.engine.observe.heartbeat import LoopProgress
-from carpool.engine.observe.stats import Stats, memory
+from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.timeline import TimelineStore
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import Listener
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
 from carpool.engine.sweep import Sweeps
-from carpool.errors import Cancelled, CarpoolError, PipelineFailed, SettingRejected, WorkerLost
+from carpool.errors import Cancelled, CarpoolError, PipelineFailed, WorkerLost
 from carpool.schedule.policy import Policy
 from carpool.telemetry.activity import Snapshot
 from carpool.types import CheckedRequest, Clock
@@ -69,18 +68,15 @@ class EngineCore:
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
         self.after_turn: Callable[[], None] = lambda: None  # called when all have got answers
-        self.heartbeat, self._stats, self._timelines = (
-            LoopProgress(clock),
-            Stats(clock),
-            TimelineStore(),
-        )
+        self.heartbeat, self._stats = LoopProgress(clock), Stats(clock)
+        self._timelines = TimelineStore()
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
         self._installation = Installation(loaded, self.heartbeat)
         adapters = self._installation.adapters
         watch, streamer = Stopwatch(loaded.device), loaded.streamer
-        self._sweeps = Sweeps(streamer, adapters, clock, watch) if streamer is not None else None
+        sweeps = Sweeps(streamer, adapters, clock, watch) if streamer is not None else None
         self.scheduler = Scheduler(
-            loaded, settings, self._queue, clock, table, policy, watch, self._sweeps
+            loaded, settings, self._queue, clock, table, policy, watch, sweeps
         )
         self._observers: list[Observer] = [
             self.scheduler.forward, self._stats.forward, self._timelines.forward, *observers
@@ -94,7 +90,7 @@ class EngineCore:
         kept = table.path.with_suffix(".fusing.json") if table else None
         self.runner = ModelRunner(
             loaded, settings, adapters, self._installation.interception, self.scheduler,
-            self.heartbeat, self._sweeps, clock, self._observers, around, verdicts=kept,
+            self.heartbeat, sweeps, clock, self._observers, around, verdicts=kept,
         )  # fmt: skip
         self._off_loop = OffLoop(off_loop)
         self.running = RunningRequests(
@@ -157,12 +153,7 @@ class EngineCore:
         Returns:
             What is wrong with them, one line each: that was not taken, the rest was.
         """
-        problems = self._registry.reload()
-        try:
-            self.scheduler.reload()
-        except SettingRejected as error:
-            problems.append(str(error))
-        return problems
+        return [*self._registry.reload(), *self.scheduler.reload()]
 
     def _offer(self, adapters: tuple[str, ...]) -> None:
         self.loaded = replace(self.loaded, card=replace(self.loaded.card, lora=adapters))
@@ -172,22 +163,15 @@ class EngineCore:
         self._queue.close()
 
     def statistics(self) -> dict[str, Any]:
-        """Counters and state; see `Stats.statistics` and `Scheduler.statistics`."""
+        """Counters and state: those of `Stats`, of the scheduler and of the model runner."""
         return {
             "waiting": len(self._queue),
             "running": len(self.running),
             "requests": self._queue.submitted,
             **self._stats.statistics(),
             **self.scheduler.statistics(),
-            "fusing": self.runner.probation.statistics(),
-            "memory": memory(self.loaded),
-            "streaming": None if self._sweeps is None else self._sweeps.statistics(),
-            "group": None if self.loaded.group is None else self.loaded.group.statistics(),
+            **self.runner.statistics(),
         }
-
-    def fusing(self) -> list[dict[str, Any]]:
-        """How each method or kind of call fuses; see `Probation.report`. Engine's thread only."""
-        return self.runner.probation.report()
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         """What a request did when, and what it waited for; None if it is not known any more."""
@@ -195,9 +179,7 @@ class EngineCore:
 
     def requests(self) -> Snapshot:
         """The running and the queued requests, for those who watch the engine."""
-        _, queued = self._queue.snapshot()
-        starts_s = self.scheduler.admission.starts_s(queued, len(self.running))
-        return snapshot(self._clock(), self.running.states, queued, starts_s)
+        return self.scheduler.snapshot(self.running.states)
 
     # On the engine's own thread
 

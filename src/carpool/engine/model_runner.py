@@ -23,6 +23,7 @@ from carpool.engine.model.tiling import can_tile, tiles
 from carpool.engine.numerics import Exact
 from carpool.engine.observe.forward import Observer, forward_of
 from carpool.engine.observe.heartbeat import LoopProgress
+from carpool.engine.observe.stats import memory
 from carpool.engine.probation.probation import Probation
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.request import RequestState
@@ -62,7 +63,8 @@ class ModelRunner:
         *,
         verdicts: Path | None,
     ) -> None:
-        self._device, self._clock, self._heartbeat = loaded.device, clock, heartbeat
+        self._loaded, self._device = loaded, loaded.device
+        self._clock, self._heartbeat = clock, heartbeat
         self._adapters, self._interception = adapters, interception
         self._scheduler, self._sweeps = scheduler, sweeps
         self.fuser = Fuser(is_exact=settings.numerics == "exact")
@@ -89,6 +91,16 @@ class ModelRunner:
         return self._sweeps.execute(
             selections, run, widths, free, self.probation.is_settled, in_tiles=self._run_in_tiles
         )
+
+    def statistics(self) -> dict[str, Any]:
+        """How calls fuse, memory, and what a streamed model or a group does. From any thread."""
+        sweeps, group = self._sweeps, self._loaded.group
+        return {
+            "fusing": self.probation.statistics(),
+            "memory": memory(self._loaded),
+            "streaming": None if sweeps is None else sweeps.statistics(),
+            "group": None if group is None else group.statistics(),
+        }
 
     def _run(self, states: Sequence[RequestState]) -> list[Any]:
         """Run these calls as one forward, and tell the observers of it."""

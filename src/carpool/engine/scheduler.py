@@ -19,16 +19,19 @@ from carpool.engine.fuse import decode_bytes
 from carpool.engine.learning import CostLearning
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.stopwatch import Stopwatch
+from carpool.engine.observe.activity import snapshot
 from carpool.engine.observe.forward import Forward
 from carpool.engine.observe.width_reason import width_reason
 from carpool.engine.prediction import Predictor, Size
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
 from carpool.engine.sweep import Sweeps
+from carpool.errors import SettingRejected
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.policy import Policy, build, reload, widest
 from carpool.schedule.sweep import choose_sweep, sweep_s
+from carpool.telemetry.activity import Snapshot
 from carpool.types import (
     NO_KIND,
     Choice,
@@ -218,9 +221,17 @@ class Scheduler:
         self.keep(at_most_every_s=KEEP_EVERY_S)
         self._queue.wait(self._version, self.wake_s)
 
-    def reload(self) -> None:
-        """Read the batching config again, from any thread; see `schedule.policy.reload`."""
-        reload(self._policy, self._settings, self._server)
+    def reload(self) -> list[str]:
+        """Read the batching config again, from any thread; see `schedule.policy.reload`.
+
+        Returns:
+            What is wrong with it, if anything is: then the old one stays.
+        """
+        try:
+            reload(self._policy, self._settings, self._server)
+        except SettingRejected as error:
+            return [str(error)]
+        return []
 
     def keep(self, at_most_every_s: float = 0.0) -> None:
         """Write the learned costs to their file."""
@@ -239,6 +250,12 @@ class Scheduler:
         self.learning.learn()
         self.log_last_batches()
         self.keep()
+
+    def snapshot(self, running: Sequence[RequestState]) -> Snapshot:
+        """These requests and the queued ones, for those who watch. From any thread."""
+        _, queued = self._queue.snapshot()
+        starts_s = self.admission.starts_s(queued, len(running))
+        return snapshot(self._clock(), running, queued, starts_s)
 
     def statistics(self) -> dict[str, Any]:
         """Reasons for widths, seconds of forwards, costs, overload, batches of `dynamic`."""

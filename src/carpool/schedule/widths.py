@@ -9,8 +9,8 @@ by one of theirs, and whoever is left out of the first waits for that, too.
 
 The mean is not all: who is done in fewer, wider forwards leaves the device sooner. A wider forward,
 that all who are there can fill, is taken where the mean latency, from arrival to end, loses no more
-by it than a part of what it gains in requests a second, and no other key waits. Equal requests that
-came at once have a rule of their own (`burst.py`).
+by it than a part of what it gains in requests a second, and no other key waits. Requests that came
+at once have a rule of their own (`burst.py`).
 
 What was learned is uncertain. While few wait, a wider forward is taken for slower by a part of
 that: the best of many guesses is too good to be true. Where many wait, near ties go to the wider: a

@@ -92,6 +92,7 @@ def _prove(
         around=watch.around,
     )
     engine.enter()
+    report = engine.runner.probation.report
     try:
         alone = [_run(engine, [job], "alone", tick)[0] for job in jobs]
         most, is_settled = 0.0, False
@@ -100,10 +101,10 @@ def _prove(
             most = max(most, *(apart_of(a, b) for a, b in zip(together, alone, strict=True)))
             if is_settled:
                 break
-            is_settled = all(line["fuses"] != "probation" for line in engine.fusing())
+            is_settled = all(line["fuses"] != "probation" for line in report())
         timelines = [engine.timeline(job.request_id) or {} for job in jobs]
         exclusive = {name for one in timelines for name in one.get("exclusive", ())}
-        lines = engine.fusing()
+        lines = report()
     finally:
         table.costs = before
         engine.leave()
