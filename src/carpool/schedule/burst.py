@@ -21,7 +21,7 @@ from heapq import heappop, heappush, heapreplace
 from carpool.types import ParkedCall
 
 SLOWER = 1.04  # times: so much later the mean may be before it counts as a miss
-SLOWER_MIXED = 1.08  # the same beside the least there is, which no fixed batches have
+SLOWER_MIXED = 1.06  # the same beside the least there is, which no fixed batches have
 LEAST_CALLS = 4  # fewer are no burst
 MOST_CALLS = 64  # of different requests: playing more of them takes too long
 

@@ -57,7 +57,7 @@ class Widths:
     loss_s: float | None = None  # that the width chosen last may lose, if it is a trial
     has_tried: bool = False  # in the last forward
     _burst_s: float = -inf  # when the last burst came
-    _burst_calls: int = 0  # of it
+    _burst_calls: int = 0  # of it, all equal; 0: they are not
 
     def choose(
         self,
@@ -150,20 +150,20 @@ class Widths:
         """
         if not came_at_once(line, round_s):
             return None
-        if not are_equal(line):
-            if not is_closed or len(line) < LEAST_CALLS or here > MOST_CALLS:
-                return None
-            left_s = [call.left_s for call in line]
-            mean_s = sum(left_s) / len(left_s)
-            left_s += [mean_s] * (here - len(left_s))
-            return lambda seconds: best_width_of_mixed(seconds, left_s, waited * mean_s)
-        arrived_s = line[0].arrived_s
+        arrived_s, is_equal = line[0].arrived_s, are_equal(line)
         if abs(arrived_s - self._burst_s) > round_s:
-            if len(line) < LEAST_CALLS:
+            if len(line) < LEAST_CALLS or not (is_equal or is_closed):
                 return None
-            self._burst_s, self._burst_calls = arrived_s, here
-        self._burst_calls = max(self._burst_calls, len(line))
-        return lambda seconds: best_width(seconds, self._burst_calls)
+            self._burst_s, self._burst_calls = arrived_s, here if is_equal else 0
+        if self._burst_calls:
+            self._burst_calls = max(self._burst_calls, len(line))
+            return (lambda seconds: best_width(seconds, self._burst_calls)) if is_equal else None
+        if not is_closed or here > MOST_CALLS:
+            return None
+        left_s = [call.left_s for call in line]
+        mean_s = sum(left_s) / len(left_s)
+        left_s += [mean_s] * (here - len(left_s))
+        return lambda seconds: best_width_of_mixed(seconds, left_s, waited * mean_s)
 
     def _of_burst(
         self,
