@@ -343,3 +343,34 @@ def test_no_fixed_width_is_nearer_to_both_for_requests_of_mixed_steps_played_ste
     chosen = best_width_of_mixed(seconds, left_s, waited * seconds[0])
 
     assert missed[chosen - 1] == pytest.approx(min(missed))
+
+
+@given(st.lists(st.tuples(st.floats(-0.1, 1.0), st.integers(0, 20)), min_size=1, max_size=12))
+def test_whatever_work_is_predicted_of_a_burst_some_of_it_runs(
+    work: list[tuple[float, int]],
+) -> None:
+    """Steps may be unknown, and a pipeline may call its denoiser once more after the last step."""
+    policy = Continuous(known(FLUX))
+    calls = [
+        ParkedCall(n, n, "key", 1, 8, kind=DENOISE, left_s=left_s, steps=steps)
+        for n, (left_s, steps) in enumerate(work, 1)
+    ]
+
+    for now_s in (0.0, 1.0):
+        assert 1 <= len(policy.choose(calls, 0.0, now_s).calls) <= 8
+
+
+def test_a_burst_is_of_different_requests_though_they_look_equal_until_they_are_encoded() -> None:
+    """In an engine, unlike in the simulator: a pipeline counts its steps later."""
+    steps, asked = (14, 14, 14, 14, 20, 20, 20, 20), list[int]()
+    policy = Continuous(known(SHAPES))
+    encodes = [ParkedCall(n, n, "encode", 1, 8, "encode", ENCODE) for n in range(1, 9)]
+    policy.choose([replace(one, left_s=0.1, whole_s=0.1) for one in encodes], 0.0, 0.0)
+    for now_s, left in ((0.01, 0), (0.2, 10)):
+        calls = [
+            ParkedCall(10 + n, n, "key", 1, 8, kind=DENOISE, left_s=own * 0.0064, steps=own + left)
+            for n, own in enumerate([one - left for one in steps], 1)
+        ]
+        asked.append(len(policy.choose(calls, 0.0, now_s).calls))
+
+    assert asked == [8, 8]  # six of them, where only the mean counted

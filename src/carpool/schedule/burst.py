@@ -59,10 +59,12 @@ def best_width_of_mixed(seconds: Sequence[float], left_s: Sequence[float], waite
     Both count from their arrival: what is left of a burst weighs less and less.
 
     Args:
-        left_s: the work of each, alone, in the order in which they are taken.
+        left_s: the work of each, alone, in the order in which they are taken; at least a turn is
+            left of a call that waits for one, whatever was predicted.
         waited_s: since they came.
     """
     slower = [turn_s / seconds[0] for turn_s in seconds]
+    left_s = [max(work_s, seconds[0]) for work_s in left_s]
     played = [_played(slower, left_s, n) for n in range(1, len(seconds) + 1)]
     ends = [(waited_s + end_s, waited_s + mean_s) for end_s, mean_s in played]
     return _nearest(ends, SLOWER_MIXED * min(mean_s for _, mean_s in ends))

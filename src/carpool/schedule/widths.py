@@ -57,7 +57,8 @@ class Widths:
     loss_s: float | None = None  # that the width chosen last may lose, if it is a trial
     has_tried: bool = False  # in the last forward
     _burst_s: float = -inf  # when the last burst came
-    _burst_calls: int = 0  # of it, all equal; 0: they are not
+    _burst_calls: int = 0  # of it
+    _is_mixed: bool = False  # its requests differ
 
     def choose(
         self,
@@ -154,10 +155,12 @@ class Widths:
         if abs(arrived_s - self._burst_s) > round_s:
             if len(line) < LEAST_CALLS or not (is_equal or is_closed):
                 return None
-            self._burst_s, self._burst_calls = arrived_s, here if is_equal else 0
-        if self._burst_calls:
-            self._burst_calls = max(self._burst_calls, len(line))
-            return (lambda seconds: best_width(seconds, self._burst_calls)) if is_equal else None
+            self._burst_s, self._burst_calls, self._is_mixed = arrived_s, here, False
+        self._burst_calls = max(self._burst_calls, len(line))
+        self._is_mixed |= not is_equal
+        # nobody knows the steps of calls that are encoded first: all of them look equal
+        if is_equal and not (self._is_mixed and line[0].phase == "denoise"):
+            return lambda seconds: best_width(seconds, self._burst_calls)
         if not is_closed or here > MOST_CALLS:
             return None
         left_s = [call.left_s for call in line]
