@@ -203,8 +203,9 @@ def neighbour(kind: str) -> Iterator[None]:
         yield
         return
     code = (
-        "import time\n"
-        "while True:\n"
+        "import os, time\n"
+        "parent = os.getppid()\n"
+        "while os.getppid() == parent:\n"  # who is killed cannot end it
         f"    end = time.monotonic() + {PHASE_S}\n"
         "    while time.monotonic() < end: pass\n"
         f"    time.sleep({PHASE_S})\n"
