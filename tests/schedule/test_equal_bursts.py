@@ -53,6 +53,14 @@ FLUX: Seconds = {  # rows gain little
     DECODE: {1: 0.0059, 2: 0.0089, 4: 0.0150},
 }
 PHASES: Mapping[CallKind, Phase] = {ENCODE: "encode", DENOISE: "denoise", DECODE: "decode"}
+on_every_device = pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(SHAPES, id="shapes"),
+        pytest.param(FLUX, id="flux"),
+        pytest.param(QWEN, id="qwen-image"),
+    ],
+)
 CALLS = {id(QWEN): 2}  # of the denoiser, a step: its guidance is a call of its own
 
 
@@ -189,14 +197,7 @@ def test_with_known_costs_a_burst_keeps_both_promises(device: Seconds, clients: 
 
 
 @pytest.mark.parametrize("apart_s", [0.0003, 0.001, 0.002])
-@pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param(SHAPES, id="shapes"),
-        pytest.param(FLUX, id="flux"),
-        pytest.param(QWEN, id="qwen-image"),
-    ],
-)
+@on_every_device
 def test_a_burst_that_comes_within_some_milliseconds_keeps_both_promises(
     device: Seconds, apart_s: float
 ) -> None:
@@ -232,14 +233,7 @@ def test_costs_learned_beside_neighbours_keep_both_promises_after_the_first_burs
 
 
 @pytest.mark.parametrize("is_learned", [False, True], ids=["known", "learned"])
-@pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param(SHAPES, id="shapes"),
-        pytest.param(FLUX, id="flux"),
-        pytest.param(QWEN, id="qwen-image"),
-    ],
-)
+@on_every_device
 def test_of_mixed_steps_bursts_that_wait_for_each_other_keep_both_promises(
     device: Seconds, is_learned: bool
 ) -> None:
