@@ -1,6 +1,7 @@
 """The data types that every part of Carpool shares.
 
-Plain data: no torch, no I/O, no behaviour beyond what the data itself implies.
+Plain data: no torch, no I/O, no behaviour beyond what the data itself implies. What is made at
+every forward is a `msgspec.Struct`: it is made, compared and hashed without running Python.
 """
 
 import random
@@ -9,6 +10,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
+
+from msgspec import Struct
 
 Clock = Callable[[], float]
 """Seconds since some fixed moment; never runs backwards. `time.monotonic`, or a test's own."""
@@ -119,8 +122,7 @@ class Timings:
     total_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class CallKind:
+class CallKind(Struct, frozen=True):
     """Calls that cost the same: a method, and the sizes of one row."""
 
     name: str  # "transformer.forward"
@@ -134,8 +136,7 @@ class CallKind:
 NO_KIND = CallKind("", 0)
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedRequest:
+class QueuedRequest(Struct, frozen=True):
     """One queued request, as much of it as a policy may see."""
 
     request: int  # place in the line of all requests
@@ -150,12 +151,11 @@ class QueuedRequest:
     group: str = ""  # of the outputs of one request, which the modes of peers batch as one
     group_size: int = 1  # how many of them there are or will be
     cost: float = 0.0  # towards a batch's `max_cost`
-    signature: Mapping[str, Hashable] = field(default_factory=dict, hash=False)  # `dynamic`
+    signature: Mapping[str, Hashable] = {}  # `dynamic`
     wave: Hashable = None  # what must be equal to share a wave: mode `request`
 
 
-@dataclass(frozen=True, slots=True)
-class ParkedCall:
+class ParkedCall(Struct, frozen=True):
     """One call waiting to be run, as much of it as a policy may see."""
 
     order: int  # place in the line of all calls ever parked; smaller waits longer
@@ -175,8 +175,7 @@ class ParkedCall:
     steps: int = 0  # of denoising, of its request; 0: not known
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(Struct, frozen=True):
     """The queued requests that are admitted now."""
 
     requests: tuple[int, ...]
@@ -184,16 +183,14 @@ class Admission:
     stop_reason: str = ""  # of a batch that is formed here: why it is not larger
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """Who shares the next forward; its leader first. Empty only if nobody is parked."""
 
     calls: tuple[ParkedCall, ...]
     why: str = ""  # it is not wider: "cap", "knee", "untried", "nobody"
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """Something that happened to one request."""
 
     kind: Literal["queued", "started", "step", "preview", "finished"]

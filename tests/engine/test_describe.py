@@ -1,10 +1,10 @@
 """Calls of one request that have not changed are described once; what changes is described anew."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from carpool.engine.describe import Describer
 from carpool.engine.fuse import Fuser

@@ -4,13 +4,14 @@ import itertools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from carpool.schedule.continuous import MAX_PASSED, Continuous
 from carpool.schedule.cost import Costs, Curve

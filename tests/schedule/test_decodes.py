@@ -1,12 +1,13 @@
 """Decodes wait for those who end with the next forward, when that costs less than it saves."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve

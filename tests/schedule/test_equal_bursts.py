@@ -8,13 +8,14 @@ what is learned of them is disturbed, so that counts and times say what wrong be
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from carpool.schedule.batch_modes import Dynamic, Off, Waves
 from carpool.schedule.burst import (

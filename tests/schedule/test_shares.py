@@ -4,13 +4,13 @@ import itertools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from carpool.schedule.batch_modes import together
 from carpool.schedule.continuous import Continuous

@@ -1,12 +1,12 @@
 """How wide: near ties, and when a width is tried."""
 
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import AnyCurve, Costs, Curve

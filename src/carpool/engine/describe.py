@@ -8,9 +8,10 @@ given again while that has not changed. The comparison costs a tenth of `Fuser.d
 import logging
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from carpool.engine.fuse import Fuser

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from msgspec import Struct
 from torch import nn
 
 from carpool.engine.fiber import current_context, in_fiber, park
@@ -45,8 +46,7 @@ class Target:
     is_doubted: bool = False  # its table was written for other code: it is proven first
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class Call(Struct, frozen=True, eq=False):
     """One method call that a fiber is parked on."""
 
     target: Target

@@ -24,8 +24,10 @@ System Concepts, 2018.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
+
+from msgspec.structs import replace
 
 from carpool.schedule.arrivals import Load
 from carpool.schedule.cost import Costs

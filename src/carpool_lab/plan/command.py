@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import to_builtins
 
 from carpool_lab.plan import predict
 from carpool_lab.simulate.tables import Table
@@ -102,7 +103,7 @@ def as_data(model: "ModelShapes", plans: Mapping[tuple[str, str], predict.Plan])
             {"device": key, **asdict(one), "knee": one.knee, "fits": one.fits}
             for (key, _), one in plans.items()
         ],
-        "tables": [asdict(table(model.name, one)) for one in plans.values()],
+        "tables": [to_builtins(table(model.name, one)) for one in plans.values()],
     }
 
 

@@ -7,8 +7,10 @@ A forward takes what the cost table says, and a constant for each call. There is
 
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
+
+from msgspec.structs import replace
 
 from carpool.schedule.cost import Costs
 from carpool.schedule.machine import Machine

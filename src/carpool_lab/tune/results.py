@@ -6,9 +6,11 @@ additional row raises the rows a second by more than `min_gain`.
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
+
+from msgspec import to_builtins
 
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs
@@ -112,7 +114,11 @@ class TuneReport:
                     "knee": one.most(self.min_gain),
                     "problem": one.problem or None,
                     "components": [
-                        {"name": str(part.kind), **asdict(part), "knee": part.knee(self.min_gain)}
+                        {
+                            "name": str(part.kind),
+                            **to_builtins(part),
+                            "knee": part.knee(self.min_gain),
+                        }
                         for part in one.components
                     ],
                 }
@@ -185,7 +191,8 @@ class TuneReport:
             encode_s=size.request_s("encode").get(1, 0.0),
             decode_s=size.request_s("decode").get(1, 0.0),
         )
-        return asdict(table)
+        fields: dict[str, Any] = to_builtins(table)
+        return fields
 
 
 def tables(data: Any) -> list[Table]:

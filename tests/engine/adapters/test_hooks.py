@@ -5,7 +5,7 @@ What plain diffusers gives is asked of a pipeline of its own, with `load_lora_we
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 import carpool

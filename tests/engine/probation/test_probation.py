@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from torch import Tensor, nn
 
 from carpool.engine.fuse import Fuser
@@ -479,7 +480,7 @@ def test_a_call_outside_of_its_table_fuses_once_it_has_proven_itself() -> None:
     trial = Trial(Framed())
     table = Spec(rows="hidden_states", rules={"hidden_states": STACK, "timestep": STACK})
     call = call_on(trial.module, **request(1), residuals=[randn(TOKENS, WIDTH, 1, seed=1)])
-    with_table = replace(call, target=replace(call.target, spec=table))
+    with_table = structs.replace(call, target=replace(call.target, spec=table))
 
     guessed = trial.probation.with_table(with_table).target.spec
 

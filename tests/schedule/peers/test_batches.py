@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from carpool.schedule.peers.batches import Batch, fill, wait_until, wave, wave_deadline
 from carpool.schedule.peers.compatibility import Caps
@@ -17,11 +18,11 @@ PAINTED = QueuedRequest(1, signature={"image": 0}, arrived_s=1.0)
 
 
 def many(waiting: QueuedRequest, n: int) -> QueuedRequest:
-    return dataclasses.replace(waiting, outputs=n)
+    return structs.replace(waiting, outputs=n)
 
 
 def costly(waiting: QueuedRequest, cost: float) -> QueuedRequest:
-    return dataclasses.replace(waiting, cost=cost)
+    return structs.replace(waiting, cost=cost)
 
 
 def test_everybody_who_fits_joins_the_head_and_who_differs_is_no_barrier() -> None:

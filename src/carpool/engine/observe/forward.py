@@ -1,8 +1,9 @@
 """The record of one forward, which observers get."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from carpool.types import Phase
 
@@ -10,8 +11,7 @@ if TYPE_CHECKING:
     from carpool.engine.request import RequestState
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
+class Forward(Struct, frozen=True):
     """One run of a module for one or several requests: what observers get.
 
     Runs that raised are not recorded.

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from carpool.engine.answers import copied
 from carpool.engine.execute import Failure, Ready
@@ -158,7 +159,9 @@ class Probation:
         spec = infer(call.arguments(), shared)
         if spec is not None and self._without_caches and _may_go_without_cache(call):
             spec = replace(spec, adds={"use_cache": False})
-        return None if spec is None else replace(call, target=replace(call.target, spec=spec))
+        return (
+            None if spec is None else structs.replace(call, target=replace(call.target, spec=spec))
+        )
 
     def _is_tried(self, target: Target) -> bool:
         return target.spec is not None and (_is_guess(target) or self._fuser.is_exact)

@@ -13,8 +13,10 @@ Source: SGLang-Diffusion 0.5.23 and vLLM-Omni 0.30, as their schedulers behave.
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
+
+from msgspec.structs import replace
 
 from carpool.schedule.peers.compatibility import Caps, signature_difference
 from carpool.types import QueuedRequest
