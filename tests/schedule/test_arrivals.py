@@ -48,6 +48,21 @@ def test_bursts_of_which_each_waits_for_the_one_before_let_nobody_be_expected(
     assert load.backlog(16.0, now_s) == 16.0
 
 
+def test_who_comes_in_the_first_sweep_has_come_with_those_in_it() -> None:
+    """Its forwards, of several keys, all begin at once."""
+    load = Load()
+    for burst in range(3):
+        now_s = 10.0 * burst
+        load.came([queued(4 * burst + 1)], 0, now_s)
+        for _ in range(3):
+            load.ran([CALL], CURVE, now_s)
+        load.came([queued(4 * burst + n) for n in (2, 3, 4)], 1, now_s + 1.0)
+        forwards(load, now_s + 3.0, 4)
+        load.came([], 0, now_s + 7.0)
+
+    assert load.share(27.0) == 0.0
+
+
 @pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
 def test_of_requests_that_come_by_chance_the_share_is_their_rate_times_their_work(
     rate: float,

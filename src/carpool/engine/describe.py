@@ -9,8 +9,10 @@ import logging
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import torch
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -23,6 +25,7 @@ from carpool.types import CheckedRequest
 log = logging.getLogger("carpool")
 
 _PLAIN = (bool, int, float, str, type(None))
+TESTS = 4096  # of each sort that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +125,15 @@ def _test(rule: Any, value: Any) -> Callable[[Any], bool]:
     if rule is UNUSED:
         return _anything
     if isinstance(value, _PLAIN):
-        cls: type = type(value)
-        return lambda other: type(other) is cls and bool(other == value)
+        return _same_value(type(value), value)
     if isinstance(value, Tensor):
         if rule is SHARE or (isinstance(rule, Pad) and rule.places):
             return _same_tensor(value)
         if rule in (STACK, SCALAR, CONCAT) or isinstance(rule, Pad):
-            return _same_form(value)
+            return _same_form(value.shape, value.dtype, value.device)
     elif rule is STACKS and isinstance(value, (list, tuple)):
-        kind, tests = type(value), [_same_form(one) for one in value if isinstance(one, Tensor)]
+        kind, tensors = type(value), [one for one in value if isinstance(one, Tensor)]
+        tests = [_same_form(one.shape, one.dtype, one.device) for one in tensors]
         if len(tests) == len(value):
             return lambda other: (
                 type(other) is kind
@@ -152,8 +155,19 @@ def _anything(other: Any) -> bool:
     return True
 
 
-def _same_form(value: Tensor) -> Callable[[Any], bool]:
-    shape, dtype, device = value.shape, value.dtype, value.device
+# One test for all requests whose arguments are alike: what one of them has just used is in the
+# processor's cache for the next, after a forward has emptied that.
+
+
+@lru_cache(maxsize=TESTS)
+def _same_value(cls: type, value: Any) -> Callable[[Any], bool]:
+    return lambda other: type(other) is cls and bool(other == value)
+
+
+@lru_cache(maxsize=TESTS)
+def _same_form(
+    shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> Callable[[Any], bool]:
     return lambda other: (
         isinstance(other, Tensor)
         and other.shape == shape

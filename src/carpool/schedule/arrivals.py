@@ -9,6 +9,7 @@ at any time (Wolff, Poisson Arrivals See Time Averages, Operations Research 30, 
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from carpool.schedule.cost import AnyCurve
 from carpool.types import ParkedCall, QueuedRequest
@@ -29,7 +30,7 @@ class Load:
     _came_s: float = 0.0  # their work, alone on the device
     _busy_s: float = 0.0  # that others ran, up to `_since_s`
     _since_s: float | None = None  # when the last forward began; None: all came at once so far
-    _has_run: bool = False  # a denoising forward, since somebody came who found nobody
+    _first_s: float = inf  # when the first one began since somebody came who found nobody
     _last: int = 0  # request that came last
     _alone_s: float = 0.0  # what the calls that ran lately would take one by one
     _best_s: float = 0.0  # and at the width that is fastest
@@ -46,7 +47,7 @@ class Load:
             running: requests that were admitted before.
         """
         if not running:
-            self._has_run, self._since_s = False, None
+            self._first_s, self._since_s = inf, None
         if waiting and waiting[-1].request > self._last:
             if self._since_s is not None:
                 busy_s = self._busy_by(now_s)
@@ -57,9 +58,10 @@ class Load:
             self._last = waiting[-1].request
 
     def ran(self, calls: Sequence[ParkedCall], curve: AnyCurve, now_s: float) -> None:
-        """Note a denoising forward that begins."""
+        """Note a denoising forward that begins; those of one sweep begin at the same time."""
         self._busy_s = self._busy_by(now_s)
-        self._since_s, self._has_run = now_s if self._has_run else None, True
+        self._first_s = min(self._first_s, now_s)
+        self._since_s = now_s if now_s > self._first_s else None
         is_same = self._key is None or calls[0].key == self._key
         self._key, self._unmixed = calls[0].key, self._unmixed + 1 if is_same else 0
         alone_s = sum([curve.seconds(call.rows) for call in calls])

@@ -17,6 +17,7 @@ Graham, Bounds for Certain Multiprocessing Anomalies, Bell System Technical Jour
 
 from collections.abc import Sequence
 from heapq import heappop, heappush, heapreplace
+from math import inf
 
 from carpool.types import ParkedCall
 
@@ -77,13 +78,13 @@ def _nearest(ends: Sequence[Ends], wanted_s: float) -> int:
         ends: of widths 1, 2, ...
         wanted_s: a later mean is a miss.
     """
-    soonest_s = min(end_s for end_s, _ in ends)
-
-    def misses(n: int) -> tuple[float, float, int]:
-        end_s, mean_s = ends[n - 1]
-        return max(end_s / soonest_s, mean_s / wanted_s), mean_s, -n
-
-    return min(range(1, len(ends) + 1), key=misses)
+    soonest_s, _ = min(ends)
+    best, least = 0, (inf, inf)
+    for n, (end_s, mean_s) in enumerate(ends, 1):
+        misses = max(end_s / soonest_s, mean_s / wanted_s), mean_s
+        if misses <= least:  # of equal ones the wider
+            best, least = n, misses
+    return best
 
 
 def trial_s(seconds: Sequence[float], best: int, tried: int) -> float:

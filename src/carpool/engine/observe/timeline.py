@@ -57,10 +57,19 @@ class PhaseTimes:
     others: int = 0  # requests that shared its forwards, summed over these
     others_most: int = 0
     with_ids: dict[str, None] = field(default_factory=dict)  # requests that shared its forwards
+    shared: list[str] = field(default_factory=list)  # those of the last one, itself among them
     place_s: float = 0.0  # parked while forwards of its own key ran
     incompatible_s: float = 0.0  # ... of its module, with other keys
     modules_s: float = 0.0  # ... of other modules
     engine_s: float = 0.0  # parked while none ran: the pipelines' own code, and the engine's
+
+    def meet(self, ids: list[str], own: str) -> None:
+        """A forward was shared with these, itself among them."""
+        self.shared = ids
+        if len(self.with_ids) < MOST_OTHERS:
+            names = dict.fromkeys(ids[: MOST_OTHERS + 1])
+            names.pop(own, None)
+            self.with_ids = dict.fromkeys([*self.with_ids, *names][:MOST_OTHERS])
 
     def to_json(self, phase: Phase, submitted_s: float) -> dict[str, Any]:
         waited = {
@@ -241,10 +250,8 @@ class TimelineStore:
             times.forward_s += seconds
             times.others += others
             times.others_most = max(times.others_most, others)
-            if others and len(times.with_ids) < MOST_OTHERS:
-                names = dict.fromkeys(ids[: MOST_OTHERS + 1])
-                names.pop(timeline.request_id, None)
-                times.with_ids = dict.fromkeys([*times.with_ids, *names][:MOST_OTHERS])
+            if others and times.shared != ids:
+                times.meet(ids, timeline.request_id)
         self._all_s += seconds
         if (mark := timelines[0].mark) is not None:
             mark.of_module.seconds += seconds
