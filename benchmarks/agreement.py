@@ -15,7 +15,7 @@ import numpy as np
 
 from carpool.config import BatchingMode
 from carpool.schedule.cost import Costs
-from carpool.types import CallKind
+from carpool.schedule.views import CallKind
 from carpool_lab.simulate.scenario import Model, play
 from carpool_lab.simulate.tables import Table, learned
 from carpool_lab.workload import Arrival

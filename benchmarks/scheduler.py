@@ -24,7 +24,8 @@ from carpool.request.parameters import check
 from carpool.schedule.batch_modes import together
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
-from carpool.types import Admission, CallKind, Choice, ParkedCall, QueuedRequest, Request
+from carpool.schedule.views import Admission, CallKind, Choice, ParkedCall, QueuedRequest
+from carpool.types import Request
 
 KINDS = [CallKind("transformer.forward", size) for size in (256, 1024, 4096)]
 KEYS = {kind: ("transformer", "forward", (("hidden_states", (kind.size, 64)),)) for kind in KINDS}

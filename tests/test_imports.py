@@ -78,7 +78,6 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
         "carpool/worker/protocol.py",
         "carpool/worker/fork_protocol.py",
         "carpool/worker/supervisor.py",
-        "carpool/types.py",
         "carpool/engine/",
         "carpool/jobs/journals.py",
         "carpool/validation.py",

@@ -12,7 +12,7 @@ from benchmarks.live_rounds import ALIKE, LivePoint, LiveSettings, Reference, ga
 from benchmarks.others import litserve_server, plain
 from benchmarks.parties import LITSERVE, LOCKED, PARTIES, Party
 from carpool.schedule.cost import Costs, Curve
-from carpool.types import CallKind
+from carpool.schedule.views import CallKind
 from carpool_lab.load.generator import RequestResult, Solo
 from carpool_lab.load.report import summarise
 from carpool_lab.simulate.scenario import Model, play

@@ -14,7 +14,7 @@ from torch import nn
 from carpool.config import EngineSettings
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.model.load import load
-from carpool.types import CallKind
+from carpool.schedule.views import CallKind
 from support.engine_driver import fresh, served
 from support.tiny import checkpoint
 

@@ -4,7 +4,7 @@ import pytest
 
 from carpool.engine.learning import KNOWN_WELL, LEARN_EVERY, LEARN_EVERY_S
 from carpool.schedule.cost import Costs
-from carpool.types import CallKind
+from carpool.schedule.views import CallKind
 from support.engine_driver import VirtualClock, driving
 from support.tiny import ARGUMENTS
 

@@ -22,7 +22,7 @@ from carpool.fleet.load import (
 from carpool.fleet.router import Router
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.sweep import step_seconds
-from carpool.types import CallKind
+from carpool.schedule.views import CallKind
 
 SLOW: StepTable = tuple(float(n) for n in range(1, 9))  # rows gain nothing
 FREE: StepTable = (1.0,) * 8  # rows are free

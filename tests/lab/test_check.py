@@ -19,7 +19,7 @@ from carpool.engine.model.load import load
 from carpool.errors import MissingParameter
 from carpool.request.card import Parameter, Task
 from carpool.schedule.cost import Costs
-from carpool.types import CallKind
+from carpool.schedule.views import CallKind
 from carpool_lab.check.command import check
 from carpool_lab.check.report import CheckReport
 from carpool_lab.check.requests import QUICK, Wanted, mixed

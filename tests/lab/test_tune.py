@@ -19,7 +19,7 @@ from carpool.engine.intercept import Interception
 from carpool.engine.model.load import load
 from carpool.errors import InvalidValue, PipelineFailed, SizeRejected
 from carpool.schedule.peers.sglang_rules import Caps, caps, load_rules
-from carpool.types import CallKind
+from carpool.schedule.views import CallKind
 from carpool_lab.load.curves import draw_curves
 from carpool_lab.simulate.command import simulate
 from carpool_lab.tune.command import tune as command

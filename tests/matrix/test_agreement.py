@@ -10,7 +10,7 @@ import pytest
 from carpool.config import BatchingMode
 from carpool.engine.request import RequestState
 from carpool.schedule.cost import Costs, Curve
-from carpool.types import CallKind, QueuedRequest
+from carpool.schedule.views import CallKind, QueuedRequest
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.scenario import MODES
 from carpool_lab.simulate.simulator import SimulatedRequest, Stage, Worker

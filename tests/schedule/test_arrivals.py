@@ -6,7 +6,7 @@ import pytest
 
 from carpool.schedule.arrivals import BUSY, Load
 from carpool.schedule.cost import Curve
-from carpool.types import ParkedCall, QueuedRequest
+from carpool.schedule.views import ParkedCall, QueuedRequest
 
 CURVE = Curve({1: 1.0})  # rows gain nothing: one request after the other
 CALL = ParkedCall(1, 1, "key")

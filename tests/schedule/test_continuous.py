@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from carpool.schedule.continuous import MAX_PASSED, Continuous
 from carpool.schedule.cost import Costs, Curve
-from carpool.types import Admission, CallKind, Choice, ParkedCall, QueuedRequest
+from carpool.schedule.views import Admission, CallKind, Choice, ParkedCall, QueuedRequest
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.scenario import Labels, Model
 from carpool_lab.simulate.simulator import Worker

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.known_curve import STEPS, TRUSTED
 from carpool.schedule.monotone import monotone
-from carpool.types import CallKind
+from carpool.schedule.views import CallKind
 
 LARGE = CallKind("transformer.forward", 4096)
 SMALL = CallKind("transformer.forward", 1024)

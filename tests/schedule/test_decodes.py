@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.decodes import Decodes
-from carpool.types import CallKind, ParkedCall
+from carpool.schedule.views import CallKind, ParkedCall
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.scenario import Labels, Model
 from carpool_lab.simulate.simulator import Result, Worker

@@ -30,7 +30,8 @@ from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.learned_curve import PRIOR, LearnedCurve
 from carpool.schedule.policy import Policy
 from carpool.schedule.trials import SHARE
-from carpool.types import CallKind, ParkedCall, Phase, QueuedRequest
+from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
+from carpool.types import Phase
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.simulator import SimulatedRequest, Stage, Worker
 from carpool_lab.simulate.tables import WIDEST

@@ -17,7 +17,7 @@ from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.learned_curve import LearnedCurve
 from carpool.schedule.trials import FREE, SHARE
-from carpool.types import CallKind, ParkedCall
+from carpool.schedule.views import CallKind, ParkedCall
 
 KIND = CallKind("transformer.forward", 1024)
 OTHER = CallKind("vae.decode", 1024)

@@ -13,7 +13,7 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.peers.sglang_rules import Caps, Server
 from carpool.schedule.policy import Policy, build, weights
-from carpool.types import CallKind, ParkedCall, QueuedRequest
+from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
 
 KIND = CallKind("transformer.forward", 100)
 MODES: dict[str, Callable[[], Policy]] = {

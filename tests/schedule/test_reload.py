@@ -13,7 +13,7 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.peers.sglang_rules import Server
 from carpool.schedule.policy import Policy, build, reload
-from carpool.types import QueuedRequest
+from carpool.schedule.views import QueuedRequest
 from support.engine_driver import driving
 from support.lora_files import adapter
 

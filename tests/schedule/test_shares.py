@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.shares import Shares
-from carpool.types import CallKind, Choice, ParkedCall, Phase, QueuedRequest
+from carpool.schedule.views import CallKind, Choice, ParkedCall, QueuedRequest
+from carpool.types import Phase
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.simulator import SimulatedRequest, Stage, Worker
 from support.engine_driver import VirtualClock, driving

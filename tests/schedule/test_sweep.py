@@ -14,7 +14,7 @@ from carpool.schedule.batch_modes import together
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.sweep import choose_sweep, step_seconds, sweep_s
-from carpool.types import CallKind, Choice, ParkedCall
+from carpool.schedule.views import CallKind, Choice, ParkedCall
 from carpool_lab.simulate.scenario import Comparison, Model, compare, mix
 from carpool_lab.simulate.tables import siblings, table
 

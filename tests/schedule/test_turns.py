@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.turns import KEPT, RENEWED, Turns
+from carpool.schedule.views import CallKind, ParkedCall
 from carpool.schedule.widths import Widths
-from carpool.types import CallKind, ParkedCall
 
 KIND = CallKind("transformer.forward", 1024)
 

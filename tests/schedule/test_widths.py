@@ -12,8 +12,8 @@ from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import AnyCurve, Costs, Curve
 from carpool.schedule.learned_curve import LearnedCurve
 from carpool.schedule.trials import FLOOR
+from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
 from carpool.schedule.widths import LONG_LINE, NEAR, Widths
-from carpool.types import CallKind, ParkedCall, QueuedRequest
 
 KIND = CallKind("transformer.forward", 1024)
 

@@ -23,7 +23,8 @@ from carpool.engine.observe.forward import Forward
 from carpool.engine.request import Outcome
 from carpool.request.parameters import check
 from carpool.schedule.batch_modes import together
-from carpool.types import Admission, Choice, Event, ParkedCall, QueuedRequest, Request
+from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
+from carpool.types import Event, Request
 from support.tiny import ARGUMENTS, checkpoint
 
 CLOSE = 2e-5  # the most that riding together may change a pixel, values 0-1, float32

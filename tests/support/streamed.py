@@ -11,7 +11,7 @@ from carpool.engine.weights.bus import Bus, Slot
 from carpool.engine.weights.groups import Group, blocks_of
 from carpool.engine.weights.store import DiskStore
 from carpool.engine.weights.streaming import Streamer
-from carpool.types import Choice, ParkedCall
+from carpool.schedule.views import Choice, ParkedCall
 from support.engine_driver import Drive, InLine, VirtualClock
 
 CPU = torch.device("cpu")

@@ -125,7 +125,7 @@ def _test(rule: Any, value: Any) -> Callable[[Any], bool]:
     if rule is UNUSED:
         return _anything
     if isinstance(value, _PLAIN):
-        return _same_value(type(value), value)
+        return _same_value((type(value), value))
     if isinstance(value, Tensor):
         if rule is SHARE or (isinstance(rule, Pad) and rule.places):
             return _same_tensor(value)
@@ -160,7 +160,8 @@ def _anything(other: Any) -> bool:
 
 
 @lru_cache(maxsize=TESTS)
-def _same_value(cls: type, value: Any) -> Callable[[Any], bool]:
+def _same_value(typed: tuple[type, Any]) -> Callable[[Any], bool]:
+    cls, value = typed
     return lambda other: type(other) is cls and bool(other == value)
 
 

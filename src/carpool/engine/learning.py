@@ -15,7 +15,7 @@ from carpool.engine.observe.forward import Forward
 from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram
 from carpool.engine.prediction import Predictor
 from carpool.schedule.cost import Costs
-from carpool.types import CallKind
+from carpool.schedule.views import CallKind
 
 LEARN_EVERY = 32  # forwards,
 LEARN_EVERY_S = 0.25  # or as many as took so long

@@ -10,7 +10,8 @@ from carpool.request.card import Card
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.compatibility import cost, request_key, resolution, signature
 from carpool.schedule.sweep import step_seconds
-from carpool.types import CallKind, CheckedRequest, ParkedCall, QueuedRequest
+from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
+from carpool.types import CheckedRequest
 
 MAX_SIZES = 64  # whose costs are reported
 MAX_KINDS = 4096  # remembered by fuse key

@@ -3,8 +3,7 @@
 A `RequestState` is `queued`, then `running` in a fiber, then `finished`; it is created by the
 queue and changed by the engine's thread only. While it runs, its fiber is either parked on a call
 (`is_parked`), or waits for work on another thread. Policies see frozen views of it
-(`carpool.types`: `QueuedRequest`, `ParkedCall`); what it did when is in its `timeline`, which
-outlives it.
+(`carpool.schedule.views`); what it did when is in its `timeline`, which outlives it.
 """
 
 import logging
@@ -22,7 +21,8 @@ from carpool.engine.model.preview import SchedulerHook
 from carpool.engine.observe.timeline import Timeline
 from carpool.engine.step_cache import StepCache
 from carpool.engine.tokenizers import HostCall
-from carpool.types import CheckedRequest, Event, ParkedCall, Phase, QueuedRequest, Timings
+from carpool.schedule.views import ParkedCall, QueuedRequest
+from carpool.types import CheckedRequest, Event, Phase, Timings
 
 log = logging.getLogger("carpool")
 

@@ -31,14 +31,9 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.policy import Policy, build, reload, widest
 from carpool.schedule.sweep import choose_sweep, sweep_s
+from carpool.schedule.views import NO_KIND, Choice, ParkedCall, QueuedRequest
 from carpool.telemetry.activity import Snapshot
-from carpool.types import (
-    NO_KIND,
-    Choice,
-    Clock,
-    ParkedCall,
-    QueuedRequest,
-)
+from carpool.types import Clock
 
 log = logging.getLogger("carpool")
 

@@ -40,7 +40,7 @@ from carpool.fleet.load import (
 )
 from carpool.schedule.continuous import AGEING, PRESSING, PRIORITY, SHORTER
 from carpool.schedule.shares import Shares
-from carpool.types import QueuedRequest
+from carpool.schedule.views import QueuedRequest
 
 AHEAD = 0.25  # of what a worker runs together, or of its part of the line: bound ahead
 COMING = 10  # times as many as are there: what a busy worker counts on, as `arrivals.BUSY` does

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from carpool.schedule.cost import AnyCurve
-from carpool.types import ParkedCall, QueuedRequest
+from carpool.schedule.views import ParkedCall, QueuedRequest
 
 REMEMBERED = 400  # arrivals
 KEPT = 0.999  # of the weight of what ran before, at each forward

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from carpool.schedule.peers.batches import Whole, fill, wait_until, wave, wave_deadline, wholes
 from carpool.schedule.peers.sglang_metrics import Dispatches, processed
 from carpool.schedule.peers.sglang_rules import Caps
-from carpool.types import Admission, Choice, ParkedCall, QueuedRequest
+from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
 
 LOOKED_AT = 1024  # requests of the line that a batch is formed from
 

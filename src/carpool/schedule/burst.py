@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush, heapreplace
 from math import inf
 
-from carpool.types import ParkedCall
+from carpool.schedule.views import ParkedCall
 
 SLOWER = 1.04  # times: so much later the mean may be before it counts as a miss
 SLOWER_MIXED = 1.06  # the same beside the least there is, which no fixed batches have

@@ -33,8 +33,8 @@ from carpool.schedule.arrivals import Load
 from carpool.schedule.cost import Costs
 from carpool.schedule.decodes import Decodes
 from carpool.schedule.shares import Shares
+from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
 from carpool.schedule.widths import Widths
-from carpool.types import Admission, Choice, ParkedCall, QueuedRequest
 
 AGEING = 3.0  # seconds of work that a second of waiting is worth
 GROUP_AGEING = 0.45  # the same, between requests that cannot share a forward

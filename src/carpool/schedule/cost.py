@@ -17,7 +17,7 @@ from carpool.schedule.learned_curve import LearnedCurve
 from carpool.schedule.speed import MachineSpeed
 from carpool.schedule.trials import FREE, Trials
 from carpool.schedule.turns import Turns
-from carpool.types import CallKind
+from carpool.schedule.views import CallKind
 
 SETTLED_EVERY = 256  # forwards: the usual speed follows the speed of now
 SETTLED = 0.1  # of the difference

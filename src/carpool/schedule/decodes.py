@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from carpool.schedule.cost import Costs
-from carpool.types import ParkedCall
+from carpool.schedule.views import ParkedCall
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from statistics import NormalDist
 
 from carpool.schedule.cost import Costs
 from carpool.schedule.learned_curve import PRIOR, LearnedCurve
-from carpool.types import CallKind
+from carpool.schedule.views import CallKind
 
 SPREAD = 0.2  # standard deviation of the logarithm of a forward's seconds
 HUNDRED = 100  # forwards: one of them is an outlier, and together they vary alike in all modes

@@ -15,7 +15,8 @@ from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches, started
 from carpool.schedule.peers.sglang_rules import Caps, Rule, Server, caps, load_rules
-from carpool.types import Admission, Choice, ParkedCall, Phase, QueuedRequest
+from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
+from carpool.types import Phase
 
 WHOLE_BATCH = 1 << 30  # rows: more than any batch has
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import fsum
 
-from carpool.types import ParkedCall, QueuedRequest
+from carpool.schedule.views import ParkedCall, QueuedRequest
 
 
 @dataclass(slots=True)

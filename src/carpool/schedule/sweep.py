@@ -12,7 +12,7 @@ from math import inf
 from typing import Protocol
 
 from carpool.schedule.cost import Costs
-from carpool.types import CallKind, Choice, ParkedCall
+from carpool.schedule.views import CallKind, Choice, ParkedCall
 
 
 class Chooses(Protocol):

@@ -37,7 +37,7 @@ from carpool.schedule.burst import (
 )
 from carpool.schedule.cost import AnyCurve, Costs, Curve
 from carpool.schedule.trials import FLOOR, price, value
-from carpool.types import ParkedCall
+from carpool.schedule.views import ParkedCall
 
 DOUBT = 0.5  # standard deviations by which a wider forward is taken for slower, if few wait
 NEAR = 0.03  # of the mean of rounds: what the wider may be worse by in a long line, if learned

@@ -21,7 +21,7 @@ from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.machine import WIDTHS, Machine, wrong
 from carpool.schedule.policy import Policy
-from carpool.types import QueuedRequest
+from carpool.schedule.views import QueuedRequest
 from carpool_lab.simulate.fleet import Change, simulate
 from carpool_lab.simulate.report import Numbers, Point, mean, numbers, ratio_of_means
 from carpool_lab.simulate.routers import ROUTERS

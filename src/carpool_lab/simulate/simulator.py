@@ -16,7 +16,8 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.machine import Machine
 from carpool.schedule.policy import Policy
 from carpool.schedule.sweep import choose_sweep
-from carpool.types import CallKind, Choice, ParkedCall, Phase, QueuedRequest
+from carpool.schedule.views import CallKind, Choice, ParkedCall, QueuedRequest
+from carpool.types import Phase
 
 
 @dataclass(frozen=True, slots=True)

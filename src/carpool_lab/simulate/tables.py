@@ -21,7 +21,8 @@ from functools import cache
 
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import AnyCurve, Costs, Curve
-from carpool.types import CallKind, Phase, phase_of
+from carpool.schedule.views import CallKind
+from carpool.types import Phase, phase_of
 
 WIDEST: Mapping[Phase, int] = {"encode": 8, "denoise": 8, "decode": 4}  # rows; as the server's
 ENCODE_FIXED = 0.5  # of an encoding's seconds do not grow with its rows

@@ -13,7 +13,7 @@ import click
 from carpool.cli.options import measures_one_process, settings_options
 from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import LibraryMissing
-from carpool.types import CallKind
+from carpool.schedule.views import CallKind
 from carpool_lab.tune.results import ComponentResult, TuneReport
 
 _SETTINGS = (

@@ -10,15 +10,8 @@ from carpool.engine.model.device import Device
 from carpool.engine.observe.forward import Forward
 from carpool.schedule.batch_modes import together
 from carpool.schedule.cost import Costs, Curve
-from carpool.types import (
-    NO_KIND,
-    Admission,
-    CallKind,
-    Choice,
-    ParkedCall,
-    Phase,
-    QueuedRequest,
-)
+from carpool.schedule.views import NO_KIND, Admission, CallKind, Choice, ParkedCall, QueuedRequest
+from carpool.types import Phase
 
 
 @dataclass(slots=True)

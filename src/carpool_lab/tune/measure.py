@@ -23,7 +23,8 @@ from carpool.schedule.cost import AnyCurve, Costs
 from carpool.schedule.known_curve import STEPS
 from carpool.schedule.peers.compatibility import cost, resolution
 from carpool.schedule.peers.sglang_rules import Resolution
-from carpool.types import CallKind, CheckedRequest, Clock, Event, Request
+from carpool.schedule.views import CallKind
+from carpool.types import CheckedRequest, Clock, Event, Request
 from carpool_lab.tune.lockstep import CallStats, Lockstep, WarmCosts
 from carpool_lab.tune.results import ComponentResult, SizeResult, TuneReport
 

@@ -13,7 +13,7 @@ from carpool.engine.observe.forward import Forward
 from carpool.engine.observe.timeline import MOST_OTHERS, Timeline, TimelineStore
 from carpool.engine.observe.width_reason import differences, nearest, width_reason
 from carpool.errors import Cancelled, PipelineFailed
-from carpool.types import CallKind, Choice, ParkedCall
+from carpool.schedule.views import CallKind, Choice, ParkedCall
 from support.engine_driver import Drive, Recorder, VirtualClock, driving, served
 from support.tiny import ARGUMENTS
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from carpool.schedule.peers.batches import Batch, fill, wait_until, wave, wave_deadline
 from carpool.schedule.peers.compatibility import Caps
-from carpool.types import QueuedRequest
+from carpool.schedule.views import QueuedRequest
 
 LARGE = QueuedRequest(1, signature={"width": 1024}, arrived_s=1.0)
 SMALL = QueuedRequest(1, signature={"width": 512}, arrived_s=1.0)

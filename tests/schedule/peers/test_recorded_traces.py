@@ -14,7 +14,8 @@ import pytest
 from carpool.schedule.batch_modes import Dynamic, Waves
 from carpool.schedule.peers.compatibility import cost, request_key, resolution, signature
 from carpool.schedule.peers.sglang_rules import Caps, Server, caps, parse_rules
-from carpool.types import CheckedRequest, QueuedRequest
+from carpool.schedule.views import QueuedRequest
+from carpool.types import CheckedRequest
 
 RECORDED = Path(__file__).parent / "recorded"
 OUTPUT_S = 0.25  # as it was recorded: a batch takes so long for each output

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from carpool.types import Choice, ParkedCall
+from carpool.schedule.views import Choice, ParkedCall
 
 LOOKED_AT = 8  # other calls, to find the most similar
 

@@ -19,7 +19,7 @@ from itertools import takewhile
 from msgspec.structs import replace
 
 from carpool.schedule.peers.compatibility import Caps, signature_difference
-from carpool.types import QueuedRequest
+from carpool.schedule.views import QueuedRequest
 
 QUIET_S = 0.05  # a wave that waits leaves when nobody came for so long,
 TOGETHER_S = 0.1  # the outputs of one request come this close to each other
