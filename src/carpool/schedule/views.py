@@ -1,6 +1,6 @@
 """What a policy sees, requests and calls, and what it chooses.
 
-They are made at every forward: a `msgspec.Struct` is made, compared and hashed without running
+Most are made at every forward: a `msgspec.Struct` is made, compared and hashed without running
 Python.
 """
 

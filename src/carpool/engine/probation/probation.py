@@ -157,11 +157,11 @@ class Probation:
 
     def _guessed(self, call: Call, shared: Collection[str]) -> Call | None:
         spec = infer(call.arguments(), shared)
-        if spec is not None and self._without_caches and _may_go_without_cache(call):
+        if spec is None:
+            return None
+        if self._without_caches and _may_go_without_cache(call):
             spec = replace(spec, adds={"use_cache": False})
-        return (
-            None if spec is None else structs.replace(call, target=replace(call.target, spec=spec))
-        )
+        return structs.replace(call, target=replace(call.target, spec=spec))
 
     def _is_tried(self, target: Target) -> bool:
         return target.spec is not None and (_is_guess(target) or self._fuser.is_exact)
