@@ -1,6 +1,8 @@
 """What forwards take is known again at the next start, for the same model, device and versions."""
 
 import json
+import os
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -186,6 +188,27 @@ def test_a_table_lies_in_the_cache_folder_of_the_user(
 
     [file] = (tmp_path / "carpool").iterdir()
     assert file.name.startswith("costs-")
+
+
+def test_two_engines_of_one_process_may_keep_the_same_table_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other does while this one has written and not yet replaced the old one."""
+    one, other = table(tmp_path / "costs.json"), table(tmp_path / "costs.json")
+    replace = os.replace
+
+    def late(*paths: Path) -> None:
+        monkeypatch.setattr("os.replace", replace)
+        thread = threading.Thread(target=other.keep)
+        thread.start()
+        thread.join()
+        replace(*paths)
+
+    monkeypatch.setattr("os.replace", late)
+    one.keep()
+
+    assert not caplog.records
+    assert [path.name for path in tmp_path.iterdir()] == ["costs.json"]
 
 
 def test_a_folder_that_cannot_be_written_costs_only_a_warning(

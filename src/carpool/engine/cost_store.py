@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -91,7 +92,8 @@ class StoredCosts:
             "speed_factor": self.costs.factor,
             "costs": self.costs.to_json(),
         }
-        fresh = self.path.with_suffix(f".{os.getpid()}.tmp")
+        # two engines of one process may have the same file
+        fresh = self.path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fresh.write_text(json.dumps(data, indent=1) + "\n")

@@ -9,6 +9,7 @@ import inspect
 import json
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,7 +98,8 @@ class Verdicts:
         if fresh == self._known:
             return
         kept = dict(list(fresh.items())[-MAX_ENTRIES:])
-        draft = self.path.with_suffix(f".{os.getpid()}.tmp")
+        # two engines of one process may have the same file
+        draft = self.path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             draft.write_text(json.dumps({"fusing": kept}, indent=1) + "\n")
