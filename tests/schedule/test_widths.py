@@ -203,7 +203,6 @@ def test_a_turn_is_its_forward_and_what_is_beside_it_or_the_longer_of_them(
 
     assert costs.turn_s(KIND, 2, 1.0) == pytest.approx(1.0 if runs_ahead else 1.8)
     assert costs.turn_s(KIND, 4, 1.0) == pytest.approx(1.4 if runs_ahead else 2.4)
-    assert costs.turn_s(KIND, 4, 1.0, factor=2.0) == pytest.approx(2.8 if runs_ahead else 3.8)
 
 
 def test_a_device_that_is_fuller_than_predicted_runs_wider() -> None:

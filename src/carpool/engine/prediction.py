@@ -21,7 +21,9 @@ Size = tuple[int | None, int | None, int | None]
 
 
 class Predictor:
-    """Predicts the work of requests, in seconds alone on the device. The engine's thread only.
+    """Predicts the work of requests, in seconds alone on the device at its usual speed.
+
+    The engine's thread only.
 
     The work of a request is its denoising steps times what a step of its size takes. Before any
     forward has run that is a guess: one second a step for all.
@@ -54,10 +56,10 @@ class Predictor:
         left_s = whole_s = queued.whole_s
         if phase == "denoise":
             self._note_step(state, kind, state.rows)
-            step_s = self._costs.seconds(kind, state.rows) * self._calls_a_step
+            step_s = self._costs.usual_s(kind, state.rows) * self._calls_a_step
             left_s, whole_s = (state.steps - state.step) * step_s, state.steps * step_s
         elif phase == "decode":
-            left_s = self._costs.seconds(kind, state.rows)
+            left_s = self._costs.usual_s(kind, state.rows)
         return ParkedCall(
             order=state.order,
             request=state.number,
@@ -103,7 +105,7 @@ class Predictor:
         """The predicted work of a request, from its beginning."""
         steps = max(1, self._card.steps(job.arguments))
         call = self._step_calls.get(_size(job), self._last_step_call)
-        return steps * (self._costs.seconds(*call) * self._calls_a_step if call else 1.0)
+        return steps * (self._costs.usual_s(*call) * self._calls_a_step if call else 1.0)
 
     def step_costs(self, most_rows: int, most_running: int) -> dict[Size, list[float]]:
         """Seconds of a denoising step by the requests that share it, at every size that has run."""
@@ -116,6 +118,11 @@ class Predictor:
                 )
                 found[size] = [one * self._calls_a_step for one in seconds]
         return found
+
+    @property
+    def factor(self) -> float:
+        """Seconds just now, as a multiple of those."""
+        return self._costs.factor
 
     @property
     def is_informed(self) -> bool:

@@ -119,12 +119,16 @@ class Scheduler:
         if self._sweeps is not None:
             choices = self._choose_sweep(self._sweeps, parked, states)
         else:
-            waiting_s = self._waiting_s + self.held_s
-            choices = [self._policy.choose(parked, waiting_s, self._clock())]
+            choices = [self._policy.choose(parked, self._work_ahead_s, self._clock())]
         selections = [self._taken(one, parked, states) for one in choices if one.calls]
         if selections:
             self._kind = choices[0].calls[0].kind
         return selections
+
+    @property
+    def _work_ahead_s(self) -> float:
+        """Predicted work of requests that are not running, here and elsewhere, as views tell it."""
+        return self._waiting_s + self.held_s / self.costs.factor
 
     def _choose_sweep(
         self, sweeps: Sweeps, parked: Sequence[ParkedCall], states: Sequence[RequestState]
@@ -137,7 +141,7 @@ class Scheduler:
         choices = choose_sweep(
             self._policy,
             parked,
-            self._waiting_s + self.held_s,
+            self._work_ahead_s,
             self._clock(),
             self.costs,
             lambda call: sweeps.may_pause(able[call.order].call),
@@ -250,12 +254,12 @@ class Scheduler:
         """These requests and the queued ones, for those who watch. From any thread."""
         _, queued = self._queue.snapshot()
         starts_s = self.admission.starts_s(queued, len(running))
-        return snapshot(self._clock(), running, queued, starts_s)
+        return snapshot(self._clock(), running, queued, starts_s, self.costs.factor)
 
     def statistics(self) -> dict[str, Any]:
         """Reasons for widths, seconds of forwards, costs, overload, batches of `dynamic`."""
         return {
-            "waiting_work_s": self._waiting_s,
+            "waiting_work_s": self._waiting_s * self.costs.factor,
             "overload": self.admission.to_json(),
             "not_wider": [
                 {"component": component, "why": why, "count": count}

@@ -196,9 +196,9 @@ class Continuous:
         spent_s = self._spent_s[first.phase]
         if not spent_s:
             return True
-        one_s = self.costs.seconds(leader.kind, rows)
+        one_s = self.costs.usual_s(leader.kind, rows)
         rows = sum(call.rows for call in beside.calls)
-        return spent_s + self.costs.seconds(first.kind, rows) <= one_s
+        return spent_s + self.costs.usual_s(first.kind, rows) <= one_s
 
     def _grouped(
         self, calls: Sequence[ParkedCall], now_s: float
@@ -293,9 +293,10 @@ class Continuous:
         """Who goes first: small ones; ties by place in the line, never by chance."""
         pressing, share = inf, (0.0, 0.0)
         if one.deadline_s < inf:
-            slack_s = one.deadline_s - now_s - one.left_s
+            left_s = one.left_s * self.costs.factor
+            slack_s = one.deadline_s - now_s - left_s
             # who is late already gains nothing by being first
-            pressing = slack_s if 0 <= slack_s < PRESSING * one.left_s else inf
+            pressing = slack_s if 0 <= slack_s < PRESSING * left_s else inf
         if self._shares is not None:
             share = self._shares.rank(one)
         favour = one.priority * PRIORITY * one.whole_s
@@ -329,7 +330,7 @@ class Continuous:
         """How many of a line share the forward.
 
         Args:
-            others: groups whose turns come between those of this one.
+            others: groups of other keys, which wait for their turns.
         """
         mean_s = sum([call.left_s for call in line]) / len(line)
         all_s = sum([call.left_s for call in parked]) + waiting_s
@@ -375,7 +376,7 @@ class Continuous:
         self._decodes.ran(everyone, chosen)
         if is_denoise and not self._begun:
             self._begun = {call.request for call in choice.calls}
-        seconds = self.costs.seconds(leader.kind, sum(call.rows for call in choice.calls))
+        seconds = self.costs.usual_s(leader.kind, sum(call.rows for call in choice.calls))
         if is_denoise:
             self._spent_s = dict.fromkeys(self._spent_s, 0.0)
         else:

@@ -63,7 +63,7 @@ class Costs:
             return
         curve.now_s = now_s
         if curve.has_run(rows):
-            predicted_s = curve.seconds(rows) * self._speed.factor
+            predicted_s = curve.seconds(rows)
             self._took_s = RECENT * self._took_s + min(seconds, LONGEST * predicted_s)
             self._predicted_s = RECENT * self._predicted_s + predicted_s
         elif curve.is_new:
@@ -97,13 +97,9 @@ class Costs:
         turns = self._turns.get(kind)
         return turns.seconds(calls) if turns is not None else 0.0
 
-    def turn_s(self, kind: CallKind, calls: int, forward_s: float, factor: float = 1.0) -> float:
-        """Seconds of a turn of so many calls, of which its forward takes `forward_s`.
-
-        Args:
-            factor: of what the turn takes beside it; see `factor`.
-        """
-        beside_s = self.beside_s(kind, calls) * factor
+    def turn_s(self, kind: CallKind, calls: int, forward_s: float) -> float:
+        """Seconds of a turn of so many calls, of which its forward takes `forward_s`, as usual."""
+        beside_s = self.beside_s(kind, calls)
         return max(forward_s, beside_s) if self.runs_ahead else forward_s + beside_s
 
     def curve(self, kind: CallKind) -> AnyCurve:
@@ -131,6 +127,12 @@ class Costs:
         compute_s = self.compute_s(kind, rows)
         return max(self.stream_s(kind), compute_s) if self.streams else compute_s
 
+    def usual_s(self, kind: CallKind, rows: int) -> float:
+        """What it takes at the machine's usual speed: what is left of requests is told in these."""
+        curve = self._curves.get(kind) or self.curve(kind)
+        compute_s = curve.seconds(rows)
+        return max(self.stream_s(kind), compute_s) if self.streams else compute_s
+
     def compute_s(self, kind: CallKind, rows: int) -> float:
         """What computing a forward is likely to take just now, without waiting for weights."""
         curve = self._curves.get(kind) or self.curve(kind)
@@ -147,9 +149,9 @@ class Costs:
 
     @property
     def stretch(self) -> float:
-        """Mean seconds of forwards lately, as a multiple of what was predicted.
+        """Mean seconds of forwards lately, as a multiple of their usual ones.
 
-        Predictions are medians: outliers and busy moments, which fill the device, are not in them.
+        Those are medians: outliers and busy moments, which fill the device, are not in them.
         """
         return self._took_s / self._predicted_s if self._predicted_s else 1.0
 

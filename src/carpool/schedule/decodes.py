@@ -33,8 +33,8 @@ class Decodes:
         has_deadline = min([call.deadline_s for call in decodes]) < inf
         if has_deadline or not self._held.isdisjoint(orders):
             return False
-        one_s = self.costs.seconds(denoise[0].kind, denoise[0].rows)
-        alone_s = self.costs.seconds(first.kind, first.rows)
+        one_s = self.costs.usual_s(denoise[0].kind, denoise[0].rows)
+        alone_s = self.costs.usual_s(first.kind, first.rows)
         ending = sum(call.left_s < alone_s + 1.5 * one_s for call in denoise)
         now, more = sum(call.rows for call in decodes), ending * first.rows
         curve = self.costs.curve(first.kind)
@@ -56,5 +56,4 @@ class Decodes:
 
     def _turn_s(self, call: ParkedCall, rows: int, calls: int) -> float:
         """Seconds of a forward and of what the loop and the pipelines' own code take beside it."""
-        forward_s = self.costs.seconds(call.kind, rows)
-        return self.costs.turn_s(call.kind, calls, forward_s, self.costs.factor)
+        return self.costs.turn_s(call.kind, calls, self.costs.usual_s(call.kind, rows))

@@ -2,8 +2,8 @@
 
 A trial is charged with the device time that it is likely to lose: in a burst with what this ends
 later by, with the round of those who were left out, else with what its round is worse by for those
-who are there. All of them together may lose `SHARE` of the device's time. At the beginning a few
-forwards' worth is free outside bursts, as nothing is known.
+who are there. All of them together may lose `SHARE` of the device's time, and outside bursts less.
+At the beginning a few forwards' worth is free there, as nothing is known.
 
 One is worth it if what is gained, in the mean, by knowing the width, in all the forwards to come,
 is more than as many trials lose as it takes to tell.
@@ -19,6 +19,7 @@ from math import erfc, exp, inf, pi, sqrt
 from typing import Any
 
 SHARE = 0.01  # of device time
+SHARE_OF_LINES = 0.003  # outside bursts: who comes later waits, too; 1 % is 5 % of the mean there
 FREE = 8.0  # forwards of the width that is best, in seconds, for each kind: what trials may lose
 FLOOR = 0.02  # of its own seconds: what a trial loses at least, as far as anybody knows
 HORIZON = 1000  # forwards that are to come, at most: as many as there were
@@ -66,8 +67,11 @@ class Trials:
         Args:
             in_burst: nothing is free: its first forwards, which grow, tell the most already.
         """
-        free_s = 0.0 if in_burst else self.free_s
-        return self.lost_s + loss_s <= free_s + SHARE * self.device_s
+        if in_burst:
+            allowed_s = SHARE * self.device_s
+        else:
+            allowed_s = self.free_s + SHARE_OF_LINES * self.device_s
+        return self.lost_s + loss_s <= allowed_s
 
     def ran(self, loss_s: float) -> None:
         """Note that a trial is run."""

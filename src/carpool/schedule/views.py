@@ -1,5 +1,8 @@
 """What a policy sees, requests and calls, and what it chooses.
 
+Work is told in seconds alone on the device at its usual speed: told at that of the moment, equal
+requests would look different whenever the machine is busy for a while.
+
 Most are made at every forward: a `msgspec.Struct` is made, compared and hashed without running
 Python.
 """
@@ -31,7 +34,7 @@ class QueuedRequest(Struct, frozen=True):
 
     request: int  # place in the line of all requests
     arrived_s: float = 0.0
-    left_s: float = 0.0  # predicted work, alone on the device
+    left_s: float = 0.0  # predicted work
     whole_s: float = 0.0  # the same, from its beginning
     deadline_s: float = inf  # on the clock of `arrived_s`
     priority: int = 0  # -10 to 10; higher goes first
@@ -56,7 +59,7 @@ class ParkedCall(Struct, frozen=True):
     phase: Phase = "denoise"
     kind: CallKind = NO_KIND  # what its forward costs
     arrived_s: float = 0.0  # its request
-    left_s: float = 0.0  # predicted work of its request from here on, alone on the device
+    left_s: float = 0.0  # predicted work of its request from here on
     whole_s: float = 0.0  # the same, from its beginning
     deadline_s: float = inf
     priority: int = 0

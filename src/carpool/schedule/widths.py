@@ -4,8 +4,9 @@ With n requests' worth of work in the engine, of which w share a forward in t(w)
 work is done in rounds of w, and the mean request is done after (n + w) / 2 of them times t(w) / w.
 The width that makes this least is taken: w = 1 when rows gain nothing and few wait, the widest that
 gains anything when the line is long. The engine holds those who are in it and those who are likely
-to come before it is empty, by the arrivals so far. Where other keys wait, every round is followed
-by one of theirs, and whoever is left out of the first waits for that, too.
+to come before it is empty, by the arrivals so far. Where other keys wait, a round may be followed
+by one of theirs, and whoever is left out of the first waits for that, too; and they wait for this
+one, so that rows that gain next to nothing are not worth it unless the line is longer still.
 
 The mean is not all: who is done in fewer, wider forwards leaves the device sooner. A wider forward,
 that all who are there can fill, is taken where the mean latency, from arrival to end, loses no more
@@ -40,12 +41,14 @@ from carpool.schedule.trials import FLOOR, price, value
 from carpool.schedule.views import ParkedCall
 
 DOUBT = 0.5  # standard deviations by which a wider forward is taken for slower, if few wait
-NEAR = 0.03  # of the mean of rounds: what the wider may be worse by in a long line, if learned
+NEAR = 0.05  # of the mean of rounds: what the wider may be worse by in a long line, if learned
 TRADE = 0.25  # of the requests a second that a wider forward gains: what the mean may lose for it
 MOST_TRADED = 0.05  # of the mean latency
 LEAST_GAINED = 0.1  # of the requests a second: less is not worth that
 CLOSED = 1.1  # times those who are here: a backlog of no more than this is not filled up
 LONG_LINE = 20  # requests: with so many, rows that gain less than `min_gain` are worth it, too
+MIXED_LINE = 4.0  # requests: where other keys wait, `min_gain` is as much less as there are more
+BETWEEN = 0.1  # of the rounds of other keys: the most come after those who are left out
 
 
 @dataclass(slots=True)
@@ -73,15 +76,17 @@ class Widths:
         Args:
             line: calls in the order in which they are taken.
             backlog: work in the engine, in requests like these.
-            between: rounds of other keys before the next of this, in rounds of one of these.
+            between: a round of each other key that waits, in rounds of one of these.
             waited: mean time since arrival, in multiples of the work that is left, alone.
             present: the part of the backlog that is here already; None: all of it.
         """
         kind, most = line[0].kind, line[0].max_rows
         curve = self.costs.curve(kind)
         seconds_of, sd_of = curve.seconds, curve.sd
-        between_s = between * curve.seconds(line[0].rows)
-        is_long = backlog >= LONG_LINE
+        between_s = BETWEEN * between * curve.seconds(line[0].rows)
+        is_long, min_gain = backlog >= LONG_LINE, self.min_gain
+        if is_long:
+            min_gain *= MIXED_LINE / backlog
         many_wait = (backlog if present is None else present) >= LONG_LINE
         best, least_s, rate, paying_rows, rows = 1, inf, 0.0, 0, 0
         why, tie = "nobody", 0.0 if isinstance(curve, Curve) else NEAR
@@ -108,9 +113,10 @@ class Widths:
                     near += tie
                 else:
                     mean_s += DOUBT * sd * rounds
-                if not is_long:  # rows that bring little, or perhaps little, are not worth it
-                    gain = n / (seconds + DOUBT * sd) / rate - 1
-                    if gain <= self.min_gain * (rows - paying_rows):
+                if between or not is_long:  # rows that bring little are not worth it
+                    perhaps_s = 0.0 if is_long else DOUBT * sd
+                    gain = n / (seconds + perhaps_s) / rate - 1
+                    if gain <= min_gain * (rows - paying_rows):
                         continue
             rate, paying_rows = n / seconds, rows
             if mean_s < least_s * near:  # of the least: ties do not add up
