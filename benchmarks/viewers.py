@@ -139,7 +139,9 @@ def parts() -> float:
     log = ActivityLog()
     sent: list[bytes] = []
     sender = ActivitySender(
-        log, lambda: snapshot(1.0, [state] * 32, [state] * 1000, [1.0] * 1000), lambda _: None
+        log,
+        lambda: snapshot(1.0, [state] * 32, [state] * 1000, [1.0] * 1000, factor=1.0),
+        lambda _: None,
     )
     log.is_on = True
     forward = Forward("transformer", "forward", "denoise", (state,) * 8, (1,) * 8, 0.0, 0.005)

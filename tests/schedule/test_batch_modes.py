@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,6 +12,7 @@ from carpool.config import BatchingMode
 from carpool.errors import SettingRejected, TooLate
 from carpool.request.expand import grouped, repeated
 from carpool.request.parameters import check
+from carpool.telemetry.activity import RunningRequest
 from carpool.types import Request
 from support.engine_driver import CLOSE, Drive, Recorder, VirtualClock, driving, gap, solo
 from support.tiny import ARGUMENTS
@@ -31,11 +33,11 @@ class Timed:
 
     def __init__(self, drive: Drive, clock: VirtualClock, *, fixed_s: float, row_s: float) -> None:
         self._run, self._clock = drive.engine.runner.fuser.run, clock
-        self._fixed_s, self._row_s = fixed_s, row_s
+        self._fixed_s, self._row_s, self.slower = fixed_s, row_s, 1.0
         drive.engine.runner.fuser.run = self  # type: ignore[method-assign]
 
     def __call__(self, calls: Any, rows: Any) -> Any:
-        self._clock.pass_by(self._fixed_s + self._row_s * sum(rows))
+        self._clock.pass_by(self.slower * (self._fixed_s + self._row_s * sum(rows)))
         return self._run(calls, rows)
 
 
@@ -169,6 +171,30 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_what_it_would_take() -> N
         drive.finish()
 
     assert in_time.error is None
+
+
+def test_a_busy_machine_makes_no_request_look_longer_and_every_deadline_nearer() -> None:
+    clock = VirtualClock()
+    with driving("flux", clock=clock, mode="continuous") as drive:
+        timed = Timed(drive, clock, fixed_s=1.0, row_s=0.0)
+        for slower in (1.0, 2.0):
+            timed.slower = slower
+            drive.submit(**BASE | {"num_inference_steps": 40})
+            drive.finish()
+
+        with pytest.raises(TooLate, match=r"deadline_s=5 .* it would take (5\.[5-9]|6)"):
+            drive.submit(**BASE, deadline_s=5)
+        drive.submit(**BASE)
+        drive.turn_until(lambda: any(one.phase == "denoise" for one in shown(drive)))
+        [state], [one] = drive.engine.running.states, shown(drive)
+        assert state.parked is not None
+        assert state.parked.left_s == pytest.approx(3.0, rel=0.1)
+        assert one.left_s == pytest.approx(6.0, rel=0.1)  # who watches is told what it takes now
+        drive.finish()
+
+
+def shown(drive: Drive) -> Sequence[RunningRequest]:
+    return drive.engine.requests().running
 
 
 def test_with_admit_late_a_deadline_that_cannot_be_met_is_a_warning(

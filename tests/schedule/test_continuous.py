@@ -167,6 +167,18 @@ def test_a_deadline_that_can_no_longer_be_met_does_not_press() -> None:
     assert chosen(Continuous(SLOW), step(1, 1, left=1), late) == [1]
 
 
+def test_on_a_busy_machine_a_deadline_presses_sooner() -> None:
+    class Busy(Costs):
+        factor = 2.0  # what is left takes so many times as long just now
+
+    busy, short = Busy(dict(SLOW)), step(1, 1, left=1)
+    soon, too_soon = step(2, 2, LARGE, deadline_s=60.0), step(2, 2, LARGE, deadline_s=30.0)
+
+    assert chosen(Continuous(SLOW), short, soon) == [1]
+    assert chosen(Continuous(busy), short, soon) == [2]
+    assert chosen(Continuous(busy), short, too_soon) == [1]  # it needs 32 s by now
+
+
 def test_priority_is_worth_a_multiple_of_the_requests_own_work() -> None:
     early, late = step(1, 1), step(2, 2, arrived_s=12.0)
 
@@ -209,6 +221,18 @@ def test_a_long_line_makes_even_a_small_gain_worth_it() -> None:
     together = Continuous(costs).choose(pair, 4000.0, 0.0)
 
     assert (len(alone.calls), len(together.calls)) == (1, 2)
+
+
+def test_where_another_size_waits_a_gain_of_next_to_nothing_takes_a_longer_line() -> None:
+    pair, other = [step(1, 1), step(2, 2)], step(3, 3, LARGE, arrived_s=9.0)
+
+    def width(two_s: float, line: int) -> int:
+        costs = Costs({SMALL: Curve({1: 1.0, 2: two_s}), LARGE: Curve({1: 4.0})})
+        return len(Continuous(costs).choose([*pair, other], 4.0 * line, 0.0).calls)
+
+    assert width(1.96, line=30) == 2
+    assert width(1.99, line=30) == 1
+    assert width(1.99, line=300) == 2
 
 
 # Who comes aboard

@@ -105,6 +105,16 @@ def test_a_guess_gives_way_to_what_is_learned() -> None:
     assert costs.seconds(LARGE, 1) == pytest.approx(2.0, rel=1e-3)
 
 
+def test_a_busy_phase_changes_no_usual_cost_and_counts_for_how_full_the_device_is() -> None:
+    costs = Costs()
+    for seconds in [1.0] * 100 + [2.0] * 60:
+        costs.learn(SMALL, 1, seconds)
+
+    assert costs.seconds(SMALL, 1) == pytest.approx(2.0, rel=0.1)
+    assert costs.usual_s(SMALL, 1) == pytest.approx(1.0, rel=0.1)
+    assert costs.stretch == pytest.approx(220 / 160, rel=0.1)
+
+
 def test_costs_survive_the_way_through_json() -> None:
     costs = Costs({LARGE: Curve({1: 1.0, 2: 1.5}), SMALL: Curve()})
 
