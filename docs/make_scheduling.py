@@ -2,7 +2,7 @@
 
 usage: make simulate    (exits with 1 if the promise is broken, and says where)
 
-It takes about 50 minutes of one core. Each study (a table and a mix) is kept in `build/simulate` as
+It takes about 65 minutes of one core. Each study (a table and a mix) is kept in `build/simulate` as
 soon as it is done, under a hash of the code that it stands on, and is not made again while that is
 the same: a run that was stopped goes on where it was. `--part known` or `--part learned` makes one
 half, without the page.

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from carpool.config import BatchingMode
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs, Curve
-from carpool.schedule.machine import WIDTHS, Machine, wrong
 from carpool.schedule.views import CallKind
 from carpool_lab.simulate.command import simulate as command
 from carpool_lab.simulate.fleet import simulate
+from carpool_lab.simulate.machine import WIDTHS, Machine, wrong
 from carpool_lab.simulate.report import (
     Latency,
     Numbers,

@@ -67,11 +67,15 @@ class Trials:
         Args:
             in_burst: nothing is free: its first forwards, which grow, tell the most already.
         """
-        if in_burst:
-            allowed_s = SHARE * self.device_s
-        else:
-            allowed_s = self.free_s + SHARE_OF_LINES * self.device_s
-        return self.lost_s + loss_s <= allowed_s
+        return self.lost_s + loss_s <= (self._in_bursts_s if in_burst else self._in_lines_s)
+
+    @property
+    def _in_bursts_s(self) -> float:
+        return SHARE * self.device_s
+
+    @property
+    def _in_lines_s(self) -> float:
+        return self.free_s + SHARE_OF_LINES * self.device_s
 
     def ran(self, loss_s: float) -> None:
         """Note that a trial is run."""
@@ -79,10 +83,9 @@ class Trials:
         self.lost_s += loss_s
 
     def to_json(self) -> dict[str, Any]:
-        allowed_s = self.free_s + SHARE * self.device_s
         return {
             "count": self.count,
             "lost_s": self.lost_s,
-            "allowed_s": allowed_s,
+            "allowed_s": max(self._in_bursts_s, self._in_lines_s),
             "device_s": self.device_s,
         }

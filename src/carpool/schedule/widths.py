@@ -76,7 +76,7 @@ class Widths:
         Args:
             line: calls in the order in which they are taken.
             backlog: work in the engine, in requests like these.
-            between: a round of each other key that waits, in rounds of one of these.
+            between: rounds of all other keys that wait, one each, in rounds of one of these.
             waited: mean time since arrival, in multiples of the work that is left, alone.
             present: the part of the backlog that is here already; None: all of it.
         """

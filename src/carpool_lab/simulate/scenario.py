@@ -19,10 +19,10 @@ from carpool.errors import InvalidValue
 from carpool.schedule.batch_modes import Dynamic, Off, Waves
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
-from carpool.schedule.machine import WIDTHS, Machine, wrong
 from carpool.schedule.policy import Policy
 from carpool.schedule.views import QueuedRequest
 from carpool_lab.simulate.fleet import Change, simulate
+from carpool_lab.simulate.machine import WIDTHS, Machine, wrong
 from carpool_lab.simulate.report import Numbers, Point, mean, numbers, ratio_of_means
 from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.simulator import Result, SimulatedRequest, Stage, Worker

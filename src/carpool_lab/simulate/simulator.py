@@ -13,11 +13,11 @@ from math import inf
 from msgspec.structs import replace
 
 from carpool.schedule.cost import Costs
-from carpool.schedule.machine import Machine
 from carpool.schedule.policy import Policy
 from carpool.schedule.sweep import choose_sweep
 from carpool.schedule.views import CallKind, Choice, ParkedCall, QueuedRequest
 from carpool.types import Phase
+from carpool_lab.simulate.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)
