@@ -79,7 +79,7 @@ def test_moves_lose_no_request_and_cost_next_to_nothing(load: float) -> None:
     wanted = mix("sizes", model.tables)
     rate = 4 * load * model.capacity_qps(wanted)
     latency_s = {False: 0.0, True: 0.0}  # of all seeds: single ones differ by 10 % either way
-    for seed in range(10):
+    for seed in range(40):  # ten leave a standard error of 2 %
         when, what = generators(seed)
         arrivals = plan(bursts(rate, when, size=1), wanted, what, count=300)
         for moves in latency_s:
