@@ -47,8 +47,8 @@ MOST_TRADED = 0.05  # of the mean latency
 LEAST_GAINED = 0.1  # of the requests a second: less is not worth that
 CLOSED = 1.1  # times those who are here: a backlog of no more than this is not filled up
 LONG_LINE = 20  # requests: with so many, rows that gain less than `min_gain` are worth it, too
-MIXED_LINE = 4.0  # requests: where other keys wait, `min_gain` is as much less as there are more
-BETWEEN = 0.1  # of the rounds of other keys: the most come after those who are left out
+MIXED_LINE = 4.0  # requests: in a long line beside others, n times as many need an nth of the gain
+BETWEEN = 0.1  # of the rounds of other keys: most come after those who are left out of this one
 
 
 @dataclass(slots=True)
