@@ -169,7 +169,7 @@ def test_a_deadline_that_can_no_longer_be_met_does_not_press() -> None:
 
 def test_on_a_busy_machine_a_deadline_presses_sooner() -> None:
     class Busy(Costs):
-        factor = 2.0  # what is left takes so many times as long just now
+        slower = 2.0  # what is left takes so many times as long just now
 
     busy, short = Busy(dict(SLOW)), step(1, 1, left=1)
     soon, too_soon = step(2, 2, LARGE, deadline_s=60.0), step(2, 2, LARGE, deadline_s=30.0)

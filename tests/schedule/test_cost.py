@@ -115,6 +115,17 @@ def test_a_busy_phase_changes_no_usual_cost_and_counts_for_how_full_the_device_i
     assert costs.stretch == pytest.approx(220 / 160, rel=0.1)
 
 
+def test_a_busy_phase_makes_requests_slower_unless_they_wait_for_copies_of_weights() -> None:
+    costs = Costs()
+    for seconds in [1.0] * 100 + [2.0] * 60:
+        costs.learn(SMALL, 1, seconds)
+    computed = costs.slower
+    costs.streams = {SMALL.name: 9.0}
+
+    assert computed == pytest.approx(2.0, rel=0.1)
+    assert costs.slower * costs.usual_s(SMALL, 1) == costs.seconds(SMALL, 1) == 9.0
+
+
 def test_costs_survive_the_way_through_json() -> None:
     costs = Costs({LARGE: Curve({1: 1.0, 2: 1.5}), SMALL: Curve()})
 

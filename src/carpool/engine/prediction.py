@@ -120,9 +120,9 @@ class Predictor:
         return found
 
     @property
-    def factor(self) -> float:
+    def slower(self) -> float:
         """Seconds just now, as a multiple of those."""
-        return self._costs.factor
+        return self._costs.slower
 
     @property
     def is_informed(self) -> bool:

@@ -293,7 +293,7 @@ class Continuous:
         """Who goes first: small ones; ties by place in the line, never by chance."""
         pressing, share = inf, (0.0, 0.0)
         if one.deadline_s < inf:
-            left_s = one.left_s * self.costs.factor
+            left_s = one.left_s * self.costs.slower
             slack_s = one.deadline_s - now_s - left_s
             # who is late already gains nothing by being first
             pressing = slack_s if 0 <= slack_s < PRESSING * left_s else inf

@@ -22,7 +22,7 @@ from carpool.schedule.views import CallKind
 SETTLED_EVERY = 256  # forwards: the usual speed follows the speed of now
 SETTLED = 0.1  # of the difference
 RECENT = 0.999  # of the weight of the forwards before, at each: in `stretch`
-LONGEST = 16.0  # times what was predicted: more of a forward is not counted there
+LONGEST = 16.0  # times what is usual: more of a forward is not counted there
 
 AnyCurve = Curve | LearnedCurve
 
@@ -42,7 +42,7 @@ class Costs:
         self.runs_ahead = False  # a turn's forward runs while the next turn is prepared
         self.streams: dict[str, float] = {}  # seconds of copying a method's weights once
         self._forwards = 0
-        self._took_s = self._predicted_s = 0.0  # of forwards lately
+        self._took_s = self._usual_s = 0.0  # of forwards lately
         self._lock = threading.Lock()  # `to_json` may be asked from any thread
 
     def learn(self, kind: CallKind, rows: int, seconds: float) -> None:
@@ -63,9 +63,9 @@ class Costs:
             return
         curve.now_s = now_s
         if curve.has_run(rows):
-            predicted_s = curve.seconds(rows)
-            self._took_s = RECENT * self._took_s + min(seconds, LONGEST * predicted_s)
-            self._predicted_s = RECENT * self._predicted_s + predicted_s
+            usual_s = curve.seconds(rows)
+            self._took_s = RECENT * self._took_s + min(seconds, LONGEST * usual_s)
+            self._usual_s = RECENT * self._usual_s + usual_s
         elif curve.is_new:
             self.trials.free_s += FREE * seconds
         curve.learn(rows, seconds)
@@ -148,12 +148,20 @@ class Costs:
         return self._speed.factor
 
     @property
+    def slower(self) -> float:
+        """The work of requests just now, as a multiple of the usual one.
+
+        Where weights are streamed requests wait for copies, which are no slower.
+        """
+        return 1.0 if self.streams else self._speed.factor
+
+    @property
     def stretch(self) -> float:
         """Mean seconds of forwards lately, as a multiple of their usual ones.
 
         Those are medians: outliers and busy moments, which fill the device, are not in them.
         """
-        return self._took_s / self._predicted_s if self._predicted_s else 1.0
+        return self._took_s / self._usual_s if self._usual_s else 1.0
 
     def _nearest(self, kind: CallKind) -> CallKind | None:
         same = [k for k, c in self._curves.items() if k.name == kind.name and not c.is_empty]

@@ -58,19 +58,19 @@ def snapshot(
     running: "Sequence[RequestState]",
     queued: "Sequence[RequestState]",
     starts_s: Sequence[float | None],
-    factor: float,
+    slower: float,
 ) -> Snapshot:
     """What requests do at this moment. From any thread.
 
     Args:
-        factor: seconds just now, as a multiple of usual ones.
+        slower: seconds just now, as a multiple of usual ones.
     """
     seen = []
     for state in running:
         parked, timeline = state.parked, state.timeline
         left_s = None
         if parked is not None and isfinite(parked.left_s):
-            left_s = parked.left_s * factor
+            left_s = parked.left_s * slower
         seen.append(
             RunningRequest(
                 state.number,
