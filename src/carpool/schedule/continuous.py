@@ -11,8 +11,8 @@ request whose deadline presses goes before all others, the one with the least sl
 and decoding go between denoising forwards: one of each, or as many as take no longer than the
 forward itself; all of them where sizes take turns and those who began together have ended, so that
 the next begin with all that are there. A request that would not share the next forward, once
-encoded, is encoded later, with others. A call that `MAX_PASSED` forwards of later requests have
-passed over leads next.
+encoded, is encoded later, with others. A call that many forwards of later requests have passed over
+leads next (`passed.py`).
 
 *Shares.* With `fair_share` the tenant that was served least by its weight leads (`shares.py`);
 all of the above orders the requests of tenants that are even, and of one tenant.
@@ -32,6 +32,7 @@ from msgspec.structs import replace
 from carpool.schedule.arrivals import Load
 from carpool.schedule.cost import Costs
 from carpool.schedule.decodes import Decodes
+from carpool.schedule.passed import Passed
 from carpool.schedule.shares import Shares
 from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
 from carpool.schedule.widths import Widths
@@ -41,7 +42,6 @@ GROUP_AGEING = 0.45  # the same, between requests that cannot share a forward
 JOINING = 0.2  # of its own time: what a row may add to a forward that others wait for
 SHORTER = 0.5  # who has less than this part of others' work left may interrupt them
 FAVOURED = 2.0  # the same for who has a higher priority
-MAX_PASSED = 64  # forwards of later requests that a parked call lets pass
 PRESSING = 2.0  # times the work left: a deadline nearer than this presses, if it can be met
 PRIORITY = 4.0  # requests' work that one step of priority is worth
 
@@ -54,7 +54,7 @@ class Continuous:
     max_running: int = 32
     min_gain: float = 0.05
     fair_share: Mapping[str, float] | None = None  # weights of tenants; None: not fair
-    _passed: dict[int, int] = field(default_factory=dict)  # by order of the parked call
+    _passed: Passed = field(init=False)
     # on encoding and decoding, each, since the last denoising forward
     _spent_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
     _load: Load = field(default_factory=Load)
@@ -67,6 +67,7 @@ class Continuous:
 
     def __post_init__(self) -> None:
         self._shares = None if self.fair_share is None else Shares(self.fair_share)
+        self._passed = Passed(is_fair=self._shares is not None)
         self._widths, self._decodes = Widths(self.costs, self.min_gain), Decodes(self.costs)
 
     def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
@@ -111,7 +112,7 @@ class Continuous:
         if not parked:
             return Choice(())
         self._trials.clear()
-        is_alone = len(parked) == 1 and not self._passed and parked[0].deadline_s == inf
+        is_alone = len(parked) == 1 and not self._passed.forwards and parked[0].deadline_s == inf
         if is_alone and self._shares is None:  # nothing to choose
             if parked[0].phase == "denoise" and parked[0].request not in self._begun:
                 self._begun = set()
@@ -190,8 +191,7 @@ class Continuous:
         rows = sum(call.rows for call in denoise.calls)
         if first.phase == "encode" and not (denoise.why == "nobody" and would_share(first)):
             is_first = self._rank(first, now_s) < self._rank(leader, now_s)
-            is_late = self._passed.get(first.order, 0) >= MAX_PASSED
-            if not (is_first or is_late):
+            if not (is_first or self._passed.is_late(first)):
                 return False
         spent_s = self._spent_s[first.phase]
         if not spent_s:
@@ -220,11 +220,7 @@ class Continuous:
     def _line(self, groups: Mapping[Hashable, list[ParkedCall]], now_s: float) -> list[ParkedCall]:
         """Who leads, and all that may run with it, in the order in which they are taken."""
         first = next(iter(groups.values()))[0]
-        late: list[ParkedCall] = []
-        if max(self._passed.values(), default=0) >= MAX_PASSED:
-            calls = [call for group in groups.values() for call in group]
-            late = [call for call in calls if self._passed.get(call.order, 0) >= MAX_PASSED]
-        if late:
+        if late := self._passed.late(call for group in groups.values() for call in group):
             leader = min(late, key=lambda call: call.order)
         else:
             presses = self._ranks[first.order][1] < inf
@@ -360,20 +356,11 @@ class Continuous:
         if loss_s is not None:
             self.costs.trials.ran(loss_s)
         self._widths.has_tried = loss_s is not None
-        chosen, is_denoise = {call.order for call in choice.calls}, leader.phase == "denoise"
+        is_denoise = leader.phase == "denoise"
         if is_denoise:
             self._load.ran(choice.calls, self.costs.curve(leader.kind), now_s)
-        before = self._passed
-        passed = {
-            call.order: before.get(call.order, 0) + 1
-            for call in parked
-            if call.order not in chosen and self._is_passed(call, choice.calls)
-        }
-        if before:  # counts of others stay; those of calls that were cancelled do not
-            others = [c.order for c in everyone if c.order in before and c.order not in chosen]
-            passed = {order: before[order] for order in others} | passed
-        self._passed = passed
-        self._decodes.ran(everyone, chosen)
+        self._passed.ran(choice.calls, parked, everyone)
+        self._decodes.ran(everyone, {call.order for call in choice.calls})
         if is_denoise and not self._begun:
             self._begun = {call.request for call in choice.calls}
         seconds = self.costs.usual_s(leader.kind, sum(call.rows for call in choice.calls))
@@ -386,20 +373,6 @@ class Continuous:
             seconds = self.costs.compute_s(leader.kind, sum(call.rows for call in choice.calls))
             for call in choice.calls:
                 self._shares.charge(call, seconds / len(choice.calls))
-
-    def _is_passed(self, call: ParkedCall, chosen: Sequence[ParkedCall]) -> bool:
-        """Whether a forward counts as one that the call had to let pass.
-
-        Where shares are fair, they see to it that nobody starves: a tenant that has many calls
-        parked would get more than its share if it might lead for each of them. But among the calls
-        of one user, a late one may lead: the others run with other tenants, and are charged.
-        """
-        if call.phase != "denoise":
-            return chosen[0].phase == "denoise" or call.request < chosen[0].request
-        if self._shares is None:
-            return call.request < chosen[0].request
-        flow = call.tenant, call.user
-        return any(call.request < one.request and (one.tenant, one.user) == flow for one in chosen)
 
 
 def _may_interrupt(one: ParkedCall, begun: ParkedCall) -> bool:
