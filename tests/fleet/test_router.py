@@ -241,6 +241,30 @@ def test_a_worker_that_is_closed_gets_nothing_and_what_a_removed_one_had_comes_b
     assert [one.worker for one in router.assign(0.0)] == [1]
 
 
+@pytest.mark.parametrize("requests", [9, 14, 40])
+def test_workers_that_are_closed_are_no_room(requests: int) -> None:
+    """They load, are dead or leave: what comes is not heaped on those that are open for them."""
+    table = {"a": (1.0, 1.5, 2.0, 2.6)}
+    works = [RoutedRequest(n, "a", 30) for n in range(1, requests + 1)]
+    alone, loading = router_of(table), router_of(*[table] * 8)
+    for worker in range(1, 8):
+        loading.open(worker, is_open=False)
+
+    assert bound(loading, *works) == bound(alone, *works)
+    assert len(loading.waiting) == len(alone.waiting)
+
+
+def test_no_worker_gets_more_at_one_moment_than_it_runs_together() -> None:
+    router = Router()
+    for number in range(2):
+        router.add_worker(WorkerLoad(number, {"a": FREE}, most=3))
+
+    taken = bound(router, *(RoutedRequest(n, "a", 30) for n in range(1, 13)))
+
+    assert sorted(taken.values()) == [0, 0, 0, 1, 1, 1]
+    assert len(router.waiting) == 6
+
+
 def test_a_guess_that_is_wrong_does_not_heap_everything_on_one_worker() -> None:
     tables = {"a": FREE}
     router = router_of(
@@ -296,9 +320,8 @@ class PlainIndex(WorkerIndex):
     def __init__(self) -> None:
         self.there: dict[int, WorkerLoad] = {}
 
-    @property
-    def is_any(self) -> bool:
-        return any(worker.is_open for worker in self.there.values())
+    def __len__(self) -> int:
+        return sum(worker.is_open for worker in self.there.values())
 
     def put(self, worker: WorkerLoad) -> None:
         self.there[worker.id] = worker

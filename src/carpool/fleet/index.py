@@ -18,9 +18,8 @@ class WorkerIndex:
         self._known: dict[int, tuple[float, frozenset[Hashable]]] = {}
         self._workers: dict[int, WorkerLoad] = {}
 
-    @property
-    def is_any(self) -> bool:
-        return bool(self._all)
+    def __len__(self) -> int:
+        return len(self._all)
 
     def key(self, worker: WorkerLoad) -> float:
         return self._known[worker.id][0]

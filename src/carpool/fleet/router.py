@@ -183,17 +183,14 @@ class Router:
 
         Nobody is refused for a guess: kinds that no worker has told of count nothing.
         """
-        if not (is_open := self._open_workers()):
+        if not self._index:
             return inf
         work = ((steps, self._tables.get(kind)) for kind, steps in self._held_steps.items())
-        return sum(steps * _row_s(table) for steps, table in work if table) / is_open
+        return sum(steps * _row_s(table) for steps, table in work if table) / len(self._index)
 
     def part_s(self) -> float:
         """A worker's part of `held_s`."""
-        return self.held_s / max(1, self._open_workers())
-
-    def _open_workers(self) -> int:
-        return sum(worker.is_open for worker in self.workers.values())
+        return self.held_s / max(1, len(self._index))
 
     def needed_s(self, work: RoutedRequest) -> float | None:
         """Predicted seconds until a request that comes now has ended; None: nothing is known."""
@@ -206,12 +203,12 @@ class Router:
             now_s: on the clock of `arrived_s` and `deadline_s`.
         """
         self._now_s = now_s
-        if not self._held or not self._index.is_any:
+        if not self._held or not self._index:
             return []
         if self._shares is not None:
             self._note_shares()
-        if 1 < len(self._held) <= self._room():
-            return self._spread()
+        if 1 < len(self._held) <= self._room() and (spread := self._spread()):
+            return spread
         bindings = []
         while (chosen := self._next(now_s)) is not None:
             work, worker = chosen
@@ -239,7 +236,7 @@ class Router:
 
     def has_room(self, work: RoutedRequest, worker: WorkerLoad) -> bool:
         """Whether a worker would serve a request at once."""
-        backlog = (len(self._owners) + len(self._held)) // len(self.workers)
+        backlog = (len(self._owners) + len(self._held)) // max(1, len(self._index))
         return self._has_room(work, worker, self.table(worker, work.kind), backlog)
 
     def bind_to(self, request: int, worker_id: int) -> bool:
@@ -271,7 +268,7 @@ class Router:
 
     def _choose(self, work: RoutedRequest) -> WorkerLoad | None:
         """The worker that gets a request now; None where it is to wait."""
-        bound, workers = len(self._owners), len(self.workers)
+        bound, workers = len(self._owners), len(self._index)
         backlog = (bound + len(self._held)) // workers
         behind = len(self._held) - 1
         crowded = max(IMBALANCE * bound / workers, bound / workers + SLACK)
@@ -297,7 +294,7 @@ class Router:
             return False
         if worker.shares_sweeps:
             return True  # whoever joins the sweep makes it little longer
-        slots = self._slots(table, backlog, len(self._held) // len(self.workers))
+        slots = self._slots(table, backlog, len(self._held) // max(1, len(self._index)))
         if len(worker.bound) < slots:
             return True
         long_s = work.steps * table[0] / SHORTER  # whoever has more left is interrupted
@@ -319,17 +316,22 @@ class Router:
 
     def _room(self) -> int:
         """How many requests may be bound at one moment, about: more of them to an idle fleet."""
+        workers = len(self._index)
         if not self._owners:
-            return BURST * len(self.workers)
+            return BURST * workers
         work = next(iter(self._held.values())).work
         slots = self._slots(self._tables.get(work.kind, UNKNOWN), 1)
-        return slots * len(self.workers) - len(self._owners)
+        return slots * workers - len(self._owners)
 
     def _spread(self) -> list[Binding]:
-        """Bind all that is held, so that the last of it ends early."""
+        """Bind all that is held, so that the last of it ends early; nothing if one has no place."""
         held = sorted(self._held.values(), key=lambda one: (-one.work_s, one.work.request))
         works = [one.work for one in held]
         plan = Burst(self.workers, self._index, self._as_bound).plan(works)
+        for number, more in Counter(plan.values()).items():
+            worker = self.workers[number]
+            if len(worker.bound) + more > worker.most:
+                return []
         for work in works:
             self.bind(work, self.workers[plan[work.request]])
         return [Binding(work.request, plan[work.request]) for work in works]
