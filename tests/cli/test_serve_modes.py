@@ -51,6 +51,39 @@ def test_flags_of_a_mode_choose_it_and_say_so(
     assert served[0][1].batching_mode == "request"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--trust-remote-code", "org/model"),
+        ("--omni", "--enforce-eager", "org/model"),
+        ("--dit-layerwise-offload", "False", "org/model"),
+        ("org/model", "--vae-cpu-offload"),
+        ("--vae-cpu-offload=true", "org/model", "--enable-metrics", "1"),
+    ],
+)
+def test_a_flag_that_is_passed_over_takes_no_model_for_its_value(
+    serve: Serve, arguments: tuple[str, ...]
+) -> None:
+    ended, served = serve(*arguments)
+
+    assert [model for model, _ in served] == ["org/model"]
+    assert ("layerwise" in ended.err) is False
+
+
+def test_variables_of_others_say_nothing_about_settings(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "carpool.yaml"
+    file.write_text("port: 9000\nmodel: org/mine\nmax_queue: 7")
+    for name in ("PORT", "MODEL", "MAX_QUEUE"):
+        monkeypatch.setenv(name, "8080")
+    monkeypatch.setenv("CARPOOL_MAX_QUEUE", "11")
+
+    [(model, settings)] = serve("--config", file)[1]
+
+    assert (model, settings.port, settings.max_queue) == ("org/mine", 9000, 11)
+
+
 def test_flags_of_two_modes_are_refused(serve: Serve) -> None:
     ended, served = serve("--batching-max-size", 8, "--batching-mode", "request")
 

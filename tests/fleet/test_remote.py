@@ -271,6 +271,40 @@ def test_a_large_output_arrives_as_a_file_and_others_come_in_between(
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_full_disk_fails_the_request_whose_output_it_was_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "MOST_INLINE_BYTES", 1000)
+
+    async def story(stage: Stage) -> None:
+        front = await stage.connect(spool=tmp_path / "full")  # nothing can be written there
+        front.send(LOAD)
+        await until(lambda: bool(stage.children))
+        content = bytes(range(256)) * (3 * PACKET_BYTES // 256)
+
+        def drawn(name: str) -> protocol.Done:
+            clip = protocol.RawVideo(4, 4, 1, content)
+            return protocol.Done(name, 1, [], Timings(), protocol.TokenUsage(0, 0), clip)
+
+        messages = front.messages()
+        for message in (READY, drawn("a")):
+            stage.children[0].told.put_nowait(message)
+        assert await anext(messages) == READY
+        failed = await anext(messages)
+        assert isinstance(failed, protocol.RequestFailed)
+        assert (failed.request_id, failed.error) == ("a", "StoreFailed")
+
+        (tmp_path / "full").mkdir()  # there is room again
+        stage.children[0].told.put_nowait(drawn("b"))
+        answer = await anext(messages)
+        assert isinstance(answer, protocol.Done)
+        assert answer.clip is not None
+        assert bytes(answer.clip.rgb) == content
+        await front.close()
+
+    told(story)
+
+
 def test_a_worker_cannot_name_a_file_of_the_front(tmp_path: Path) -> None:
     mine = tmp_path / "private"
     mine.write_bytes(b"secret")

@@ -25,6 +25,7 @@ from carpool.errors import (
     Overloaded,
     PipelineFailed,
     Rejected,
+    TooLate,
     UnknownParameter,
 )
 from carpool.types import CheckedRequest
@@ -140,6 +141,39 @@ def test_the_first_failure_is_raised_after_the_others_have_finished(
     statistics = engine.statistics()
     assert statistics["running"] == 0
     assert statistics["steps"] >= before + 9
+
+
+def test_a_request_of_a_list_that_would_be_too_late_takes_no_other_with_it(
+    engine: carpool.Engine,
+) -> None:
+    engine.generate(["a cat"] * 4, **QUICK)  # what steps take is known from now on
+    late = Request("a cat", deadline_s=0.01, num_inference_steps=900)
+
+    outputs = engine.generate(
+        [Request("a cat"), late, Request("a dog")], return_errors=True, **QUICK
+    )
+
+    assert [type(output.error) for output in outputs] == [type(None), TooLate, type(None)]
+    with pytest.raises(TooLate):
+        engine.generate([late, Request("a dog")], **QUICK)
+
+
+def test_a_progress_function_that_fails_ends_neither_its_request_nor_the_engine(
+    engine: carpool.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard = list[int]()
+
+    def progress(place: int, event: carpool.Event) -> None:
+        heard.append(place)
+        if place == 0:
+            raise ZeroDivisionError("a puncture")
+
+    outputs = engine.generate(["a cat", "a dog"], progress=progress, **QUICK)
+
+    assert len(outputs) == 2
+    assert (heard.count(0), heard.count(1) > 2) == (1, True)
+    assert "a puncture" in caplog.text
+    assert engine.generate("a cat", **QUICK)
 
 
 def test_a_wrong_request_stops_its_list_before_anything_runs(engine: carpool.Engine) -> None:

@@ -135,7 +135,7 @@ def generate(
         }
     )
     if server is not None:
-        _refuse_settings(flags)
+        _refuse_settings(flags | {name: _said(name) for name in ("metadata", "metadata_prompt")})
         chosen = _said("model")
         wanted = None if chosen is None else model
         format_ = {"n": n, **parameters} | ({} if seed is None else {"seed": seed})
@@ -271,8 +271,12 @@ def _on_server(
                 raise click.UsageError(
                     "--n: a server makes one video of a prompt; repeat the prompt"
                 )
+            if mask is not None or len(images) > 1:
+                raise click.UsageError("a server's videos begin with one --image, and no --mask")
             if _said("fps") is not None:
                 body["fps"] = fps
+        elif mask is not None and not images:
+            raise click.UsageError("--mask says where --image is drawn anew: give that, too")
         else:
             body["output_format"] = FORMATS[output.suffix.lower()]
         read = [remote.data_url(remote.read(path), path.name) for path in images]

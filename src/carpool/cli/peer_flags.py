@@ -4,10 +4,13 @@ Each is mapped to a setting, has nothing to do here and is told so in one line, 
 Carpool has not, and is an error that says what to use.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import click
+
+from carpool.cli.options import GroupedHelp
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -35,6 +38,23 @@ PASSED_OVER = {
     "enforce_eager": "forwards are always eager",
 }  # fmt: skip
 SWITCHES = ("omni", "step_execution")
+SWITCH_VALUES = ("true", "false", "1", "0")
+
+
+class PeerFlagsCommand(GroupedHelp):
+    """A command whose flags that are passed over may be switches, or have a value behind them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _with_values(args))
+
+
+def _with_values(args: Sequence[str]) -> list[str]:
+    """Say `true` where no value follows a flag that is passed over: MODEL would be taken for it."""
+    flags = {f"--{name.replace('_', '-')}" for name in PASSED_OVER}
+    return [
+        f"{arg}=true" if arg in flags and after.lower() not in SWITCH_VALUES else arg
+        for arg, after in pairwise([*args, ""])
+    ]
 
 
 def peer_options(command: Command) -> Command:
@@ -44,7 +64,7 @@ def peer_options(command: Command) -> Command:
     for name in ("num_gpus", *ONE_DEVICE, *SEQUENCE_PARALLEL, *REPLICAS):
         command = _option(name, type=int)(command)
     for name in PASSED_OVER:
-        command = _option(name, is_flag=False, flag_value="true")(command)
+        command = _option(name)(command)
     for name in SWITCHES:
         command = _option(name, is_flag=True, default=None)(command)
     return _option("backend")(_option("stage_overrides")(command))
@@ -72,7 +92,7 @@ def translated(flags: dict[str, Any]) -> dict[str, Any]:
     if (count := kept.pop("num_gpus")) != devices:
         _one_device("num_gpus", count)
     for name, why in PASSED_OVER.items():
-        if kept.pop(name) not in (None, "false", "0"):
+        if str(kept.pop(name) or "false").lower() not in ("false", "0"):
             click.echo(f"carpool: --{name.replace('_', '-')} is passed over: {why}", err=True)
     backend = kept.pop("backend")
     if backend not in (None, "auto", "diffusers"):

@@ -11,13 +11,13 @@ import click
 
 from carpool.batching_mode import MODES_OF
 from carpool.cli.config_file import read_config
-from carpool.cli.options import GroupedHelp, settings_from, settings_options
-from carpool.cli.peer_flags import peer_options, translated
+from carpool.cli.options import settings_from, settings_options
+from carpool.cli.peer_flags import PeerFlagsCommand, peer_options, translated
 from carpool.config import ENV_PREFIX, ServeSettings, with_mode
 from carpool.errors import CarpoolError
 
 
-@click.command(cls=GroupedHelp)
+@click.command(cls=PeerFlagsCommand)
 @click.argument("models", nargs=-1, metavar="[[NAME=]MODEL]...")
 @click.option("--model-path", help="MODEL, as a flag")
 @click.option(
@@ -59,7 +59,12 @@ def serve(
     overrides = flags.pop("stage_overrides")
     flags = translated(flags)
     deploy = _deploy(deploy_config, overrides)
-    said = {name.removeprefix(ENV_PREFIX).lower(): text for name, text in os.environ.items()}
+    variables = {
+        name.removeprefix(ENV_PREFIX).lower(): text
+        for name, text in os.environ.items()
+        if name.startswith(ENV_PREFIX)
+    }
+    said: dict[str, Any] = dict(variables)
     said |= {name: value for name, value in flags.items() if value not in (None, ())}
     of_file = {} if config is None else read_config(config)
     has_models = of_file.pop("models", None) is not None
@@ -74,7 +79,6 @@ def serve(
             del deploy[name]
         del deploy["batching_mode"]
     flags |= {name: value for name, value in deploy.items() if name not in said}
-    variables = {name.removeprefix(ENV_PREFIX).lower() for name in os.environ}
     for name, value in of_file.items():
         if flags.get(name) in (None, ()) and name not in variables:
             flags[name] = value

@@ -177,7 +177,11 @@ class Members:
             LoraRejected: a worker says what is wrong with it; the others may have it.
         """
         self._lora[name] = path
-        told = await asyncio.gather(*(handle.add_lora(name, path) for handle in self.handles))
+        try:
+            told = await asyncio.gather(*(handle.add_lora(name, path) for handle in self.handles))
+        except asyncio.CancelledError:  # whoever asked was told that it is not there
+            del self._lora[name]
+            raise
         if problems := [problem for several in told for problem in several]:
             del self._lora[name]
             raise LoraRejected(problems[0])

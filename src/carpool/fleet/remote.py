@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from carpool.errors import StoreFailed, reason
 from carpool.fleet import handshake
 from carpool.fleet.wire import Malformed, Wire
 from carpool.worker import protocol
@@ -96,7 +97,12 @@ class RemoteConnection:
         """The message, with the file that was sent before it."""
         if not isinstance(message, protocol.Done) or message.clip is None or not message.clip.path:
             return message
-        message.clip.path = str(self._wire.take_file())
+        try:
+            message.clip.path = str(self._wire.take_file())
+        except OSError as error:
+            log.error("an output could not be kept: %s", error)
+            said = f"the output could not be kept: {reason(error)}"
+            return protocol.RequestFailed(message.request_id, StoreFailed.__name__, said)
         return mapped(message)
 
     def kill(self) -> None:

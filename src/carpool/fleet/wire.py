@@ -55,6 +55,7 @@ class Wire:
         self._file: IO[bytes] | None = None  # that arrives
         self._path = Path()  # its
         self._file_bytes = 0
+        self._unkept: OSError | None = None  # why the file that arrives is none
         self._sending = asyncio.Lock()  # of one file at a time
         self.is_silent = False  # it was closed for that
         self.farewell = ""  # why the other end closes
@@ -129,10 +130,7 @@ class Wire:
 
     def close(self) -> None:
         self._beating.cancel()
-        if self._file is not None:
-            self._file.close()
-            self._path.unlink(missing_ok=True)
-            self._file = None
+        self._drop_file()
         self._writer.close()
 
     # Receiving
@@ -172,23 +170,43 @@ class Wire:
                 raise Malformed(f"a packet of kind {kind}, which there is not")
 
     def _keep(self, part: bytes) -> None:
-        if self._file is None:
-            handle, path = tempfile.mkstemp(".rgb", "remote-", self._spool)
-            self._file, self._path = os.fdopen(handle, "wb"), Path(path)
-            self._file_bytes = 0
         self._file_bytes += len(part)
         if self._file_bytes > MOST_FILE_BYTES:
             raise Malformed(f"a file of more than {MOST_FILE_BYTES} bytes")
-        self._file.write(part)
+        if self._unkept is not None:
+            return
+        try:
+            if self._file is None:
+                handle, path = tempfile.mkstemp(".rgb", "remote-", self._spool)
+                self._file, self._path = os.fdopen(handle, "wb"), Path(path)
+            self._file.write(part)
+        except OSError as error:  # the disk is full: that is the request's failure alone
+            self._unkept = error
+            self._drop_file()
+
+    def _drop_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
+            self._path.unlink(missing_ok=True)
 
     def take_file(self) -> Path:
         """The file that has arrived, for the message that is to take it.
 
         Raises:
             Malformed: there is none.
+            OSError: it could not be kept.
         """
+        unkept, self._unkept, self._file_bytes = self._unkept, None, 0
+        if unkept is not None:
+            raise unkept
         if self._file is None:
             raise Malformed("a message names a file that was not sent")
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError:
+            self._drop_file()
+            raise
         self._file = None
         return self._path

@@ -22,7 +22,14 @@ from carpool.engine.cost_store import StoredCosts
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load as load_pipeline
 from carpool.engine_settings import OF_FILES
-from carpool.errors import CarpoolError, Draining, InvalidValue, Overloaded, SettingRejected
+from carpool.errors import (
+    CarpoolError,
+    Draining,
+    Forked,
+    InvalidValue,
+    Overloaded,
+    SettingRejected,
+)
 from carpool.python.handle import Handle, Output, Owner
 from carpool.python.settings import LoadSettings
 from carpool.request.card import Card
@@ -131,7 +138,7 @@ class Engine:
             return_errors: give failed requests an `Output` with `error` instead of raising.
             progress: show a bar; default: on a terminal, when several requests run. Or a function
                 that is called with an output's place and each of its events, on a thread of the
-                engine's.
+                engine's. What it raises is logged, and it hears no more of that output.
             partial_images, parameters: for all of them, as for `submit`.
 
         Returns:
@@ -185,12 +192,11 @@ class Engine:
             try:
                 with self._loop.together(), contextlib.suppress(Overloaded):
                     for job, listen in zip(jobs, follows, strict=True):
-                        mine = job if isinstance(job, Output) else self._start(job, listen)
-                        handles.append(mine)
+                        handles.append(self._begun(self._start, job, listen))
                 for job in jobs[len(handles) :]:  # for which there was no place
                     listen = follows[len(handles)]
-                    mine = job if isinstance(job, Output) else self._queue(job, handles, listen)
-                    handles.append(mine)
+                    start = partial(self._queue, before=handles)
+                    handles.append(self._begun(start, job, listen))
                 outputs = [_settled(handle) for handle in handles]
             except BaseException:  # interrupted: nobody waits for the rest any more
                 for handle in handles:
@@ -203,11 +209,27 @@ class Engine:
                     raise output.error
         return outputs
 
+    def _begun(
+        self,
+        start: Callable[[CheckedRequest, Callable[[Event], object]], Handle],
+        job: CheckedRequest | Output,
+        follow: Callable[[Event], object],
+    ) -> Handle | Output:
+        """A job of a list that is under way, or was refused: the others of the list go on."""
+        if isinstance(job, Output):
+            return job
+        try:
+            return start(job, follow)
+        except (Overloaded, Forked):
+            raise
+        except CarpoolError as refused:
+            return Output(job.request_id, job.seed, error=refused)
+
     def _queue(
         self,
         job: CheckedRequest,
-        before: Sequence[Handle | Output],
         follow: Callable[[Event], object],
+        before: Sequence[Handle | Output],
     ) -> Handle:
         """Start a job of a list, waiting for a place: a long list is no overload."""
         while True:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
@@ -14,6 +15,8 @@ from carpool.engine.loop import EngineCore
 from carpool.engine.request import Outcome
 from carpool.errors import CarpoolError, Forked
 from carpool.types import CheckedRequest, Event, Timings
+
+log = logging.getLogger("carpool")
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -199,7 +202,11 @@ class _Listener:
         for wake in list(self._wakers):
             wake()
         if self._follow is not None:
-            self._follow(event)
+            try:
+                self._follow(event)
+            except Exception:  # the thread is that of all requests
+                log.exception("what follows %s failed: it hears no more", self._job.request_id)
+                self._follow = None
 
     def done(self, outcome: Outcome) -> None:
         if outcome.error is not None:

@@ -42,9 +42,9 @@ class Submit(msgspec.Struct, tag="submit"):
     is_journalled: bool = False  # send `Answers`
     journal: list[JournalEntry] = []  # of an earlier run: go on where that ended
 
-    def after(self, past: list[JournalEntry]) -> "Submit":
-        """The same, to go on where this journal ends."""
-        return msgspec.structs.replace(self, journal=past)
+    def after(self, past: list[JournalEntry], more_s: float) -> "Submit":
+        """The same, so much later, to go on where this journal ends."""
+        return msgspec.structs.replace(self, journal=past, waited_s=self.waited_s + more_s)
 
 
 class Cancel(msgspec.Struct, tag="cancel"):

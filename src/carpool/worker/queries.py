@@ -52,13 +52,18 @@ class Queries:
     def added(self, problems: list[str]) -> None:
         """The oldest addition is answered."""
         if self._adding:
-            self._adding.popleft().set_result(problems)
+            self._settle(problems)
 
     def worker_died(self, error: CarpoolError) -> None:
         """Nothing that was asked is answered any more; adapters are told to the successor."""
         while self._adding:
-            self._adding.popleft().set_result([])
+            self._settle([])
         self.fail(error)
+
+    def _settle(self, problems: list[str]) -> None:
+        adding = self._adding.popleft()
+        if not adding.done():  # whoever asked waits no more
+            adding.set_result(problems)
 
     def fail(self, error: CarpoolError) -> None:
         while self._asked:

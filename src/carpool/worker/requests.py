@@ -27,6 +27,7 @@ class _Pending(InFlightRequest):
     answer: asyncio.Future[protocol.Done]
     on_progress: OnProgress | None
     on_preview: OnPreview | None
+    came_s: float  # event loop's clock
 
     def resolve(self, answer: protocol.Done | Exception) -> None:
         if self.answer.done():  # its client has gone
@@ -100,14 +101,16 @@ class WorkerRequests:
         deaths: int,
     ) -> protocol.Done:
         """Run a request; the arguments and what it raises are as for `Supervisor.run`."""
+        loop = asyncio.get_running_loop()
         request = _Pending(
             submit=protocol.Submit(
                 job, on_progress is not None, tracing.carried(), waited_s, self._open_journal(job)
             ),
             deaths=deaths,
-            answer=asyncio.get_running_loop().create_future(),
+            answer=loop.create_future(),
             on_progress=on_progress,
             on_preview=on_preview,
+            came_s=loop.time(),
         )
         self._in_flight.add(request)
         try:
@@ -198,7 +201,8 @@ class WorkerRequests:
         if self._is_ready:
             for request in self._in_flight.take_due():
                 past = [] if self._journals is None else self._journals.entries(request.id)
-                self._send(request.submit.after(past))
+                waited_s = asyncio.get_running_loop().time() - request.came_s
+                self._send(request.submit.after(past, waited_s))
 
     def _is_news(self, kind: str, request_id: str, step: int) -> bool:
         """Whether no earlier worker told so much of a request."""
