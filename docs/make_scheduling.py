@@ -2,7 +2,7 @@
 
 usage: make simulate    (exits with 1 if the promise is broken, and says where)
 
-It takes about 65 minutes of one core. Each study (a table and a mix) is kept in `build/simulate` as
+It takes about 80 minutes of one core. Each study (a table and a mix) is kept in `build/simulate` as
 soon as it is done, under a hash of the code that it stands on, and is not made again while that is
 the same: a run that was stopped goes on where it was. `--part known` or `--part learned` makes one
 half, without the page.
@@ -43,7 +43,7 @@ PAGE = Path(__file__).parent / "scheduling.md"
 SOURCE = PAGE.parents[1] / "src"
 KEPT = PAGE.parents[1] / "build" / "simulate"
 LOADS = (0.1, 0.3, 0.6, 0.9, 1.2, 2.0, 3.0)
-SEEDS = {False: range(6), True: range(24)}  # at most, and where costs are learned
+SEEDS = {False: range(6), True: range(40)}  # at most, and where costs are learned
 LEAST_S = {False: 0.0, True: 750.0}  # of a seed: the device changes after 600 s
 CERTAIN = 0.01  # standard error of ratios of means: then no more seeds are played
 COUNTS = {False: 600, True: 400}  # requests of a seed, and where costs are learned

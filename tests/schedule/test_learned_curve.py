@@ -16,7 +16,7 @@ from carpool.schedule import learned_curve, regression
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.learned_curve import LearnedCurve
-from carpool.schedule.trials import FREE, SHARE_OF_LINES
+from carpool.schedule.trials import FREE, SHARE
 from carpool.schedule.views import CallKind, ParkedCall
 
 KIND = CallKind("transformer.forward", 1024)
@@ -372,7 +372,7 @@ def test_trials_lose_no_more_than_their_share_of_the_device_and_are_counted() ->
 
     trials = costs.trials.to_json()
     assert trials["count"] > 0
-    assert trials["lost_s"] <= SHARE_OF_LINES * trials["device_s"] + FREE * 2.5
+    assert trials["lost_s"] <= SHARE * trials["device_s"] + FREE * 2.5
     lost_s = sum(slow_s.seconds(n) - n for n in widths[100:])  # against one after the other
     assert lost_s < 0.02 * sum(slow_s.seconds(n) for n in widths[100:])
 

@@ -105,11 +105,28 @@ def test_a_trial_is_charged_with_those_who_are_there_not_with_those_who_may_come
         costs = Costs({KIND: Uncertain(1.0, 2.0, 3.0)})
         costs.trials.free_s = 100.0
         widths = Widths(costs, min_gain=0.05)
+        widths.ran(KIND, 3, is_trial=False)
         widths.choose(line(3), 100.0, present=present)
         assert widths.loss_s is not None
         lost_s.append(widths.loss_s)
 
     assert lost_s[0] > 1.5 * lost_s[1] > 1.5 * lost_s[2]
+
+
+@pytest.mark.parametrize(("often", "tried"), [(0.001, False), (0.5, True)])
+def test_a_width_is_tried_where_lines_are_often_long_enough_for_it(
+    often: float, *, tried: bool
+) -> None:
+    """What eight rows take is worth little to those who are next to never eight."""
+    costs = Costs({KIND: Uncertain(*(1.0 * rows for rows in range(1, 9)))})
+    costs.trials.free_s = 100.0
+    widths = Widths(costs, min_gain=0.05)
+    for forward in range(1000):
+        widths.ran(KIND, 8 if forward % round(1 / often) == 0 else 1, is_trial=False)
+
+    widths.choose(line(8), 100.0, present=8.0)
+
+    assert (widths.loss_s is not None) == tried
 
 
 def test_near_ties_do_not_add_up_from_width_to_width() -> None:
@@ -145,7 +162,7 @@ def test_two_trials_are_never_made_in_a_row_so_that_each_has_something_to_compar
     widths, tried = Widths(costs, min_gain=0.05), list[bool]()
     for _ in range(200):
         width, _ = widths.choose(line(8), backlog=8.0)
-        widths.has_tried = widths.loss_s is not None
+        widths.ran(KIND, 8, is_trial=widths.loss_s is not None)
         if widths.loss_s is not None:
             costs.trials.ran(widths.loss_s)
         tried.append(widths.has_tried)
@@ -170,7 +187,8 @@ def test_a_width_of_which_a_wrong_history_says_the_worst_is_tried_and_then_kept(
     ran = Counter[int]()
     while ran[4] < 200 and sum(ran.values()) < 6000:
         width, _ = widths.choose(line(4), backlog=4.0)
-        is_trial = widths.has_tried = widths.loss_s is not None
+        is_trial = widths.loss_s is not None
+        widths.ran(KIND, 4, is_trial=is_trial)
         if widths.loss_s is not None:
             assert widths.loss_s >= FLOOR * costs.curve(KIND).seconds(width) * 0.999
             costs.trials.ran(widths.loss_s)

@@ -17,7 +17,7 @@ from carpool.schedule.views import ParkedCall, QueuedRequest
 REMEMBERED = 400  # arrivals
 KEPT = 0.999  # of the weight of what ran before, at each forward
 LATELY = 100  # forwards
-BUSY = 0.91  # no load is taken for more: the backlog would have no end
+BUSY = 0.95  # no load is taken for more: the backlog would have no end
 COMING = 3.0  # times as many as came so far: more are not counted on
 
 

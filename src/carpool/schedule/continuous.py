@@ -355,8 +355,10 @@ class Continuous:
         loss_s = self._trials.get((leader.order, len(choice.calls)))
         if loss_s is not None:
             self.costs.trials.ran(loss_s)
-        self._widths.has_tried = loss_s is not None
         is_denoise = leader.phase == "denoise"
+        # who is to be encoded waits, too, and is encoded if it would share: nobody knows its key
+        line = sum([c.key == leader.key or (is_denoise and c.phase == "encode") for c in parked])
+        self._widths.ran(leader.kind, line, is_trial=loss_s is not None)
         if is_denoise:
             self._load.ran(choice.calls, self.costs.curve(leader.kind), now_s)
         self._passed.ran(choice.calls, parked, everyone)

@@ -2,11 +2,12 @@
 
 A trial is charged with the device time that it is likely to lose: in a burst with what this ends
 later by, with the round of those who were left out, else with what its round is worse by for those
-who are there. All of them together may lose `SHARE` of the device's time, and outside bursts less.
-At the beginning a few forwards' worth is free there, as nothing is known.
+who are there. All of them together may lose `SHARE` of the device's time. At the beginning a few
+forwards' worth is free outside bursts, as nothing is known.
 
-One is worth it if what is gained, in the mean, by knowing the width, in all the forwards to come,
-is more than as many trials lose as it takes to tell.
+One is worth it if what is gained, in the mean, by knowing the width, in all the forwards to come
+for which as many wait, is more than as many trials lose as it takes to tell. Outside bursts, where
+next to nobody waits, wide forwards are of little use, and so is knowing what they take.
 
 Sources: expected improvement, Jones, Schonlau & Welch, Efficient Global Optimization of Expensive
 Black-Box Functions, Journal of Global Optimization 13, 1998; a budget of regret, after Lai &
@@ -14,31 +15,53 @@ Robbins, Asymptotically Efficient Adaptive Allocation Rules, Advances in Applied
 1985.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import erfc, exp, inf, pi, sqrt
 from typing import Any
 
 SHARE = 0.01  # of device time
-SHARE_OF_LINES = 0.003  # outside bursts: who comes later waits, too; 1 % is 5 % of the mean there
 FREE = 8.0  # forwards of the width that is best, in seconds, for each kind: what trials may lose
 FLOOR = 0.02  # of its own seconds: what a trial loses at least, as far as anybody knows
 HORIZON = 1000  # forwards that are to come, at most: as many as there were
+REMEMBERED = 1000.0  # forwards of which lines are remembered
 SURE = 0.005  # of its seconds: a width that is no more uncertain than this is known
 
 
-def value(worse: float, sd: float, runs: int) -> float:
+def value(worse: float, sd: float, runs: float) -> float:
     """What is gained, in the mean, by knowing a width, in forwards of the best one.
 
     Args:
         worse: than the best, as far as is known, in parts of it.
         sd: standard deviation of that.
-        runs: of the kind, so far.
+        runs: of the kind so far, whose lines were long enough for the width.
     """
     if sd < SURE:
         return 0.0
     z = worse / sd
     better = sd * (exp(-z * z / 2) / sqrt(2 * pi) - z * erfc(z / sqrt(2)) / 2)
     return min(HORIZON, runs) * better
+
+
+@dataclass(slots=True)
+class Lines:
+    """How many calls waited for each forward of a kind: a width is of use where as many wait."""
+
+    _weights: list[float] = field(default_factory=lambda: [1.0])  # by calls, less one
+    _weight: float = 1.0  # of the next: it grows, instead of all others becoming less
+
+    def ran(self, calls: int) -> None:
+        """Note a forward, and how many calls could have been in it."""
+        if calls > len(self._weights):
+            self._weights += [0.0] * (calls - len(self._weights))
+        self._weights[calls - 1] += self._weight
+        self._weight *= 1 + 1 / REMEMBERED
+        if self._weight > 1e9:
+            self._weights = [weight / self._weight for weight in self._weights]
+            self._weight = 1.0
+
+    def share(self, calls: int) -> float:
+        """The part of forwards lately for which as many calls waited, or more."""
+        return sum(self._weights[calls - 1 :]) / sum(self._weights)
 
 
 def price(loss: float, sd: float, noise: float) -> float:
@@ -67,15 +90,8 @@ class Trials:
         Args:
             in_burst: nothing is free: its first forwards, which grow, tell the most already.
         """
-        return self.lost_s + loss_s <= (self._in_bursts_s if in_burst else self._in_lines_s)
-
-    @property
-    def _in_bursts_s(self) -> float:
-        return SHARE * self.device_s
-
-    @property
-    def _in_lines_s(self) -> float:
-        return self.free_s + SHARE_OF_LINES * self.device_s
+        free_s = 0.0 if in_burst else self.free_s
+        return self.lost_s + loss_s <= free_s + SHARE * self.device_s
 
     def ran(self, loss_s: float) -> None:
         """Note that a trial is run."""
@@ -86,6 +102,6 @@ class Trials:
         return {
             "count": self.count,
             "lost_s": self.lost_s,
-            "allowed_s": max(self._in_bursts_s, self._in_lines_s),
+            "allowed_s": self.free_s + SHARE * self.device_s,
             "device_s": self.device_s,
         }

@@ -24,7 +24,7 @@ The mean of rounds is our own: ARCHITECTURE.md.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from carpool.schedule.burst import (
@@ -37,8 +37,8 @@ from carpool.schedule.burst import (
     trial_s,
 )
 from carpool.schedule.cost import AnyCurve, Costs, Curve
-from carpool.schedule.trials import FLOOR, price, value
-from carpool.schedule.views import ParkedCall
+from carpool.schedule.trials import FLOOR, Lines, price, value
+from carpool.schedule.views import CallKind, ParkedCall
 
 DOUBT = 0.5  # standard deviations by which a wider forward is taken for slower, if few wait
 NEAR = 0.05  # of the mean of rounds: what the wider may be worse by in a long line, if learned
@@ -59,6 +59,7 @@ class Widths:
     min_gain: float
     loss_s: float | None = None  # that the width chosen last may lose, if it is a trial
     has_tried: bool = False  # in the last forward
+    _lines: dict[CallKind, Lines] = field(default_factory=dict)
     _burst_s: float = -inf  # when the last burst came
     _burst_calls: int = 0  # of it
     _is_mixed: bool = False  # its requests differ
@@ -133,12 +134,20 @@ class Widths:
                 if not between and best < len(means):  # else others would wait for it
                     waited_s = 2 * waited * seconds_of(line[0].rows)  # rounds are twice the mean
                     best = _wider(curve, means, best, backlog, waited_s)
-                trial = self._trial(curve, means, best, here, NEAR if many_wait else 0.0)
+                lines = self._lines.get(kind) or Lines()
+                trial = self._trial(curve, lines, means, best, here, NEAR if many_wait else 0.0)
         if trial != best:
             return trial, "knee"
         if best < n and why == "nobody":
             why = "knee"
         return best, why
+
+    def ran(self, kind: CallKind, line: int, *, is_trial: bool) -> None:
+        """Note a forward that begins, and how many calls waited that could have been in it."""
+        self.has_tried = is_trial
+        if kind not in self._lines:
+            self._lines[kind] = Lines()
+        self._lines[kind].ran(line)
 
     def _burst(
         self,
@@ -210,6 +219,7 @@ class Widths:
     def _trial(
         self,
         curve: AnyCurve,
+        lines: Lines,
         means: Sequence[tuple[int, int, float, float]],
         best: int,
         here: int,
@@ -229,7 +239,7 @@ class Widths:
             sd, worse = curve.sd(rows) * rounds / best_s, mean_s / best_s - 1
             if n < best:
                 worse += tie
-            gained = value(worse, sd, curve.learned)
+            gained = value(worse, sd, curve.learned * lines.share(n))
             if n == best or gained <= most:
                 continue
             own = (max(here, n) + n) / n  # rounds
