@@ -397,6 +397,36 @@ def test_who_goes_before_all_who_run_is_encoded_whether_there_is_room_or_not() -
     assert chosen(policy, step(2, 1, left=3), encode_of(3, 2, left=1)) == [2]
 
 
+@pytest.mark.parametrize("busy", [1.0, 2.0])
+def test_who_comes_after_one_ran_alone_for_long_is_encoded_and_found_to_share(busy: float) -> None:
+    """Of two together nothing was ever learned: who is to be encoded waits for it, too.
+
+    The machine may have become busy meanwhile.
+    """
+    true, noise, steps = Curve({1: 1.0, 2: 1.2}), random.Random(0), 200
+    costs = Costs(SIDES)
+    policy, now_s, widths = Continuous(costs), 0.0, list[int]()
+    newcomer: ParkedCall | None = None
+    for turn in range(60):
+        if turn == 40:
+            newcomer = replace(encode_of(1000, 2, left=steps), arrived_s=now_s)
+        parked = [step(turn + 1, 1, left=steps - turn, whole_s=1.0 * steps)]
+        if newcomer is not None:
+            parked.append(newcomer)
+        choice = policy.choose(parked, 0.0, now_s)
+        if choice.calls[0].phase == "encode":
+            newcomer = step(1001, 2, left=steps, whole_s=1.0 * steps, arrived_s=now_s)
+            continue
+        widths.append(len(choice.calls))
+        took_s = true.seconds(widths[-1]) * noise.lognormvariate(0.0, 0.1)
+        took_s *= busy if turn >= 30 else 1.0
+        costs.learn(SMALL, widths[-1], took_s)
+        now_s += took_s
+
+    assert widths[:40] == [1] * 40
+    assert sum(width == 2 for width in widths[40:]) >= 15
+
+
 @given(ASKED)
 def test_where_rows_are_free_a_newcomer_rides_after_two_denoising_forwards_of_its_size(
     asked: list[tuple[float, dict[str, object]]],
