@@ -356,8 +356,10 @@ class Continuous:
         if loss_s is not None:
             self.costs.trials.ran(loss_s)
         is_denoise = leader.phase == "denoise"
-        # who is to be encoded waits, too, and is encoded if it would share: nobody knows its key
-        line = sum([c.key == leader.key or (is_denoise and c.phase == "encode") for c in parked])
+        line = sum([c.key == leader.key for c in parked])
+        # one more waits if any is to be encoded, which happens once it would share; if all of them
+        # counted, wide forwards were tried where next to none runs
+        line += is_denoise and any(c.phase == "encode" for c in parked)
         self._widths.ran(leader.kind, line, is_trial=loss_s is not None)
         if is_denoise:
             self._load.ran(choice.calls, self.costs.curve(leader.kind), now_s)
