@@ -63,6 +63,22 @@ def test_a_video_plays_as_it_was_drawn_and_says_how_it_was_made(tmp_path: Path) 
     assert all(map(near, pictures, COLOURS))
 
 
+@pytest.mark.parametrize("side", [48, 80, 160])
+def test_the_same_frames_and_sound_give_the_same_file_whatever_memory_holds(side: int) -> None:
+    rng = np.random.default_rng(0)
+    drawn = np.clip(frames(9, side, side) + rng.integers(-3, 4, (9, side, side, 3)), 0, 255)
+    files = set()
+
+    for _ in range(30):  # without `mbtree=0`, up to 20 files of a size
+        left = [rng.bytes(int(size)) for size in rng.integers(1, 100_000, 20)]
+        file = io.BytesIO()
+        write_mp4(drawn.astype(np.uint8), 16, tone(2, seconds=0.5), file)
+        files.add(file.getvalue())
+        del left
+
+    assert len(files) == 1
+
+
 @pytest.mark.parametrize("channels", [1, 2])
 def test_sound_is_heard_as_long_and_as_high_as_it_was(tmp_path: Path, channels: int) -> None:
     path = tmp_path / "clip.mp4"

@@ -412,7 +412,80 @@ def test_seeds_follow_each_other_and_start_again_after_the_last() -> None:
 def test_a_side_whose_other_is_the_pipelines_to_choose_is_checked_alone() -> None:
     with pytest.raises(SizeRejected, match=r"size 0 is not supported: .* the nearest size is 8$"):
         check(BARE, Request(label=1, width=0))
-    assert check(BARE, Request(label=1, width=512)).arguments["width"] == 512
+    assert check(BARE, Request(label=1, width=8)).arguments["width"] == 8
+
+
+def test_a_lone_side_is_not_longer_than_those_of_the_largest_square() -> None:
+    with pytest.raises(SizeRejected, match=r"width=512: must be at most 8; say width and height"):
+        check(BARE, Request(label=1, width=512))
+
+
+STAGES = Card(
+    id="stages",
+    tasks=(
+        Task(
+            name="text-to-image",
+            pipeline="StagesPipeline",
+            parameters=(
+                Parameter("prompt", "str"),
+                Parameter("num_inference_steps", "int", default=10),
+                Parameter("prior_num_inference_steps", "float", default=60, also=("dict",)),
+                Parameter("pyramid_num_inference_steps_list", "numbers"),
+                Parameter("max_area", "int", default=32 * 32),
+                Parameter("upsampling_width", "int"),
+                Parameter("max_sequence_length", "int", default=6000),
+                Parameter("prompt_max_new_tokens", "int"),
+            ),
+        ),
+    ),
+    defaults={},
+    size_multiple_px=8,
+    default_size_px=(32, 32),
+    max_pixels=64 * 64,
+    max_steps=100,
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"prior_num_inference_steps": 101}, f"=101.0: {STEPS}"),
+        ({"prior_num_inference_steps": 0}, f"=0.0: {STEPS}"),
+        ({"prior_num_inference_steps": {"0.5": 80, "0": 21}}, "above 0, 100 in all"),
+        ({"prior_num_inference_steps": {"0.5": "80"}}, "must have whole numbers above 0"),
+        ({"pyramid_num_inference_steps_list": [1, 100]}, "above 0, 100 in all"),
+        ({"pyramid_num_inference_steps_list": []}, "=[]: must have whole numbers"),
+        ({"max_area": 64 * 64 + 1}, "=4097: must be from 1 to 4096, in pixels"),
+        ({"max_area": 0}, "=0: must be from 1 to 4096, in pixels"),
+        ({"upsampling_width": 65}, "=65: must be at most 64"),
+        ({"max_sequence_length": 6001}, "=6001: must be at most 6000"),  # the pipeline's own
+        ({"prompt_max_new_tokens": 10**9}, "=1000000000: must be at most 4096"),
+        ({"prompt_max_new_tokens": 0}, "=0: must be at least 1"),
+    ],
+)
+def test_no_name_is_a_way_past_the_limits_of_steps_pixels_and_tokens(
+    given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(Rejected) as refused:
+        check(STAGES, Request("a cat", **given))
+
+    [name] = given
+    assert refused.value.param == name
+    assert str(refused.value).startswith(f"{name}=")
+    assert says in str(refused.value)
+
+
+def test_the_most_that_the_limits_let_through_is_taken() -> None:
+    most: dict[str, Any] = {
+        "prior_num_inference_steps": {"0.5": 80, "0": 20},
+        "pyramid_num_inference_steps_list": [50, 50],
+        "max_area": 64 * 64,
+        "upsampling_width": 64,
+        "max_sequence_length": 6000,
+        "prompt_max_new_tokens": 4096,
+    }
+
+    assert check(STAGES, Request("a cat", **most)).arguments == {"prompt": "a cat", **most}
 
 
 def test_our_own_names_are_not_suggested_for_themselves() -> None:

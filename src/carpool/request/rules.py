@@ -7,19 +7,27 @@ from typing import Any
 from carpool.errors import InvalidValue
 from carpool.request.card import Card, Task
 from carpool.request.sizes import check_size
-from carpool.request.values import is_number
+from carpool.request.values import is_int, is_number
 
 MOST_TEXT = 32_000  # characters of one parameter, as OpenAI has it
 MOST_TEXTS = 2 * MOST_TEXT  # of a request
+MOST_TOKENS = 4096  # that a text is padded to, where the pipeline's own default is no more
+TOKENS = (
+    "max_sequence_length",
+    "max_text_length",
+    "max_lyric_length",
+    "tokenizer_max_length",
+    "max_new_tokens",
+    "prompt_max_new_tokens",
+    "gen_length",
+)
 
 
 def check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
     """Check steps, sigmas, strength, lengths and the size."""
-    steps = arguments.get("num_inference_steps")
-    if steps is not None and not 1 <= steps <= card.max_steps:
-        raise InvalidValue.of(
-            "num_inference_steps", steps, f"must be a whole number from 1 to {card.max_steps}"
-        )
+    for name, value in arguments.items():
+        if "num_inference_steps" in name and value is not None:  # `prior_...`, `decoder_...`, too
+            _check_steps(card, name, value)
     for name in ("sigmas", "timesteps"):  # one entry a step
         given = arguments.get(name)
         if isinstance(given, (list, tuple)) and not 1 <= len(given) <= card.max_steps:
@@ -28,11 +36,34 @@ def check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
     strength = arguments.get("strength")
     if strength is not None and is_number(strength) and not 0 <= strength <= 1:
         raise InvalidValue.of("strength", strength, "must be from 0 to 1")
-    for name in ("max_sequence_length", "num_frames"):
-        value = arguments.get(name)
-        if value is not None and value < 1:
-            raise InvalidValue.of(name, value, "must be at least 1")
+    frames = arguments.get("num_frames")
+    if frames is not None and frames < 1:
+        raise InvalidValue.of("num_frames", frames, "must be at least 1")
+    for name in TOKENS:
+        value, most = arguments.get(name), _most_tokens(card, name)
+        if value is not None and not (is_int(value) and 1 <= value <= most):
+            rule = f"at most {most}" if is_int(value) and value > most else "at least 1"
+            raise InvalidValue.of(name, value, f"must be {rule}")
     check_size(card, arguments)
+
+
+def _check_steps(card: Card, name: str, value: Any) -> None:
+    """Bound the steps of one stage: a number, a list or, as Wuerstchen has it, a dict of them."""
+    rule = f"must be a whole number from 1 to {card.max_steps}"
+    counts = list(value.values()) if isinstance(value, Mapping) else value
+    if isinstance(counts, (list, tuple)):
+        rule = f"must have whole numbers above 0, {card.max_steps} in all"
+        if not all(is_int(count) and count >= 1 for count in counts):
+            raise InvalidValue.of(name, value, rule)
+        counts = sum(counts)
+    if not (is_number(counts) and 1 <= counts <= card.max_steps):
+        raise InvalidValue.of(name, value, rule)
+
+
+def _most_tokens(card: Card, name: str) -> int:
+    """Tokenizers pad to what is asked: without a bound, one request would take all memory."""
+    own = (p.default for task in card.tasks for p in task.parameters if p.name == name)
+    return max([MOST_TOKENS, *(length for length in own if isinstance(length, int))])
 
 
 def check_strength(task: Task, arguments: Mapping[str, Any]) -> None:

@@ -7,6 +7,9 @@ from typing import Any
 from carpool.errors import SizeRejected
 from carpool.request.card import Card
 
+SIDES = ("upsampling_width", "upsampling_height", "frame_size", "max_input_image_size")
+"""Further sides of pictures, of which a pipeline takes any."""
+
 
 def rounded_size(card: Card, arguments: Mapping[str, Any]) -> str | None:
     """What a client is to know of a size that the pipeline rounds down; None if it does not."""
@@ -46,6 +49,21 @@ def check_size(card: Card, arguments: Mapping[str, Any]) -> None:
             f"is {card.max_pixels}; the nearest size of this shape is {_by(fits)}",
             param="size",
         )
+    _check_areas(card, arguments)
+
+
+def _check_areas(card: Card, arguments: Mapping[str, Any]) -> None:
+    """Bound what says of a size less than width and height do, or says more beside them."""
+    longest = math.isqrt(card.max_pixels)
+    lone = ("width", "height") if len(_sides(card, arguments)) == 1 else ()
+    for name in (*lone, *SIDES):
+        side = arguments.get(name)
+        if side is not None and side > longest:
+            rule = "; say width and height" if name in lone else ""
+            raise SizeRejected.of(name, side, f"must be at most {longest}{rule}")
+    area = arguments.get("max_area")
+    if area is not None and not 1 <= area <= card.max_pixels:
+        raise SizeRejected.of("max_area", area, f"must be from 1 to {card.max_pixels}, in pixels")
 
 
 def within(size: Sequence[int], max_pixels: int, multiple: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from diffusers.pipelines import auto_pipeline
 from diffusers.pipelines.ltx2.pipeline_output import LTX2PipelineOutput
 from PIL import Image
 
-from carpool.engine.model.tasks import _kinds, _strength_rounds, linked_pipelines
+from carpool.engine.model.tasks import _strength_rounds, linked_pipelines
 from carpool.engine.model.view import Answer, finish
 from carpool.errors import Rejected, SizeRejected, UnsupportedParameter
 from carpool.request.card import Card, Parameter, Task
@@ -205,27 +205,3 @@ def test_a_video_has_whole_patches_of_its_denoiser(family: str, multiple: int) -
     assert card.size_multiple_px == multiple
     with pytest.raises(SizeRejected, match=f"multiples of {multiple}, above 0; the nearest size"):
         check(card, Request("a cat", width=40, height=72))
-
-
-def test_annotations_say_what_a_parameter_takes() -> None:
-    kinds = {
-        str | list[str] | None: ("str",),
-        list[str] | None: ("other", "list"),
-        float | list[float]: ("float", "numbers"),
-        list[float] | None: ("numbers",),
-        list[list[float]]: ("other", "list"),
-        dict[str, Any] | None: ("other", "dict"),
-        torch.Tensor | None: ("other",),
-        int | torch.Tensor: ("int", "other"),
-        tuple[int, int]: ("other", "list"),
-    }
-
-    assert {annotation: _kinds(annotation, "prompt") for annotation in kinds} == kinds
-
-
-def test_a_list_of_texts_is_a_batch_of_prompts_only_where_it_is_named_so() -> None:
-    texts = str | list[str] | None
-
-    batches = ("prompt", "prompt_2", "negative_prompt", "negative_prompt_3")
-    assert {_kinds(texts, name) for name in batches} == {("str",)}
-    assert {_kinds(texts, name) for name in ("editing_prompt", "lyrics")} == {("str", "list")}

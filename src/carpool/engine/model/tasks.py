@@ -9,7 +9,6 @@ import copy
 import inspect
 import re
 import types
-import typing
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Literal
@@ -20,8 +19,8 @@ from torch import nn
 
 from carpool.engine.model.modular import Pipeline, guidance, workflows
 from carpool.engine.model.output_types import only_converts, output_types
+from carpool.engine.model.signature import parameter_of, parameters_of
 from carpool.request.card import Parameter, Task
-from carpool.request.values import ParameterKind
 
 # Pipelines whose modules `...Img2ImgPipeline` and `...InpaintPipeline` take as well, by the
 # beginning of their names. Diffusers' AutoPipelines know them, too: half a second to import.
@@ -136,37 +135,14 @@ def _workflows(pipe: ModularPipeline) -> Iterator[Task]:
     ours = [Parameter("output", "other")]  # of Python: JSON has no tensors
     ours += [Parameter(one, "float", default=own) for one, own in guidance(pipe).items()]
     for task, inputs in workflows(pipe).items():
-        kinds = {one.name: _input_kinds(one) for one in inputs}
-        taken = [
-            Parameter(
-                one.name,
-                kinds[one.name][0],
-                one.required,
-                _plain(one.default),
-                kinds[one.name][1:],
-                takes_none=not one.required,
-            )
-            for one in inputs
-        ]
         yield Task(
             name=task,
             pipeline=name,
-            parameters=(*taken, *ours),
+            parameters=(*map(parameter_of, inputs), *ours),
             max_images=MANY["Flux2Pipeline"] if task == "edit" else 1,  # its blocks count them
             image_mode="RGBA" if "Layered" in name else "RGB",
             needs_prompt=False,  # but where a block requires it
         )
-
-
-def _input_kinds(given: Any) -> tuple[ParameterKind, ...]:
-    """Of a block's input (`InputParam`), which need not say its type."""
-    if given.type_hint is not None:
-        return _kinds(given.type_hint, given.name)
-    if isinstance(given.default, (bool, int, float, str)):
-        return _kinds(type(given.default), given.name)
-    if "prompt" in given.name and "embeds" not in given.name:
-        return ("str",)
-    return ("other", "int", "float", "list", "dict")
 
 
 @lru_cache(256)
@@ -218,66 +194,3 @@ def _name(pipeline: str, parameters: set[str]) -> str:
         return "image-to-image"
     edits = ("Kontext", "Edit", "Layered")
     return "edit" if any(word in pipeline for word in edits) else "text-to-image"
-
-
-def parameters_of(pipe: Pipeline) -> tuple[Parameter, ...]:
-    """Read a pipeline's own signature."""
-    signature = inspect.signature(type(pipe).__call__)
-    return tuple(
-        Parameter(
-            p.name,
-            kinds[0],
-            p.default is p.empty,
-            _plain(p.default),
-            kinds[1:],
-            takes_none=p.default is None or types.NoneType in _options(p.annotation),
-        )
-        for p in list(signature.parameters.values())[1:]
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        and (kinds := _kinds(p.annotation, p.name))
-    )
-
-
-def _options(annotation: Any) -> tuple[Any, ...]:
-    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    return typing.get_args(annotation) if is_union else (annotation,)
-
-
-def _kinds(annotation: Any, name: str) -> tuple[ParameterKind, ...]:
-    """The kinds of value that a parameter takes, the one that describes it best first."""
-    if isinstance(annotation, str):
-        return ("other",)
-    options = [one for one in _options(annotation) if one is not types.NoneType]
-    found: list[ParameterKind] = [
-        typing.cast("ParameterKind", kind.__name__)
-        for kind in (str, bool, float, int)
-        if kind in options
-    ]
-    is_prompt = str in options and re.fullmatch(r"(negative_)?prompt(_\d)?", name) is not None
-    lists = [one for one in options if (typing.get_origin(one) or one) in (list, tuple)]
-    if any(typing.get_args(one) in ((int,), (float,)) for one in lists):
-        found.append("numbers")
-    if not found:
-        found.append("other")
-    batches = ((int,), (float,), *([(str,)] if is_prompt else []))  # a text for each prompt
-    if any(_is_plain_list(one) and typing.get_args(one) not in batches for one in lists):
-        found.append("list")
-    if any((typing.get_origin(one) or one) is dict for one in options):
-        found.append("dict")
-    known = (str, bool, float, int, dict, *lists)
-    if any((typing.get_origin(one) or one) not in known and one not in known for one in options):
-        found.append("other")  # tensors, callables, ...
-    return tuple(dict.fromkeys(found))
-
-
-def _is_plain_list(option: Any) -> bool:
-    """Whether an annotation is a list, or a list of lists, of plain values."""
-    if option in (str, bool, float, int, types.NoneType, ..., list, tuple):
-        return True
-    if typing.get_origin(option) in (list, tuple, typing.Union, types.UnionType):
-        return all(_is_plain_list(one) for one in typing.get_args(option))
-    return False
-
-
-def _plain(default: Any) -> Any:
-    return default if isinstance(default, (bool, int, float, str)) else None

@@ -1,0 +1,102 @@
+"""A pipeline's parameters, from the signature of its `__call__`: names, kinds, defaults."""
+
+import inspect
+import re
+import types
+import typing
+from typing import Any
+
+from carpool.engine.model.modular import Pipeline
+from carpool.request.card import Parameter
+from carpool.request.images import NAMES as PICTURE_NAMES
+from carpool.request.values import ParameterKind
+
+
+def parameters_of(pipe: Pipeline) -> tuple[Parameter, ...]:
+    """Read a pipeline's own signature."""
+    call = inspect.unwrap(type(pipe).__call__)
+    taken = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found = []
+    for p in list(inspect.signature(call).parameters.values())[1:]:
+        if p.kind in taken:
+            said = _evaluated(p.annotation, getattr(call, "__globals__", {}))
+            takes_none = p.default is None or types.NoneType in _options(said)
+            default = None if p.default is p.empty else p.default
+            found.append(_parameter(p.name, said, default, p.default is p.empty, takes_none))
+    return tuple(found)
+
+
+def parameter_of(given: Any) -> Parameter:
+    """Read one of a modular pipeline's inputs: diffusers' `InputParam`."""
+    said = _evaluated(given.type_hint, {})
+    return _parameter(given.name, said, given.default, given.required, not given.required)
+
+
+def _parameter(
+    name: str, annotation: Any, default: Any, required: bool, takes_none: bool
+) -> Parameter:
+    plain = default if isinstance(default, (bool, int, float, str)) else None
+    if annotation is not None:
+        kinds = _kinds(annotation, name)
+    elif plain is not None:
+        kinds = _kinds(type(plain), name)
+    elif "prompt" in name and "embeds" not in name:
+        kinds = ("str",)
+    else:
+        kinds = ("other", "int", "float", "list", "dict")
+    if name in PICTURE_NAMES:  # a path is no picture: the pipeline would read the server's files
+        kinds = tuple(dict.fromkeys([*(one for one in kinds if one != "str"), "other"]))
+    return Parameter(name, kinds[0], required, plain, kinds[1:], takes_none)
+
+
+def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
+    """An annotation that is text, as `from __future__ import annotations` has it, as it is meant.
+
+    None where there is none, or text that cannot be evaluated: names for type checkers only.
+    """
+    if annotation is inspect.Parameter.empty:
+        return None
+    said = types.SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return typing.get_type_hints(said, names)["it"]
+    except Exception:
+        return None if isinstance(annotation, str) else annotation
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if is_union else (annotation,)
+
+
+def _kinds(annotation: Any, name: str) -> tuple[ParameterKind, ...]:
+    """The kinds of value that a parameter takes, the one that describes it best first."""
+    options = [one for one in _options(annotation) if one is not types.NoneType]
+    found: list[ParameterKind] = [
+        typing.cast("ParameterKind", kind.__name__)
+        for kind in (str, bool, float, int)
+        if kind in options
+    ]
+    is_prompt = str in options and re.fullmatch(r"(negative_)?prompt(_\d)?", name) is not None
+    lists = [one for one in options if (typing.get_origin(one) or one) in (list, tuple)]
+    if any(typing.get_args(one) in ((int,), (float,)) for one in lists):
+        found.append("numbers")
+    if not found:
+        found.append("other")
+    batches = ((int,), (float,), *([(str,)] if is_prompt else []))  # a text for each prompt
+    if any(_is_plain_list(one) and typing.get_args(one) not in batches for one in lists):
+        found.append("list")
+    if any((typing.get_origin(one) or one) is dict for one in options):
+        found.append("dict")
+    known = (str, bool, float, int, dict, *lists)
+    if any((typing.get_origin(one) or one) not in known and one not in known for one in options):
+        found.append("other")  # tensors, callables, ...
+    return tuple(dict.fromkeys(found))
+
+
+def _is_plain_list(option: Any) -> bool:
+    """Whether an annotation is a list, or a list of lists, of plain values."""
+    if option in (str, bool, float, int, types.NoneType, ..., list, tuple):
+        return True
+    if typing.get_origin(option) in (list, tuple, typing.Union, types.UnionType):
+        return all(_is_plain_list(one) for one in typing.get_args(option))
+    return False

@@ -1,0 +1,77 @@
+"""What a pipeline's `__call__` says of its parameters: annotations, text, defaults."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from carpool.engine.model.signature import _kinds, parameters_of
+
+if TYPE_CHECKING:
+    from nowhere import Unknown
+
+
+class Written(DiffusionPipeline):
+    """As users write pipelines: annotations that are text here, or none."""
+
+    def __call__(
+        self,
+        prompt,
+        image: str | torch.Tensor | None = None,
+        negative_prompt: str | list[str] | None = None,
+        num_inference_steps=20,
+        sharpness: Unknown = 0.5,
+        knob: Unknown | None = None,
+        anything=None,
+        *texts: str,
+        is_tiled: bool = False,
+        **others: Any,
+    ) -> None: ...
+
+
+def test_text_is_an_annotation_and_a_default_says_what_no_annotation_does() -> None:
+    found = {p.name: (p.kind, p.also, p.default, p.required) for p in parameters_of(Written())}
+
+    assert found == {
+        "prompt": ("str", (), None, True),
+        "image": ("other", (), None, False),
+        "negative_prompt": ("str", (), None, False),
+        "num_inference_steps": ("int", (), 20, False),
+        "sharpness": ("float", (), 0.5, False),
+        "knob": ("other", ("int", "float", "list", "dict"), None, False),
+        "anything": ("other", ("int", "float", "list", "dict"), None, False),
+        "is_tiled": ("bool", (), False, False),
+    }
+
+
+def test_no_text_is_taken_for_a_picture() -> None:
+    """A path: the pipeline would read the server's files."""
+    [image] = [p for p in parameters_of(Written()) if p.name == "image"]
+
+    assert "str" not in (image.kind, *image.also)
+
+
+def test_annotations_say_what_a_parameter_takes() -> None:
+    kinds = {
+        str | list[str] | None: ("str",),
+        list[str] | None: ("other", "list"),
+        float | list[float]: ("float", "numbers"),
+        list[float] | None: ("numbers",),
+        list[list[float]]: ("other", "list"),
+        dict[str, Any] | None: ("other", "dict"),
+        torch.Tensor | None: ("other",),
+        int | torch.Tensor: ("int", "other"),
+        tuple[int, int]: ("other", "list"),
+    }
+
+    assert {annotation: _kinds(annotation, "prompt") for annotation in kinds} == kinds
+
+
+def test_a_list_of_texts_is_a_batch_of_prompts_only_where_it_is_named_so() -> None:
+    texts = str | list[str] | None
+
+    batches = ("prompt", "prompt_2", "negative_prompt", "negative_prompt_3")
+    assert {_kinds(texts, name) for name in batches} == {("str",)}
+    assert {_kinds(texts, name) for name in ("editing_prompt", "lyrics")} == {("str", "list")}
