@@ -10,13 +10,13 @@ from diffusers import DiffusionPipeline
 from carpool.engine.model.signature import _kinds, parameters_of
 
 if TYPE_CHECKING:
-    from nowhere import Unknown
+    from nowhere import Unknown  # type: ignore[import-not-found]
 
 
-class Written(DiffusionPipeline):
+class Written(DiffusionPipeline):  # type: ignore[misc]
     """As users write pipelines: annotations that are text here, or none."""
 
-    def __call__(
+    def __call__(  # type: ignore[no-untyped-def]
         self,
         prompt,
         image: str | torch.Tensor | None = None,
