@@ -2,10 +2,12 @@
 
 usage: make bench       (or: OMP_NUM_THREADS=1 python -m benchmarks.cpu [--output docs/...])
 
-Everything is measured in this one process, by turns, several times. What counts is CPU time of the
-whole process, all threads of the engine included: other work on the machine does not count as ours.
-Tables show medians, and ratios are medians of the ratios within a turn, so that they hold when the
-machine's speed drifts.
+The engine runs in one process and plain diffusers in another, as an application would run it: what
+an engine changes in the libraries while it runs is not there. They take turns. What counts is CPU
+time of the whole process, all threads of the engine included: other work on the machine does not
+count as ours. Tables show medians, and ratios are medians of the ratios within a turn, so that they
+hold when the machine's speed drifts. The same forwards are up to 8 % faster or slower in one
+process than in the next, by where their memory lies, so several pairs of processes are measured.
 
 The *ceiling* of a run is the same forwards without any pipeline or engine around them: what an
 engine that costs nothing could reach. They are those of the very burst that was measured: the
@@ -17,12 +19,15 @@ All threads share one heap: `with_one_heap`.
 
 import argparse
 import functools
+import multiprocessing
 import os
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +94,42 @@ class ForwardLog:
             self._samples[size]()
 
 
-def plain(pipe: Any, requests: Sequence[carpool.Request]) -> None:
-    """The same requests with nothing but diffusers, one after another."""
-    for request in requests:
-        generator = torch.Generator().manual_seed(request.seed or 0)
-        pipe(request.prompt, **DEFAULTS, **request.parameters, generator=generator,
-             output_type="pil")  # fmt: skip
+class Plain:
+    """Plain diffusers in a process of its own."""
+
+    pipe: Any = None  # in that process
+
+    def __init__(self) -> None:
+        self._process = new_process(initializer=self._load)
+
+    @classmethod
+    def _load(cls) -> None:
+        cls.pipe = DiffusionPipeline.from_pretrained(MODEL_DIR, dtype=torch.float32)
+        cls.pipe.set_progress_bar_config(disable=True)
+
+    @classmethod
+    def _run(cls, requests: Sequence[carpool.Request]) -> None:
+        for request in requests:
+            generator = torch.Generator().manual_seed(request.seed or 0)
+            cls.pipe(request.prompt, **DEFAULTS, **request.parameters, generator=generator,
+                     output_type="pil")  # fmt: skip
+
+    @classmethod
+    def _cpu_s(cls, requests: Sequence[carpool.Request]) -> float:
+        return cpu_s(lambda: cls._run(requests))
+
+    def cpu_s(self, requests: Sequence[carpool.Request]) -> float:
+        """CPU seconds of these requests, one after another."""
+        return self._process.submit(self._cpu_s, requests).result()
+
+    def close(self) -> None:
+        self._process.shutdown()
+
+
+def new_process(initializer: Callable[[], None] | None = None) -> ProcessPoolExecutor:
+    """A process that has nothing of this one."""
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=spawn, initializer=initializer)
 
 
 def cpu_s(work: Callable[[], Any]) -> float:
@@ -104,16 +139,18 @@ def cpu_s(work: Callable[[], Any]) -> float:
     return time.process_time() - began_s
 
 
-def one_turn(bare: Any, engine: carpool.Engine) -> dict[str, float]:
-    """One request, each way; who begins takes turns."""
+def one_turn(plain: Plain, engine: carpool.Engine) -> dict[str, float]:
+    """One request, each way."""
     single = [carpool.Request(PROMPTS[0], seed=1)]
     return {
-        "one plain": cpu_s(lambda: plain(bare, single)),
+        "one plain": plain.cpu_s(single),
         "one engine": cpu_s(lambda: engine.generate(single, **DEFAULTS)),
     }
 
 
-def turn(bare: Any, engine: carpool.Engine, off: carpool.Engine, log: ForwardLog) -> dict[str, Any]:
+def turn(
+    plain: Plain, engine: carpool.Engine, off: carpool.Engine, log: ForwardLog
+) -> dict[str, Any]:
     """Sixteen requests, each way."""
     log.taken()
     found: dict[str, Any] = {}
@@ -124,7 +161,7 @@ def turn(bare: Any, engine: carpool.Engine, off: carpool.Engine, log: ForwardLog
     found["forwards"] = len(sizes)
     found["ceiling"] = cpu_s(lambda: log.bare(sizes))
     found["off"] = cpu_s(lambda: off.generate(REQUESTS, **DEFAULTS))
-    found["plain"] = cpu_s(lambda: plain(bare, REQUESTS))
+    found["plain"] = plain.cpu_s(REQUESTS)
     return found
 
 
@@ -223,37 +260,59 @@ def parts_table(seen: Sequence[dict[str, float]], server: dict[str, float]) -> s
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--output", type=Path, help="write the page here as well")
-    options = parser.parse_args()
-    bare, mine = (DiffusionPipeline.from_pretrained(MODEL_DIR, dtype=torch.float32) for _ in "ab")
-    bare.set_progress_bar_config(disable=True)
-    parts = Parts()
+@dataclass
+class Measured:
+    """Figures of one pair of processes, or of several."""
+
+    ones: list[dict[str, float]] = field(default_factory=list)  # turns of one request
+    turns: list[dict[str, Any]] = field(default_factory=list)  # of sixteen
+    parts: list[dict[str, float]] = field(default_factory=list)  # where the engine's time went
+    server: dict[str, float] = field(default_factory=dict)  # what a server adds
+
+
+def measure(turns: int) -> Measured:
+    """Measure in this process, and in one of plain diffusers; the first turns warm up."""
+    plain, parts, found = Plain(), Parts(), Measured()
+    mine = DiffusionPipeline.from_pretrained(MODEL_DIR, dtype=torch.float32)
     log = ForwardLog(mine, parts)
     engine, off = carpool.load(mine), carpool.load("shapes", batching_mode="off")
-    ones = [one_turn(bare, engine) for _ in range(3 * options.turns + 2)][2:]  # two to warm up
-    turns, seen = [], []
-    for i in range(options.turns + 1):
-        print(f"turn {i} of {options.turns}", file=sys.stderr)
-        turns.append(turn(bare, engine, off, log))
-        seen.append(parts_of(engine, log, parts))
-    turns, seen = turns[1:], seen[1:]  # the first warms up
+    found.ones = [one_turn(plain, engine) for _ in range(3 * turns + 2)][2:]
+    for _ in range(turns + 1):
+        found.turns.append(turn(plain, engine, off, log))
+        found.parts.append(parts_of(engine, log, parts))
+    found.turns, found.parts = found.turns[1:], found.parts[1:]
     [output] = engine.generate(REQUESTS[:1], **DEFAULTS)
-    checked = check(engine.card, REQUESTS[0])
-    server = of_a_server(output.images[0], checked, REQUESTS[0].parameters["num_inference_steps"])
-    for one in (engine, off):
+    steps = REQUESTS[0].parameters["num_inference_steps"]
+    found.server = of_a_server(output.images[0], check(engine.card, REQUESTS[0]), steps)
+    for one in (engine, off, plain):
         one.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=3, help="of each process")
+    parser.add_argument("--output", type=Path, help="write the page here as well")
+    options = parser.parse_args()
+    all_of_them = Measured()
+    for i in range(options.processes):
+        print(f"processes {i + 1} of {options.processes}", file=sys.stderr)
+        with new_process() as process:
+            found = process.submit(measure, options.turns).result()
+        all_of_them.ones += found.ones
+        all_of_them.turns += found.turns
+        all_of_them.parts += found.parts
+        all_of_them.server = found.server
     page = (
         "# Benchmarks\n\nMade by `make bench` "
-        f"({options.turns} turns, three times as many for one request; medians; ratios are\n"
-        "medians within a turn). CPU time of the whole process.\n"
-        f"Machine: {machine()}.\n\n{table(ones, turns)}\n\n"
+        f"({options.processes} pairs of processes, {options.turns} turns in each, three times as "
+        "many for one request; medians;\nratios are medians within a turn). CPU time of the whole "
+        f"process.\nMachine: {machine()}.\n\n{table(all_of_them.ones, all_of_them.turns)}\n\n"
         f"## Where the time goes\n\n{len(REQUESTS)} requests as above, with a timer around each "
         "part (which costs about a microsecond a call); without what a\npart calls of another. "
         f"What was tried against each: [experiments.md](experiments.md).\n\n"
-        f"{parts_table(seen, server)}\n"
+        f"{parts_table(all_of_them.parts, all_of_them.server)}\n"
     )
     print(page)
     if options.output:

@@ -24,7 +24,6 @@ from carpool.engine.overlay.functions import FunctionModes, WeightsWatch
 from carpool.engine.overlay.overlay import Overlay
 from carpool.engine.overlay.shared_modules import SharedModules
 from carpool.engine.random_state import RandomState
-from carpool.engine.weights.placement import is_offloaded
 from carpool.errors import PipelineFailed
 
 log = logging.getLogger("carpool")
@@ -35,8 +34,7 @@ class Isolation:
 
     def __init__(self, components: Mapping[str, nn.Module], device: torch.device) -> None:
         self._shared, self._device = SharedModules(components), device
-        # of one that is offloaded, first weights are now here, now there
-        self._pins = Pins(one for one in components.values() if not is_offloaded(one))
+        self._pins = Pins(components.values())
         is_accelerator = device.type != "cpu"
         self._patches = [*random_state.PATCHES, *([pinned_copies.TO] if is_accelerator else [])]
         self._is_installed = False

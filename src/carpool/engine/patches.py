@@ -15,8 +15,8 @@ class Patches:
     def __init__(self, owner: Any, replace: Mapping[str, Callable[[Any], Any]]) -> None:
         """
         Args:
-            owner: a module or a class.
-            replace: by attribute, what makes the replacement from the plain value.
+            owner: a module, a class or a function.
+            replace: by attribute, makes the replacement from the plain value, None if it has none.
         """
         self._owner, self._replace = owner, dict(replace)
         self._plain: dict[str, Any] = {}
@@ -29,7 +29,7 @@ class Patches:
             if self._users == 1:
                 for name, replacement in self._replace.items():
                     self._plain[name] = vars(self._owner).get(name, _INHERITED)
-                    self._ours[name] = replacement(getattr(self._owner, name))
+                    self._ours[name] = replacement(getattr(self._owner, name, None))
                     setattr(self._owner, name, self._ours[name])
 
     def drop(self) -> None:

@@ -1,5 +1,6 @@
 """What pipelines ask of shared modules is found out once, unless the request has changed them."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from diffusers import DiffusionPipeline, ModelMixin
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.hooks import apply_group_offloading
+from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
 from diffusers.pipelines.flux import pipeline_flux
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -134,3 +136,16 @@ def test_an_engine_that_is_closed_leaves_diffusers_and_transformers_as_they_were
 
     assert [vars(owner)["device"] for owner in owners] == before
     assert pipeline_flux.get_module_execution_device is function
+
+
+def test_signatures_of_attention_processors_are_made_once_while_an_engine_runs() -> None:
+    function = FluxAttnProcessor.__call__
+    plain = inspect.signature(function)
+
+    with driving("flux"), driving("flux"):
+        assert vars(function)["__signature__"] == plain
+        bound = inspect.signature(FluxAttnProcessor().__call__)
+        assert list(bound.parameters) == list(plain.parameters)[1:]
+
+    assert "__signature__" not in vars(function)
+    assert inspect.signature(function) == plain

@@ -1,4 +1,4 @@
-"""Pin what pipelines ask of shared modules again and again: their device and their number type.
+"""Pin what pipelines and modules ask again and again: devices, number types, signatures.
 
 To answer `module.device`, `module.dtype` or `get_module_execution_device(module)`, diffusers walks
 through all parts of the module, up to three times: milliseconds a request, in which no forward can
@@ -6,9 +6,14 @@ begin. While an engine runs, a component of its pipeline answers the same every 
 gets what the first one was told. A request that has changed a component is told anew, and so are
 parts of components, and everybody outside of fibers. Components that are offloaded are not pinned:
 their weights move.
+
+Attention layers ask at every call for the signature of their processor, to know which arguments it
+takes: a fortieth of a forward of the embedded model. It is kept where `inspect` looks for it first.
 """
 
+import inspect
 import sys
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +23,7 @@ from transformers import PreTrainedModel
 
 from carpool.engine.fiber import current_context
 from carpool.engine.patches import Patches
+from carpool.engine.weights.placement import is_offloaded
 
 _PROPERTIES = ("device", "dtype")
 _FUNCTION = "get_module_execution_device"  # of diffusers: its pipelines import it by name
@@ -27,12 +33,13 @@ class Pins:
     """The answers of one pipeline's components, each asked for once."""
 
     def __init__(self, components: Iterable[nn.Module]) -> None:
-        self._components = {id(component) for component in components}
+        self._modules = list(components)
+        self._components = {id(c) for c in self._modules if not is_offloaded(c)}
         self._answers: dict[tuple[int, str], Any] = {}
         self._installed: list[Patches] = []
 
     def install(self) -> None:
-        self._installed = _all_patches()
+        self._installed = [*_all_patches(), *_signatures(self._modules)]
         for patches in self._installed:
             patches.add()
 
@@ -81,6 +88,7 @@ _properties = [
     for name in _PROPERTIES
 ]
 _functions: dict[str, Patches] = {}  # by the module that has imported it
+_signed: dict[types.FunctionType, Patches] = {}
 
 
 def _all_patches() -> list[Patches]:
@@ -90,3 +98,15 @@ def _all_patches() -> list[Patches]:
             pin = {_FUNCTION: lambda plain: _pinned(_FUNCTION, plain)}
             _functions.setdefault(name, Patches(module, pin))
     return [*_properties, *_functions.values()]
+
+
+def _signatures(components: Iterable[nn.Module]) -> list[Patches]:
+    """For the functions that attention layers call: signatures that are not made anew each time."""
+    for component in components:
+        for part in component.modules():
+            function: Any = type(getattr(part, "processor", None)).__call__
+            if isinstance(function, types.FunctionType):
+                signature = inspect.signature(function)
+                pin = {"__signature__": lambda _, own=signature: own}
+                _signed.setdefault(function, Patches(function, pin))
+    return list(_signed.values())
