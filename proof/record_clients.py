@@ -73,9 +73,9 @@ class Grey(Supervisor):
     async def statistics(self) -> dict[str, Any]:
         return {"memory": {"peak_bytes": 1 << 30}}
 
-    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> Done:
+    async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> Done:
         grey = b"\x80" * 3 * 16 * 16
-        done = Done(job.request_id, job.seed, [], Timings(), TokenUsage(1, 1))
+        done = Done(request.request_id, request.seed, [], Timings(), TokenUsage(1, 1))
         if self._makes == "image":
             done.pictures = [Picture(16, 16, grey)]
         else:

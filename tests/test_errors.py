@@ -99,12 +99,12 @@ class Failing(Grey):
         self.error: Exception | None = None
         self.spares_first = False
 
-    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
-        if self.error is not None and not (self.spares_first and job.seed == WORK["seed"]):
+    async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+        if self.error is not None and not (self.spares_first and request.seed == WORK["seed"]):
             await asyncio.sleep(0.05 if self.spares_first else 0)
-            failed = _failed(job.request_id, self.error)
+            failed = _failed(request.request_id, self.error)
             raise PipelineFailed(failed.message)
-        return await super().submit(job)
+        return await super().submit(request)
 
 
 async def ended(http: httpx2.AsyncClient, job: dict[str, Any]) -> str:

@@ -356,6 +356,23 @@ def test_a_class_name_is_defined_once() -> None:
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
+def test_a_checked_request_is_not_called_a_job() -> None:
+    wrong = []
+    for file in FILES:
+        for node in ast.walk(parsed(file)):
+            if isinstance(node, ast.arg):
+                name = node.arg
+            elif isinstance(node, ast.AnnAssign):
+                name = ast.unparse(node.target).rpartition(".")[2]
+            else:
+                continue
+            kind = "" if node.annotation is None else ast.unparse(node.annotation)
+            if name.strip("_") in ("job", "jobs") and "CheckedRequest" in kind:
+                wrong.append(f"{file}:{node.lineno}")
+
+    assert wrong == [], "a job is the durable record; what an engine runs is a request"
+
+
 # Outside of src/
 
 

@@ -256,8 +256,8 @@ def test_what_a_request_writes_on_a_module_is_seen_by_itself_alone(name: str) ->
         drive.engine.cancel("cancelled")
         later = drive.submit("", seed=6)
         drive.finish()
-        exclusive = drive.engine.timeline(meddling.outcome.job.request_id)
-        ordinary = drive.engine.timeline(later.outcome.job.request_id)
+        exclusive = drive.engine.timeline(meddling.outcome.request.request_id)
+        ordinary = drive.engine.timeline(later.outcome.request.request_id)
 
     assert all(
         same(one, alone(seed=seed, num_inference_steps=4))
@@ -380,7 +380,7 @@ def test_writes_that_change_nothing_cost_nothing() -> None:
     with driving(made()) as drive:
         writing = drive.submit("", write=read_weights)
         drive.finish()
-        life = drive.engine.timeline(writing.outcome.job.request_id)
+        life = drive.engine.timeline(writing.outcome.request.request_id)
 
     assert life is not None
     assert life["exclusive"] == []

@@ -119,7 +119,8 @@ def test_what_runs_alone_is_told_and_the_rest_still_fuses() -> None:
         plain = [drive.submit(**ARGUMENTS["pag_sd3"], pag_scale=0.0, seed=s) for s in (1, 2)]
         drive.finish()
         lives = [
-            drive.engine.timeline(one.outcome.job.request_id) or {} for one in (perturbed, *plain)
+            drive.engine.timeline(one.outcome.request.request_id) or {}
+            for one in (perturbed, *plain)
         ]
 
     assert [life["exclusive"] for life in lives] == [["transformer"], [], []]

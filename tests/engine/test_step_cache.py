@@ -179,7 +179,7 @@ def test_a_skipped_step_takes_no_forward_and_stands_in_the_timeline() -> None:
     with driving(served("flux")) as drive:
         recorder = drive.submit(**{**ARGUMENTS["flux"], "num_inference_steps": 8}, step_cache=0.9)
         drive.finish()
-        request_id = recorder.outcome.job.request_id
+        request_id = recorder.outcome.request.request_id
         told = drive.engine.timeline(request_id)
 
     skipped = recorder.outcome.skipped_steps

@@ -99,11 +99,11 @@ def test_a_job_begins_again_from_its_pictures_when_the_server_was_killed(tmp_pat
 class Dying(Grey):
     """Dies under the first part that it runs."""
 
-    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> Done:
+    async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> Done:
         if not self.jobs:
-            self.jobs.append(job)
+            self.jobs.append(request)
             raise WorkerLost("it died")
-        return await super().submit(job)
+        return await super().submit(request)
 
 
 def test_a_job_whose_worker_dies_is_run_again_with_the_same_pixels() -> None:

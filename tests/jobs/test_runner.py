@@ -55,19 +55,19 @@ class Worker:
             await self.away[model].wait()
 
     async def submit(
-        self, job: CheckedRequest, on_progress: OnProgress | None = None, on_preview: Any = None
+        self, request: CheckedRequest, on_progress: OnProgress | None = None, on_preview: Any = None
     ) -> Done:
         assert on_progress is not None
-        self.jobs.append(job)
-        self.followers[job.seed] = on_progress
-        self.running[job.seed] = asyncio.get_running_loop().create_future()
+        self.jobs.append(request)
+        self.followers[request.seed] = on_progress
+        self.running[request.seed] = asyncio.get_running_loop().create_future()
         try:
-            return await self.running[job.seed]
+            return await self.running[request.seed]
         except asyncio.CancelledError:
-            self.given_up.append(job.seed)
+            self.given_up.append(request.seed)
             raise
         finally:
-            del self.running[job.seed]
+            del self.running[request.seed]
 
     def end(
         self, seed: int, error: CarpoolError | None = None, *, warnings: Sequence[str] = ()

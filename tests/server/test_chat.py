@@ -56,9 +56,9 @@ def say(worker: Grey | None = None, content: Any = "a cat", **fields: Any) -> ht
 
 
 class Skipping(Talking):
-    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
-        done = await super().submit(job)
-        done.skipped_steps = 3 if job.step_cache else 0
+    async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+        done = await super().submit(request)
+        done.skipped_steps = 3 if request.step_cache else 0
         return done
 
 

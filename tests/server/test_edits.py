@@ -177,7 +177,7 @@ def test_pictures_cross_to_the_worker_as_pixels() -> None:
     crossed = protocol.decode_to_worker(body)
 
     assert isinstance(crossed, protocol.Submit)
-    for left, right in zip(crossed.job.arguments["image"], job.arguments["image"], strict=True):
+    for left, right in zip(crossed.request.arguments["image"], job.arguments["image"], strict=True):
         assert (left.mode, left.size, left.tobytes()) == (right.mode, right.size, right.tobytes())
     with pytest.raises(TypeError, match="cannot be sent to a worker"):
         protocol.encode(protocol.Submit(replace(job, arguments={"image": object()})))

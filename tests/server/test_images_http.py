@@ -316,8 +316,8 @@ def test_a_link_of_another_server_is_not_ours() -> None:
 
 def test_the_client_is_told_once_that_its_prompt_was_truncated() -> None:
     class Truncating(Grey):
-        async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
-            done = await super().submit(job)
+        async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+            done = await super().submit(request)
             done.warnings = ["your prompt was truncated"]
             return done
 
@@ -378,9 +378,9 @@ def test_the_document_says_that_prompts_may_be_lists() -> None:
 
 
 class Skipping(Grey):
-    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
-        done = await super().submit(job)
-        done.skipped_steps = 3 if job.step_cache else 0
+    async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+        done = await super().submit(request)
+        done.skipped_steps = 3 if request.step_cache else 0
         return done
 
 

@@ -32,11 +32,11 @@ class Moody(Grey):
         super().__init__()
         self._failures = list(failures)
 
-    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+    async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
         if self._failures:
-            self.jobs.append(job)
+            self.jobs.append(request)
             raise self._failures.pop(0)
-        return await super().submit(job)
+        return await super().submit(request)
 
 
 def generate(worker: Grey, **options: Any) -> Any:

@@ -201,8 +201,8 @@ def test_an_urlencoded_form_that_is_wrong_is_refused(body: bytes, code: str) -> 
 class Timed(Filming):
     """Its requests take known seconds, and its device has held so many bytes."""
 
-    async def submit(self, job: CheckedRequest, *given: Any, **options: Any) -> protocol.Done:
-        done = await super().submit(job, *given, **options)
+    async def submit(self, request: CheckedRequest, *given: Any, **options: Any) -> protocol.Done:
+        done = await super().submit(request, *given, **options)
         done.timings = Timings(
             queue_s=1.0, encode_s=0.5, denoise_s=2.0, decode_s=0.25, total_s=3.75
         )

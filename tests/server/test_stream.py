@@ -32,18 +32,18 @@ class Showing(Grey):
         self.error, self.fails_at = error, fails_at
 
     async def submit(
-        self, job: CheckedRequest, on_progress: Any = None, on_preview: Any = None
+        self, request: CheckedRequest, on_progress: Any = None, on_preview: Any = None
     ) -> protocol.Done:
         if self.error is not None and self.fails_at == 0:
             raise self.error
-        for step in range(1, job.previews + 1):
+        for step in range(1, request.previews + 1):
             on_progress(step, 4)
             small = protocol.Picture(8, 8, bytes([50 * step]) * 3 * 8 * 8)
-            on_preview(protocol.Preview(job.request_id, step, 4, small))
+            on_preview(protocol.Preview(request.request_id, step, 4, small))
             await asyncio.sleep(0)  # others have their turn
             if self.error is not None and self.fails_at == step:
                 raise self.error
-        return await super().submit(job)
+        return await super().submit(request)
 
 
 def stream(worker: Grey, **body: Any) -> httpx2.Response:
@@ -108,14 +108,14 @@ def test_a_truncated_prompt_is_told_with_the_picture() -> None:
 def test_a_worker_that_dies_meanwhile_is_a_comment_and_no_preview_comes_twice() -> None:
     class Reborn(Showing):
         async def submit(
-            self, job: CheckedRequest, on_progress: Any = None, on_preview: Any = None
+            self, request: CheckedRequest, on_progress: Any = None, on_preview: Any = None
         ) -> Any:
             for step in (1, 2):
                 on_preview(
-                    protocol.Preview(job.request_id, step, 4, protocol.Picture(1, 1, b"abc"))
+                    protocol.Preview(request.request_id, step, 4, protocol.Picture(1, 1, b"abc"))
                 )
             on_progress(0, 0)
-            return await super().submit(job, on_progress, on_preview)
+            return await super().submit(request, on_progress, on_preview)
 
     answer = stream(Reborn(), partial_images=3)
 
@@ -198,13 +198,13 @@ def test_a_defect_of_ours_is_told_without_its_secrets(caplog: pytest.LogCaptureF
 def test_one_failure_gives_up_the_other_pictures() -> None:
     class OneFails(Grey):
         async def submit(
-            self, job: CheckedRequest, on_progress: Any = None, on_preview: Any = None
+            self, request: CheckedRequest, on_progress: Any = None, on_preview: Any = None
         ) -> protocol.Done:
-            if job.seed == 1:
+            if request.seed == 1:
                 on_progress(1, 4)
                 await self.until(lambda: self.running == 1)
                 raise WorkerLost("it died")
-            return await super().submit(job)
+            return await super().submit(request)
 
     worker = OneFails(is_slow=True)
 
@@ -253,10 +253,10 @@ def test_silence_is_broken_by_pings_and_whoever_leaves_ends_the_work() -> None:
 def test_a_client_that_leaves_a_stream_ends_its_jobs(caplog: pytest.LogCaptureFixture) -> None:
     class Moving(Grey):
         async def submit(
-            self, job: CheckedRequest, on_progress: Any = None, on_preview: Any = None
+            self, request: CheckedRequest, on_progress: Any = None, on_preview: Any = None
         ) -> protocol.Done:
             on_progress(1, 4)
-            return await super().submit(job)
+            return await super().submit(request)
 
     worker = Moving(is_slow=True)
 
@@ -325,10 +325,10 @@ def test_who_asks_again_while_it_runs_waits_for_the_same_picture_though_the_firs
             super().__init__()
             self.may_end = asyncio.Event()
 
-        async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+        async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
             self._count(+1)
             await self.may_end.wait()
-            return await super().submit(job)
+            return await super().submit(request)
 
     async def both(worker: Gated) -> httpx2.Response:
         async with client_of(worker) as client:
@@ -352,10 +352,10 @@ def test_who_asks_again_while_it_runs_waits_for_the_same_picture_though_the_firs
 def test_a_stream_that_failed_is_done_anew() -> None:
     class Once(Showing):
         async def submit(
-            self, job: CheckedRequest, on_progress: Any = None, on_preview: Any = None
+            self, request: CheckedRequest, on_progress: Any = None, on_preview: Any = None
         ) -> Any:
             try:
-                return await super().submit(job, on_progress, on_preview)
+                return await super().submit(request, on_progress, on_preview)
             finally:
                 self.error = None
 

@@ -73,8 +73,8 @@ def keep_outputs(worker: EngineWorker, done: list[Done]) -> None:
     """Keep what the worker makes: an MP4 is not that to the bit."""
     submit = worker.submit
 
-    async def kept(job: CheckedRequest, *rest: Any, **options: Any) -> Done:
-        done.append(await submit(job, *rest, **options))
+    async def kept(request: CheckedRequest, *rest: Any, **options: Any) -> Done:
+        done.append(await submit(request, *rest, **options))
         return done[-1]
 
     worker.submit = kept  # type: ignore[method-assign]

@@ -73,8 +73,8 @@ class Grey(Supervisor):
         self.is_slow, self.running = is_slow, 0
         self.changed = asyncio.Event()  # `running` has another value
 
-    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
-        self.jobs.append(job)
+    async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+        self.jobs.append(request)
         self._count(+1)
         try:
             if self.is_slow:
@@ -83,7 +83,7 @@ class Grey(Supervisor):
             self._count(-1)
         picture = protocol.Picture(16, 16, b"\x80" * 3 * 16 * 16)
         return protocol.Done(
-            job.request_id, job.seed, [picture], Timings(), protocol.TokenUsage(1, 1)
+            request.request_id, request.seed, [picture], Timings(), protocol.TokenUsage(1, 1)
         )
 
     def _count(self, by: int) -> None:

@@ -18,15 +18,17 @@ class EngineWorker(Grey):
         self._drive = drive
         self.ready = protocol.WorkerReady(drive.engine.loaded.card, {}, 0.0)
 
-    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
-        self.jobs.append(job)
+    async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+        self.jobs.append(request)
         recorder = Recorder()
-        self._drive.engine.submit(job, recorder)
+        self._drive.engine.submit(request, recorder)
         self._drive.finish()
         if recorder.error is not None:
             raise recorder.error
         fields = recorder.outcome.fields
-        done = protocol.Done(job.request_id, job.seed, [], Timings(), protocol.TokenUsage(1, 1))
+        done = protocol.Done(
+            request.request_id, request.seed, [], Timings(), protocol.TokenUsage(1, 1)
+        )
         if "frames" in fields:
             video = np.stack([np.asarray(frame.convert("RGB")) for frame in fields["frames"][0]])
             length, height, width, _ = video.shape

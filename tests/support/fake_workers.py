@@ -119,7 +119,7 @@ class FakeWorker:
 
     async def run(
         self,
-        job: CheckedRequest,
+        request: CheckedRequest,
         on_progress: Any = None,
         on_preview: Any = None,
         *,
@@ -127,13 +127,13 @@ class FakeWorker:
         deaths: int = 0,
     ) -> protocol.Done:
         self.check_open()
-        self.got.append((job.request_id, waited_s, deaths))
+        self.got.append((request.request_id, waited_s, deaths))
         answer: asyncio.Future[protocol.Done] = asyncio.get_running_loop().create_future()
-        self.running[job.request_id] = answer
+        self.running[request.request_id] = answer
         try:
             return await answer
         finally:
-            del self.running[job.request_id]
+            del self.running[request.request_id]
 
     def check_open(self) -> None:
         if self._state == "starting":
@@ -144,7 +144,7 @@ class FakeWorker:
     def check_room(self) -> None:
         pass
 
-    async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
+    async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
         return protocol.Estimated(1.0, self.wait_s, 1.0)
 
     def watch_activity(self, listener: OnActivity | None) -> None:

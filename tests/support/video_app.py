@@ -38,8 +38,8 @@ class Filming(Grey):
         self.ready = protocol.WorkerReady(card, {}, 0.0)
         self.is_broken = False
 
-    async def submit(self, job: CheckedRequest, *_: Any, **__: Any) -> Done:
-        done = await super().submit(job)
+    async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> Done:
+        done = await super().submit(request)
         if self.is_broken:
             raise PipelineFailed("it broke")
         return replace_clip(done, RawVideo(16, 16, 2, b"\x80" * 3 * 16 * 16 * 2))

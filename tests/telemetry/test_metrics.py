@@ -163,11 +163,11 @@ def test_without_a_worker_the_fronts_own_counts_remain() -> None:
 class Filming(Grey):
     """Makes videos of half a second where a job asks for one, at the seed 13 nothing."""
 
-    async def submit(self, job: CheckedRequest, *_: Any, **options: Any) -> protocol.Done:
-        if job.seed == 13:
+    async def submit(self, request: CheckedRequest, *_: Any, **options: Any) -> protocol.Done:
+        if request.seed == 13:
             raise PipelineFailed("it broke")
-        done = await super().submit(job)
-        if "num_frames" in job.arguments:
+        done = await super().submit(request)
+        if "num_frames" in request.arguments:
             done.clip = protocol.RawVideo(8, 8, 12, b"")
         return done
 
@@ -247,12 +247,12 @@ def test_jobs_that_are_too_old_count_as_expired_once() -> None:
 def test_the_first_preview_of_a_stream_is_timed_and_no_other() -> None:
     class Showing(Grey):
         async def submit(
-            self, job: CheckedRequest, *_: Any, on_preview: Any = None, **__: Any
+            self, request: CheckedRequest, *_: Any, on_preview: Any = None, **__: Any
         ) -> Any:
-            for step in range(1, job.previews + 1):
+            for step in range(1, request.previews + 1):
                 small = protocol.Picture(8, 8, bytes(3 * 8 * 8))
-                on_preview(protocol.Preview(job.request_id, step, 4, small))
-            return await super().submit(job)
+                on_preview(protocol.Preview(request.request_id, step, 4, small))
+            return await super().submit(request)
 
     worker = Showing()
     app = create_app(worker, ServeSettings())

@@ -157,10 +157,10 @@ def test_a_reload_that_fails_as_nobody_foresaw_is_told_and_requests_go_on(
 def test_a_request_that_cannot_be_measured_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = Meter.usage
 
-    def fail(meter: Meter, job: CheckedRequest) -> Future[tuple[int, int]]:
-        if job.request_id == "bad":
+    def fail(meter: Meter, request: CheckedRequest) -> Future[tuple[int, int]]:
+        if request.request_id == "bad":
             raise TypeError("no text")
-        return usage(meter, job)
+        return usage(meter, request)
 
     monkeypatch.setattr(Meter, "usage", fail)
     with working() as front:

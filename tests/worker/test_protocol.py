@@ -56,7 +56,7 @@ settings = st.builds(
     max_batch_size=sides,
     max_queue=st.integers(0, 1 << 20),
 )
-jobs = st.builds(
+requests = st.builds(
     CheckedRequest,
     request_id=ids,
     seed=st.integers(0, MAX_SEED),
@@ -81,7 +81,7 @@ timings = st.builds(Timings, *[st.floats(0, 1e6)] * 5)
 
 to_worker = st.one_of(
     st.builds(protocol.LoadModel, model=texts, settings=settings),
-    st.builds(protocol.Submit, job=jobs, follow=st.booleans()),
+    st.builds(protocol.Submit, request=requests, follow=st.booleans()),
     st.builds(protocol.Cancel, request_id=ids),
     st.builds(protocol.GetStatistics),
 )
@@ -170,7 +170,7 @@ def test_whole_numbers_and_fractions_keep_their_kind() -> None:
     submitted = protocol.decode_to_worker(read(in_pieces(protocol.encode(protocol.Submit(job)), 9)))
 
     assert isinstance(submitted, protocol.Submit)
-    assert [type(value) for value in submitted.job.arguments.values()] == [int, float]
+    assert [type(value) for value in submitted.request.arguments.values()] == [int, float]
 
 
 def test_neither_side_takes_the_others_frames() -> None:

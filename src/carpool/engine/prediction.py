@@ -101,10 +101,10 @@ class Predictor:
         )
         return state.queued
 
-    def whole_s(self, job: CheckedRequest) -> float:
+    def whole_s(self, request: CheckedRequest) -> float:
         """The predicted work of a request, from its beginning."""
-        steps = max(1, self._card.steps(job.arguments))
-        call = self._step_calls.get(_size(job), self._last_step_call)
+        steps = max(1, self._card.steps(request.arguments))
+        call = self._step_calls.get(_size(request), self._last_step_call)
         return steps * (self._costs.usual_s(*call) * self._calls_a_step if call else 1.0)
 
     def step_costs(self, most_rows: int, most_running: int) -> dict[Size, list[float]]:
@@ -146,8 +146,8 @@ class Predictor:
             state.counted_step = state.step
 
 
-def _size(job: CheckedRequest) -> Size:
-    width, height, frames = (job.arguments.get(name) for name in SIZES)
+def _size(request: CheckedRequest) -> Size:
+    width, height, frames = (request.arguments.get(name) for name in SIZES)
     return width, height, frames
 
 

@@ -31,7 +31,7 @@ log = logging.getLogger("carpool")
 class Outcome:
     """How a request ended: with the fields of the pipeline's output, or with an error."""
 
-    job: CheckedRequest
+    request: CheckedRequest
     fields: dict[str, Any]  # "images", "frames", ...: on the host, in the type asked for
     error: Exception | None
     timings: Timings

@@ -187,19 +187,19 @@ class Fleet:
 
     async def submit(
         self,
-        job: CheckedRequest,
+        request: CheckedRequest,
         on_progress: OnProgress | None = None,
         on_preview: OnPreview | None = None,
     ) -> protocol.Done:
         """Run a request by the model that it names; as `Supervisor.submit`, and `loaded`."""
-        one, waited_s = self.of(job.model), 0.0
+        one, waited_s = self.of(request.model), 0.0
         if one.is_on_demand and (one.state != "ready" or one.makes_room):
             arrived_s = self._now_s()
-            await self._loader.loaded_in_time(one, job)
+            await self._loader.loaded_in_time(one, request)
             waited_s = self._now_s() - arrived_s
         pool, _ = await self.loaded(one.name)
         with self._loader.using(one):
-            return await pool.submit(job, on_progress, on_preview, waited_s=waited_s)
+            return await pool.submit(request, on_progress, on_preview, waited_s=waited_s)
 
     def check_open(self) -> None:
         """Raise unless requests are accepted now, of some model."""
@@ -235,10 +235,10 @@ class Fleet:
         again = max(one.get("steps_again", 0) for one in models.values())  # of all, each says
         return {**total, "steps_again": again, "models": models}
 
-    async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
+    async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
         """What a request would take if it came now, by the model that it names."""
-        pool, _ = await self.loaded(job.model)
-        return await pool.estimate(job)
+        pool, _ = await self.loaded(request.model)
+        return await pool.estimate(request)
 
     def watch_activity(self, listener: OnActivity | None) -> None:
         """Tell a listener what all engines do, those of models that are loaded later too."""

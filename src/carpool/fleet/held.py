@@ -28,7 +28,7 @@ Size = tuple[int | None, int | None, int | None]
 class _Waiting:
     """A request that is held."""
 
-    job: CheckedRequest
+    request: CheckedRequest
     worker: "asyncio.Future[int]"
 
 
@@ -93,7 +93,7 @@ class HeldRequests:
             )
 
     def admit(
-        self, job: CheckedRequest, waited_s: float = 0.0
+        self, request: CheckedRequest, waited_s: float = 0.0
     ) -> tuple[CheckedRequest, RoutedRequest]:
         """Take a request, or refuse it as the engine would whose queue holds what is held here.
 
@@ -106,7 +106,7 @@ class HeldRequests:
         Raises:
             Overloaded, TooLate: as the engine does.
         """
-        work = self._routed(job, next(self._numbers), self._now_s() - waited_s)
+        work = self._routed(request, next(self._numbers), self._now_s() - waited_s)
         most_s = self._settings.max_wait
         pressure = self._pressure()
         if pressure.most >= ENTER[0] and self._is_due:  # some of it may be bound at once
@@ -114,7 +114,7 @@ class HeldRequests:
             pressure = self._pressure()
         self._stage = stage(self._stage, pressure)
         held, wait_s = len(self.router.waiting), pressure.wait * most_s
-        if refuses(self._stage, job.priority) and pressure.fill < 1:
+        if refuses(self._stage, request.priority) and pressure.fill < 1:
             which = "no new one" if self._stage == 3 else "none of priority below 0"
             raise Overloaded(
                 f"the server is overloaded: {held} requests wait, with work for some "
@@ -124,20 +124,24 @@ class HeldRequests:
         needed_s = self.router.needed_s(work)
         if needed_s is not None:
             needed_s += waited_s
-        if job.deadline_s is not None and needed_s is not None and needed_s > job.deadline_s:
+        if (
+            request.deadline_s is not None
+            and needed_s is not None
+            and needed_s > request.deadline_s
+        ):
             rule = f"cannot be met: it would take {needed_s:.3g} s"
-            late = f"deadline_s={job.deadline_s:g} {rule}"
+            late = f"deadline_s={request.deadline_s:g} {rule}"
             if not self._settings.admit_late:
                 fewer = "ask for fewer steps or a smaller size"
                 raise TooLate(f"{late}; {fewer}", param="deadline_s")
-            log.warning("request %s: %s", job.request_id, late)
-        self._numbers_of[job.request_id] = work.request
+            log.warning("request %s: %s", request.request_id, late)
+        self._numbers_of[request.request_id] = work.request
         self._is_empty.clear()
-        return (replace(job, previews=0) if self._stage else job), work
+        return (replace(request, previews=0) if self._stage else request), work
 
-    def end(self, job: CheckedRequest, work: RoutedRequest) -> None:
+    def end(self, request: CheckedRequest, work: RoutedRequest) -> None:
         """A request that was admitted is answered, or given up."""
-        del self._numbers_of[job.request_id]
+        del self._numbers_of[request.request_id]
         if not self._numbers_of:
             self._is_empty.set()
         self.drop(work)
@@ -171,20 +175,20 @@ class HeldRequests:
             min(wait_s, 1e9) / self._settings.max_wait, waiting / max(1, self._settings.max_queue)
         )
 
-    def _routed(self, job: CheckedRequest, number: int, now_s: float) -> RoutedRequest:
+    def _routed(self, request: CheckedRequest, number: int, now_s: float) -> RoutedRequest:
         card = self._card()
         assert card is not None
-        deadline_s = float("inf") if job.deadline_s is None else now_s + job.deadline_s
-        size = (job.arguments.get(name) for name in ("width", "height", "num_frames"))
+        deadline_s = float("inf") if request.deadline_s is None else now_s + request.deadline_s
+        size = (request.arguments.get(name) for name in ("width", "height", "num_frames"))
         return RoutedRequest(
             number,
             self._kind(*size),
-            max(1, card.steps(job.arguments)),
+            max(1, card.steps(request.arguments)),
             now_s,
             deadline_s,
-            job.priority,
-            job.tenant,
-            job.user,
+            request.priority,
+            request.tenant,
+            request.user,
         )
 
     def _kind(self, width: int | None, height: int | None, frames: int | None) -> Size:
@@ -193,7 +197,9 @@ class HeldRequests:
         default = (card.default_size_px if card else None) or (None, None)
         return width or default[0], height or default[1], frames
 
-    async def bound(self, job: CheckedRequest, work: RoutedRequest, to: int | None = None) -> int:
+    async def bound(
+        self, request: CheckedRequest, work: RoutedRequest, to: int | None = None
+    ) -> int:
         """Hold a request until the router has bound it; returns the worker.
 
         Args:
@@ -203,19 +209,19 @@ class HeldRequests:
             DeadlineExceeded: its `timeout_s` ran out.
         """
         left_s = None
-        if job.timeout_s is not None:
-            left_s = max(0.0, work.arrived_s + job.timeout_s - self._now_s())
+        if request.timeout_s is not None:
+            left_s = max(0.0, work.arrived_s + request.timeout_s - self._now_s())
         self.router.hold(work)
         if to is not None and self.router.bind_to(work.request, to):
             return to
-        waiting = _Waiting(job, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(request, asyncio.get_running_loop().create_future())
         self._held[work.request] = waiting
         self.assign_soon()
         try:
             async with asyncio.timeout(left_s):
                 return await waiting.worker
         except TimeoutError:
-            late = f"timeout_s={job.timeout_s} ran out after 0 steps"
+            late = f"timeout_s={request.timeout_s} ran out after 0 steps"
             raise DeadlineExceeded(late) from None
         finally:
             self._held.pop(work.request, None)

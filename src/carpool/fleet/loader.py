@@ -87,7 +87,7 @@ class Loader:
                 if not one.waiting:
                     self._freed.set()
 
-    async def loaded_in_time(self, one: Deployment, job: CheckedRequest) -> None:
+    async def loaded_in_time(self, one: Deployment, request: CheckedRequest) -> None:
         """Wait until a request's model is loaded, for as long as the request may take.
 
         Raises:
@@ -95,18 +95,18 @@ class Loader:
             TooLate: its `deadline_s` passed, or will, by what loading took the last time.
             LoadFailed, Draining: as `loaded`.
         """
-        due_s = None if one.admits_late else job.deadline_s
+        due_s = None if one.admits_late else request.deadline_s
         needed_s = one.ready_in_s(_now_s()) or 0.0
         try:
             if due_s is not None and one.known is not None and needed_s > due_s:
                 raise TimeoutError
-            limits_s = [limit for limit in (job.timeout_s, due_s) if limit is not None]
+            limits_s = [limit for limit in (request.timeout_s, due_s) if limit is not None]
             async with asyncio.timeout(min(limits_s, default=None)):
                 await self.loaded(one)
         except TimeoutError:
             why = f"{one.name!r} is not loaded yet"
-            if due_s is None or (job.timeout_s is not None and job.timeout_s <= due_s):
-                ran_out = f"timeout_s={job.timeout_s} ran out after 0 steps"
+            if due_s is None or (request.timeout_s is not None and request.timeout_s <= due_s):
+                ran_out = f"timeout_s={request.timeout_s} ran out after 0 steps"
                 raise DeadlineExceeded(f"{ran_out}: {why}") from None
             late = f"deadline_s={due_s:g} cannot be met: {why}"
             told = f"{late}; loading takes some {one.took_s:.3g} s"

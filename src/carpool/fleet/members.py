@@ -196,9 +196,11 @@ class Members:
         keys = ("waiting", "running", "requests")
         return {**{key: sum(one[key] for one in workers) for key in keys}, "workers": workers}
 
-    async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
+    async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
         """What a request would take if it came now, on the worker that would start it first."""
-        told = [await handle.estimate(job) for handle in self.handles if handle.state == "ready"]
+        told = [
+            await handle.estimate(request) for handle in self.handles if handle.state == "ready"
+        ]
         return min(told, key=lambda one: one.wait_s)
 
     def watch_activity(self, listener: OnActivity | None) -> None:

@@ -284,7 +284,7 @@ class Pool:
 
     async def submit(
         self,
-        job: CheckedRequest,
+        request: CheckedRequest,
         on_progress: OnProgress | None = None,
         on_preview: OnPreview | None = None,
         *,
@@ -296,20 +296,20 @@ class Pool:
             As `Supervisor.submit`; and Overloaded, TooLate as the engine does.
         """
         if self._is_alone:
-            return await self.handles[0].run(job, on_progress, on_preview, waited_s=waited_s)
+            return await self.handles[0].run(request, on_progress, on_preview, waited_s=waited_s)
         self.check_open()
         self.check_room()
-        job, work = self._requests.admit(job, waited_s)
+        request, work = self._requests.admit(request, waited_s)
         deaths, to = 0, None
-        self._mover.began(work.request, job.request_id)
+        self._mover.began(work.request, request.request_id)
         try:
             while True:
-                member = self._members[await self._requests.bound(job, work, to)]
+                member = self._members[await self._requests.bound(request, work, to)]
                 now_s = asyncio.get_running_loop().time()
-                self._mover.bound(job.request_id, member.number, now_s)
+                self._mover.bound(request.request_id, member.number, now_s)
                 try:
                     return await member.handle.run(
-                        job,
+                        request,
                         on_progress,
                         on_preview,
                         waited_s=now_s - work.arrived_s,
@@ -325,9 +325,9 @@ class Pool:
                 self._requests.drop(work)
         finally:
             if self._journals is not None:
-                self._journals.close(job.request_id)
+                self._journals.close(request.request_id)
             self._mover.ended(work.request)
-            self._requests.end(job, work)
+            self._requests.end(request, work)
 
     # What workers say
 
@@ -377,10 +377,10 @@ class Pool:
         held = {"requests": one.held, "work_s": one.router.held_s, "stage": one.stage}
         return {**total, **again, **self._mover.statistics(), "held": held}
 
-    async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
+    async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
         """What a request would take if it came now, on the worker that would start it first."""
         self.check_open()
-        return await self._members.estimate(job)
+        return await self._members.estimate(request)
 
     def watch_activity(self, listener: OnActivity | None) -> None:
         """Tell a listener what the engines do, and which requests moved; None: nobody any more."""

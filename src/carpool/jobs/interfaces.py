@@ -35,7 +35,7 @@ class EngineClient(Protocol):
     async def wait_open(self, model: str | None = None) -> None: ...
     async def submit(
         self,
-        job: CheckedRequest,
+        request: CheckedRequest,
         on_progress: OnProgress | None = None,
         on_preview: OnPreview | None = None,
     ) -> JobOutput: ...

@@ -116,8 +116,8 @@ class Engine:
         one, *more = repeated(merged(request, parameters))
         if more:
             raise InvalidValue(f"the request has {1 + len(more)} outputs: generate takes it")
-        job = check(self.card, one)
-        return self._start(replace(job, previews=check_previews(partial_images)))
+        checked = check(self.card, one)
+        return self._start(replace(checked, previews=check_previews(partial_images)))
 
     def generate(
         self,
@@ -155,48 +155,50 @@ class Engine:
             raise InvalidValue("the list of prompts is empty: give at least one", param="prompt")
         check_n(n, MAX_N)
         previews = check_previews(partial_images)
-        jobs: list[CheckedRequest | Output] = []
+        singles: list[CheckedRequest | Output] = []
         for one in requests:
             request = merged(one, parameters)
             wanted = n
             try:
-                singles = list(repeated(request, n))
-                wanted = len(singles)
-                checked = [
-                    replace(check(self.card, single), previews=previews) for single in singles
-                ]
-                jobs += grouped(checked, outputs_each(request, n))
+                several = list(repeated(request, n))
+                wanted = len(several)
+                checked = [replace(check(self.card, one), previews=previews) for one in several]
+                singles += grouped(checked, outputs_each(request, n))
             except CarpoolError as error:
                 if not return_errors:
                     raise
-                jobs += [Output(request.request_id, request.seed, error=error)] * wanted
-        return self._run_all(jobs, return_errors, progress)
+                singles += [Output(request.request_id, request.seed, error=error)] * wanted
+        return self._run_all(singles, return_errors, progress)
 
     def _run_all(
         self,
-        jobs: Sequence[CheckedRequest | Output],
+        requests: Sequence[CheckedRequest | Output],
         return_errors: bool,
         progress: bool | Callable[[int, Event], object] | None,
     ) -> list[Output]:
         steps = sum(
-            self.card.steps(job.arguments) for job in jobs if isinstance(job, CheckedRequest)
+            self.card.steps(request.arguments)
+            for request in requests
+            if isinstance(request, CheckedRequest)
         )
         follow = progress if callable(progress) else None
-        is_shown = len(jobs) > 1 and sys.stderr.isatty() if progress is None else progress is True
+        is_shown = (
+            len(requests) > 1 and sys.stderr.isatty() if progress is None else progress is True
+        )
         handles: list[Handle | Output] = []
         with tqdm(total=steps, unit="step", disable=not is_shown) as bar:
             follows = [
                 partial(_advance, bar) if follow is None else partial(follow, place)
-                for place in range(len(jobs))
+                for place in range(len(requests))
             ]
             try:
                 with self._loop.together(), contextlib.suppress(Overloaded):
-                    for job, listen in zip(jobs, follows, strict=True):
-                        handles.append(self._begun(self._start, job, listen))
-                for job in jobs[len(handles) :]:  # for which there was no place
+                    for request, listen in zip(requests, follows, strict=True):
+                        handles.append(self._begun(self._start, request, listen))
+                for request in requests[len(handles) :]:  # for which there was no place
                     listen = follows[len(handles)]
                     start = partial(self._queue, before=handles)
-                    handles.append(self._begun(start, job, listen))
+                    handles.append(self._begun(start, request, listen))
                 outputs = [_settled(handle) for handle in handles]
             except BaseException:  # interrupted: nobody waits for the rest any more
                 for handle in handles:
@@ -212,29 +214,29 @@ class Engine:
     def _begun(
         self,
         start: Callable[[CheckedRequest, Callable[[Event], object]], Handle],
-        job: CheckedRequest | Output,
+        request: CheckedRequest | Output,
         follow: Callable[[Event], object],
     ) -> Handle | Output:
-        """A job of a list that is under way, or was refused: the others of the list go on."""
-        if isinstance(job, Output):
-            return job
+        """A request of a list that is under way, or was refused: the others of it go on."""
+        if isinstance(request, Output):
+            return request
         try:
-            return start(job, follow)
+            return start(request, follow)
         except (Overloaded, Forked):
             raise
         except CarpoolError as refused:
-            return Output(job.request_id, job.seed, error=refused)
+            return Output(request.request_id, request.seed, error=refused)
 
     def _queue(
         self,
-        job: CheckedRequest,
+        request: CheckedRequest,
         follow: Callable[[Event], object],
         before: Sequence[Handle | Output],
     ) -> Handle:
-        """Start a job of a list, waiting for a place: a long list is no overload."""
+        """Start a request of a list, waiting for a place: a long list is no overload."""
         while True:
             try:
-                return self._start(job, follow)
+                return self._start(request, follow)
             except Overloaded as full:
                 mine = [h._listener.future for h in before if isinstance(h, Handle)]
                 running = [future for future in mine if not future.done()]
@@ -243,10 +245,10 @@ class Engine:
                 wait(running, timeout=full.retry_after_s, return_when="FIRST_COMPLETED")
 
     def _start(
-        self, job: CheckedRequest, follow: Callable[[Event], object] | None = None
+        self, request: CheckedRequest, follow: Callable[[Event], object] | None = None
     ) -> Handle:
         self._owner.check()
-        return Handle(job, self._loop, follow, self._owner)
+        return Handle(request, self._loop, follow, self._owner)
 
     def add_lora(self, name: str, path: str | Path) -> None:
         """Register an adapter while requests run; from then on they may say `lora=[{"id": name}]`.

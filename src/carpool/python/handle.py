@@ -71,7 +71,7 @@ class Handle:
 
     def __init__(
         self,
-        job: CheckedRequest,
+        request: CheckedRequest,
         loop: "EngineCore | WorkerEngine",
         follow: Callable[[Event], object] | None = None,
         owner: Owner | None = None,
@@ -84,17 +84,17 @@ class Handle:
         Raises:
             TooLate, Overloaded, Draining: see `EngineCore.submit`.
         """
-        self._job, self._loop, self._owner = job, loop, owner or Owner()
-        self._listener = _Listener(job, follow)
-        loop.submit(job, self._listener)
+        self._request, self._loop, self._owner = request, loop, owner or Owner()
+        self._listener = _Listener(request, follow)
+        loop.submit(request, self._listener)
 
     @property
     def request_id(self) -> str:
-        return self._job.request_id
+        return self._request.request_id
 
     @property
     def seed(self) -> int:
-        return self._job.seed
+        return self._request.seed
 
     def __repr__(self) -> str:
         return f"<carpool.Handle {self.request_id} seed={self.seed} {self._listener.state}>"
@@ -144,8 +144,8 @@ class Handle:
 class _Listener:
     """The engine's side of a handle."""
 
-    def __init__(self, job: CheckedRequest, follow: Callable[[Event], object] | None) -> None:
-        self._job, self._follow = job, follow
+    def __init__(self, request: CheckedRequest, follow: Callable[[Event], object] | None) -> None:
+        self._request, self._follow = request, follow
         self.future: Future[Output] = Future()
         self._events: list[Event] = []
         self._news, self._is_followed = threading.Condition(), False
@@ -205,7 +205,7 @@ class _Listener:
             try:
                 self._follow(event)
             except Exception:  # the thread is that of all requests
-                log.exception("what follows %s failed: it hears no more", self._job.request_id)
+                log.exception("what follows %s failed: it hears no more", self._request.request_id)
                 self._follow = None
 
     def done(self, outcome: Outcome) -> None:
@@ -215,8 +215,8 @@ class _Listener:
         fields = dict(outcome.fields)
         self.future.set_result(
             Output(
-                request_id=self._job.request_id,
-                seed=self._job.seed,
+                request_id=self._request.request_id,
+                seed=self._request.seed,
                 images=fields.pop("images", None),
                 frames=fields.pop("frames", None),
                 timings=outcome.timings,

@@ -46,19 +46,19 @@ def checked(
     """
     check_n(n, MAX_N)
     whole = merged(request, values)
-    jobs = [check(card, one, from_json=True) for one in repeated(whole, n)]
-    jobs = grouped(jobs, outputs_each(whole, n))
-    for name in jobs[0].arguments.keys() & set(PICTURES):
-        given = jobs[0].arguments[name]
+    requests = [check(card, one, from_json=True) for one in repeated(whole, n)]
+    requests = grouped(requests, outputs_each(whole, n))
+    for name in requests[0].arguments.keys() & set(PICTURES):
+        given = requests[0].arguments[name]
         if not all(is_pil(one) for one in (given if isinstance(given, list) else [given])):
             rule = "a job keeps PIL images, or a list of them"
             raise InvalidValue(f"{name} is a {type(given).__name__}: {rule}", param=name)
-    return jobs
+    return requests
 
 
 def work_and_kind(
     card: Card,
-    jobs: Sequence[CheckedRequest],
+    requests: Sequence[CheckedRequest],
     settings: ServeSettings,
     format: Format,
     fps: float | None,
@@ -73,7 +73,7 @@ def work_and_kind(
         Rejected: no such files can be made.
         LibraryMissing: what writes them is not installed.
     """
-    makes = card.task(jobs[0].task).makes
+    makes = card.task(requests[0].task).makes
     if makes not in _KINDS:
         raise UnsupportedParameter(f"the model makes {makes}, and no files are made of that here")
     if makes == "videos" and importlib.util.find_spec("av") is None:
@@ -85,11 +85,11 @@ def work_and_kind(
     files = {name: getattr(settings, name) for name in ("metadata", "metadata_prompt")}
     work = work_of(
         card.id,
-        jobs,
+        requests,
         inputs,
         format=format,
-        fps=_rate(fps, {**defaults, **jobs[0].arguments}),
-        told=[in_files(made_with(card.id, job), **files) for job in jobs],
+        fps=_rate(fps, {**defaults, **requests[0].arguments}),
+        told=[in_files(made_with(card.id, request), **files) for request in requests],
     )
     return _KINDS[makes], work
 
@@ -115,7 +115,7 @@ class InProcess:
 
     async def submit(
         self,
-        job: CheckedRequest,
+        request: CheckedRequest,
         on_progress: OnProgress | None = None,
         on_preview: OnPreview | None = None,  # these jobs ask for none
     ) -> Output:
@@ -126,7 +126,7 @@ class InProcess:
                 with contextlib.suppress(RuntimeError):  # closed: nobody looks any more
                     here.call_soon_threadsafe(on_progress, event.step, event.steps)
 
-        return await Handle(job, self._loop, follow)
+        return await Handle(request, self._loop, follow)
 
 
 def write_pictures(record: Record, done: Sequence[Output], folder: Path) -> None:

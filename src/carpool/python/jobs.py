@@ -116,10 +116,10 @@ class Jobs:
             StoreFailed: the disk does not take it.
         """
         card = self._loop.loaded.card
-        jobs = checked(card, request, n, parameters)
-        names, files = packed(jobs[0].arguments)
-        kind, work = work_and_kind(card, jobs, self._settings, output_format, fps, names)
-        asked = {"model": card.id, "seeds": [job.seed for job in jobs]}
+        requests = checked(card, request, n, parameters)
+        names, files = packed(requests[0].arguments)
+        kind, work = work_and_kind(card, requests, self._settings, output_format, fps, names)
+        asked = {"model": card.id, "seeds": [one.seed for one in requests]}
         record = self._ask(self._runner.submit(kind, asked, work, inputs=files))
         return self._shown(record)
 

@@ -107,28 +107,28 @@ class WorkerEngine:
         entered()
         self._closed.wait()
 
-    def submit(self, job: CheckedRequest, listener: Listener) -> None:
+    def submit(self, request: CheckedRequest, listener: Listener) -> None:
         """As `EngineCore.submit`.
 
         Raises:
             UnsupportedParameter: an output type that does not cross between processes.
         """
-        wanted = job.arguments.get("output_type", job.output_type)
+        wanted = request.arguments.get("output_type", request.output_type)
         if wanted not in ("pil", None):
             rule = "worker processes give PIL images: load without workers= for others"
             raise UnsupportedParameter(f"output_type={wanted!r}: {rule}", param="output_type")
         if self._closed.is_set():
             raise Draining("the engine is closing and takes no new requests")
-        self._ask(self._begin(replace(job, output_type="pil"), listener))
+        self._ask(self._begin(replace(request, output_type="pil"), listener))
 
-    async def _begin(self, job: CheckedRequest, listener: Listener) -> None:
+    async def _begin(self, request: CheckedRequest, listener: Listener) -> None:
         self._pool.check_open()
         self._pool.check_room()
-        listener.event(Event("queued", job.request_id, time.monotonic()))
-        task = asyncio.create_task(self._live(job, listener))
-        self._requests[job.request_id] = task
+        listener.event(Event("queued", request.request_id, time.monotonic()))
+        task = asyncio.create_task(self._live(request, listener))
+        self._requests[request.request_id] = task
 
-    async def _live(self, job: CheckedRequest, listener: Listener) -> None:
+    async def _live(self, request: CheckedRequest, listener: Listener) -> None:
         """Run one request, and tell its listener everything."""
         fields: dict[str, Any] = {}
         error: Exception | None = None
@@ -139,8 +139,8 @@ class WorkerEngine:
             now_s = time.monotonic()
             if not has_started and kind != "finished":
                 has_started = True
-                listener.event(Event("started", job.request_id, now_s))
-            listener.event(Event(kind, job.request_id, now_s, step, steps, **more))
+                listener.event(Event("started", request.request_id, now_s))
+            listener.event(Event(kind, request.request_id, now_s, step, steps, **more))
 
         def progressed(step: int, steps: int) -> None:
             if steps:
@@ -152,7 +152,7 @@ class WorkerEngine:
             told("preview", one.step, one.steps, picture=picture)
 
         try:
-            done = await self._pool.submit(job, progressed, previewed)
+            done = await self._pool.submit(request, progressed, previewed)
             fields = await asyncio.to_thread(_fields, done)
             timings, warnings = done.timings, tuple(done.warnings)
         except asyncio.CancelledError:
@@ -164,8 +164,8 @@ class WorkerEngine:
         except Exception as failure:
             error = PipelineFailed(f"{type(failure).__name__}: {reason(failure)}")
         finally:
-            del self._requests[job.request_id]
-            listener.done(Outcome(job, fields, error, timings, warnings))
+            del self._requests[request.request_id]
+            listener.done(Outcome(request, fields, error, timings, warnings))
             told("finished", error=error)
 
     def together(self) -> AbstractContextManager[object]:

@@ -112,7 +112,7 @@ class Tracing:
     def ended(
         self,
         trace: str,
-        job: CheckedRequest,
+        request: CheckedRequest,
         timeline: Mapping[str, Any],
         shared: Mapping[str, Any] = MappingProxyType({}),
         *,
@@ -135,9 +135,9 @@ class Tracing:
         began_s = (time.time() if ended_s is None else ended_s) - timeline["total_s"]
         attributes: dict[str, Any] = {
             **_COMMON,
-            "gen_ai.response.id": job.request_id,
-            "gen_ai.request.seed": job.seed,
-            "carpool.task": job.task,
+            "gen_ai.response.id": request.request_id,
+            "gen_ai.request.seed": request.seed,
+            "carpool.task": request.task,
             "carpool.steps": timeline["step"],
             "carpool.queue_s": timeline["queued_s"],
             "carpool.outcome": timeline["status"],
@@ -145,7 +145,7 @@ class Tracing:
         if timeline["error"]:
             attributes["error.type"] = timeline["error"]
         whole = tracer.start_span(
-            f"{OPERATION} {job.task}",
+            f"{OPERATION} {request.task}",
             context=_context(trace),
             kind=SpanKind.INTERNAL,
             start_time=_ns(began_s),

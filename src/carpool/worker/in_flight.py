@@ -28,7 +28,7 @@ class InFlightRequest:
 
     @property
     def id(self) -> str:
-        return self.submit.job.request_id
+        return self.submit.request.request_id
 
 
 Request = TypeVar("Request", bound=InFlightRequest)

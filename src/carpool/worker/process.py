@@ -117,19 +117,23 @@ class WorkerProcess:
             match message:
                 case protocol.Watch(is_on):
                     viewers.watch(is_on)
-                case protocol.Submit(job, follow, trace, waited_s, is_journalled, past):
-                    self._in_flight.add(job.request_id)
+                case protocol.Submit(request, follow, trace, waited_s, is_journalled, past):
+                    self._in_flight.add(request.request_id)
                     try:
-                        listener = _RequestListener(self, job, meter.usage(job), convert, follow)
+                        listener = _RequestListener(
+                            self, request, meter.usage(request), convert, follow
+                        )
                         if self._tracing.is_on:
-                            listener.at_start = partial(co_riders.start, job.request_id, trace)
-                            listener.at_end = partial(self._trace, engine, co_riders, trace, job)
+                            listener.at_start = partial(co_riders.start, request.request_id, trace)
+                            listener.at_end = partial(
+                                self._trace, engine, co_riders, trace, request
+                            )
                         sink = self.answers.add if is_journalled else None
                         journal = Journal(past, sink) if past or is_journalled else None
-                        engine.submit(job, listener, waited_s, journal)
+                        engine.submit(request, listener, waited_s, journal)
                     except Exception as error:  # such as a tokenizer's: the other requests go on
-                        self.send(_failed(job.request_id, error))
-                        self.ended(job.request_id)
+                        self.send(_failed(request.request_id, error))
+                        self.ended(request.request_id)
                 case protocol.Reset():
                     viewers.watch(False)
                     engine.scheduler.held_s = 0.0
@@ -146,8 +150,8 @@ class WorkerProcess:
                 case protocol.Reload():
                     reading = [engine, engine.reload]
                     threading.Thread(target=self._reload, args=reading, daemon=True).start()
-                case protocol.Estimate(job):
-                    self.send(protocol.Estimated(*engine.scheduler.admission.estimate(job)))
+                case protocol.Estimate(request):
+                    self.send(protocol.Estimated(*engine.scheduler.admission.estimate(request)))
                 case protocol.GetStatistics():
                     self.send(protocol.Statistics(engine.statistics()))
                 case protocol.GetTimelines(request_ids):
@@ -203,10 +207,10 @@ class WorkerProcess:
             self.send(protocol.Heartbeat(stalled_s, expected_s, place_s, report))
             time.sleep(INTERVAL_S)
 
-    def _trace(self, engine: Any, co_riders: Any, trace: str, job: CheckedRequest) -> None:
-        shared_with = co_riders.end(job.request_id)
-        if (timeline := engine.timeline(job.request_id)) is not None:
-            self._tracing.ended(trace, job, timeline, shared_with)
+    def _trace(self, engine: Any, co_riders: Any, trace: str, request: CheckedRequest) -> None:
+        shared_with = co_riders.end(request.request_id)
+        if (timeline := engine.timeline(request.request_id)) is not None:
+            self._tracing.ended(trace, request, timeline, shared_with)
 
     def _reload(self, engine: Any, read: Callable[[], list[str]]) -> None:
         try:
@@ -252,12 +256,12 @@ class _RequestListener:
     def __init__(
         self,
         worker: WorkerProcess,
-        job: CheckedRequest,
+        request: CheckedRequest,
         usage: Future[tuple[int, int]],
         convert: Callable[[Mapping[str, Any]], RawOutput],
         follow: bool,
     ) -> None:
-        self._worker, self._job, self._usage = worker, job, usage
+        self._worker, self._request, self._usage = worker, request, usage
         self._convert, self._follow = convert, follow
         self.at_start: Callable[[], None] = lambda: None
         self.at_end: Callable[[], None] = lambda: None
@@ -277,22 +281,22 @@ class _RequestListener:
         self.at_end()
         if isinstance(outcome.error, Released):
             self._worker.answers.flush()
-            self._worker.send(protocol.RequestReleased(self._job.request_id))
-            self._worker.ended(self._job.request_id)
+            self._worker.send(protocol.RequestReleased(self._request.request_id))
+            self._worker.ended(self._request.request_id)
             return
         if outcome.error is not None:
-            self._worker.send(_failed(self._job.request_id, outcome.error))
-            self._worker.ended(self._job.request_id)
+            self._worker.send(_failed(self._request.request_id, outcome.error))
+            self._worker.ended(self._request.request_id)
             return
         # the tokens of a long prompt may still be counted, which must not delay other outputs
         self._usage.add_done_callback(lambda usage: self._end(outcome, usage))
 
     def _end(self, outcome: Any, usage: Future[tuple[int, int]]) -> None:
         self._send_output(outcome, usage)
-        self._worker.ended(self._job.request_id)
+        self._worker.ended(self._request.request_id)
 
     def _send_output(self, outcome: Any, usage: Future[tuple[int, int]]) -> None:
-        request_id, seed = self._job.request_id, self._job.seed
+        request_id, seed = self._request.request_id, self._request.seed
         try:
             pictures, video = self._convert(outcome.fields)
             used = protocol.TokenUsage(*usage.result())

@@ -35,7 +35,7 @@ class LoadModel(msgspec.Struct, tag="load_model"):
 
 
 class Submit(msgspec.Struct, tag="submit"):
-    job: CheckedRequest
+    request: CheckedRequest
     follow: bool = False  # send `Progress` at every step
     trace: str = ""  # context of the front's span, as in the header `traceparent`
     waited_s: float = 0.0  # how long the front held it: its times count from its arrival there
@@ -75,7 +75,7 @@ class GetTimelines(msgspec.Struct, tag="get_timelines"):
 class Estimate(msgspec.Struct, tag="estimate"):
     """What a request would take, if it came now; it is not run."""
 
-    job: CheckedRequest
+    request: CheckedRequest
 
 
 class Watch(msgspec.Struct, tag="watch"):

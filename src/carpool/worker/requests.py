@@ -93,7 +93,7 @@ class WorkerRequests:
 
     async def run(
         self,
-        job: CheckedRequest,
+        request: CheckedRequest,
         on_progress: OnProgress | None,
         on_preview: OnPreview | None,
         *,
@@ -102,9 +102,13 @@ class WorkerRequests:
     ) -> protocol.Done:
         """Run a request; the arguments and what it raises are as for `Supervisor.run`."""
         loop = asyncio.get_running_loop()
-        request = _Pending(
+        pending = _Pending(
             submit=protocol.Submit(
-                job, on_progress is not None, tracing.carried(), waited_s, self._open_journal(job)
+                request,
+                on_progress is not None,
+                tracing.carried(),
+                waited_s,
+                self._open_journal(request),
             ),
             deaths=deaths,
             answer=loop.create_future(),
@@ -112,17 +116,17 @@ class WorkerRequests:
             on_preview=on_preview,
             came_s=loop.time(),
         )
-        self._in_flight.add(request)
+        self._in_flight.add(pending)
         try:
             self._send_due()
-            return await request.answer
+            return await pending.answer
         finally:
-            if self._in_flight.remove(request) and request.is_sent:  # not answered
-                self._send(protocol.Cancel(request.id))
+            if self._in_flight.remove(pending) and pending.is_sent:  # not answered
+                self._send(protocol.Cancel(pending.id))
             if self._journals is not None and not self._is_one_of_several:
-                self._journals.close(request.id)
+                self._journals.close(pending.id)
             self._send_due()
-            if request.deaths:  # others were kept from the worker while it ran
+            if pending.deaths:  # others were kept from the worker while it ran
                 self._changed()
 
     def release(self, request_id: str) -> None:
@@ -208,10 +212,10 @@ class WorkerRequests:
         """Whether no earlier worker told so much of a request."""
         return self._journals is None or self._journals.tell(kind, request_id, step)
 
-    def _open_journal(self, job: CheckedRequest) -> bool:
+    def _open_journal(self, request: CheckedRequest) -> bool:
         """Whether a journal of the request is to be kept."""
         if self._journals is None:
             return False
         if self._journals.of_all:
-            self._journals.open(job.request_id)
-        return job.request_id in self._journals
+            self._journals.open(request.request_id)
+        return request.request_id in self._journals

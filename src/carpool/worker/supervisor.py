@@ -121,7 +121,7 @@ class Supervisor:
 
     async def submit(
         self,
-        job: CheckedRequest,
+        request: CheckedRequest,
         on_progress: OnProgress | None = None,
         on_preview: OnPreview | None = None,
     ) -> protocol.Done:
@@ -137,11 +137,11 @@ class Supervisor:
             PipelineFailed: it was running in every worker that died, in the last one alone.
             CarpoolError: the request failed.
         """
-        return await self.run(job, on_progress, on_preview)
+        return await self.run(request, on_progress, on_preview)
 
     async def run(
         self,
-        job: CheckedRequest,
+        request: CheckedRequest,
         on_progress: OnProgress | None = None,
         on_preview: OnPreview | None = None,
         *,
@@ -159,7 +159,7 @@ class Supervisor:
         """
         self.check_open()
         return await self._requests.run(
-            job, on_progress, on_preview, waited_s=waited_s, deaths=deaths
+            request, on_progress, on_preview, waited_s=waited_s, deaths=deaths
         )
 
     @property
@@ -226,9 +226,9 @@ class Supervisor:
         """The timelines of requests, without those that the worker no longer keeps."""
         return list(await self._ask(protocol.GetTimelines(list(request_ids))))
 
-    async def estimate(self, job: CheckedRequest) -> protocol.Estimated:
+    async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
         """What a request would take if it came now."""
-        answer: protocol.Estimated = await self._ask(protocol.Estimate(job))
+        answer: protocol.Estimated = await self._ask(protocol.Estimate(request))
         return answer
 
     async def _ask(self, query: Query) -> Any:

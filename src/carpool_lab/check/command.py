@@ -107,18 +107,18 @@ def checked(model: str, settings: EngineSettings, wanted: Wanted, bar: Any) -> "
     log_as_others(bars=False)
     loaded = load(model, settings)
     try:
-        jobs = mixed(loaded.card, wanted)
+        requests = mixed(loaded.card, wanted)
         tick: Callable[[], object] = bar.update
         table = StoredCosts(loaded, settings)
-        bar.total = _runs(len(jobs))
-        proofs = prove(loaded, settings, jobs, table=table, tick=tick)
-        tuned, notes = timed(loaded, settings, jobs[0], wanted, proofs["fast"], table, tick)
-        alone = plain(loaded, jobs, proofs["fast"].alone, tick)
-        allowed = limit(loaded.card, loaded, jobs)
+        bar.total = _runs(len(requests))
+        proofs = prove(loaded, settings, requests, table=table, tick=tick)
+        tuned, notes = timed(loaded, settings, requests[0], wanted, proofs["fast"], table, tick)
+        alone = plain(loaded, requests, proofs["fast"].alone, tick)
+        allowed = limit(loaded.card, loaded, requests)
     finally:
         loaded.undo()
-    requests = tuple(map(described, jobs))
-    return CheckReport(requests, allowed, proofs, alone, tuned, tuple(notes))
+    told = tuple(map(described, requests))
+    return CheckReport(told, allowed, proofs, alone, tuned, tuple(notes))
 
 
 def _runs(requests: int) -> int:

@@ -75,8 +75,8 @@ def mixed(card: Card, wanted: Wanted) -> list[CheckedRequest]:
     return found
 
 
-def described(job: CheckedRequest) -> str:
+def described(request: CheckedRequest) -> str:
     """A request in a few words, for messages."""
     names = ("num_inference_steps", "guidance_scale")
-    said = [f"{name}={job.arguments[name]}" for name in names if name in job.arguments]
-    return ", ".join([f"seed={job.seed}", *said])
+    said = [f"{name}={request.arguments[name]}" for name in names if name in request.arguments]
+    return ", ".join([f"seed={request.seed}", *said])

@@ -58,7 +58,7 @@ class Proof:
 def prove(
     loaded: LoadedPipeline,
     settings: EngineSettings,
-    jobs: Sequence[CheckedRequest],
+    requests: Sequence[CheckedRequest],
     *,
     table: StoredCosts,
     tick: Tick,
@@ -69,7 +69,7 @@ def prove(
         CarpoolError: a request failed, which says which one.
     """
     return {
-        mode: _prove(loaded, replace(settings, numerics=mode), jobs, table, tick)
+        mode: _prove(loaded, replace(settings, numerics=mode), requests, table, tick)
         for mode in get_args(Numerics)
     }
 
@@ -77,7 +77,7 @@ def prove(
 def _prove(
     loaded: LoadedPipeline,
     settings: EngineSettings,
-    jobs: Sequence[CheckedRequest],
+    requests: Sequence[CheckedRequest],
     table: StoredCosts,
     tick: Tick,
 ) -> Proof:
@@ -94,15 +94,15 @@ def _prove(
     engine.enter()
     report = engine.runner.probation.report
     try:
-        alone = [_run(engine, [job], "alone", tick)[0] for job in jobs]
+        alone = [_run(engine, [request], "alone", tick)[0] for request in requests]
         most, is_settled = 0.0, False
         for _ in range(MOST_ROUNDS):
-            together = _run(engine, jobs, "together", tick)
+            together = _run(engine, requests, "together", tick)
             most = max(most, *(apart_of(a, b) for a, b in zip(together, alone, strict=True)))
             if is_settled:
                 break
             is_settled = all(line["fuses"] != "probation" for line in report())
-        timelines = [engine.timeline(job.request_id) or {} for job in jobs]
+        timelines = [engine.timeline(request.request_id) or {} for request in requests]
         exclusive = {name for one in timelines for name in one.get("exclusive", ())}
         lines = report()
     finally:
@@ -150,25 +150,25 @@ class _Listener:
 
 
 def _run(
-    engine: EngineCore, jobs: Sequence[CheckedRequest], company: str, tick: Tick
+    engine: EngineCore, requests: Sequence[CheckedRequest], company: str, tick: Tick
 ) -> list[Answer]:
     """Run requests together; the first ones at once, the others when those have made a step."""
-    listeners = [_Listener() for _ in jobs]
-    pairs = list(zip(jobs, listeners, strict=True))
-    for job, listener in pairs[:FIRST]:
-        engine.submit(job, listener)
+    listeners = [_Listener() for _ in requests]
+    pairs = list(zip(requests, listeners, strict=True))
+    for request, listener in pairs[:FIRST]:
+        engine.submit(request, listener)
     while not listeners[0].has_begun and engine.step():
         pass
-    for job, listener in pairs[FIRST:]:
-        engine.submit(job, listener)
+    for request, listener in pairs[FIRST:]:
+        engine.submit(request, listener)
     while engine.step():
         pass
     answers: list[Answer] = []
-    for job, listener in pairs:
+    for request, listener in pairs:
         assert listener.outcome is not None, "a request without an end"
         error = listener.outcome.error
         if isinstance(error, CarpoolError):
-            text = f"a request ({described(job)}) failed {company}: {error.message}"
+            text = f"a request ({described(request)}) failed {company}: {error.message}"
             raise type(error)(text, param=error.param) from error
         if error is not None:
             raise error
@@ -201,7 +201,7 @@ class Plain:
 
 
 def plain(
-    loaded: LoadedPipeline, jobs: Sequence[CheckedRequest], alone: Sequence[Answer], tick: Tick
+    loaded: LoadedPipeline, requests: Sequence[CheckedRequest], alone: Sequence[Answer], tick: Tick
 ) -> Plain:
     """Run the requests on the pipeline itself. It keeps what that leaves on it: do it last.
 
@@ -210,11 +210,11 @@ def plain(
     """
     most = 0.0
     with torch.no_grad():
-        for job, expected in zip(jobs, alone, strict=True):
+        for request, expected in zip(requests, alone, strict=True):
             try:
-                answer = _plain(loaded, job, seed=job.seed)
+                answer = _plain(loaded, request, seed=request.seed)
                 if found := apart_of(answer, expected):
-                    other = _plain(loaded, job, seed=job.seed + 1)
+                    other = _plain(loaded, request, seed=request.seed + 1)
                     if apart_of(answer, other):
                         return Plain(None, "it draws random numbers beside its generator")
             except CarpoolError:
@@ -222,23 +222,23 @@ def plain(
             except Exception as error:
                 what = f"{type(error).__name__}: {str(error)[:200]}"
                 raise PipelineFailed(
-                    f"a request ({described(job)}) fails with plain diffusers only: {what}"
+                    f"a request ({described(request)}) fails with plain diffusers only: {what}"
                 ) from error
             most = max(most, found)
             tick()
     return Plain(most)
 
 
-def _plain(loaded: LoadedPipeline, job: CheckedRequest, *, seed: int) -> Answer:
-    pipe, task = loaded.originals[job.task], loaded.card.task(job.task)
-    arguments = dict(job.arguments)
+def _plain(loaded: LoadedPipeline, request: CheckedRequest, *, seed: int) -> Answer:
+    pipe, task = loaded.originals[request.task], loaded.card.task(request.task)
+    arguments = dict(request.arguments)
     if task.takes("generator"):
-        arguments["generator"] = torch.Generator().manual_seed(job.seed)
+        arguments["generator"] = torch.Generator().manual_seed(request.seed)
     torch.manual_seed(seed)
     return call_plainly(pipe, arguments)
 
 
-def limit(card: Card, loaded: LoadedPipeline, jobs: Sequence[CheckedRequest]) -> float | None:
+def limit(card: Card, loaded: LoadedPipeline, requests: Sequence[CheckedRequest]) -> float | None:
     """What `docs/numerics.md` allows requests together in fast numerics; None: not said.
 
     That is said of float32. On CUDA, convolutions may round to TensorFloat-32.
@@ -246,4 +246,4 @@ def limit(card: Card, loaded: LoadedPipeline, jobs: Sequence[CheckedRequest]) ->
     is_tf32 = loaded.device.type == "cuda" and torch.backends.cudnn.allow_tf32
     if loaded.device.dtype is not torch.float32 or is_tf32:
         return None
-    return 2e-5 if card.task(jobs[0].task).makes == "pictures" else 1e-4
+    return 2e-5 if card.task(requests[0].task).makes == "pictures" else 1e-4

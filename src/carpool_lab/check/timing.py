@@ -18,7 +18,7 @@ FEW_STEPS = 2  # of each request: enough for medians, as each width runs several
 def timed(
     loaded: LoadedPipeline,
     settings: EngineSettings,
-    job: CheckedRequest,
+    request: CheckedRequest,
     wanted: Wanted,
     proof: Proof,
     table: StoredCosts,
@@ -27,7 +27,7 @@ def timed(
     """What forwards take by their rows, and notes on what was left out.
 
     Args:
-        job: one of those that were run.
+        request: one of those that were run.
         proof: of fast numerics, whose seconds tell how many widths the budget allows.
     """
     widest = wanted.max_rows
@@ -43,15 +43,15 @@ def timed(
     most = TuneSettings(
         max_rows=widest,
         repeats=wanted.repeats,
-        steps=min(FEW_STEPS, wanted.steps) if _may_choose(job) else None,
+        steps=min(FEW_STEPS, wanted.steps) if _may_choose(request) else None,
         parameters=wanted.parameters,
     )
     unchanged = replace(loaded, undo=lambda: None)
     return tune(unchanged, settings, most, table=table, tick=tick), notes
 
 
-def _may_choose(job: CheckedRequest) -> bool:
-    return "num_inference_steps" in job.arguments
+def _may_choose(request: CheckedRequest) -> bool:
+    return "num_inference_steps" in request.arguments
 
 
 def _predicted_s(proof: Proof, wanted: Wanted, widest: int) -> float:

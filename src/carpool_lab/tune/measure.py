@@ -67,7 +67,7 @@ def tune(
     """
     device, notes, before = loaded.device, WarmCosts(), table.costs
     sizes: Sequence[Resolution | None] = wanted.sizes or [None]
-    jobs = [_job(loaded, size, wanted) for size in sizes]  # refused at once
+    requests = [_request(loaded, size, wanted) for size in sizes]  # refused at once
     table.costs = notes
     lockstep = Lockstep(device)
     engine = EngineCore(
@@ -81,8 +81,12 @@ def tune(
     )
     engine.enter()
     try:
-        measured = [_measure(engine, lockstep, job, wanted, tick) for job in jobs]
-        fitting = [job for job, (_, _, problem) in zip(jobs, measured, strict=True) if not problem]
+        measured = [_measure(engine, lockstep, request, wanted, tick) for request in requests]
+        fitting = [
+            request
+            for request, (_, _, problem) in zip(requests, measured, strict=True)
+            if not problem
+        ]
         lockstep.seen = {}
         if device.runs_ahead and fitting:  # the last events are read when other forwards follow
             _run(engine, fitting[0], 1)
@@ -98,7 +102,8 @@ def tune(
         min_gain=settings.min_gain,
         repeats=wanted.repeats,
         sizes=tuple(
-            _sized(loaded, job, *one, notes) for job, one in zip(jobs, measured, strict=True)
+            _sized(loaded, request, *one, notes)
+            for request, one in zip(requests, measured, strict=True)
         ),
         costs=notes,
         speed_factor=_speed_factor(dict(before), notes),
@@ -121,7 +126,7 @@ class _Listener:
 def _measure(
     engine: EngineCore,
     lockstep: Lockstep,
-    job: CheckedRequest,
+    request: CheckedRequest,
     wanted: TuneSettings,
     tick: Callable[[], object],
 ) -> tuple[dict[CallKind, CallStats], int, str]:
@@ -135,7 +140,7 @@ def _measure(
     for width in _widths(seen, wanted.max_rows):
         requests += width
         try:
-            _run(engine, job, width)
+            _run(engine, request, width)
         except OutOfMemory as error:
             problem = f"{width} at once: {error.message}"
             break
@@ -145,7 +150,7 @@ def _measure(
         fitting.append(width)
     for width in fitting * wanted.repeats:
         requests += width
-        _run(engine, job, width)
+        _run(engine, request, width)
         tick()
     return seen, requests, problem
 
@@ -163,11 +168,11 @@ def _denoisers(seen: Mapping[CallKind, CallStats]) -> list[CallStats]:
     return [one for one in seen.values() if one.phase == "denoise"]
 
 
-def _run(engine: EngineCore, job: CheckedRequest, width: int) -> None:
+def _run(engine: EngineCore, request: CheckedRequest, width: int) -> None:
     """Run `width` equal requests in lockstep, each with its own seed."""
     listeners = [_Listener() for _ in range(width)]
     for seed, listener in enumerate(listeners):
-        engine.submit(replace(job, seed=seed, request_id=f"tune-{seed}"), listener)
+        engine.submit(replace(request, seed=seed, request_id=f"tune-{seed}"), listener)
     while engine.step():
         pass
     for listener in listeners:
@@ -187,7 +192,9 @@ def _speed_factor(before: Mapping[CallKind, AnyCurve], now: Costs) -> float:
     return statistics.median(ratios) if ratios else 1.0
 
 
-def _job(loaded: LoadedPipeline, size: Resolution | None, wanted: TuneSettings) -> CheckedRequest:
+def _request(
+    loaded: LoadedPipeline, size: Resolution | None, wanted: TuneSettings
+) -> CheckedRequest:
     card = loaded.card
     usual = card.steps(card.defaults) or FEW_STEPS  # a distilled model may have no more
     offered: dict[str, Any] = {
@@ -203,14 +210,14 @@ def _job(loaded: LoadedPipeline, size: Resolution | None, wanted: TuneSettings) 
 
 def _sized(
     loaded: LoadedPipeline,
-    job: CheckedRequest,
+    request: CheckedRequest,
     seen: Mapping[CallKind, CallStats],
     requests: int,
     problem: str,
     costs: WarmCosts,
 ) -> SizeResult:
-    size = resolution(job.arguments, loaded.card.default_size_px)
-    frames = int(job.arguments.get("num_frames") or 1)
+    size = resolution(request.arguments, loaded.card.default_size_px)
+    frames = int(request.arguments.get("num_frames") or 1)
     curves = dict(costs)
     components = [
         ComponentResult(
@@ -229,7 +236,7 @@ def _sized(
     ]
     return SizeResult(
         size,
-        max(1, loaded.card.steps(job.arguments)),
+        max(1, loaded.card.steps(request.arguments)),
         cost(size, frames=frames, vae_scale_px=loaded.vae_scale_px),
         tuple(one for one in components if one.seconds),
         problem,

@@ -21,25 +21,25 @@ class Meter:
         self._count_there = lru_cache(64)(self._count)  # the n outputs of a request share a prompt
         self._card = loaded.card
 
-    def usage(self, job: CheckedRequest) -> "Future[tuple[int, int]]":
+    def usage(self, request: CheckedRequest) -> "Future[tuple[int, int]]":
         """Text tokens of the prompt (uncut), and latent patches of the picture.
 
         There at once for a short prompt; a long one is counted on another thread.
         """
-        prompt = job.arguments.get("prompt")
+        prompt = request.arguments.get("prompt")
         text = prompt if isinstance(prompt, str) and self._here is not None else ""
         if len(text) > LONG_TEXT:
-            return self._thread.submit(lambda: (self._count_there(text), self._patches(job)))
+            return self._thread.submit(lambda: (self._count_there(text), self._patches(request)))
         done: Future[tuple[int, int]] = Future()
-        done.set_result((len(self._here(text).input_ids) if text else 0, self._patches(job)))
+        done.set_result((len(self._here(text).input_ids) if text else 0, self._patches(request)))
         return done
 
     def _count(self, text: str) -> int:
         return len(self._there(text).input_ids)
 
-    def _patches(self, job: CheckedRequest) -> int:
+    def _patches(self, request: CheckedRequest) -> int:
         width, height = (
-            job.arguments.get(name) or default
+            request.arguments.get(name) or default
             for name, default in zip(
                 ("width", "height"), self._card.default_size_px or (0, 0), strict=True
             )

@@ -131,22 +131,22 @@ class Answer:
     convert_to: str | None  # the output type that was asked for, where tensors were taken instead
 
 
-def call(mine: Any, job: CheckedRequest, card: Card) -> Answer:
+def call(mine: Any, request: CheckedRequest, card: Card) -> Answer:
     """Run the pipeline for a request.
 
     Random numbers are drawn on the CPU: the same on any device. Where the pipeline only converts
     its pictures to the type that is asked for, it gives tensors here and `finish` converts them:
     making PIL images on the engine's thread would wait for the device.
     """
-    task, arguments = card.task(job.task), dict(job.arguments)
+    task, arguments = card.task(request.task), dict(request.arguments)
     if (device := mine._execution_device).type != "cpu":
         arguments = {name: _placed(value, device) for name, value in arguments.items()}
     if task.takes("generator"):
-        arguments["generator"] = torch.Generator().manual_seed(job.seed)
+        arguments["generator"] = torch.Generator().manual_seed(request.seed)
         if isinstance(getattr(mine, "scheduler", None), DMDScheduler):
             mine.scheduler.generator = arguments["generator"]
-    if job.output_type is not None and task.takes("output_type"):
-        arguments.setdefault("output_type", job.output_type)
+    if request.output_type is not None and task.takes("output_type"):
+        arguments.setdefault("output_type", request.output_type)
     own = {parameter.name: parameter.default for parameter in task.parameters}
     kind = arguments.get("output_type", own.get("output_type"))
     if isinstance(mine, ModularPipeline):

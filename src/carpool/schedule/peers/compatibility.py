@@ -125,8 +125,8 @@ def cost(
     return float(places * frames * outputs)
 
 
-def signature(job: CheckedRequest, defaults: Mapping[str, Any]) -> Signature:
-    """What must be equal for two jobs to share a dynamic batch: all but prompt and seed.
+def signature(request: CheckedRequest, defaults: Mapping[str, Any]) -> Signature:
+    """What must be equal for two requests to share a dynamic batch: all but prompt and seed.
 
     That includes the negative prompt, the number of outputs, the task and the adapters. Left out
     is the same as said with the default's value. Tensors and objects are equal to themselves only.
@@ -134,12 +134,12 @@ def signature(job: CheckedRequest, defaults: Mapping[str, Any]) -> Signature:
     Args:
         defaults: what the pipeline takes for arguments that are left out, as far as it is known.
     """
-    given = _given(job, defaults)
+    given = _given(request, defaults)
     return {
         **{name: _frozen(value) for name, value in given.items() if name not in PROMPTS},
-        "task_type": job.task,
-        "lora": job.lora,
-        "num_outputs_per_prompt": job.group_size,
+        "task_type": request.task,
+        "lora": request.lora,
+        "num_outputs_per_prompt": request.group_size,
     }
 
 
@@ -165,8 +165,8 @@ def signature_difference(left: Signature, right: Signature) -> str | None:
     return "extra.diffusers_kwargs"
 
 
-def request_key(job: CheckedRequest, defaults: Mapping[str, Any]) -> Hashable:
-    """What must be equal for two jobs to share a wave of mode `request`.
+def request_key(request: CheckedRequest, defaults: Mapping[str, Any]) -> Hashable:
+    """What must be equal for two requests to share a wave of mode `request`.
 
     All arguments, the task, the number of outputs and the adapters with their scales; of prompts,
     pictures and latents only which ones there are; of negative prompts only whether one is used:
@@ -177,13 +177,13 @@ def request_key(job: CheckedRequest, defaults: Mapping[str, Any]) -> Hashable:
         defaults: as for `signature`.
     """
     free = {*PROMPTS, *NEGATIVES, *PICTURES, "latents"}
-    given = _given(job, defaults)
+    given = _given(request, defaults)
     scale = given.get("guidance_scale")
     is_guided = isinstance(scale, (int, float)) and scale > 1 and bool(given.get("negative_prompt"))
     return (
-        job.task,
-        job.group_size,
-        job.lora,
+        request.task,
+        request.group_size,
+        request.lora,
         is_guided,
         frozenset(
             (name, None if name in free else _frozen(given[name]))
@@ -193,6 +193,6 @@ def request_key(job: CheckedRequest, defaults: Mapping[str, Any]) -> Hashable:
     )
 
 
-def _given(job: CheckedRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    said = {name: value for name, value in job.arguments.items() if value is not None}
+def _given(request: CheckedRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    said = {name: value for name, value in request.arguments.items() if value is not None}
     return {name: value for name, value in {**defaults, **said}.items() if value is not None}
