@@ -13,7 +13,7 @@ from carpool.errors import Overloaded, WorkerLost
 from carpool.server.answers.generation import ImageGeneration
 from carpool.server.answers.stream import events
 from carpool.server.bodies import schema
-from carpool.server.requests import image_requests
+from carpool.server.openai_fields import ImageWork
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
@@ -218,7 +218,7 @@ def test_the_images_of_one_request_are_marked_as_asked_for_together() -> None:
     model = ServedModel(CARD.id, CARD, 10)
     body = schema.ImageRequest.model_validate({"prompt": "a", "n": 3})
 
-    first, second, third = image_requests(model, body)
+    first, second, third = ImageWork(model, body).requests()
 
     assert first.group == second.group == third.group == first.request_id
     assert (first.group_size, third.group_size) == (3, 3)
@@ -227,7 +227,7 @@ def test_the_images_of_one_request_are_marked_as_asked_for_together() -> None:
 async def _three_of(worker: Grey) -> list[bytes]:
     model = ServedModel(CARD.id, CARD, 10)
     body = schema.ImageRequest.model_validate({"prompt": "a", "n": 2})
-    generation = ImageGeneration(model, body, image_requests(model, body))
+    generation = ImageGeneration(model, body, ImageWork(model, body).requests())
     stream = events(
         worker,
         generation,

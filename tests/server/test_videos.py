@@ -12,7 +12,7 @@ from carpool.errors import PipelineFailed
 from carpool.jobs.database import Record
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import work_of
-from carpool.server.requests import length_of
+from carpool.server.openai_fields import length_of
 from carpool.server.routes.videos import write_video
 from carpool.types import Timings
 from carpool.worker.protocol import Done, RawVideo, TokenUsage

@@ -3,17 +3,17 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fastapi import Request
 from fastapi.security import HTTPBearer
 from starlette.types import Receive
 
 from carpool.config import ServeSettings
-from carpool.errors import ModelNotFound, UnsupportedParameter, nearest
+from carpool.errors import Cancelled, ModelNotFound, UnsupportedParameter, nearest
 from carpool.fleet.deployment import Deployment
 from carpool.fleet.fleet import Fleet
 from carpool.fleet.serving import Serving
@@ -35,6 +35,7 @@ from carpool.telemetry import logs
 from carpool.telemetry.tracing import Tracing
 from carpool.types import CheckedRequest
 
+T = TypeVar("T")
 PARSED_INLINE_BYTES = 64 << 10  # of JSON; more is parsed on a thread
 
 Replay = schema.ImagesResponse | list[bytes]
@@ -120,17 +121,19 @@ class AppState:
             raise UnsupportedParameter("there are no jobs here", param="background_job")
         return self._runner
 
-    async def loaded(self, name: str | None) -> None:
-        """Wait until a model is loaded, where it is to be loaded on demand.
+    async def load(
+        self, name: str | None, needs: Literal["ready", "restarting", "loaded"]
+    ) -> ServedModel:
+        """Wait until a model is loaded, where it is to be loaded on demand; as `model`.
 
         Raises:
-            ModelNotFound: it is not served.
             LoadFailed: it cannot be loaded.
         """
         if isinstance(self.supervisor, Fleet):
             one = self.supervisor.of(name)
             if one.is_on_demand and one.ready is None:
                 await self.supervisor.loaded(name)
+        return self.model(needs, name)
 
     def model(
         self,
@@ -173,15 +176,13 @@ class AppState:
         if isinstance(self.supervisor, Fleet):
             loaded = (one.name for one in self.supervisor.deployments.values() if one.ready)
             name = next(loaded, None)
-            await self.loaded(name)
-        return self.model("loaded" if name else needs, name)
+        return await self.load(name, "loaded" if name else needs)
 
     async def card_of(self, name: str | None) -> Card | None:
         """The card of one of several models, loaded if need be; None where there is but one."""
         if not isinstance(self.supervisor, Fleet):
             return None
-        await self.loaded(name)
-        return self.model("loaded", name).card
+        return (await self.load(name, "loaded")).card
 
     @asynccontextmanager
     async def admit(
@@ -240,6 +241,24 @@ class AuthenticatedRequest:
                 body.step_cache = number(said)
             except ValueError:
                 body.step_cache = said  # the check says what it must be
+
+    async def unless_disconnected(self, work: Awaitable[T]) -> T:
+        """Do the work, or raise Cancelled as soon as the client disconnects."""
+
+        async def disconnect() -> None:
+            while (await self.request.receive())["type"] != "http.disconnect":
+                pass
+
+        task = asyncio.ensure_future(work)
+        gone = asyncio.create_task(disconnect())
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Cancelled("the client closed the connection")
+            return task.result()
+        finally:
+            gone.cancel()
+            task.cancel()
 
     async def check_room(self) -> None:
         """Refuse work that the worker would refuse, or that is too much beside a client's jobs."""

@@ -24,7 +24,7 @@ from carpool.errors import Rejected, SizeRejected, UnsupportedParameter
 from carpool.request.card import Card, Parameter, Task
 from carpool.request.parameters import check
 from carpool.server.bodies.schema import ImageRequest
-from carpool.server.requests import image_requests
+from carpool.server.openai_fields import ImageWork
 from carpool.server.state import ServedModel
 from carpool.types import Request
 from support.engine_driver import CLOSE, driving, gap, plain, solo
@@ -150,9 +150,9 @@ def test_the_image_endpoint_refuses_a_model_that_makes_videos() -> None:
     card = Card("wan", (task,), {}, 16, None, 1 << 20, 100)
 
     with pytest.raises(UnsupportedParameter, match="with pictures: POST /v1/videos makes them"):
-        image_requests(
+        ImageWork(
             ServedModel("wan", card, 10), ImageRequest.model_validate({"prompt": "a cat"})
-        )
+        ).requests()
 
 
 @pytest.mark.parametrize(

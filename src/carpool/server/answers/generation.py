@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from carpool import media
 from carpool.fleet.serving import Serving
@@ -14,12 +14,12 @@ from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import size_of
 from carpool.server.bodies import schema
 from carpool.server.bodies.named_pictures import pictures_in
+from carpool.server.openai_fields import Kind
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 
 T = TypeVar("T")
-Kind = Literal["image_generation", "image_edit"]
 RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 

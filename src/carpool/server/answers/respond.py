@@ -1,47 +1,45 @@
 """Answer a request for pictures, once for each `Idempotency-Key`: as JSON or a stream of events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from fastapi import Request
-
-from carpool.errors import Cancelled
 from carpool.server.access.idempotency import digest_of, key_of
 from carpool.server.answers.generation import ImageGeneration, generate
 from carpool.server.answers.stream import EventStream, events, is_final
 from carpool.server.bodies import schema
+from carpool.server.openai_fields import ImageWork
 from carpool.server.state import AuthenticatedRequest, Replay
-
-T = TypeVar("T")
 
 
 async def respond(
     context: AuthenticatedRequest,
-    sent: Callable[[], Any],
-    make: Callable[[], ImageGeneration],
+    asked: ImageWork,
     *,
-    is_streamed: bool | None,
+    event: Callable[..., bytes] | None = None,
+    **fields: Any,
 ) -> schema.ImagesResponse | EventStream:
-    """Run a generation for as long as the client is connected.
+    """Check the parameters and run the requests, for as long as the client is connected.
 
     Args:
-        sent: what the client asked for, as JSON: with the same `Idempotency-Key` it must be the
-            same.
-        make: checks the request.
+        event: writes a stream's events; see `ImageGeneration`.
+        fields: what else tells this request from another with the same `Idempotency-Key`.
 
     Raises:
         CarpoolError: whatever is wrong with the request, or became of it.
     """
     state, request, owner = context.state, context.request, context.client.owner
+    is_streamed = asked.body.stream
     base, run = str(request.base_url).rstrip("/"), partial(state.encoder.run, owner)
     live: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def checked() -> ImageGeneration:
         await context.check_room()
-        generation = make()
+        generation = ImageGeneration(
+            asked.model, asked.body, asked.requests(), asked.kind, event=event
+        )
         if generation.inputs:
             await run(generation.pack)
         state.observer.began(request, owner, generation.requests)
@@ -71,12 +69,12 @@ async def respond(
         return final
 
     key = key_of(request)
-    digest = "" if key is None else digest_of(request.url.path, sent())
+    digest = "" if key is None else digest_of(request.url.path, asked.identity(**fields))
     once = partial(state.idempotency.once, owner, key, digest, work)
     if is_streamed:
         streamed = _live(once, live)
-        return EventStream(await unless_disconnected(request, anext(streamed)), streamed)
-    response = await unless_disconnected(request, once())
+        return EventStream(await context.unless_disconnected(anext(streamed)), streamed)
+    response = await context.unless_disconnected(once())
     assert isinstance(response, schema.ImagesResponse)  # by the digest: no stream's
     state.observer.drew(len(response.data), response.usage)
     return response
@@ -99,22 +97,3 @@ async def _live(
             yield event
     finally:
         answer.cancel()
-
-
-async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Do the work, or raise Cancelled as soon as the client disconnects."""
-
-    async def disconnect() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(disconnect())
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise Cancelled("the client closed the connection")
-        return task.result()
-    finally:
-        gone.cancel()
-        task.cancel()

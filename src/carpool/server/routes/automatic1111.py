@@ -19,7 +19,7 @@ from carpool.media.reader import Intake, Sent
 from carpool.request.card import Card
 from carpool.request.sizes import within
 from carpool.request.values import is_int
-from carpool.server.answers.draw import draw
+from carpool.server.answers.respond import respond
 from carpool.server.answers.stage_metrics import PATIENCE_S
 from carpool.server.bodies import schema
 from carpool.server.bodies.automatic1111 import (
@@ -39,9 +39,10 @@ from carpool.server.bodies.automatic1111 import (
     info,
     translated,
 )
-from carpool.server.bodies.forms import validated
+from carpool.server.bodies.forms import Form, validated
 from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
 from carpool.server.dependencies import AuthenticatedRoute, Context, WorkRoute, router_of
+from carpool.server.requests import image_work
 from carpool.server.state import AuthenticatedRequest, ServedModel
 
 MOST_BLUR = 64  # pixels
@@ -121,8 +122,7 @@ async def _model(context: AuthenticatedRequest, body: Text2Image) -> ServedModel
     """The model that the settings of a request name, or the first."""
     named = (body.override_settings or {}).get("sd_model_checkpoint")
     name = named if isinstance(named, str) and named else None
-    await context.state.loaded(name)
-    return context.state.model("ready", name)
+    return await context.state.load(name, "ready")
 
 
 async def _drawn(
@@ -136,8 +136,13 @@ async def _drawn(
     mask: Any = None,
 ) -> Drawn:
     asked = validated(schema.ImageRequest, values)
-    work = draw(context, model, asked, images or [], name="init_images", size=size, mask=mask)
-    task = asyncio.ensure_future(work)
+    form = Form(images=images or [], name="init_images")
+
+    async def draw() -> Any:
+        work = await image_work(context, asked, form, model=model, size=size, mask=mask)
+        return await respond(context, work)
+
+    task = asyncio.ensure_future(draw())
     request_id = context.request.scope["request_id"]
     answer: Any = None
     running = context.interruptible

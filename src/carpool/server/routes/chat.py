@@ -6,14 +6,15 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from carpool.server.answers.chat import Chunks, completion
-from carpool.server.answers.draw import draw
+from carpool.server.answers.respond import respond
 from carpool.server.answers.stage_metrics import stage_metrics
 from carpool.server.answers.stream import STREAMED
 from carpool.server.bodies import schema
 from carpool.server.bodies.chat import ChatCompletion, ChatRequest, conversation
-from carpool.server.bodies.forms import validated
+from carpool.server.bodies.forms import Form, validated
 from carpool.server.bodies.nested_pictures import read_json, without_pictures
 from carpool.server.dependencies import Context, WorkRoute, router_of
+from carpool.server.requests import image_work
 
 _BODY = {"application/json": {"schema": ChatRequest.model_json_schema()}}
 
@@ -33,8 +34,7 @@ async def create_chat_completion(context: Context) -> Any:
     values = await read_json(request)
     without_pictures({name: value for name, value in values.items() if name != "messages"})
     chat = validated(ChatRequest, values)
-    await state.loaded(chat.model)
-    model = state.model("ready", chat.model)
+    model = await state.load(chat.model, "ready")
     asked = conversation(model.card, chat)
     body = validated(schema.ImageRequest, asked.values)
     request_id = request.scope["request_id"]
@@ -42,15 +42,10 @@ async def create_chat_completion(context: Context) -> Any:
     has_metrics = bool(chat.return_stage_metrics) or asked.has_parts
     chunks = Chunks(request_id, asked.has_parts, options.get("include_usage") is True, has_metrics)
 
-    answer = await draw(
-        context,
-        model,
-        body,
-        asked.images,
-        name="image_url",
-        event=chunks,
-        modalities=chat.modalities,
-        stream_options=options,
+    form = Form(images=asked.images, name="image_url")
+    work = await image_work(context, body, form, model=model)
+    answer = await respond(
+        context, work, event=chunks, modalities=chat.modalities, stream_options=options
     )
     if not isinstance(answer, schema.ImagesResponse):
         return answer

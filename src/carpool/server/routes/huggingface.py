@@ -14,12 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from carpool.errors import InvalidValue, MissingParameter, UnsupportedParameter
 from carpool.media.reader import Sent
 from carpool.media.uploads import MOST_BYTES
-from carpool.server.answers.draw import draw
+from carpool.server.answers.respond import respond
 from carpool.server.bodies import schema
-from carpool.server.bodies.forms import validated
+from carpool.server.bodies.forms import Form, validated
 from carpool.server.bodies.json_bodies import received
 from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
 from carpool.server.dependencies import Context, WorkRoute, router_of
+from carpool.server.requests import image_work
 
 _FILE = {"schema": {"type": "string", "format": "binary"}}
 _KINDS = ("image/png", "image/jpeg", "image/webp", "application/octet-stream")
@@ -84,9 +85,8 @@ async def infer(context: Context) -> Response:
     if values.get("prompt") is None and images:
         values["prompt"] = ""
     asked_for = _body(values, request)
-    await context.state.loaded(asked_for.model)
-    model = context.state.model("ready", asked_for.model)
-    answer = await draw(context, model, asked_for, images, name="inputs")
+    work = await image_work(context, asked_for, Form(images=images, name="inputs"))
+    answer = await respond(context, work)
     assert isinstance(answer, schema.ImagesResponse)  # `stream` is refused
     [picture] = answer.data
     content = base64.b64decode(picture.b64_json or "")

@@ -1,7 +1,6 @@
 """`/v1/images`, the models that draw them, and signed links to files."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -12,23 +11,18 @@ from carpool.fleet.fleet import Fleet
 from carpool.request.card import Card
 from carpool.server.access.signed_links import TTL_S, TYPES
 from carpool.server.answers.downloads import PARTS, Download
-from carpool.server.answers.draw import (
-    draw_from,
-    read_nested,
-    read_pictures,
-    sent_as,
-    translated,
-)
-from carpool.server.answers.generation import Kind
+from carpool.server.answers.respond import respond
 from carpool.server.answers.stage_metrics import stage_metrics
 from carpool.server.answers.stream import STREAMED
-from carpool.server.bodies import peers, schema
+from carpool.server.bodies import schema
 from carpool.server.bodies import schema_reports as reports
-from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, read_body, validated
-from carpool.server.bodies.named_pictures import NAMES, taken
+from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, validated
+from carpool.server.bodies.named_pictures import NAMES
 from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, router_of
+from carpool.server.openai_fields import ImageWork
+from carpool.server.requests import image_work, read_form
 from carpool.server.routes.jobs import ACCEPTED, status_of, submit_images
-from carpool.server.state import AppState, AuthenticatedRequest, ServedModel
+from carpool.server.state import AppState, AuthenticatedRequest
 
 _NAMES = "image", "images"  # in a form, in JSON
 _SEVERAL = {"type": "array", "maxItems": MOST_IMAGES}
@@ -48,12 +42,7 @@ links = APIRouter(responses=ERRORS)  # without keys: browsers that show a pictur
 
 @router.post("/images/generations", **_ANSWERS)
 async def create_images(body: schema.ImageRequest, context: Context) -> Any:
-    await context.state.loaded(body.model)
-    model = context.state.model("restarting" if body.background_job else "ready", body.model)
-    body = peers.with_own_names(body, model.card)
-    nested = taken({} if body.model_extra is None else body.model_extra, model.card)
-    pictures, digests = await read_nested(context, model, body, nested)
-    return await _answer(context, model, body, "image_generation", pictures or None, digests)
+    return await _answer(context, await image_work(context, body))
 
 
 @router.post(
@@ -63,7 +52,7 @@ async def create_images(body: schema.ImageRequest, context: Context) -> Any:
 )
 async def create_edit(context: Context) -> Any:
     """Draw a picture anew: as a prompt says, where a mask says, from one or several."""
-    return await _edit(context, "image_edit")
+    return await _edit(context, "edit")
 
 
 @router.post(
@@ -73,45 +62,25 @@ async def create_edit(context: Context) -> Any:
 )
 async def create_variation(context: Context) -> Any:
     """Draw something like a picture, without a prompt."""
-    return await _edit(context, "image_generation")
+    return await _edit(context, "variation")
 
 
-async def _edit(context: AuthenticatedRequest, kind: Kind) -> Any:
-    state, request = context.state, context.request
-    needs: Literal["restarting", "ready"] = "restarting" if state.has_jobs else "ready"
-    model = await state.some_model(needs)
-    is_variation = kind == "image_generation"
-    form = await read_body(
-        request, model.card, *_NAMES, "url", "mask", cards=state.card_of, takes_nested=True
-    )
-    form.values = await translated(state, form.values, model.card)
-    if is_variation:
+async def _edit(context: AuthenticatedRequest, task: Literal["edit", "variation"]) -> Any:
+    needs: Literal["restarting", "ready"] = "restarting" if context.state.has_jobs else "ready"
+    form = await read_form(context, needs, *_NAMES, "url", "mask", takes_nested=True)
+    if task == "variation":
         form.values.setdefault("prompt", "")
     body = validated(schema.ImageRequest, form.values)
-    await state.loaded(body.model)
-    model = state.model(needs if body.background_job else "ready", body.model)
-    pictures, digests = await read_nested(context, model, body, form.nested)
-    if "image" not in pictures:
-        own, told = await read_pictures(context, model, body, form, is_variation=is_variation)
-        pictures, digests = pictures | own, told + digests
-    return await _answer(context, model, body, kind, pictures, digests)
+    return await _answer(context, await image_work(context, body, form, task))
 
 
-async def _answer(
-    context: AuthenticatedRequest,
-    model: ServedModel,
-    body: schema.ImageRequest,
-    kind: Kind,
-    pictures: dict[str, Any] | None = None,
-    digests: Sequence[str] = (),
-) -> Any:
+async def _answer(context: AuthenticatedRequest, work: ImageWork) -> Any:
     """Answer with a job, with pictures, or with a stream of them."""
-    context.with_headers(body)
-    if body.background_job:
-        record = await submit_images(context, model, body, pictures, sent_as(body, digests))
+    if work.body.background_job:
+        record = await submit_images(context, work)
         return JSONResponse((await status_of(context, record)).model_dump(), 202)
-    drawn = await draw_from(context, model, body, kind, pictures, digests)
-    if body.return_stage_metrics and isinstance(drawn, schema.ImagesResponse):
+    drawn = await respond(context, work)
+    if work.body.return_stage_metrics and isinstance(drawn, schema.ImagesResponse):
         metrics = await stage_metrics(context.state, drawn.timings)
         return drawn.model_copy(update={"metrics": metrics})
     return drawn

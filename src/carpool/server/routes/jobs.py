@@ -18,12 +18,10 @@ from carpool.media.inputs import packed
 from carpool.media.outputs import write_pictures
 from carpool.server.access.idempotency import digest_of, key_of
 from carpool.server.answers.downloads import PARTS, Download
-from carpool.server.answers.respond import unless_disconnected
-from carpool.server.bodies import schema
 from carpool.server.bodies.schema_jobs import JobDeleted, JobFile, JobList, JobStatus
 from carpool.server.dependencies import AuthenticatedRoute, Context, router_of
-from carpool.server.requests import image_requests
-from carpool.server.state import AppState, AuthenticatedRequest, ServedModel
+from carpool.server.openai_fields import ImageWork
+from carpool.server.state import AppState, AuthenticatedRequest
 from carpool.telemetry import tracing
 from carpool.worker.protocol import Done
 
@@ -77,24 +75,14 @@ async def submit(
     return record
 
 
-async def submit_images(
-    context: AuthenticatedRequest,
-    model: ServedModel,
-    body: schema.ImageRequest,
-    pictures: Mapping[str, Any] | None,
-    sent: dict[str, Any],
-) -> Record:
-    """Accept a request for pictures with `background_job`.
-
-    Args:
-        pictures: as for `image_requests`.
-        sent: as `body` for `submit`.
-    """
+async def submit_images(context: AuthenticatedRequest, asked: ImageWork) -> Record:
+    """Accept a request for pictures with `background_job`."""
+    model, body = asked.model, asked.body
     if body.stream:
         raise UnsupportedParameter("stream: a job is polled: leave it out", param="stream")
-    made = image_requests(model, body, key=context.client.key, pictures=pictures)
-    packing = context.intake().run(partial(packed, pictures or {}))
-    names, inputs = await unless_disconnected(context.request, packing)
+    made = asked.requests()
+    packing = context.intake().run(partial(packed, asked.pictures))
+    names, inputs = await context.unless_disconnected(packing)
     work = work_of(
         model.id,
         made,
@@ -103,8 +91,8 @@ async def submit_images(
         compression=100 if body.output_compression is None else body.output_compression,
         told=[model.file_metadata(one) for one in made],
     )
-    asked = {"model": model.id, "seeds": [one.seed for one in made]}
-    return await submit(context, "image", sent, asked, work, inputs)
+    shown = {"model": model.id, "seeds": [one.seed for one in made]}
+    return await submit(context, "image", asked.identity(), shown, work, inputs)
 
 
 def write_images(record: Record, done: Sequence[Done], folder: Path) -> None:

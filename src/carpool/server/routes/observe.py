@@ -12,7 +12,7 @@ from carpool.server.bodies import schema
 from carpool.server.bodies import schema_reports as reports
 from carpool.server.bodies.forms import validated
 from carpool.server.dependencies import FORBIDDEN, AuthenticatedRoute, Context, State, router_of
-from carpool.server.requests import image_requests, video_request
+from carpool.server.openai_fields import ImageWork, video_request
 from carpool.server.transport.middleware import IS_HEAD
 from carpool.telemetry.metrics import CONTENT_TYPE
 
@@ -91,7 +91,7 @@ async def estimate(values: dict[str, Any], context: Context) -> reports.Estimate
         checked, _ = video_request(model, body, most, key=context.client.key)
     else:
         drawing = validated(schema.ImageRequest, values)
-        checked = image_requests(model, drawing, key=context.client.key)[0]
+        checked = ImageWork(model, drawing, context.client.key).requests()[0]
     told = await context.state.supervisor.estimate(checked)
     return reports.EstimateReport(seconds=told.seconds, wait_s=told.wait_s, speed=told.speed)
 

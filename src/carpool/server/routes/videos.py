@@ -1,7 +1,6 @@
 """`/v1/videos`: OpenAI's video API over jobs."""
 
 import asyncio
-import importlib.util
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from fastapi import Response
 from carpool.errors import (
     FileNotReady,
     JobNotFound,
-    LibraryMissing,
     PipelineFailed,
     UnsupportedEndpoint,
     UnsupportedParameter,
@@ -29,15 +27,13 @@ from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.media.outputs import FPS, spritesheet, thumbnail, write_mp4
 from carpool.server.answers.downloads import PARTS, Download
-from carpool.server.answers.draw import translated
-from carpool.server.answers.respond import unless_disconnected
 from carpool.server.answers.stage_metrics import peak_memory_mb
 from carpool.server.bodies import forms, peers
-from carpool.server.bodies.input_images import REFERENCE, reference_images
+from carpool.server.bodies.input_images import REFERENCE
 from carpool.server.bodies.schema import RemixRequest, VideoRequest
 from carpool.server.bodies.schema_jobs import Video, VideoDeleted, VideoList
 from carpool.server.dependencies import Context, WorkRoute, router_of
-from carpool.server.requests import video_request
+from carpool.server.requests import read_form, video_work
 from carpool.server.routes.jobs import Limit, Order, common_fields, file_of, submit
 from carpool.server.state import AppState, AuthenticatedRequest
 from carpool.types import Timings
@@ -125,23 +121,14 @@ async def _get(video_id: str, context: AuthenticatedRequest) -> Record:
 async def _submit(
     context: AuthenticatedRequest, form: forms.Form, sent: dict[str, Any], **more: Any
 ) -> Video:
-    state, request, intake = context.state, context.request, context.intake()
-    body = forms.validated(VideoRequest, form.values)
-    context.with_headers(body)
-    await state.loaded(body.model)
-    model = state.model("restarting", body.model)
-    if importlib.util.find_spec("av") is None:
-        raise LibraryMissing("videos need PyAV: pip install 'carpool[video]'")
-    reading = reference_images(model.card, form, body, intake)
-    pictures = await unless_disconnected(request, reading)
-    key, max_frames = context.client.key, state.settings.max_frames
-    checked, asked = video_request(model, body, max_frames, key=key, pictures=pictures)
-    names, inputs = await unless_disconnected(request, intake.run(partial(packed, pictures)))
+    model, checked, asked, pictures = await video_work(context, form)
+    packing = context.intake().run(partial(packed, pictures))
+    names, inputs = await context.unless_disconnected(packing)
     told = model.file_metadata(checked)
     work = work_of(model.id, [checked], names, fps=asked["fps"], told=told)
     work |= {"keep": list(inputs)} if inputs else {}  # for `remix_video`
     record = await submit(context, "video", sent, asked | more, work, inputs)
-    return await _video(state, record)
+    return await _video(context.state, record)
 
 
 _BODY = forms.document(
@@ -155,16 +142,11 @@ async def create_video(context: Context) -> Video:
 
 
 async def _create(context: AuthenticatedRequest) -> Video:
-    state, request = context.state, context.request
-    model = await state.some_model("restarting")
-    form = await forms.read_body(
-        request, model.card, REFERENCE, "image_reference", cards=state.card_of
-    )
-    form.values = await translated(state, form.values, model.card)
+    form = await read_form(context, "restarting", REFERENCE, "image_reference")
     if form.values.pop("n", 1) not in (1, None):
         rule = "a request makes one video, send several"
         raise UnsupportedParameter(f"num_outputs_per_prompt: {rule}", param="n")
-    digests = await unless_disconnected(request, context.intake().run(form.digests))
+    digests = await context.unless_disconnected(context.intake().run(form.digests))
     sent = form.values | ({"pictures": digests} if digests else {})
     return await _submit(context, form, sent)
 
@@ -179,7 +161,7 @@ async def create_video_at_once(context: Context) -> Download:
     state, owner = context.state, context.client.owner
     video = await _create(context)
     try:
-        await unless_disconnected(context.request, state.runner.ended(video.id, owner))
+        await context.unless_disconnected(state.runner.ended(video.id, owner))
     except BaseException:
         await asyncio.shield(state.runner.cancel(video.id, owner))
         raise

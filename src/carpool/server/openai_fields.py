@@ -1,0 +1,315 @@
+"""What OpenAI's fields mean to the served model's pipeline: checked requests of a body."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from carpool.errors import (
+    InvalidValue,
+    SizeRejected,
+    UnknownParameter,
+    UnsupportedParameter,
+    show,
+)
+from carpool.media.outputs import FPS, MOST_FPS
+from carpool.request.card import Card
+from carpool.request.expand import fanned_out, grouped, prompts_in
+from carpool.request.images import NAMES as PICTURES
+from carpool.request.own_values import check_n, seeds
+from carpool.request.parameters import check
+from carpool.request.sizes import check_size
+from carpool.server.bodies import schema
+from carpool.server.bodies.forms import number
+from carpool.server.state import ServedModel
+from carpool.types import CheckedRequest, Request
+
+Kind = Literal["image_generation", "image_edit"]
+QUALITIES = {"auto": 1.0, "low": 0.5, "medium": 1.0, "high": 1.5, "xhigh": 2.0, "max": 3.0}
+QUALITIES |= {"standard": 1.0, "hd": 1.5}  # OpenAI's older words
+FEW_STEPS = 8  # models that take no more by default are distilled ones
+EDITS = ("image", "images", "mask", "mask_image")
+"""The fields of `POST /v1/images/edits` that hold pictures."""
+
+_ENDPOINTS = {"pictures": "POST /v1/images/generations", "videos": "POST /v1/videos"}
+_RESERVED = {"self", "request_id", "tenant"}  # arguments of `Request` that no body may set
+_SIZE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})")
+
+
+@dataclass
+class ImageWork:
+    """A body for pictures: its model is loaded, and the pictures that came with it are read."""
+
+    model: ServedModel
+    body: schema.ImageRequest
+    key: str = ""  # names the client's API key; "" where there are none
+    kind: Kind = "image_generation"
+    pictures: dict[str, Any] = field(default_factory=dict)  # and what follows: arguments
+    digests: list[str] = field(default_factory=list)  # of the pictures, as they were sent
+
+    @cached_property
+    def sent(self) -> dict[str, Any]:
+        """The fields that the client sent."""
+        return self.body.model_dump(exclude_unset=True)
+
+    @cached_property
+    def n(self) -> int:
+        """The pictures of each prompt, or InvalidValue."""
+        return check_n(1 if self.body.n is None else self.body.n, self.model.max_n)
+
+    @cached_property
+    def outputs(self) -> int:
+        """The pictures in all: n of each prompt.
+
+        Raises:
+            InvalidValue: n, or lists of prompts that do not fit together, or too many in all.
+        """
+        n, max_n, prompts = self.n, self.model.max_n, prompts_in(self.sent)
+        if prompts * n > max_n:
+            name = "n" if prompts <= max_n else "prompt"
+            most = f"{max_n // prompts} of each" if name == "n" else f"{max_n} prompts"
+            raise InvalidValue(
+                f"{prompts} prompts x n={n} are {prompts * n} pictures: must be at most "
+                f"{max_n} in one request, which is {most}",
+                param=name,
+            )
+        return prompts * n
+
+    def identity(self, **fields: Any) -> dict[str, Any]:
+        """What must be the same in two requests with one `Idempotency-Key`."""
+        return self.sent | fields | ({"pictures": self.digests} if self.digests else {})
+
+    def requests(self) -> list[CheckedRequest]:
+        """Check all parameters, and make one request a picture.
+
+        Raises:
+            Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
+        """
+        model, body, card = self.model, self.body, self.model.card
+        parameters = _parameters(model, body, self.sent, "pictures", self.key)
+        if body.output_compression is not None and body.output_format in (None, "png"):
+            rule = "is for jpeg and webp: png loses nothing"
+            raise UnsupportedParameter(f"output_compression {rule}", param="output_compression")
+        for name in schema.NULL_FIELDS:
+            if parameters.pop(name, None) is not None:
+                raise UnsupportedParameter(f"{name} is not supported: leave it out", param=name)
+        if body.stream and body.response_format == "url":
+            rule = "a stream's events carry the pictures themselves: leave it out"
+            raise UnsupportedParameter(f"response_format=url: {rule}", param="response_format")
+        if not self.pictures:
+            _refuse_edits(card, parameters)
+        parameters |= _size(card, body.size, parameters) | self.pictures
+        n, whole = self.n, _request(body, self.key, parameters, None)
+        first_to_last = seeds(body.seed, self.outputs)
+        parameters |= _steps(card, body.quality, parameters)
+        previews = body.partial_images or 0 if body.stream or body.background_job else 0
+        checked = [
+            replace(check(card, one, from_json=True), previews=previews, model=model.id)
+            for one in fanned_out(whole, parameters, first_to_last, n)
+        ]
+        return grouped(checked, n)
+
+
+def video_request(
+    model: ServedModel,
+    body: schema.VideoRequest,
+    max_frames: int,
+    *,
+    key: str = "",
+    pictures: Mapping[str, Any] | None = None,
+) -> tuple[CheckedRequest, dict[str, Any]]:
+    """Check a body and turn it into a request, and into what clients see of its job.
+
+    Args:
+        key: names the client's API key; "" where there are none.
+        pictures: that came with it, and what follows from them, as the pipeline's arguments.
+
+    Raises:
+        Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
+    """
+    card, sent = model.card, body.model_dump(exclude_unset=True, exclude_none=True)
+    parameters = _parameters(model, body, sent, "videos", key)
+    if "output_format" in parameters:
+        rule = "is not taken: a video is an MP4 file"
+        raise UnsupportedParameter(f"output_format {rule}", param="output_format")
+    parameters |= _size(card, body.size, parameters) | dict(pictures or {})
+    own_rate = {p.name: p.default for p in card.parameters}.get("frame_rate")
+    own_rate = parameters.get("frame_rate") or own_rate or FPS
+    fps = _rate("fps", body.fps) or _rate("frame_rate", own_rate) or FPS
+    if card.tasks[0].takes("frame_rate"):
+        parameters["frame_rate"] = fps
+    seconds = _number(body.seconds)
+    if seconds is not None:
+        if not 0 < seconds <= max_frames:
+            raise InvalidValue.of("seconds", body.seconds, f"must be above 0, at most {max_frames}")
+        if body.num_frames is not None:
+            raise InvalidValue("give seconds or num_frames, not both", param="seconds")
+        parameters["num_frames"] = round(seconds * fps) + 1  # models count k * n + 1
+    checked = check(card, _request(body, key, parameters, body.seed), from_json=True)
+    checked = replace(checked, model=model.id)
+    defaults = {p.name: p.default for p in card.task(checked.task).parameters}
+    arguments: dict[str, Any] = {**defaults, **checked.arguments}
+    width, height, asked = (
+        int(arguments.get(name) or 0) for name in ("width", "height", "num_frames")
+    )
+    length = length_of(card, arguments)
+    if length > max_frames:
+        makes_more = f" makes {length} frames" if length != asked else ""
+        rule = f"must be at most {max_frames}"
+        if seconds is not None:
+            most = math.floor(10 * (max_frames - 1) / fps) / 10
+            raise InvalidValue(
+                f"seconds={show(body.seconds)} is {length} frames at {fps:g} a second: {rule} "
+                f"(--max-frames), which is {most:g} seconds",
+                param="seconds",
+            )
+        raise InvalidValue(
+            f"num_frames={asked}{makes_more}: {rule} (--max-frames)", param="num_frames"
+        )
+    if length != asked:
+        checked = replace(checked, arguments={**checked.arguments, "num_frames": length})
+    return checked, {
+        "model": model.id,
+        "seeds": [checked.seed],
+        "body": body.model_dump(exclude_none=True) | {"seed": checked.seed},
+        "size": f"{width}x{height}",
+        "fps": fps,
+        "num_frames": length,
+    }
+
+
+def length_of(card: Card, arguments: Mapping[str, Any]) -> int:
+    """How many frames the video has that these arguments ask for; 0 where the model has no say.
+
+    Autoencoders decode k * n + 1 frames, as near to what was asked as Wan's pipeline goes. Helios
+    makes whole pieces of a video, however few frames are asked for.
+    """
+    asked, step = int(arguments.get("num_frames") or 0), card.frame_step
+    latents = arguments.get("num_latent_frames_per_chunk")
+    if not asked or step == 1:
+        return asked
+    if isinstance(latents, int) and latents > 0:
+        piece = (latents - 1) * step + 1
+        return (-(-asked // piece) * piece - 1) // step * step + 1
+    return asked // step * step + 1 if asked % step != 1 else asked
+
+
+def _parameters(
+    model: ServedModel,
+    body: schema.GenerationRequest,
+    sent: Mapping[str, Any],
+    makes: Literal["pictures", "videos"],
+    key: str,
+) -> dict[str, Any]:
+    """The pipeline's own parameters in a body for this model, and its client's default adapters."""
+    model.check_name(body.model)
+    if (made := model.card.tasks[0].makes) != makes:
+        way = "`carpool generate` and the Python API do that"
+        way = f"{_ENDPOINTS[made]} makes them" if made in _ENDPOINTS else way
+        raise UnsupportedParameter(
+            f"{model.id} makes {made}, and this endpoint answers with {makes}: {way}",
+            param="model",
+        )
+    for name, value in sent.items():  # JSON can write half a character, "\ud800"
+        try:
+            for text in value if isinstance(value, list) else [value]:
+                (text if isinstance(text, str) else "").encode()
+        except UnicodeEncodeError:
+            rule = "must be text without lone surrogates"
+            raise InvalidValue(f"{name}={text[:40]!a}: {rule}", param=name) from None
+    declared = type(body).model_fields
+    parameters = {
+        name: value
+        for name, value in sent.items()
+        if name not in declared or (name in schema.PIPELINE_FIELDS and value is not None)
+    }
+    if reserved := sorted(parameters.keys() & _RESERVED):
+        seen = f"{model.card.pipeline} has no parameter {reserved[0]!r}"
+        raise UnknownParameter(seen, param=reserved[0])
+    if parameters.get("lora") is None and model.default_lora.get(key):
+        parameters["lora"] = model.default_lora[key]
+    return parameters
+
+
+def _request(
+    body: schema.GenerationRequest, key: str, parameters: Mapping[str, Any], seed: Any
+) -> Request:
+    """A request in its client's share of the device.
+
+    The tenant is the API key, whose share the users that bodies name divide. Without keys only the
+    body tells clients apart, and every user is a tenant.
+    """
+    user = body.safety_identifier or body.user or ""
+    share = {"tenant": key, "user": user} if key else {"tenant": user}
+    return Request(body.prompt, seed=seed, timeout_s=body.timeout_s, **share, **parameters)
+
+
+def _refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
+    """Say where pictures are taken, if the model takes any: not with a body that has none."""
+    if not card.task_for(["image"]).takes("image"):
+        return
+    names = {*EDITS, "mask_image"}
+    names |= {one for one in (*PICTURES, "strength") if any(task.takes(one) for task in card.tasks)}
+    names -= {"strength"} if card.tasks[0].takes("strength") else set()
+    for name in parameters:
+        if name in names and parameters[name] is not None:
+            rule = "send it with its picture to POST /v1/images/edits"
+            raise UnsupportedParameter(f"{name} is not taken here: {rule}", param=name)
+
+
+def _steps(card: Card, quality: str | None, parameters: Mapping[str, Any]) -> dict[str, int]:
+    """The steps of a quality, from those that the model takes by default.
+
+    Nothing where the request says steps itself, and for models distilled to a few steps: they
+    were trained for just these.
+    """
+    given = {name for name, value in parameters.items() if value is not None}
+    if given & {"num_inference_steps", "sigmas", "timesteps"}:
+        return {}
+    own = {p.name: p.default for p in card.task_for(given).parameters}
+    steps = card.defaults.get("num_inference_steps", own.get("num_inference_steps"))
+    factor = QUALITIES[quality or "auto"]
+    if not isinstance(steps, int) or steps <= FEW_STEPS or factor == 1:
+        return {}
+    return {"num_inference_steps": min(card.max_steps, max(1, round(steps * factor)))}
+
+
+def _size(card: Card, size: str | None, parameters: Mapping[str, Any]) -> dict[str, int]:
+    if size is None or size == "auto":
+        return {}
+    if any(parameters.get(side) is not None for side in ("width", "height")):
+        raise InvalidValue("give size, or width and height, not both", param="size")
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        width, height = card.usual_size_px or (8 * card.size_multiple_px,) * 2
+        raise SizeRejected(
+            f"size {show(size)} is not supported: write WIDTHxHEIGHT in pixels, such as "
+            f"{width}x{height}, or auto",
+            param="size",
+        )
+    sides = {"width": int(match[1]), "height": int(match[2])}
+    check_size(replace(card, rounds_sizes=False), sides)  # the answer has the size that was asked
+    return sides
+
+
+def _rate(name: str, value: Any) -> float | None:
+    """Frames a second; None where the body has none."""
+    rate = _number(value)
+    if rate is not None and not 1 <= rate <= MOST_FPS:
+        raise InvalidValue.of(name, value, f"must be from 1 to {MOST_FPS}")
+    return rate
+
+
+def _number(value: Any) -> float | None:
+    """A number, which may be written as text; NaN for anything else."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, str):
+            return number(value)
+        is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return float(value) if is_plain else math.nan
+    except (ValueError, OverflowError):
+        return math.nan
