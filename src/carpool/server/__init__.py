@@ -1,1 +1,1 @@
-"""The HTTP front: OpenAI's image API over a supervised worker. No torch in this process."""
+"""The HTTP front: image, video, chat and job APIs over a pool or fleet of workers. No torch."""

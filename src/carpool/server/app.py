@@ -1,4 +1,4 @@
-"""The FastAPI application in front of a supervised worker: its routes and middleware."""
+"""The FastAPI application: its routes and middleware."""
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -35,16 +35,16 @@ LARGE = UPLOADS | {"/", "/sdapi/v1/img2img", "/v1/chat/completions", "/v1/videos
 
 
 def create_app(
-    supervisor: Serving,
+    backend: Serving,
     settings: ServeSettings,
     runner: Runner | None = None,
     *,
     keys: Keyring | None = None,
     traces: Tracing | None = None,
 ) -> FastAPI:
-    """The application in front of a supervised worker.
+    """The application in front of what runs its requests, a pool or a fleet of workers.
 
-    The caller starts and stops the supervisor; until it is ready, requests are refused with 503.
+    The caller starts and stops the backend; until it is ready, requests are refused with 503.
     The same holds for the runner, without which there are no jobs.
 
     Args:
@@ -61,7 +61,7 @@ def create_app(
     )
     # as an argument it is deprecated; uvicorn's would want a proxy that cuts it off
     app.root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
-    state = app.state.server = AppState(supervisor, settings, runner, keys, traces)
+    state = app.state.server = AppState(backend, settings, runner, keys, traces)
     routers = [
         images.router,
         images.links,

@@ -33,13 +33,13 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(
         self,
-        supervisor: Serving,
+        backend: Serving,
         settings: ServeSettings,
         runner: Runner,
         keys: Keyring,
         traces: Tracing,
     ) -> None:
-        app = create_app(supervisor, settings, runner, keys=keys, traces=traces)
+        app = create_app(backend, settings, runner, keys=keys, traces=traces)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -60,7 +60,7 @@ class DrainingServer(uvicorn.Server):
             )
         )
         self._app = app
-        self._supervisor, self._drain_timeout_s = supervisor, settings.drain_timeout
+        self._backend, self._drain_timeout_s = backend, settings.drain_timeout
         self._draining: asyncio.Task[None] | None = None
         self.exit_status = 0
         self.is_up = asyncio.Event()
@@ -99,7 +99,7 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def _drain(self) -> None:
-        await self._supervisor.drain(self._drain_timeout_s)
+        await self._backend.drain(self._drain_timeout_s)
         self._app.state.server.events.close()  # their viewers would stay for ever
         self.should_exit = True
 

@@ -73,7 +73,7 @@ class Events(JobListener):
 
     def __init__(
         self,
-        supervisor: Serving,
+        backend: Serving,
         observer: Observer,
         runner: Runner | None,
         *,
@@ -81,7 +81,7 @@ class Events(JobListener):
         encoder: FairExecutor,
         has_metadata: bool = True,
     ) -> None:
-        self._supervisor, self._observer = supervisor, observer
+        self._backend, self._observer = backend, observer
         self._knows, self._encoder = knows, encoder
         self._metadata: dict[str, Any] | None = {} if has_metadata else None
         self._viewers: dict[_Viewer, None] = {}
@@ -134,10 +134,10 @@ class Events(JobListener):
     def _update(self) -> None:
         """Begin or end to watch, as there are viewers or none."""
         if self._viewers and self._ticking is None:
-            self._supervisor.watch_activity(self._activity)
+            self._backend.watch_activity(self._activity)
             self._ticking = asyncio.create_task(self._tick())
         elif not self._viewers and self._ticking is not None:
-            self._supervisor.watch_activity(None)
+            self._backend.watch_activity(None)
             self._ticking.cancel()
             self._ticking = None
             self._progress.clear()
@@ -159,11 +159,11 @@ class Events(JobListener):
             await asyncio.sleep(TICK_S)
 
     async def _tell_statistics(self) -> None:
-        if self._supervisor.state not in ("ready", "draining"):
+        if self._backend.state not in ("ready", "draining"):
             return
         try:
             async with asyncio.timeout(10):
-                statistics = await self._supervisor.statistics()
+                statistics = await self._backend.statistics()
         except (CarpoolError, TimeoutError):  # the worker died, or is busy
             return
         models = statistics.get("models") or {self._observer.model: statistics}
@@ -176,7 +176,7 @@ class Events(JobListener):
                     self._send_all(_event("stats", about | shown))
 
     def _status(self) -> bytes:
-        status = {"status": self._supervisor.state, "model": self._observer.model}
+        status = {"status": self._backend.state, "model": self._observer.model}
         return _event("status", {**status, "version": carpool.__version__})
 
     def _activity(self, activity: protocol.Activity) -> None:

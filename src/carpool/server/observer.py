@@ -33,8 +33,8 @@ Origin = tuple[Literal["request", "job"], str, str]
 class Observer(JobListener):
     """The front's own counts, also of jobs, and the origins of the engine's requests."""
 
-    def __init__(self, supervisor: Serving, settings: ServeSettings, runner: Runner | None) -> None:
-        self._supervisor, self._settings, self._runner = supervisor, settings, runner
+    def __init__(self, backend: Serving, settings: ServeSettings, runner: Runner | None) -> None:
+        self._backend, self._settings, self._runner = backend, settings, runner
         self._metrics = Metrics()
         self._request_ids: OrderedDict[Origin, list[str]] = OrderedDict()
         self._origins: dict[str, Origin] = {}  # by the ids of the engine's requests
@@ -43,11 +43,11 @@ class Observer(JobListener):
 
     @property
     def _has_several(self) -> bool:
-        return isinstance(self._supervisor, (Fleet, Pool)) and self._supervisor.has_several
+        return isinstance(self._backend, (Fleet, Pool)) and self._backend.has_several
 
     def workers(self) -> list[dict[str, Any]]:
         """Each worker, with the name of its model; see `Pool.workers`. Empty without a pool."""
-        serving = self._supervisor
+        serving = self._backend
         if isinstance(serving, Fleet):
             pools = {one.name: one.pool for one in serving.deployments.values() if one.pool}
         elif isinstance(serving, Pool):
@@ -59,9 +59,9 @@ class Observer(JobListener):
     @property
     def model(self) -> str:
         """The served model's name; "" before it is known, and where there are several."""
-        if isinstance(self._supervisor, Fleet):
+        if isinstance(self._backend, Fleet):
             return ""
-        ready = self._supervisor.ready
+        ready = self._backend.ready
         return self._settings.served_model_name or (ready.card.id if ready else "")
 
     def began(self, request: Request, owner: str, made: Sequence[CheckedRequest]) -> None:
@@ -125,7 +125,7 @@ class Observer(JobListener):
                 job = await self._runner.get(request_id, owner)
                 origin = "job", owner, job.id
         parts = self._request_ids.get(origin, [])
-        outputs = await self._supervisor.timelines(parts) if parts else []
+        outputs = await self._backend.timelines(parts) if parts else []
         if not outputs and not (job is not None and job.is_open):
             raise NoSuchEndpoint(
                 f"no request {request_id[:128]!r} is known: the id is `x-request-id` of its "
@@ -149,12 +149,12 @@ class Observer(JobListener):
         statistics: dict[str, Any] | None = None
         jobs: dict[Any, int] = {}
         with contextlib.suppress(CarpoolError):  # the worker died while it was asked
-            if self._supervisor.state in ("ready", "draining"):
-                statistics = await self._supervisor.statistics()
+            if self._backend.state in ("ready", "draining"):
+                statistics = await self._backend.statistics()
         with contextlib.suppress(CarpoolError):  # a failing disk must not end the page
             if self._runner is not None:
                 jobs = await self._runner.count_open()
-        ready = self._supervisor.ready
+        ready = self._backend.ready
         versions = ready.versions if ready else {}
         build = {"version": carpool.__version__, "revision": self._settings.revision or ""}
         build |= {name: versions.get(name, "") for name in ("torch", "diffusers")}

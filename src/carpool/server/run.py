@@ -72,7 +72,7 @@ async def _serve(
 
         cluster = await asyncio.to_thread(connected, settings)
     starter = ForkingStarter()
-    supervisor = local_fleet(
+    backend = local_fleet(
         models,
         spool=store.passing,
         timeout_s=settings.worker_timeout,
@@ -84,25 +84,25 @@ async def _serve(
         start=starter.start,
     )
     at_once = sum(len(one.devices) * one.settings.max_running for one in models)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, supervisor, keys)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, supervisor.roll)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, backend, keys)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, backend.roll)
     runner = Runner(
         store,
-        supervisor,
+        backend,
         {"image": write_images, "video": write_video},
-        model=lambda: served_names(supervisor, settings),
+        model=lambda: served_names(backend, settings),
         max_running=at_once,
         read=_read,
         journals=_job_journals(store, journals, settings),
     )
-    server = DrainingServer(supervisor, settings, runner, keys, traces)
+    server = DrainingServer(backend, settings, runner, keys, traces)
     at_start = [one for one in models if not one.is_on_demand]
     for one in at_start:
         workers = f" on {len(one.devices)} workers" if len(one.devices) > 1 else ""
         say(settings, f"Loading {one.factory or one.model}{workers} ...")
-    worker = supervisor.start()
+    worker = backend.start()
     http = asyncio.create_task(server.serve())
-    greeting = asyncio.create_task(greet(supervisor, server, settings))
+    greeting = asyncio.create_task(greet(backend, server, settings))
     jobs = asyncio.create_task(runner.run())
     try:
         await asyncio.wait({worker, http, jobs}, return_when=asyncio.FIRST_COMPLETED)
@@ -122,7 +122,7 @@ async def _serve(
         if server.unix is not None:
             await asyncio.to_thread(server.unix.remove)
         await runner.stop()
-        await supervisor.stop()
+        await backend.stop()
         if cluster is not None:
             await asyncio.to_thread(cluster.disconnect)
         await starter.close()
@@ -141,13 +141,13 @@ def _read(file: bytes, mode: Any) -> Any:
     return protocol.pack(unpacked(file, mode))
 
 
-def _reload(supervisor: Serving, keys: Keyring) -> None:
+def _reload(backend: Serving, keys: Keyring) -> None:
     """On SIGHUP: read keys again here, adapters and batching rules in the worker."""
     try:
         log.info("reloading; API keys: %d", keys.read())
     except SettingRejected as error:
         log.error("not reloaded: %s", error)
-    supervisor.reload()
+    backend.reload()
 
 
 def state_folder(settings: ServeSettings, environ: Mapping[str, str]) -> Path | None:

@@ -101,10 +101,10 @@ def _gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.2g} GiB" if size_bytes >= 2**30 else f"{size_bytes >> 20} MiB"
 
 
-async def greet(supervisor: Serving, server: DrainingServer, settings: ServeSettings) -> None:
+async def greet(backend: Serving, server: DrainingServer, settings: ServeSettings) -> None:
     """Print the address of the model, with a command that works when pasted."""
-    on_demand = isinstance(supervisor, Fleet) and not supervisor.loads_at_start
-    ready = None if on_demand else await supervisor.wait_ready()
+    on_demand = isinstance(backend, Fleet) and not backend.loads_at_start
+    ready = None if on_demand else await backend.wait_ready()
     await server.is_up.wait()
     url = (
         f"http://{url_host(settings.host)}:{server.port()}"
@@ -114,7 +114,7 @@ async def greet(supervisor: Serving, server: DrainingServer, settings: ServeSett
     where = url if settings.uds is None else f"unix:{settings.uds}"
     uds = "" if settings.uds is None else f"--unix-socket {settings.uds} "
     key = " -H 'authorization: Bearer KEY'" if settings.has_keys else ""
-    name = ", ".join(served_names(supervisor, settings))
+    name = ", ".join(served_names(backend, settings))
     loaded = f" ({ready.card.pipeline}, loaded in {ready.load_s:.1f} s)" if ready else ""
     serving = f"Serving {name}{loaded} at {where}"
     if settings.log_format == "json":

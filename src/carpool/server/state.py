@@ -1,4 +1,4 @@
-"""What all routes of one server share: the worker, jobs, API keys, limits and caches."""
+"""State that all routes of one server share: the backend, jobs, API keys, limits and caches."""
 
 import asyncio
 import os
@@ -69,11 +69,11 @@ class ServedModel:
 
 
 class AppState:
-    """`app.state.server`. The caller starts and stops the supervisor and the runner."""
+    """`app.state.server`. The caller starts and stops the backend and the runner."""
 
     def __init__(
         self,
-        supervisor: Serving,
+        backend: Serving,
         settings: ServeSettings,
         runner: Runner | None,
         keys: Keyring | None,
@@ -81,10 +81,11 @@ class AppState:
     ) -> None:
         threads = max(2, os.cpu_count() or 2)
         store = runner.store if runner else None
-        self.supervisor, self.settings, self._runner = supervisor, settings, runner
+        self.backend, self.settings, self._runner = backend, settings, runner
+        self.fleet = backend if isinstance(backend, Fleet) else None  # of models by their names
         self.keys = keys or Keyring(settings.api_key, settings.api_key_file)
         self.tracing = tracing or Tracing()
-        self.observer = Observer(supervisor, settings, runner)
+        self.observer = Observer(backend, settings, runner)
         self.idempotency: IdempotencyCache[Replay] = IdempotencyCache(_size_of, time.monotonic)
         self.files = SignedFiles(
             store.folder / "links" if store else None, clock=store.clock if store else None
@@ -94,7 +95,7 @@ class AppState:
             "carpool-encode", threads, per_tenant=threads - settings.has_keys
         )
         self.events = Events(
-            supervisor,
+            backend,
             self.observer,
             runner,
             knows=self.keys.knows,
@@ -129,10 +130,10 @@ class AppState:
         Raises:
             LoadFailed: it cannot be loaded.
         """
-        if isinstance(self.supervisor, Fleet):
-            one = self.supervisor.of(name)
+        if self.fleet is not None:
+            one = self.fleet.of(name)
             if one.is_on_demand and one.ready is None:
-                await self.supervisor.loaded(name)
+                await self.fleet.loaded(name)
         return self.model(needs, name)
 
     def model(
@@ -152,9 +153,9 @@ class AppState:
             Starting, WorkerLost, Draining: the worker is not in that state.
         """
         settings, id_ = self.settings, self.settings.served_model_name
-        serving: Serving | Deployment = self.supervisor
-        if isinstance(serving, Fleet):
-            serving = serving.of(name)
+        serving: Serving | Deployment = self.backend
+        if self.fleet is not None:
+            serving = self.fleet.of(name)
             id_ = serving.name
         ready, state = serving.ready, serving.state
         is_restarting = needs == "restarting" and state == "worker_lost"
@@ -173,14 +174,14 @@ class AppState:
     async def some_model(self, needs: Literal["ready", "restarting"]) -> ServedModel:
         """The model whose card a body is read by until it has named its own."""
         name = None
-        if isinstance(self.supervisor, Fleet):
-            loaded = (one.name for one in self.supervisor.deployments.values() if one.ready)
+        if self.fleet is not None:
+            loaded = (one.name for one in self.fleet.deployments.values() if one.ready)
             name = next(loaded, None)
         return await self.load(name, "loaded" if name else needs)
 
     async def card_of(self, name: str | None) -> Card | None:
         """The card of one of several models, loaded if need be; None where there is but one."""
-        if not isinstance(self.supervisor, Fleet):
+        if self.fleet is None:
             return None
         return (await self.load(name, "loaded")).card
 
@@ -262,7 +263,7 @@ class AuthenticatedRequest:
 
     async def check_room(self) -> None:
         """Refuse work that the worker would refuse, or that is too much beside a client's jobs."""
-        self.state.supervisor.check_room()
+        self.state.backend.check_room()
         slot: Permit = self.request.state.slot
         if self.state.has_jobs and slot.most is not None:
             open_jobs = await self.state.runner.count_open(self.client.owner)

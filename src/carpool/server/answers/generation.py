@@ -109,7 +109,7 @@ async def gather(submit: Callable[[int], Coroutine[Any, Any, T]], count: int) ->
 
 
 async def generate(
-    supervisor: Serving,
+    backend: Serving,
     generation: ImageGeneration,
     *,
     link: Callable[[bytes], str],
@@ -122,7 +122,7 @@ async def generate(
         run: runs the encoding, a picture at a time.
     """
     requests = generation.requests
-    done = await gather(lambda number: supervisor.submit(requests[number]), len(requests))
+    done = await gather(lambda number: backend.submit(requests[number]), len(requests))
     pictures = [one.pictures[0] for one in done]
 
     def answered(number: int) -> schema.Image:

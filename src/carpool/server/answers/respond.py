@@ -49,13 +49,13 @@ async def respond(
         generation = await checked()
         if not is_streamed:
             return await generate(
-                state.supervisor,
+                state.backend,
                 generation,
                 link=lambda file: base + state.files.keep(file, generation.format),
                 run=run,
             )
         told = events(
-            state.supervisor,
+            state.backend,
             generation,
             drew=state.observer.drew,
             previewed=state.observer.first_preview,

@@ -16,7 +16,7 @@ async def peak_memory_mb(state: AppState) -> float | None:
     """The most memory of the device that was in use so far, 10**6 bytes; None without a worker."""
     with contextlib.suppress(CarpoolError, TimeoutError):
         async with asyncio.timeout(PATIENCE_S):
-            statistics = await state.supervisor.statistics()
+            statistics = await state.backend.statistics()
             return round(float(statistics["memory"]["peak_bytes"]) / 1e6, 3)
     return None
 

@@ -92,7 +92,7 @@ def is_final(event: bytes) -> bool:
 
 
 async def events(
-    supervisor: Serving,
+    backend: Serving,
     generation: ImageGeneration,
     *,
     drew: Callable[[int, schema.UsageBody], None],
@@ -112,7 +112,7 @@ async def events(
         CarpoolError: one failed.
     """
     updates: asyncio.Queue[Update] = asyncio.Queue()
-    work = asyncio.create_task(_run(supervisor, generation, updates))
+    work = asyncio.create_task(_run(backend, generation, updates))
     left, is_begun, began_s = len(generation.requests), False, time.monotonic()
     previews, last_step = [0] * left, [0] * left  # of each picture
     try:
@@ -149,12 +149,12 @@ async def events(
 
 
 async def _run(
-    supervisor: Serving, generation: ImageGeneration, updates: "asyncio.Queue[Update]"
+    backend: Serving, generation: ImageGeneration, updates: "asyncio.Queue[Update]"
 ) -> None:
     """Run all requests, and put what becomes of them into the queue."""
 
     async def one(number: int) -> None:
-        done = await supervisor.submit(
+        done = await backend.submit(
             generation.requests[number],
             on_progress=lambda _, steps: updates.put_nowait(
                 KEEPALIVE_COMMENT if steps else RESTARTED_COMMENT

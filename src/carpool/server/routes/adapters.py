@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from carpool.errors import InvalidValue, KeyRequired, LoraRejected, UnsupportedParameter, show
-from carpool.fleet.fleet import Fleet
 from carpool.request.lora import SUFFIX, check_header, check_lora
 from carpool.server.bodies import schema
 from carpool.server.dependencies import AuthenticatedRoute, Context, router_of
@@ -193,8 +192,7 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
         await asyncio.to_thread(check_header, place)
     except LoraRejected as error:
         raise InvalidValue(error.message, param="lora_path") from None
-    serving: Any = state.supervisor
-    pool: Any = serving.of(model).pool if isinstance(serving, Fleet) else serving
+    pool: Any = state.backend if state.fleet is None else state.fleet.of(model).pool
     workers = {one: one.ready for one in getattr(pool, "handles", [pool])}
     pool.reload()
     for _ in range(round(PATIENCE_S / LOOK_S)):

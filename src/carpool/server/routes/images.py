@@ -7,7 +7,6 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from carpool.errors import ModelNotFound
-from carpool.fleet.fleet import Fleet
 from carpool.request.card import Card
 from carpool.server.access.signed_links import TTL_S, TYPES
 from carpool.server.answers.downloads import PARTS, Download
@@ -88,15 +87,14 @@ async def _answer(context: AuthenticatedRequest, work: ImageWork) -> Any:
 
 @router.get("/models")
 async def list_models(context: Context) -> reports.ModelList:
-    fleet = context.state.supervisor
-    names = list(fleet.deployments) if isinstance(fleet, Fleet) else [None]
+    fleet = context.state.fleet
+    names = [None] if fleet is None else list(fleet.deployments)
     return reports.ModelList(data=[_model_entry(context.state, name) for name in names])
 
 
 @router.get("/models/{model:path}")
 async def get_model(model: str, context: Context) -> reports.ModelEntry:
-    fleet = context.state.supervisor
-    if isinstance(fleet, Fleet):
+    if (fleet := context.state.fleet) is not None:
         return _model_entry(context.state, fleet.of(model).name)
     entry = _model_entry(context.state)
     if model != entry.id:
@@ -106,9 +104,9 @@ async def get_model(model: str, context: Context) -> reports.ModelEntry:
 
 def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry:
     """A model, whose worker may be away; one of several (`name`) may never have been loaded."""
-    now: dict[str, Any] = {"state": state.supervisor.state}
-    if isinstance(state.supervisor, Fleet):
-        one = state.supervisor.of(name)
+    now: dict[str, Any] = {"state": state.backend.state}
+    if state.fleet is not None:
+        one = state.fleet.of(name)
         now_s = asyncio.get_running_loop().time()
         now = {"state": one.state, "ready_in_s": one.ready_in_s(now_s)}
         if one.ready is None:

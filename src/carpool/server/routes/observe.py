@@ -28,11 +28,11 @@ _UNHEALTHY: dict[str, Any] = {
 @public.get("/health_generate", **_UNHEALTHY)  # as SGLang has it; nothing is drawn for it
 async def health(response: Response, state: State) -> reports.Health:
     """200 when a request would be accepted now; `degraded` when not every worker is ready."""
-    serving = state.supervisor
+    serving = state.backend
     response.status_code = 200 if serving.state == "ready" else 503
     is_group = isinstance(serving, Pool) and serving.ranks > 1
     if not isinstance(serving, (Fleet, Pool)) or not (serving.has_several or is_group):
-        return reports.Health(status=state.supervisor.state, workers=None)
+        return reports.Health(status=state.backend.state, workers=None)
     workers = [reports.WorkerHealth.model_validate(one) for one in state.observer.workers()]
     return reports.Health(
         status="degraded" if serving.is_degraded else serving.state, workers=workers
@@ -47,14 +47,14 @@ async def livez() -> dict[str, str]:
 
 @public.get("/version")
 async def version(state: State) -> dict[str, str]:
-    ready = state.supervisor.ready
+    ready = state.backend.ready
     return {"carpool": carpool.__version__, **(ready.versions if ready else {})}
 
 
 @router.get("/stats")
 async def stats(state: State) -> dict[str, Any]:
     """What the engine does just now and has done so far."""
-    return await state.supervisor.statistics()
+    return await state.backend.statistics()
 
 
 @router.get("/metrics", response_class=Response)
@@ -92,7 +92,7 @@ async def estimate(values: dict[str, Any], context: Context) -> reports.Estimate
     else:
         drawing = validated(schema.ImageRequest, values)
         checked = ImageWork(model, drawing, context.client.key).requests()[0]
-    told = await context.state.supervisor.estimate(checked)
+    told = await context.state.backend.estimate(checked)
     return reports.EstimateReport(seconds=told.seconds, wait_s=told.wait_s, speed=told.speed)
 
 
