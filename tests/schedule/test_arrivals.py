@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from carpool.schedule.arrivals import BUSY, Load
+from carpool.schedule.arrivals import BUSY, LoadEstimate
 from carpool.schedule.cost import Curve
 from carpool.schedule.views import ParkedCall, QueuedRequest
 
@@ -16,13 +16,13 @@ def queued(number: int, work_s: float = 1.0) -> QueuedRequest:
     return QueuedRequest(number, whole_s=work_s, left_s=work_s)
 
 
-def forwards(load: Load, began_s: float, count: int) -> None:
+def forwards(load: LoadEstimate, began_s: float, count: int) -> None:
     """A second each."""
     for n in range(count):
         load.ran([CALL], CURVE, began_s + n)
 
 
-def bursts(load: Load, *, clients: int, count: int, late_s: float = 0.0) -> float:
+def bursts(load: LoadEstimate, *, clients: int, count: int, late_s: float = 0.0) -> float:
     """Each when the one before is done: when the last one is. One request comes first."""
     now_s, number = 0.0, 0
     for _ in range(count):
@@ -41,7 +41,7 @@ def test_bursts_of_which_each_waits_for_the_one_before_let_nobody_be_expected(
     late_s: float,
 ) -> None:
     """Also where some of them come only after the first forward has begun."""
-    load = Load()
+    load = LoadEstimate()
     now_s = bursts(load, clients=16, count=9, late_s=late_s)
 
     assert load.share(now_s) == 0.0
@@ -50,7 +50,7 @@ def test_bursts_of_which_each_waits_for_the_one_before_let_nobody_be_expected(
 
 def test_who_comes_in_the_first_sweep_has_come_with_those_in_it() -> None:
     """Its forwards, of several keys, all begin at once."""
-    load = Load()
+    load = LoadEstimate()
     for burst in range(3):
         now_s = 10.0 * burst
         load.came([queued(4 * burst + 1)], 0, now_s)
@@ -69,7 +69,7 @@ def test_of_requests_that_come_by_chance_the_share_is_their_rate_times_their_wor
 ) -> None:
     found = []
     for seed in range(20):
-        rng, load = random.Random(seed), Load()
+        rng, load = random.Random(seed), LoadEstimate()
         comes_s, now_s, number, left = rng.expovariate(rate), 0.0, 0, 0.0
         while number < 600:  # a device that runs a forward of a second for each 1 s of work
             if left <= 0:
@@ -90,7 +90,7 @@ def test_of_requests_that_come_by_chance_the_share_is_their_rate_times_their_wor
 
 
 def test_an_engine_that_is_never_empty_is_taken_for_as_busy_as_may_be() -> None:
-    load = Load()
+    load = LoadEstimate()
     load.came([queued(1)], 0, 0.0)
     forwards(load, 0.0, 2)
     for n in range(2, 100):  # two seconds of work a second
@@ -102,7 +102,7 @@ def test_an_engine_that_is_never_empty_is_taken_for_as_busy_as_may_be() -> None:
 
 
 def test_whoever_came_is_counted_once_however_often_the_line_is_seen() -> None:
-    load = Load()
+    load = LoadEstimate()
     load.came([queued(1)], 0, 0.0)
     forwards(load, 0.0, 3)
     line = [queued(2), queued(3), queued(4)]

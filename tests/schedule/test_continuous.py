@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
-from carpool.schedule.passed import MAX_PASSED
+from carpool.schedule.starvation import MAX_PASSED
 from carpool.schedule.views import Admission, CallKind, Choice, ParkedCall, QueuedRequest
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.scenario import Labels, Model

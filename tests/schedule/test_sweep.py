@@ -196,10 +196,10 @@ def test_a_large_call_does_not_starve_among_small_ones_of_its_tenant(stream_s: f
 
 def test_a_sweep_does_not_make_a_policy_forget_whom_it_let_wait() -> None:
     policy, parked = Continuous(costs()), [call(1, LARGE), *(call(n, key=n) for n in range(2, 6))]
-    policy._passed.forwards = {1: 5}
+    policy._starvation.forwards = {1: 5}
     policy.choose_among(parked[1:], parked, 0.0, 0.0)
 
-    assert policy._passed.forwards[1] == 5
+    assert policy._starvation.forwards[1] == 5
 
 
 def test_a_step_of_streamed_weights_takes_longer_only_where_its_forwards_outlast_the_copies() -> (

@@ -13,7 +13,7 @@ from carpool.schedule.cost import AnyCurve, Costs, Curve
 from carpool.schedule.learned_curve import LearnedCurve
 from carpool.schedule.trials import FLOOR
 from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
-from carpool.schedule.widths import LONG_LINE, NEAR, Widths
+from carpool.schedule.widths import LONG_QUEUE, NEAR, Widths
 
 KIND = CallKind("transformer.forward", 1024)
 
@@ -48,8 +48,8 @@ def test_more_who_wait_never_make_a_forward_of_known_costs_narrower(
     curve = Curve({1: 1.0, 2: 1.0 + (last_s - 1) / 3, 4: last_s})
     widths = Widths(Costs({KIND: curve}), min_gain=0.05)
 
-    few, _ = widths.choose(line(4), min(backlog, LONG_LINE - 1))
-    many, _ = widths.choose(line(4), backlog + LONG_LINE)
+    few, _ = widths.choose(line(4), min(backlog, LONG_QUEUE - 1))
+    many, _ = widths.choose(line(4), backlog + LONG_QUEUE)
 
     assert few <= many
 
@@ -95,7 +95,7 @@ def test_while_few_are_there_a_wider_forward_that_may_gain_nothing_is_left_alone
     better_s, far_better_s = 0.97 * tie_s, 0.92 * tie_s
     assert width(Uncertain(1.0, better_s), 5.0) == 1
     assert width(Uncertain(1.0, far_better_s), 5.0) == 2
-    assert width(Uncertain(1.0, better_s), LONG_LINE) == 2
+    assert width(Uncertain(1.0, better_s), LONG_QUEUE) == 2
     assert width(Curve({1: 1.0, 2: better_s}), 5.0) == 2  # known
 
 
@@ -144,7 +144,7 @@ def test_a_near_tie_goes_to_the_narrower_of_a_short_line() -> None:
     costs = learned(gains_little, most=2)
 
     assert chosen(costs, 2, backlog=2.0) == 1
-    assert chosen(costs, 2, backlog=LONG_LINE * 10) == 2
+    assert chosen(costs, 2, backlog=LONG_QUEUE * 10) == 2
 
 
 def test_nobody_of_a_burst_is_left_over_for_a_round_of_one() -> None:

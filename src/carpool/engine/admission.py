@@ -52,7 +52,7 @@ class AdmissionControl:
             self._update_stage()
 
     def estimate(self, request: CheckedRequest) -> tuple[float | None, float, float]:
-        """What a request would take if it came now; from any thread.
+        """Predict the time of a request that came now; from any thread.
 
         Returns:
             Seconds of its denoising steps alone on the device, None while nothing is known; the

@@ -1,4 +1,4 @@
-"""What forwards take, kept between runs: one file a model, revision, device, type and versions.
+"""Learned costs on disk: one file a model, revision, device, number type and library versions.
 
 A table is a prior of the next run, not a truth. It says when it was learned, and how fast the
 machine was then; an old one, or one of other versions, counts for less.

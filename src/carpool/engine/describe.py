@@ -30,7 +30,7 @@ TESTS = 4096  # of each sort that are kept
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What was said of a call, and what its arguments have to be like for it to hold again."""
+    """The description of a call, and the tests by which it holds for a later one."""
 
     positional: int  # arguments without a name
     names: tuple[str, ...]  # of the others, in their order

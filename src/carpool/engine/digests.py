@@ -51,7 +51,7 @@ class Digests:
         return flag(value)
 
     def content(self, value: Any) -> Hashable:
-        """What tells arguments of different content apart: a digest of each tensor."""
+        """A value that tells arguments of different content apart: a digest of each tensor."""
         if isinstance(value, Tensor):
             return id(value) if value.is_inference() else self.of(value)
         if isinstance(value, Mapping):
@@ -62,7 +62,7 @@ class Digests:
 
 
 def name_of(entry: tuple[str, Hashable]) -> str:
-    """What pairs of names and parts are sorted by; the parts need not compare."""
+    """The sort key of pairs of names and parts; the parts need not compare."""
     return entry[0]
 
 

@@ -31,7 +31,7 @@ class Ready(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a call gets instead of an answer."""
+    """An exception in the place of a call's answer."""
 
     error: Exception
 

@@ -2,7 +2,7 @@
 
 `Fuser.describe` gives a call's fuse key and rows. Calls with equal keys can be handed to
 `Fuser.run`, which makes one forward of them and gives each its own part of the answer. What
-each argument means is said in `specs.py`; nothing here knows a model.
+each argument means is said in `specs/`; nothing here knows a model.
 """
 
 import math
@@ -128,7 +128,7 @@ class Fuser:
         return [cut(part, spec, length) for part, length in zip(parts, lengths, strict=True)]
 
     def _dtype(self, module: nn.Module) -> torch.dtype:
-        """What a module computes in, asked once while its weights are of one type.
+        """The number type that a module computes in, asked once while its weights are of one type.
 
         One whose weights are stored as float8 computes in another type, and says so, but diffusers
         looks at every weight to answer.
@@ -142,7 +142,7 @@ class Fuser:
     def _part(
         self, rule: Rule | None, value: Any, rows: int, arguments: Mapping[str, Any]
     ) -> Hashable:
-        """What the key says of one argument: all that must be equal for it to fuse."""
+        """One argument's part of the fuse key: all that must be equal for it to fuse."""
         if value is None:
             return None
         if rule is None:
@@ -187,7 +187,7 @@ class Fuser:
         return value.dtype, value.device, tuple(shape[1:])
 
     def content(self, value: Any) -> Hashable:
-        """What tells arguments of different content apart: a digest of each tensor."""
+        """A value that tells arguments of different content apart: a digest of each tensor."""
         return self._digests.content(value)
 
     def _is_said_anyway(self, target: Target, name: str, value: Any, rows: int) -> bool:

@@ -1,4 +1,4 @@
-"""What an engine changes in modules and in libraries while it runs: put in, and taken out again.
+"""Install and remove all that an engine changes in modules and libraries while it runs.
 
 The order counts: isolation notes how modules are before anything of them is patched, so it is made
 first, and taken out last.

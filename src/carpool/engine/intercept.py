@@ -120,7 +120,7 @@ class Interception:
 
 
 def _attribute(method: str) -> str:
-    """What is replaced on a module to intercept one of its methods."""
+    """The attribute that is replaced on a module to intercept one of its methods."""
     return "_compiled_call_impl" if method == "forward" else method
 
 
@@ -137,7 +137,7 @@ def computes_together(module: nn.Module) -> bool:
 
 
 class _Compilations(Protocol):
-    """Is told when code is compiled: `observe.heartbeat.Heartbeat`."""
+    """Is told when code is compiled: `observe.loop_progress.LoopProgress`."""
 
     def compiling(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What a request has for itself while its pipeline runs: isolation of requests in one process.
+"""Isolation of requests in one process: the state that each has for itself while its pipeline runs.
 
 A fiber's context makes three kinds of state private to its request, whatever runs between two of
 its turns: the changes that it makes to shared modules (`overlay`), the global random numbers

@@ -115,7 +115,7 @@ class Journal:
         return self._next < len(self._past)
 
     def answer(self, call: Call) -> Any | None:
-        """What a call was answered in the past; None if it has to run. To be asked once for each.
+        """The recorded answer of a call; None if it has to run. To be asked once for each.
 
         Raises:
             Mismatch: the past is not of this request.
@@ -259,7 +259,7 @@ def _form(value: Any) -> str:
 
 
 class Identity:
-    """What a model is: its code, its weights, its device.
+    """The identity of a model: its code, its weights, its device.
 
     Args:
         lora: what the adapter of a name is.

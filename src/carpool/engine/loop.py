@@ -174,7 +174,7 @@ class EngineCore:
         }
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
-        """What a request did when, and what it waited for; None if it is not known any more."""
+        """The timeline of a request, with what it waited for; None if it is not known any more."""
         return self._timelines.to_json(request_id, self._clock())
 
     def requests(self) -> Snapshot:

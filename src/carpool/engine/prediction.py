@@ -11,12 +11,11 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.peers.compatibility import cost, request_key, resolution, signature
 from carpool.schedule.sweep import step_seconds
 from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
-from carpool.types import CheckedRequest
+from carpool.types import CheckedRequest, RequestSize
 
 MAX_SIZES = 64  # whose costs are reported
 MAX_KINDS = 4096  # remembered by fuse key
 SIZES = ("width", "height", "num_frames")
-Size = tuple[int | None, int | None, int | None]
 """Those, as a request says them."""
 
 
@@ -33,12 +32,12 @@ class Predictor:
         self._card, self._costs, self._vae_scale_px = card, costs, vae_scale_px
         self._defaults = _defaults(card)
         self._kinds: dict[Hashable, CallKind] = {}
-        self._step_calls: dict[Size, tuple[CallKind, int]] = {}  # one denoising call
+        self._step_calls: dict[RequestSize, tuple[CallKind, int]] = {}  # one denoising call
         self._last_step_call: tuple[CallKind, int] | None = None
         self._calls_a_step = 1.0
 
     def kind(self, state: RequestState) -> CallKind:
-        """What kind of forward the call needs that a request is parked on, as to its costs."""
+        """The kind of forward, as to its costs, of the call that a request is parked on."""
         before = state.parked
         if before is not None and before.key is state.key:
             return before.kind
@@ -107,9 +106,9 @@ class Predictor:
         call = self._step_calls.get(_size(request), self._last_step_call)
         return steps * (self._costs.usual_s(*call) * self._calls_a_step if call else 1.0)
 
-    def step_costs(self, most_rows: int, most_running: int) -> dict[Size, list[float]]:
+    def step_costs(self, most_rows: int, most_running: int) -> dict[RequestSize, list[float]]:
         """Seconds of a denoising step by the requests that share it, at every size that has run."""
-        found: dict[Size, list[float]] = {}
+        found: dict[RequestSize, list[float]] = {}
         for size, (kind, rows) in list(self._step_calls.items())[-MAX_SIZES:]:
             curve = self._costs.curve(kind)
             if not curve.is_empty:
@@ -146,7 +145,7 @@ class Predictor:
             state.counted_step = state.step
 
 
-def _size(request: CheckedRequest) -> Size:
+def _size(request: CheckedRequest) -> RequestSize:
     width, height, frames = (request.arguments.get(name) for name in SIZES)
     return width, height, frames
 

@@ -35,13 +35,13 @@ def note_copy(value: Tensor, source: Tensor) -> None:
 
 
 def source_of(value: Tensor) -> Tensor | None:
-    """What a tensor was copied from; None: not known, or it has changed since."""
+    """The source that a tensor was copied from; None: not known, or it has changed since."""
     known = _copied.get(value)  # type: ignore[no-untyped-call]
     return known[0] if known is not None and known[1] == value._version else None
 
 
 def parts_of(value: Tensor) -> Parts | None:
-    """What a tensor was put together of; None: not known, or one of them has changed since."""
+    """The parts that a tensor was put together of; None: not known, or one has changed since."""
     known = _made.get(value)  # type: ignore[no-untyped-call]
     if known is None:
         return None

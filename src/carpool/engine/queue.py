@@ -172,7 +172,7 @@ class RequestQueue:
             self._changed.notify()
 
     def take_host_results(self) -> list[tuple[RequestState, Any]]:
-        """What was handed over since the last time."""
+        """Take the results that were handed over since the last time."""
         with self._changed:
             results, self._host_results = self._host_results, []
         return results

@@ -109,7 +109,7 @@ class RunningRequests:
 
     @property
     def parked(self) -> list[RequestState]:
-        """Those that wait for a forward."""
+        """The requests that wait for a forward."""
         return [state for state in self._states.values() if state.is_parked]
 
     def start(self, state: RequestState) -> None:

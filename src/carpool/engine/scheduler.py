@@ -22,7 +22,7 @@ from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.observe.activity import snapshot
 from carpool.engine.observe.forward import Forward
 from carpool.engine.observe.width_reason import width_reason
-from carpool.engine.prediction import Predictor, Size
+from carpool.engine.prediction import Predictor
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
 from carpool.engine.sweep import Sweeps
@@ -33,7 +33,7 @@ from carpool.schedule.policy import Policy, build, reload, widest
 from carpool.schedule.sweep import choose_sweep, sweep_s
 from carpool.schedule.views import NO_KIND, Choice, ParkedCall, QueuedRequest
 from carpool.telemetry.activity import Snapshot
-from carpool.types import Clock
+from carpool.types import Clock, RequestSize
 
 log = logging.getLogger("carpool")
 
@@ -83,7 +83,7 @@ class Scheduler:
         self._waiting: list[QueuedRequest] = []  # of the queue, at its `_version`
         self._version, self._waiting_s = -1, 0.0
         self.held_s = 0.0  # predicted work that waits elsewhere for this engine
-        self.step_costs: dict[Size, list[float]] = {}  # as of `_reported_s`
+        self.step_costs: dict[RequestSize, list[float]] = {}  # as of `_reported_s`
         self._reported_s = -inf
         self.wake_s = inf  # when to ask again, if nothing happens before
         self._width_reasons: Counter[tuple[str, str]] = Counter()
@@ -108,7 +108,7 @@ class Scheduler:
         return self._queue.take(set(admission.requests)) if admission.requests else []
 
     def select(self, states: Sequence[RequestState]) -> list[list[RequestState]]:
-        """Those of the parked requests that share the next forward, in their order in it.
+        """Choose the parked requests that share the next forward, in their order in it.
 
         Several lists where weights are streamed: one for each of the forwards that share the next
         sweep over them.
@@ -168,7 +168,7 @@ class Scheduler:
         return selected
 
     def _parked_call(self, state: RequestState) -> ParkedCall:
-        """What the policy sees: made once a call, and again if its memory limit has changed."""
+        """The policy's view of a call: made once, and again if its memory limit has changed."""
         known = state.parked
         if known is not None and known.key is state.key and not self.widths.are_limited:
             cap = known.max_rows  # the usual case: the next step

@@ -11,7 +11,7 @@ import torch
 
 
 def why_no_events(device: torch.device) -> str:
-    """What hinders marking, waiting for and timing moments of a device's work; empty: nothing."""
+    """The reason why moments of a device's work cannot be marked and timed; empty: they can."""
     if device.type == "cpu":
         return "it is a CPU"
     try:

@@ -50,7 +50,7 @@ def wait_for_others() -> None:
 
 
 class ForwardContext:
-    """What a forward has for itself while others of its sweep run: see `fiber.Context`.
+    """The private state of a forward while others of its sweep run: see `fiber.Context`.
 
     Torch's modes of the thread (gradients, autocast), its function modes (exact numerics), which
     rows have which adapters, and the stopwatch of the device.
@@ -274,12 +274,12 @@ class Sweeps:
 
 
 def _function_modes() -> list[Any]:
-    """Those of the thread, the outermost first."""
+    """The function modes of the thread, the outermost first."""
     return list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
 class _Look:
-    """What a forward leaves on its module and in the random generators between its blocks."""
+    """The state that a forward leaves on its module and in random generators between its blocks."""
 
     def __init__(self, module: nn.Module, streamer: Streamer) -> None:
         self._module, self._streamer = module, streamer

@@ -1,9 +1,9 @@
-"""How busy the device is going to be, by what came and what ran lately.
+"""Estimate the load: the part of its time that the device needs for the requests to come.
 
-Of what came, that counts which found others under way: a line is filled by those who come before it
-is empty. Requests that come all at once, and the next when these are done, never fill one. Where
-requests come independently of each other, the rate is the same: those who come find what is there
-at any time (Wolff, Poisson Arrivals See Time Averages, Operations Research 30, 1982).
+Only arrivals that find other requests in the engine count. A burst into an idle engine says nothing
+of later arrivals: closed bursts, each sent when the last one is done, never fill each other's
+forwards. Independent arrivals find the engine as it is at any time, so their rate is the same by
+either count (Wolff, Poisson Arrivals See Time Averages, Operations Research 30, 1982).
 """
 
 from collections import deque
@@ -22,15 +22,15 @@ COMING = 3.0  # times as many as came so far: more are not counted on
 
 
 @dataclass(slots=True)
-class Load:
+class LoadEstimate:
     """Arrivals and denoising forwards, remembered for a while."""
 
-    # of those who came while others ran: seconds that others had run by then, and `_came_s`
+    # of arrivals while others ran: seconds that others had run by then, and `_came_s`
     _came: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _came_s: float = 0.0  # their work, alone on the device
     _busy_s: float = 0.0  # that others ran, up to `_since_s`
     _since_s: float | None = None  # when the last forward began; None: all came at once so far
-    _first_s: float = inf  # when the first one began since somebody came who found nobody
+    _first_s: float = inf  # when the first one began since a request found the engine empty
     _last: int = 0  # request that came last
     _alone_s: float = 0.0  # what the calls that ran lately would take one by one
     _best_s: float = 0.0  # and at the width that is fastest
@@ -38,10 +38,10 @@ class Load:
     _unmixed: int = LATELY  # forwards since the key was another
 
     def came(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> None:
-        """Note those of a line, in order, that were not in it before.
+        """Note the requests of the queue, in order, that were not in it before.
 
-        Who comes before the first denoising forward has ended is taken to have come at once with
-        the first.
+        A request that comes before the first denoising forward has ended counts as part of the
+        first burst.
 
         Args:
             running: requests that were admitted before.
@@ -74,7 +74,7 @@ class Load:
         return self._unmixed < LATELY
 
     def share(self, now_s: float, stretch: float = 1.0) -> float:
-        """The part of its time that the device needs for what comes, if it runs as wide as pays.
+        """The part of its time that the device needs for later requests, at the best width.
 
         Estimated from what it remembers; at most `BUSY`.
 

@@ -7,12 +7,19 @@ In all three, requests admitted together run together to the end, and nobody joi
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from carpool.schedule.peers.batches import Whole, fill, wait_until, wave, wave_deadline, wholes
+from carpool.schedule.peers.batches import (
+    GroupedRequest,
+    fill,
+    grouped_requests,
+    wait_until,
+    wave,
+    wave_deadline,
+)
 from carpool.schedule.peers.sglang_metrics import Dispatches, processed
 from carpool.schedule.peers.sglang_rules import Caps
 from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
 
-LOOKED_AT = 1024  # requests of the line that a batch is formed from
+LOOKED_AT = 1024  # queued requests that a batch is formed from
 
 
 @dataclass(slots=True)
@@ -28,7 +35,7 @@ class Off:
 
 @dataclass(slots=True)
 class Dynamic:
-    """SGLang-Diffusion's dynamic batching: whoever is compatible joins the head of the line."""
+    """SGLang-Diffusion's dynamic batching: whoever is compatible joins the head of the queue."""
 
     max_size: int = 1
     delay_s: float = 0.0
@@ -45,12 +52,12 @@ class Dynamic:
         if self._running > 1:
             self.say(processed(self._running, self.max_size, self.delay_s))
         self._running = 0
-        line, again_s = wholes(waiting, LOOKED_AT, now_s)
-        if not line:
+        queue, again_s = grouped_requests(waiting, LOOKED_AT, now_s)
+        if not queue:
             return Admission((), wake_s=again_s)
-        head, queue = line[0].view, [one.view for one in line[1:]]
+        head, rest = queue[0].view, [one.view for one in queue[1:]]
         caps = self.caps(head) if self.caps else Caps(self.max_size, None)
-        batch = fill(head, queue, caps, self.max_size)
+        batch = fill(head, rest, caps, self.max_size)
         if (leaves_s := wait_until(head, batch, self.delay_s)) > now_s:
             return Admission((), wake_s=min(leaves_s, again_s))
         for text in self.dispatches.record(
@@ -64,7 +71,7 @@ class Dynamic:
         ):
             self.say(text)
         self._running = 1 + len(batch.joined)
-        chosen = [line[0], *(line[1 + place] for place in batch.joined)]
+        chosen = [queue[0], *(queue[1 + place] for place in batch.joined)]
         return Admission(_numbers(chosen), stop_reason=batch.stop_reason)
 
     def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
@@ -73,7 +80,7 @@ class Dynamic:
 
 @dataclass(slots=True)
 class Waves:
-    """vLLM-Omni's request-level batching: the first of the line, as far as they are equal."""
+    """vLLM-Omni's request-level batching: the first of the queue, as far as they are equal."""
 
     max_num_seqs: int = 1
     wait_s: float = 0.0
@@ -85,11 +92,11 @@ class Waves:
             return Admission(())
         if self._free_since_s is None:
             self._free_since_s = now_s
-        line, again_s = wholes(waiting, self.max_num_seqs, now_s)
-        if not line:
+        queue, again_s = grouped_requests(waiting, self.max_num_seqs, now_s)
+        if not queue:
             return Admission((), wake_s=again_s)
         leaves_s = wave_deadline(
-            len(line),
+            len(queue),
             self.max_num_seqs,
             began_s=self._free_since_s,
             last_arrival_s=waiting[-1].arrived_s,
@@ -98,14 +105,14 @@ class Waves:
         if leaves_s > now_s:
             return Admission((), wake_s=min(leaves_s, again_s))
         self._free_since_s = None
-        size = wave([one.view.wave for one in line], self.max_num_seqs)
-        return Admission(_numbers(line[:size]))
+        size = wave([one.view.wave for one in queue], self.max_num_seqs)
+        return Admission(_numbers(queue[:size]))
 
     def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
         return together(parked)
 
 
-def _numbers(chosen: Sequence[Whole]) -> tuple[int, ...]:
+def _numbers(chosen: Sequence[GroupedRequest]) -> tuple[int, ...]:
     return tuple(number for one in chosen for number in one.numbers)
 
 
@@ -113,10 +120,10 @@ def together(parked: Sequence[ParkedCall]) -> Choice:
     """The call that waits longest, with all that may share its forward, memory permitting."""
     if not parked:
         return Choice(())
-    line = sorted(parked, key=lambda call: call.order)
-    leader, rows = line[0], 0
+    queue = sorted(parked, key=lambda call: call.order)
+    leader, rows = queue[0], 0
     chosen: list[ParkedCall] = []
-    for call in line:
+    for call in queue:
         if call.key != leader.key:
             continue
         if chosen and rows + call.rows > leader.max_rows:

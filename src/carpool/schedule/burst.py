@@ -1,14 +1,14 @@
-"""How wide the forwards of a burst are: of requests that came at once.
+"""Choose the width of the forwards of a burst: requests that came at once.
 
-Nobody comes who would fill the last round. So what rounds take says when the last request ends, and
-the mean one; both are to be as early as in a mode with fixed batches. The width is taken whose
-larger miss is the least: of its last end over the earliest of any width, and of its mean over the
-least that is asked of it.
+No later request fills the last round of a burst. So the seconds of rounds give the end of the last
+request and the mean end, and both should be as early as in a mode with fixed batches. The width
+with the least larger miss is taken: of its last end over the earliest of any width, and of its mean
+over the mean that is asked for.
 
-Equal requests have equally much to do, and are a burst whether or not others may come: as long as
-it lasts it counts with all its requests, those that are done, too, and what is left of it is never
-split anew. Other requests are one only where next to nobody is likely to come; how they end is
-played for every width, whoever is done making room for the next (list scheduling).
+Equal requests are a burst whether or not others may come: as long as it lasts, all its requests
+count, finished ones too, and the rest is never split anew. Different requests are a burst only
+where hardly any others are likely to come; their ends are simulated for every width, each finished
+request making room for the next (list scheduling).
 
 Sources: the weighted Chebyshev method for two objectives, Bowman, On the Relationship of the
 Tchebycheff Norm and the Efficient Frontier of Multiple-Criteria Objectives, 1976; list scheduling,
@@ -22,23 +22,23 @@ from math import inf
 from carpool.schedule.views import ParkedCall
 
 SLOWER = 1.04  # times: so much later the mean may be before it counts as a miss
-SLOWER_MIXED = 1.06  # the same beside the least there is, which no fixed batches have
+SLOWER_MIXED = 1.06  # the same for different requests, over the least mean of any width
 LEAST_CALLS = 4  # fewer are no burst
-MOST_CALLS = 64  # of different requests: playing more of them takes too long
+MOST_CALLS = 64  # of different requests: simulating more of them takes too long
 
 Ends = tuple[float, float]
 """When the last of some calls is done, and when the mean one, seconds."""
 
 
-def came_at_once(line: Sequence[ParkedCall], round_s: float) -> bool:
+def came_at_once(calls: Sequence[ParkedCall], round_s: float) -> bool:
     """Whether calls are of requests that came within a round."""
-    arrived = [call.arrived_s for call in line]
+    arrived = [call.arrived_s for call in calls]
     return max(arrived) - min(arrived) <= round_s
 
 
-def are_equal(line: Sequence[ParkedCall]) -> bool:
+def are_equal(calls: Sequence[ParkedCall]) -> bool:
     """Whether calls are of requests that have the same to do in all."""
-    return len({call.steps for call in line}) == 1
+    return len({call.steps for call in calls}) == 1
 
 
 def best_width(seconds: Sequence[float], calls: int) -> int:
@@ -88,7 +88,7 @@ def _nearest(ends: Sequence[Ends], wanted_s: float) -> int:
 
 
 def trial_s(seconds: Sequence[float], best: int, tried: int) -> float:
-    """What a burst ends later by if one round has another width than the best."""
+    """Seconds by which a burst ends later if one round has another width than the best."""
     more = best - tried
     if more > 0:  # those who are left out take a round of their own
         return seconds[tried - 1] + seconds[more - 1] - seconds[best - 1]
@@ -105,7 +105,7 @@ def _ends(seconds: Sequence[float], calls: int, width: int) -> Ends:
 
 
 def _played(slower: Sequence[float], left_s: Sequence[float], width: int) -> Ends:
-    """Of calls with different work left, in turns of a width: whoever is done makes room.
+    """Simulate calls with different work left, in turns of a width: each finished one makes room.
 
     Args:
         slower: what a turn of 1, 2, ... calls takes, in turns of one.

@@ -1,23 +1,26 @@
 """The `continuous` mode: calls of all requests share forwards, as wide as is worth it.
 
-Two questions at every forward: whose call leads it, and how many others of its key run with it.
+Each forward takes two decisions: which call leads it, and how many others of its key run with it.
 
-*Order.* Requests have ranks: predicted work left, plus `AGEING` times their arrival, so that the
-shorter goes first unless the longer came long before. Between keys, whose calls cannot
-share a forward, those lead whose requests would end at the highest rate. Who began together goes on
-together until all are done, unless somebody much shorter, or of higher priority and not much
-longer, comes; while another key waits, only who makes the forwards little slower may join. A
-request whose deadline presses goes before all others, the one with the least slack first. Encoding
-and decoding go between denoising forwards: one of each, or as many as take no longer than the
-forward itself; all of them where sizes take turns and those who began together have ended, so that
-the next begin with all that are there. A request that would not share the next forward, once
-encoded, is encoded later, with others. A call that many forwards of later requests have passed over
-leads next (`passed.py`).
+*Order.* Requests are ranked by predicted remaining work plus `AGEING` times their arrival time, so
+shorter ones go first unless a longer one came long before. Between keys, whose calls cannot share a
+forward, the key with the highest predicted completion rate runs. Requests that started together
+(the cohort) keep sharing forwards until all have ended, unless a much shorter one, or one of higher
+priority that is not much longer, arrives; while another key waits, only requests that make its
+forwards little slower may join. A request whose deadline presses goes before all others, the one
+with the least slack first.
 
-*Shares.* With `fair_share` the tenant that was served least by its weight leads (`shares.py`);
-all of the above orders the requests of tenants that are even, and of one tenant.
+*Encodes and decodes* run between denoising forwards: one of each, or as many as take no longer than
+the forward itself; all of them where sizes take turns and a cohort has just ended, so that the next
+one begins with every request that is there. A request that would not share the next forward is
+encoded later, with others. A call that many forwards of later requests have passed leads next
+(`starvation.py`).
 
-How wide a forward is, `widths.py` says.
+*Shares.* With `fair_share` the tenant that was served least for its weight leads
+(`fair_shares.py`); all of the above orders the requests of one tenant, and of tenants that are
+even.
+
+The width of a forward is chosen in `widths.py`.
 
 Sources: iteration-level scheduling, Yu et al., Orca, OSDI 2022; ageing, Silberschatz, Operating
 System Concepts, 2018.
@@ -29,11 +32,11 @@ from math import inf
 
 from msgspec.structs import replace
 
-from carpool.schedule.arrivals import Load
+from carpool.schedule.arrivals import LoadEstimate
 from carpool.schedule.cost import Costs
-from carpool.schedule.decodes import Decodes
-from carpool.schedule.passed import Passed
-from carpool.schedule.shares import Shares
+from carpool.schedule.delayed_decodes import DelayedDecodes
+from carpool.schedule.fair_shares import FairShares
+from carpool.schedule.starvation import StarvationGuard
 from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
 from carpool.schedule.widths import Widths
 
@@ -54,21 +57,21 @@ class Continuous:
     max_running: int = 32
     min_gain: float = 0.05
     fair_share: Mapping[str, float] | None = None  # weights of tenants; None: not fair
-    _passed: Passed = field(init=False)
+    _starvation: StarvationGuard = field(init=False)
     # on encoding and decoding, each, since the last denoising forward
     _spent_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
-    _load: Load = field(default_factory=Load)
-    _begun: set[int] = field(default_factory=set)  # requests of the group under way
+    _load: LoadEstimate = field(default_factory=LoadEstimate)
+    _cohort: set[int] = field(default_factory=set)  # requests that go on together
     _ranks: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by order
-    _shares: Shares | None = field(init=False)
+    _shares: FairShares | None = field(init=False)
     _widths: Widths = field(init=False)
     _trials: dict[tuple[int, int], float] = field(default_factory=dict)  # by leader and calls
-    _decodes: Decodes = field(init=False)
+    _decodes: DelayedDecodes = field(init=False)
 
     def __post_init__(self) -> None:
-        self._shares = None if self.fair_share is None else Shares(self.fair_share)
-        self._passed = Passed(is_fair=self._shares is not None)
-        self._widths, self._decodes = Widths(self.costs, self.min_gain), Decodes(self.costs)
+        self._shares = None if self.fair_share is None else FairShares(self.fair_share)
+        self._starvation = StarvationGuard(is_fair=self._shares is not None)
+        self._widths, self._decodes = Widths(self.costs, self.min_gain), DelayedDecodes(self.costs)
 
     def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
         """Choose the requests to admit: as many as there are places for, by their ranks."""
@@ -112,10 +115,12 @@ class Continuous:
         if not parked:
             return Choice(())
         self._trials.clear()
-        is_alone = len(parked) == 1 and not self._passed.forwards and parked[0].deadline_s == inf
+        is_alone = (
+            len(parked) == 1 and not self._starvation.forwards and parked[0].deadline_s == inf
+        )
         if is_alone and self._shares is None:  # nothing to choose
-            if parked[0].phase == "denoise" and parked[0].request not in self._begun:
-                self._begun = set()
+            if parked[0].phase == "denoise" and parked[0].request not in self._cohort:
+                self._cohort = set()
             choice = Choice(tuple(parked), why="nobody")
             self._note(choice, parked, everyone, now_s)
             return choice
@@ -123,18 +128,18 @@ class Continuous:
         for call in parked:
             phases[call.phase].append(call)
         if denoise := phases["denoise"]:
-            may_wait = self._load.is_mixed and not any(c.request in self._begun for c in denoise)
+            may_wait = self._load.is_mixed and not any(c.request in self._cohort for c in denoise)
             groups = self._grouped(denoise, now_s)
-            line = self._line(groups, now_s)
-            others = [group for key, group in groups.items() if key != line[0].key]
-            choice = self._fill(line, parked, waiting_s, now_s, others)
+            candidates = self._candidates(groups, now_s)
+            others = [group for key, group in groups.items() if key != candidates[0].key]
+            choice = self._fill(candidates, parked, waiting_s, now_s, others)
 
             def would_share(newcomer: ParkedCall) -> bool:
-                longer = self._with_newcomer(newcomer, line[0], groups)
+                longer = self._with_newcomer(newcomer, candidates[0], groups)
                 width, _ = self._width(longer, parked, waiting_s, now_s, others)
                 return any(call.order == newcomer.order for call in longer[:width])
 
-            for sides in (self._due(phases[one], line[:1]) for one in ("decode", "encode")):
+            for sides in (self._due(phases[one], candidates[:1]) for one in ("decode", "encode")):
                 if not sides:
                     continue
                 beside = self._beside(sides, parked, waiting_s, now_s)
@@ -150,7 +155,7 @@ class Continuous:
     def _due(
         self, sides: Sequence[ParkedCall], others: Sequence[ParkedCall]
     ) -> Sequence[ParkedCall]:
-        """Those of tenants that were served no more than the others' least, where shares are fair.
+        """With fair shares, the calls of tenants that were served no more than the others' least.
 
         Else whoever has much to encode or decode would get more than its share.
         """
@@ -191,7 +196,7 @@ class Continuous:
         rows = sum(call.rows for call in denoise.calls)
         if first.phase == "encode" and not (denoise.why == "nobody" and would_share(first)):
             is_first = self._rank(first, now_s) < self._rank(leader, now_s)
-            if not (is_first or self._passed.is_late(first)):
+            if not (is_first or self._starvation.is_late(first)):
                 return False
         spent_s = self._spent_s[first.phase]
         if not spent_s:
@@ -217,19 +222,21 @@ class Continuous:
             groups.setdefault(call.key, []).append(call)
         return groups
 
-    def _line(self, groups: Mapping[Hashable, list[ParkedCall]], now_s: float) -> list[ParkedCall]:
-        """Who leads, and all that may run with it, in the order in which they are taken."""
+    def _candidates(
+        self, groups: Mapping[Hashable, list[ParkedCall]], now_s: float
+    ) -> list[ParkedCall]:
+        """The leader and all that may run with it, in the order in which they are taken."""
         first = next(iter(groups.values()))[0]
-        if late := self._passed.late(call for group in groups.values() for call in group):
+        if late := self._starvation.late(call for group in groups.values() for call in group):
             leader = min(late, key=lambda call: call.order)
         else:
             presses = self._ranks[first.order][1] < inf
             for group in groups.values():
-                begun = [call for call in group if call.request in self._begun]
+                begun = [call for call in group if call.request in self._cohort]
                 if begun and not presses and not _may_interrupt(first, begun[0]):
                     return self._joined(begun, group, is_alone=len(groups) == 1)
             leader = first if presses or len(groups) == 1 else self._cheapest(groups, now_s)
-        self._begun = set()
+        self._cohort = set()
         return [leader, *(call for call in groups[leader.key] if call is not leader)]
 
     def _with_newcomer(
@@ -238,24 +245,24 @@ class Continuous:
         leader: ParkedCall,
         groups: Mapping[Hashable, list[ParkedCall]],
     ) -> list[ParkedCall]:
-        """The leader's line as it would be if somebody who is encoded first were there already.
+        """The leader's candidates as if a request that is encoded first were there already.
 
         Nobody knows the key of calls to come: they are taken for ones like the leader's.
         """
         key, rows, most = leader.key, leader.rows, leader.max_rows
         call = replace(newcomer, key=key, rows=rows, max_rows=most, kind=leader.kind)
         group = [*groups[key], call]
-        begun = [call for call in group if call.request in self._begun]
+        begun = [call for call in group if call.request in self._cohort]
         return self._joined(begun, group, is_alone=len(groups) == 1) if begun else group
 
     def _joined(
         self, begun: list[ParkedCall], group: Sequence[ParkedCall], *, is_alone: bool
     ) -> list[ParkedCall]:
-        """Those of a group that are under way, and who may join them.
+        """The calls of a group that are under way, and those that may join them.
 
         While others wait whose calls cannot share it, only those who make it little slower.
         """
-        more = [call for call in group if call.request not in self._begun]
+        more = [call for call in group if call.request not in self._cohort]
         if is_alone:
             return begun + more
         joined = list(begun)
@@ -286,7 +293,7 @@ class Continuous:
     def _rank(
         self, one: ParkedCall | QueuedRequest, now_s: float, ageing: float = AGEING
     ) -> tuple[float, ...]:
-        """Who goes first: small ones; ties by place in the line, never by chance."""
+        """Order of requests: short ones first; ties by arrival, never by chance."""
         pressing, share = inf, (0.0, 0.0)
         if one.deadline_s < inf:
             left_s = one.left_s * self.costs.slower
@@ -301,41 +308,41 @@ class Continuous:
 
     def _fill(
         self,
-        line: Sequence[ParkedCall],
+        candidates: Sequence[ParkedCall],
         parked: Sequence[ParkedCall],
         waiting_s: float,
         now_s: float,
         others: Sequence[Sequence[ParkedCall]] = (),
     ) -> Choice:
-        """Choose which of a line run with its leader, and say why nobody more does."""
-        if len(line) == 1:
-            return Choice((line[0],), why="nobody")
-        width, why = self._width(line, parked, waiting_s, now_s, others)
+        """Choose which candidates run with the leader, and say why no more do."""
+        if len(candidates) == 1:
+            return Choice((candidates[0],), why="nobody")
+        width, why = self._width(candidates, parked, waiting_s, now_s, others)
         if self._widths.loss_s is not None:
-            self._trials[line[0].order, width] = self._widths.loss_s
-        return Choice(tuple(line[:width]), why)
+            self._trials[candidates[0].order, width] = self._widths.loss_s
+        return Choice(tuple(candidates[:width]), why)
 
     def _width(
         self,
-        line: Sequence[ParkedCall],
+        candidates: Sequence[ParkedCall],
         parked: Sequence[ParkedCall],
         waiting_s: float,
         now_s: float,
         others: Sequence[Sequence[ParkedCall]],
     ) -> tuple[int, str]:
-        """How many of a line share the forward.
+        """How many candidates share the forward.
 
         Args:
             others: groups of other keys, which wait for their turns.
         """
-        mean_s = sum([call.left_s for call in line]) / len(line)
+        mean_s = sum([call.left_s for call in candidates]) / len(candidates)
         all_s = sum([call.left_s for call in parked]) + waiting_s
         present = all_s / mean_s if mean_s else float(len(parked))
         between = sum(map(self._round_s, others)) / mean_s if mean_s else 0.0
         backlog = self._load.backlog(present, now_s, self.costs.stretch)
-        waited_s = now_s - sum([call.arrived_s for call in line]) / len(line)
+        waited_s = now_s - sum([call.arrived_s for call in candidates]) / len(candidates)
         waited = max(0.0, waited_s / mean_s) if mean_s else 0.0
-        return self._widths.choose(line, backlog, between, waited, present)
+        return self._widths.choose(candidates, backlog, between, waited, present)
 
     def _round_s(self, group: Sequence[ParkedCall]) -> float:
         """How long as many of a group as may share a forward take for the work they have left."""
@@ -356,17 +363,17 @@ class Continuous:
         if loss_s is not None:
             self.costs.trials.ran(loss_s)
         is_denoise = leader.phase == "denoise"
-        line = sum([c.key == leader.key for c in parked])
+        depth = sum([c.key == leader.key for c in parked])
         # one more waits if any is to be encoded, which happens once it would share; if all of them
         # counted, wide forwards were tried where next to none runs
-        line += is_denoise and any(c.phase == "encode" for c in parked)
-        self._widths.ran(leader.kind, line, is_trial=loss_s is not None)
+        depth += is_denoise and any(c.phase == "encode" for c in parked)
+        self._widths.ran(leader.kind, depth, is_trial=loss_s is not None)
         if is_denoise:
             self._load.ran(choice.calls, self.costs.curve(leader.kind), now_s)
-        self._passed.ran(choice.calls, parked, everyone)
+        self._starvation.ran(choice.calls, parked, everyone)
         self._decodes.ran(everyone, {call.order for call in choice.calls})
-        if is_denoise and not self._begun:
-            self._begun = {call.request for call in choice.calls}
+        if is_denoise and not self._cohort:
+            self._cohort = {call.request for call in choice.calls}
         seconds = self.costs.usual_s(leader.kind, sum(call.rows for call in choice.calls))
         if is_denoise:
             self._spent_s = dict.fromkeys(self._spent_s, 0.0)

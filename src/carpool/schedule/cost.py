@@ -1,4 +1,4 @@
-"""What a forward costs: seconds by rows, one curve a kind of call, and what a turn costs beside it.
+"""Cost model: seconds of a forward by rows, a curve for each kind of call, and overhead of a turn.
 
 A `Curve` is a table that is known (`known_curve.py`); what a server learns from its own forwards is
 a `LearnedCurve` (`learned_curve.py`). Both have one interface.
@@ -16,7 +16,7 @@ from carpool.schedule.known_curve import Curve as Curve
 from carpool.schedule.learned_curve import LearnedCurve
 from carpool.schedule.speed import MachineSpeed
 from carpool.schedule.trials import FREE, Trials
-from carpool.schedule.turns import Turns
+from carpool.schedule.turn_overhead import TurnOverhead
 from carpool.schedule.views import CallKind
 
 SETTLED_EVERY = 256  # forwards: the usual speed follows the speed of now
@@ -33,7 +33,7 @@ class Costs:
     def __init__(self, curves: Mapping[CallKind, AnyCurve] | None = None) -> None:
         self._curves = dict(curves or {})
         self._guesses: dict[CallKind, AnyCurve] = {}  # of kinds that were never run
-        self._turns: dict[CallKind, Turns] = {}
+        self._turns: dict[CallKind, TurnOverhead] = {}
         self._speed = MachineSpeed()
         for curve in self._curves.values():
             if isinstance(curve, LearnedCurve):
@@ -89,11 +89,11 @@ class Costs:
             loop_s: what the engine's loop took.
             own_s: what the pipelines' own code took, for all calls.
         """
-        turns = self._turns.setdefault(kind, Turns())
+        turns = self._turns.setdefault(kind, TurnOverhead())
         turns.learn(loop_s / self._speed.factor, own_s / calls / self._speed.factor)
 
     def beside_s(self, kind: CallKind, calls: int) -> float:
-        """What a turn of so many calls takes beside its forward, at the usual speed."""
+        """Seconds of a turn of so many calls without its forward, at the usual speed."""
         turns = self._turns.get(kind)
         return turns.seconds(calls) if turns is not None else 0.0
 
@@ -123,23 +123,23 @@ class Costs:
         return type(curve)({n: s * ratio for n, s in curve.measured.items()})
 
     def seconds(self, kind: CallKind, rows: int) -> float:
-        """What a forward is likely to take just now, if nothing shares its streamed weights."""
+        """Predicted seconds of a forward just now, if nothing shares its streamed weights."""
         compute_s = self.compute_s(kind, rows)
         return max(self.stream_s(kind), compute_s) if self.streams else compute_s
 
     def usual_s(self, kind: CallKind, rows: int) -> float:
-        """What it takes at the machine's usual speed: what is left of requests is told in these."""
+        """Predicted seconds at the machine's usual speed: the unit of remaining work."""
         curve = self._curves.get(kind) or self.curve(kind)
         compute_s = curve.seconds(rows)
         return max(self.stream_s(kind), compute_s) if self.streams else compute_s
 
     def compute_s(self, kind: CallKind, rows: int) -> float:
-        """What computing a forward is likely to take just now, without waiting for weights."""
+        """Predicted seconds of computing a forward just now, without waiting for weights."""
         curve = self._curves.get(kind) or self.curve(kind)
         return curve.seconds(rows) * self._speed.factor
 
     def stream_s(self, kind: CallKind) -> float:
-        """What copying the streamed weights of a forward once takes; 0 where they are resident."""
+        """Seconds of copying the streamed weights of a forward once; 0 where they are resident."""
         return self.streams.get(kind.name, 0.0)
 
     @property

@@ -1,9 +1,9 @@
 """The learned curve of one kind of call: seconds by rows, with uncertainty, from noisy forwards.
 
-All widths together make the curve, and it is learned together with the machine's speed
-(`regression.py`, `speed.py`). A width that did not run for long becomes uncertain, and is tried
-again (`trials.py`). A table from an earlier run is a prior of little weight; so is the first run of
-a width in a process, which allocates, compiles or chooses kernels.
+All widths share one model, learned together with the machine's speed (`regression.py`, `speed.py`).
+A width that has not run for long becomes uncertain, and is tried again (`trials.py`). A table from
+an earlier run is a prior of little weight; so is the first run of a width in a process, which
+allocates, compiles or chooses kernels.
 
 Source: forgetting in time-varying bandits, Bogunovic, Scarlett & Cevher, Time-Varying Gaussian
 Process Bandit Optimization, AISTATS 2016.
@@ -65,7 +65,7 @@ class LearnedCurve:
         self._speedups: dict[int, float] = {}  # by the most rows
 
     def as_of(self, speed: KnownSpeed, now_s: float, rows: int) -> CurveState:
-        """What is known by now, of a width, too."""
+        """The state drifted to now, with this width in it."""
         return with_width(drifted(self.state, speed, now_s, self._forgotten_s), rows)
 
     def moved(self, rows: int, by: float, variance: float, speed: KnownSpeed) -> None:
@@ -206,5 +206,5 @@ class LearnedCurve:
 
 
 def _beyond(rows: int, values: list[float]) -> float:
-    """What follows, in a line, the values of a list that begins with one row."""
+    """Extrapolate, in a line, a list of values that begins with one row."""
     return values[-1] + (rows - len(values)) * (values[-1] - values[-2])

@@ -1,10 +1,10 @@
-"""What a server does without when more is asked of it than it can do: stages, in order.
+"""Overload stages: drop previews, refuse low priority, refuse all new requests.
 
     1  no previews are made
     2  requests of priority below 0 are refused
     3  all new requests are refused
 
-Running work is never given up. A stage is entered when the line is long, in predicted seconds or
+Running work is never given up. A stage is entered when the queue is long, in predicted seconds or
 in places, and left again when it has become clearly shorter, so that a server at its limit does not
 change its mind at every request.
 
@@ -24,7 +24,7 @@ class Pressure:
     """How much waits, as shares of what may: 1 is the limit."""
 
     wait: float  # predicted seconds of the work of those that wait
-    fill: float  # places in the line
+    fill: float  # places in the queue
 
     @property
     def most(self) -> float:
@@ -34,7 +34,7 @@ class Pressure:
 def stage(before: int, pressure: Pressure) -> int:
     """The stage, 0 to 3, that follows the one before.
 
-    A full line frees its places one by one and refuses by itself: it makes stage 3, but does not
+    A full queue frees its places one by one and refuses by itself: it makes stage 3, but does not
     hold it.
     """
     held = (pressure.most, pressure.most, pressure.wait)

@@ -1,7 +1,7 @@
-"""Scheduling modes: what the engine and the simulator ask, and which mode answers.
+"""The interface of a policy (a scheduling mode), and the choice of one by settings.
 
-A policy has no tensors and no clock. It is asked at every turn which requests are admitted and who
-shares the next forward, and remembers between turns only what its own docstring says.
+A policy has no tensors and no clock. The engine and the simulator ask it at every turn which
+requests to admit and which calls share the next forward; it keeps a small memory of past choices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ class Policy(Protocol):
         """Choose the requests to admit.
 
         Args:
-            waiting: the whole line, those who wait longest first.
+            waiting: the whole queue, those that wait longest first.
             running: how many run.
             now_s: engine clock.
         """

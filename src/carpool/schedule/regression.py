@@ -66,7 +66,7 @@ def begin(at_s: float) -> CurveState:
 
 
 def from_table(table: Mapping[int, float], variance: float, at_s: float) -> CurveState:
-    """What a table says, whose entries may be far off: those that the others contradict count less.
+    """The state after reading a table whose entries may be far off: contradicted ones count less.
 
     Args:
         table: logarithms of seconds by rows.
@@ -130,7 +130,7 @@ def with_width(state: CurveState, rows: int) -> CurveState:
 def surprise(
     state: CurveState, speed: KnownSpeed, rows: int, seen: float, noise: float
 ) -> tuple[float, float]:
-    """What a run says beyond what was expected, and the standard deviation of that.
+    """The innovation of a run: seen minus expected, and its standard deviation.
 
     Args:
         state: as by now, with the width.

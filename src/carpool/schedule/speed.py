@@ -1,10 +1,10 @@
-"""How fast the machine is just now, against its usual speed: one factor for all kinds of calls.
+"""The machine's present speed, relative to its usual one: one factor for all kinds of calls.
 
 The speed and the curves are learned together (`regression.py`). A single slow run moves them little
-(Huber's psi); several surprises of one sign in a row mean that something has changed (a CUSUM
-test). Then all that was learned since they began is taken back, the speed is made uncertain, and
-the same runs are learned anew: no curve takes for its own what was the machine's. If all of them
-came from one width, it may as well be that width that has changed: the next runs of others tell.
+(Huber's psi); several surprises of one sign in a row mean a change (a CUSUM test). Then everything
+learned since these began is undone, the speed is made uncertain, and the same runs are learned
+anew, so that no curve absorbs a change of the machine. If all of them came from one width, that
+width itself may have changed: the next runs of others decide (a likelihood ratio test).
 
 Sources: Huber, Annals of Mathematical Statistics 35, 1964; Page, Continuous Inspection Schemes,
 Biometrika 41, 1954; likelihood ratios: Wald, Sequential Tests of Statistical Hypotheses, Annals of
@@ -35,7 +35,7 @@ CHANGED_SD = 0.15  # of a width that has changed: how well it is known at once
 
 
 class KindCurve(Protocol):
-    """What the speed asks of a curve: see `LearnedCurve`."""
+    """The interface of a curve that the speed is learned from: see `LearnedCurve`."""
 
     state: CurveState
 

@@ -1,10 +1,9 @@
-"""Which forwards share a sweep over streamed weights: more of them until compute hides the copies.
+"""Choose the forwards that share a sweep over streamed weights: until compute hides the copies.
 
-A sweep takes as long as the longer of copying the weights once and of computing all its forwards.
-So while computing takes less, further calls of the same component, whatever their keys and sizes,
-cost little or nothing. The policy is asked again for each further forward, among the calls that
-pay: it keeps its order, its shares and its widths. What does not pay joins the next sweep, one step
-later.
+A sweep takes the longer of copying the weights once and of computing all its forwards. While
+computing takes less, further calls of the same component, of any key and size, cost little or
+nothing. The policy is asked again for each further forward, among the calls that pay: it keeps its
+order, its shares and its widths. Other calls join the next sweep, one step later.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,14 +14,14 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.views import CallKind, Choice, ParkedCall
 
 
-class Chooses(Protocol):
+class ChoosePolicy(Protocol):
     """The part of a policy that is asked here."""
 
     def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice: ...
 
 
 def choose_sweep(
-    policy: Chooses,
+    policy: ChoosePolicy,
     parked: Sequence[ParkedCall],
     waiting_s: float,
     now_s: float,

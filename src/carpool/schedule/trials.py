@@ -1,13 +1,13 @@
-"""Trials: forwards of a width that is uncertain, run to learn what it takes.
+"""Trials: forwards of an uncertain width, run to learn how long it takes (exploration).
 
-A trial is charged with the device time that it is likely to lose: in a burst with what this ends
-later by, with the round of those who were left out, else with what its round is worse by for those
-who are there. All of them together may lose `SHARE` of the device's time. At the beginning a few
-forwards' worth is free outside bursts, as nothing is known.
+*Budget.* A trial is charged with the device time that it is expected to lose: in a burst, the delay
+of the burst's end; else, the loss of its round for the present requests. All trials together may
+lose `SHARE` of the device's time. Outside bursts a few forwards' worth is free at the beginning, as
+nothing is known.
 
-One is worth it if what is gained, in the mean, by knowing the width, in all the forwards to come
-for which as many wait, is more than as many trials lose as it takes to tell. Outside bursts, where
-next to nobody waits, wide forwards are of little use, and so is knowing what they take.
+*Worth.* A trial is run if the expected gain of knowing the width, over all forwards to come with as
+many calls waiting, exceeds the loss of as many trials as it takes to know. Where few calls ever
+wait, wide forwards are of little use, and so is knowing how long they take.
 
 Sources: expected improvement, Jones, Schonlau & Welch, Efficient Global Optimization of Expensive
 Black-Box Functions, Journal of Global Optimization 13, 1998; a budget of regret, after Lai &
@@ -23,12 +23,12 @@ SHARE = 0.01  # of device time
 FREE = 8.0  # forwards of the width that is best, in seconds, for each kind: what trials may lose
 FLOOR = 0.02  # of its own seconds: what a trial loses at least, as far as anybody knows
 HORIZON = 1000  # forwards that are to come, at most: as many as there were
-REMEMBERED = 1000.0  # forwards of which lines are remembered
+REMEMBERED = 1000.0  # forwards whose queue depths are remembered
 SURE = 0.005  # of its seconds: a width that is no more uncertain than this is known
 
 
 def value(worse: float, sd: float, runs: float) -> float:
-    """What is gained, in the mean, by knowing a width, in forwards of the best one.
+    """Expected gain of knowing a width, in forwards of the best one.
 
     Args:
         worse: than the best, as far as is known, in parts of it.
@@ -43,7 +43,7 @@ def value(worse: float, sd: float, runs: float) -> float:
 
 
 @dataclass(slots=True)
-class Lines:
+class QueueDepths:
     """How many calls waited for each forward of a kind: a width is of use where as many wait."""
 
     _weights: list[float] = field(default_factory=lambda: [1.0])  # by calls, less one
@@ -65,7 +65,7 @@ class Lines:
 
 
 def price(loss: float, sd: float, noise: float) -> float:
-    """What trials lose until a width is known twice as well, in forwards of the best one.
+    """Expected loss of trials until a width is known twice as well, in forwards of the best one.
 
     Args:
         loss: of each.
@@ -77,7 +77,7 @@ def price(loss: float, sd: float, noise: float) -> float:
 
 @dataclass(slots=True)
 class Trials:
-    """What was spent on trials, and how much may be."""
+    """The budget of trials: spent, and allowed."""
 
     count: int = 0
     lost_s: float = 0.0  # predicted when they began

@@ -1,10 +1,8 @@
-"""What a policy sees, requests and calls, and what it chooses.
+"""A policy's inputs and outputs: frozen views of requests and calls, and its choices.
 
-Work is told in seconds alone on the device at its usual speed: told at that of the moment, equal
-requests would look different whenever the machine is busy for a while.
-
-Most are made at every forward: a `msgspec.Struct` is made, compared and hashed without running
-Python.
+Work is given in seconds alone on the device at its usual speed: at the speed of the moment, equal
+requests would look different whenever the machine is busy for a while. Views are `msgspec.Struct`s,
+which are made, compared and hashed without running Python, as most are made at every forward.
 """
 
 from collections.abc import Hashable, Mapping
@@ -32,7 +30,7 @@ NO_KIND = CallKind("", 0)
 class QueuedRequest(Struct, frozen=True):
     """One queued request, as much of it as a policy may see."""
 
-    request: int  # place in the line of all requests
+    request: int  # place in the order of all requests
     arrived_s: float = 0.0
     left_s: float = 0.0  # predicted work
     whole_s: float = 0.0  # the same, from its beginning
@@ -51,8 +49,8 @@ class QueuedRequest(Struct, frozen=True):
 class ParkedCall(Struct, frozen=True):
     """One call waiting to be run, as much of it as a policy may see."""
 
-    order: int  # place in the line of all calls ever parked; smaller waits longer
-    request: int  # place in the line of all requests ever admitted
+    order: int  # place in the order of all calls ever parked; smaller waits longer
+    request: int  # place in the order of all requests ever admitted
     key: Hashable  # calls with equal keys may share a forward
     rows: int = 1  # batch rows it adds; 2 when the pipeline batches its guidance
     max_rows: int = 1  # widest forward its key may have just now
@@ -77,7 +75,7 @@ class Admission(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """Who shares the next forward; its leader first. Empty only if nobody is parked."""
+    """The calls that share the next forward, its leader first. Empty only if none is parked."""
 
     calls: tuple[ParkedCall, ...]
     why: str = ""  # it is not wider: "cap", "knee", "untried", "nobody"

@@ -1,24 +1,24 @@
 """How many calls of one key share a forward in `continuous`, by what forwards of each width take.
 
-With n requests' worth of work in the engine, of which w share a forward in t(w) seconds a step, the
-work is done in rounds of w, and the mean request is done after (n + w) / 2 of them times t(w) / w.
-The width that makes this least is taken: w = 1 when rows gain nothing and few wait, the widest that
-gains anything when the line is long. The engine holds those who are in it and those who are likely
-to come before it is empty, by the arrivals so far. Where other keys wait, a round may be followed
-by one of theirs, and whoever is left out of the first waits for that, too; and they wait for this
-one, so that rows that gain next to nothing are not worth it unless the line is longer still.
+*The mean of rounds.* With n requests' worth of work in the engine, of which w share a forward in
+t(w) seconds a step, the work is done in rounds of w, and the mean request is done after (n + w) / 2
+of them times t(w) / w. The width with the least mean is taken: w = 1 when rows gain nothing and few
+wait, the widest that gains anything when many wait. n counts the present requests and those that
+are likely to come before the engine is empty, by the arrivals so far. Where other keys wait, one of
+their rounds may follow, and a call that is left out waits for it as well; so there, rows that gain
+next to nothing need a longer queue to be worth it.
 
-The mean is not all: who is done in fewer, wider forwards leaves the device sooner. A wider forward,
-that all who are there can fill, is taken where the mean latency, from arrival to end, loses no more
-by it than a part of what it gains in requests a second, and no other key waits. Requests that came
-at once have a rule of their own (`burst.py`).
+*Throughput.* Fewer, wider forwards leave the device sooner. A wider forward that the present
+requests can fill is taken where the mean latency, from arrival to end, loses no more than a part of
+the gain in requests a second, and no other key waits. Requests that came at once have a rule of
+their own (`burst.py`).
 
-What was learned is uncertain. While few wait, a wider forward is taken for slower by a part of
-that: the best of many guesses is too good to be true. Where many wait, near ties go to the wider: a
-wrong choice of the narrower costs throughput, which near capacity costs all who wait, and a wrong
-choice of the wider only a part of one round. A width that may well be better than the best is tried
-now and then (`trials.py`), never twice in a row: the forward between two trials tells how fast the
-machine was.
+*Uncertainty.* While few wait, a wider forward is assumed to be slower by a part of its standard
+deviation: the best of many guesses is too good to be true. Where many wait, near ties go to the
+wider: a wrong choice of the narrower costs throughput, and near capacity everybody's latency, a
+wrong choice of the wider only a part of one round. A width that may well be better than the best is
+tried now and then (`trials.py`), never twice in a row: the forward between two trials tells how
+fast the machine was.
 
 The mean of rounds is our own: ARCHITECTURE.md.
 """
@@ -37,18 +37,20 @@ from carpool.schedule.burst import (
     trial_s,
 )
 from carpool.schedule.cost import AnyCurve, Costs, Curve
-from carpool.schedule.trials import FLOOR, Lines, price, value
+from carpool.schedule.trials import FLOOR, QueueDepths, price, value
 from carpool.schedule.views import CallKind, ParkedCall
 
 DOUBT = 0.5  # standard deviations by which a wider forward is taken for slower, if few wait
-NEAR = 0.05  # of the mean of rounds: what the wider may be worse by in a long line, if learned
+NEAR = 0.05  # of the mean of rounds: what the wider may be worse by where many wait, if learned
 TRADE = 0.25  # of the requests a second that a wider forward gains: what the mean may lose for it
 MOST_TRADED = 0.05  # of the mean latency
 LEAST_GAINED = 0.1  # of the requests a second: less is not worth that
-CLOSED = 1.1  # times those who are here: a backlog of no more than this is not filled up
-LONG_LINE = 20  # requests: with so many, rows that gain less than `min_gain` are worth it, too
-MIXED_LINE = 4.0  # requests: in a long line beside others, n times as many need an nth of the gain
-BETWEEN = 0.1  # of the rounds of other keys: most come after those who are left out of this one
+CLOSED = 1.1  # times the present requests: a backlog of no more than this is not filled up
+LONG_QUEUE = 20  # requests: with so many, rows that gain less than `min_gain` are worth it, too
+MIXED_QUEUE = (
+    4.0  # requests: where many wait beside others, n times as many need an nth of the gain
+)
+BETWEEN = 0.1  # of the rounds of other keys: most come after the calls left out of this one
 
 
 @dataclass(slots=True)
@@ -59,42 +61,42 @@ class Widths:
     min_gain: float
     loss_s: float | None = None  # that the width chosen last may lose, if it is a trial
     has_tried: bool = False  # in the last forward
-    _lines: dict[CallKind, Lines] = field(default_factory=dict)
+    _depths: dict[CallKind, QueueDepths] = field(default_factory=dict)
     _burst_s: float = -inf  # when the last burst came
     _burst_calls: int = 0  # of it
     _is_mixed: bool = False  # its requests differ
 
     def choose(
         self,
-        line: Sequence[ParkedCall],
+        candidates: Sequence[ParkedCall],
         backlog: float,
         between: float = 0.0,
         waited: float = 0.0,
         present: float | None = None,
     ) -> tuple[int, str]:
-        """How many of a line of calls of one key to run together, and what stops the next.
+        """How many of the candidates, calls of one key, run together, and what stops the next.
 
         Args:
-            line: calls in the order in which they are taken.
+            candidates: calls in the order in which they are taken.
             backlog: work in the engine, in requests like these.
             between: rounds of all other keys that wait, one each, in rounds of one of these.
             waited: mean time since arrival, in multiples of the work that is left, alone.
             present: the part of the backlog that is here already; None: all of it.
         """
-        kind, most = line[0].kind, line[0].max_rows
+        kind, most = candidates[0].kind, candidates[0].max_rows
         curve = self.costs.curve(kind)
         seconds_of, sd_of = curve.seconds, curve.sd
-        between_s = BETWEEN * between * curve.seconds(line[0].rows)
-        is_long, min_gain = backlog >= LONG_LINE, self.min_gain
+        between_s = BETWEEN * between * curve.seconds(candidates[0].rows)
+        is_long, min_gain = backlog >= LONG_QUEUE, self.min_gain
         if is_long:
-            min_gain *= MIXED_LINE / backlog
-        many_wait = (backlog if present is None else present) >= LONG_LINE
+            min_gain *= MIXED_QUEUE / backlog
+        many_wait = (backlog if present is None else present) >= LONG_QUEUE
         best, least_s, rate, paying_rows, rows = 1, inf, 0.0, 0, 0
         why, tie = "nobody", 0.0 if isinstance(curve, Curve) else NEAR
         loop_s = self.costs.beside_s(kind, 0)
         own_s, runs_ahead = self.costs.beside_s(kind, 1) - loop_s, self.costs.runs_ahead
         means: list[tuple[int, int, float, float]] = []  # calls, rows, mean of rounds, rounds
-        for n, call in enumerate(line, 1):
+        for n, call in enumerate(candidates, 1):
             rows += call.rows
             if n > 1 and rows > most:
                 why = "cap"
@@ -127,58 +129,60 @@ class Widths:
             round_s = means[best - 1][2] / means[best - 1][3]
             here = round(backlog if present is None else present)
             is_closed = present is not None and backlog < CLOSED * present
-            best_of = None if between else self._burst(line, round_s, here, is_closed, waited)
+            best_of = None if between else self._burst(candidates, round_s, here, is_closed, waited)
             if best_of is not None:
                 best, trial = self._of_burst(curve, means, best_of)
             else:
                 if not between and best < len(means):  # else others would wait for it
-                    waited_s = 2 * waited * seconds_of(line[0].rows)  # rounds are twice the mean
+                    waited_s = (
+                        2 * waited * seconds_of(candidates[0].rows)
+                    )  # rounds are twice the mean
                     best = _wider(curve, means, best, backlog, waited_s)
-                lines = self._lines.get(kind) or Lines()
-                trial = self._trial(curve, lines, means, best, here, NEAR if many_wait else 0.0)
+                depths = self._depths.get(kind) or QueueDepths()
+                trial = self._trial(curve, depths, means, best, here, NEAR if many_wait else 0.0)
         if trial != best:
             return trial, "knee"
         if best < n and why == "nobody":
             why = "knee"
         return best, why
 
-    def ran(self, kind: CallKind, line: int, *, is_trial: bool) -> None:
+    def ran(self, kind: CallKind, depth: int, *, is_trial: bool) -> None:
         """Note a forward that begins, and how many calls waited that could have been in it."""
         self.has_tried = is_trial
-        if kind not in self._lines:
-            self._lines[kind] = Lines()
-        self._lines[kind].ran(line)
+        if kind not in self._depths:
+            self._depths[kind] = QueueDepths()
+        self._depths[kind].ran(depth)
 
     def _burst(
         self,
-        line: Sequence[ParkedCall],
+        candidates: Sequence[ParkedCall],
         round_s: float,
         here: int,
         is_closed: bool,
         waited: float,
     ) -> Callable[[Sequence[float]], int] | None:
-        """What gives the best width of a burst, by seconds of turns; None: the line is of none.
+        """What gives the best width of a burst, by seconds of turns; None: it is no burst.
 
         Args:
             here: requests, by now.
             is_closed: next to nobody is likely to come before they are done.
             waited: as of `choose`.
         """
-        if not came_at_once(line, round_s):
+        if not came_at_once(candidates, round_s):
             return None
-        arrived_s, is_equal = line[0].arrived_s, are_equal(line)
+        arrived_s, is_equal = candidates[0].arrived_s, are_equal(candidates)
         if abs(arrived_s - self._burst_s) > round_s:
-            if len(line) < LEAST_CALLS or not (is_equal or is_closed):
+            if len(candidates) < LEAST_CALLS or not (is_equal or is_closed):
                 return None
             self._burst_s, self._burst_calls, self._is_mixed = arrived_s, here, False
-        self._burst_calls = max(self._burst_calls, len(line))
+        self._burst_calls = max(self._burst_calls, len(candidates))
         self._is_mixed |= not is_equal
         # nobody knows the steps of calls that are encoded first: all of them look equal
-        if is_equal and not (self._is_mixed and line[0].phase == "denoise"):
+        if is_equal and not (self._is_mixed and candidates[0].phase == "denoise"):
             return lambda seconds: best_width(seconds, self._burst_calls)
         if not is_closed or here > MOST_CALLS:
             return None
-        left_s = [call.left_s for call in line]
+        left_s = [call.left_s for call in candidates]
         mean_s = sum(left_s) / len(left_s)
         left_s += [mean_s] * (here - len(left_s))
         return lambda seconds: best_width_of_mixed(seconds, left_s, waited * mean_s)
@@ -219,7 +223,7 @@ class Widths:
     def _trial(
         self,
         curve: AnyCurve,
-        lines: Lines,
+        depths: QueueDepths,
         means: Sequence[tuple[int, int, float, float]],
         best: int,
         here: int,
@@ -239,7 +243,7 @@ class Widths:
             sd, worse = curve.sd(rows) * rounds / best_s, mean_s / best_s - 1
             if n < best:
                 worse += tie
-            gained = value(worse, sd, curve.learned * lines.share(n))
+            gained = value(worse, sd, curve.learned * depths.share(n))
             if n == best or gained <= most:
                 continue
             own = (max(here, n) + n) / n  # rounds

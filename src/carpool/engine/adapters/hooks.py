@@ -78,7 +78,7 @@ _NOBODY = nullcontext()
 
 @lru_cache(maxsize=512)
 def plan(applied: tuple[AdapterScales, ...], rows: tuple[int, ...]) -> AdapterPlan | None:
-    """What to add to which rows; None where no row has an adapter.
+    """The adapters of each row of a forward; None where no row has one.
 
     Args:
         applied: adapters of each call.
@@ -146,7 +146,7 @@ class Adapters:
         self._arrived.append((name, parts))
 
     def parts_of(self, name: str) -> Mapping[tuple[str, str], Part]:
-        """What an adapter adds, by component and path of the layer."""
+        """The parts of an adapter, by component and path of the layer."""
         return self._parts[name]
 
     @property
@@ -193,7 +193,7 @@ class Adapters:
         self._parts.clear()
 
     def settle(self) -> None:
-        """Put what has arrived beside its layers."""
+        """Attach newly loaded adapters to their layers."""
         while self._arrived:
             name, parts = self._arrived.popleft()
             for (component, layer_path), part in parts.items():

@@ -41,7 +41,7 @@ _UP = re.compile(r"(.+?)\.(?:lora_B|lora_up|lora(?:_linear_layer)?\.up)\.(?:\w+\
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What an adapter adds to one layer: `up(down(x)) * scaling`."""
+    """An adapter's addition to one layer: `up(down(x)) * scaling`."""
 
     down: nn.Module  # a linear layer or convolution, to `rank` channels
     up: nn.Module
@@ -162,7 +162,7 @@ def _plain(name: str) -> str:
 
 
 def _sizes(layer: Any) -> tuple[tuple[int, ...], int]:
-    """What a linear layer or convolution takes, its kernel included, and gives."""
+    """Input and output sizes of a linear layer or convolution, with its kernel."""
     if hasattr(layer, "in_features"):  # quantized weights are packed, so not of this shape
         return (layer.in_features,), layer.out_features
     return tuple(layer.weight.shape[1:]), layer.weight.shape[0]

@@ -14,7 +14,7 @@ _CLASSES = {one.__name__: one for one in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Co
 
 
 def packed(parts: Mapping[tuple[str, str], Part], component: str) -> tuple[list[Any], list[Tensor]]:
-    """What an adapter adds to the layers of a component.
+    """The layers of an adapter for one component, as plain values and tensors.
 
     Returns:
         path, scaling, number type and the two layers of each, without weights; and the weights.

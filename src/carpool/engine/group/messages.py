@@ -42,7 +42,7 @@ class Join(msgspec.Struct, tag=True, array_like=True):
 
 
 class Adapter(msgspec.Struct, tag=True, array_like=True):
-    """What an adapter adds to layers of one component; see `layers.packed`."""
+    """An adapter's layers for one component; see `adapter_layers.packed`."""
 
     name: str
     component: str

@@ -52,7 +52,7 @@ class Packer:
 
     @property
     def kept_bytes(self) -> int:
-        """What the followers hold for later calls."""
+        """Bytes that the followers hold for later calls."""
         return self._bytes
 
     def pack(self, value: Any, where: str) -> tuple[Any, list[tuple[int, Tensor]]]:
@@ -168,7 +168,7 @@ def _check(value: Any, where: str) -> None:
 
 
 def described(key: int, tensor: Tensor, device: torch.device) -> Sent:
-    """What a message says of a tensor that comes with it."""
+    """The header of a tensor that comes with a message."""
     raw = None
     if tensor.device.type != device.type:
         raw = _bytes_of(tensor).cpu().numpy().tobytes()

@@ -26,7 +26,7 @@ def describe(
     settings: EngineSettings,
     tasks: tuple[Task, ...],
 ) -> Card:
-    """What clients may know of a pipeline; `extra` is what its card file says."""
+    """The card of a pipeline, for clients; `extra` is what its card file says."""
     defaults = extra.get("defaults", {})
     cls: Any = type(pipe)
     if isinstance(getattr(pipe, "scheduler", None), DMDScheduler):

@@ -126,7 +126,7 @@ def _calls(pipe: Pipeline, wanted: list[tuple[int, int]]) -> Iterator[partial[An
 
 
 def _inputs(pipe: Pipeline) -> dict[str, bool]:
-    """What a call takes, by name: whether it is required."""
+    """The parameters of a call, by name: whether each is required."""
     if isinstance(pipe, ModularPipeline):
         return {one.name: one.required for one in next(iter(workflows(pipe).values()))}
     takes = signature(pipe.__call__).parameters

@@ -78,7 +78,7 @@ class Device:
 
     @property
     def name(self) -> str:
-        """What kind of device it is, as its maker calls it."""
+        """The name of the device, as its maker calls it."""
         named = getattr(torch.get_device_module(self.torch), "get_device_name", None)
         return self.type if named is None or not self.is_accelerator else str(named(self.torch))
 

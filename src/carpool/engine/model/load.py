@@ -1,6 +1,6 @@
 """Load a pipeline and make it ready to be served, in a way that can be undone.
 
-The pipeline's code is never changed. What loading changes on modules is undone by `Loaded.undo`.
+The pipeline's code is never changed. `LoadedPipeline.undo` undoes what loading changes on modules.
 """
 
 import logging
@@ -76,7 +76,7 @@ class LoadedPipeline:
 
     @property
     def server(self) -> Server:
-        """What rules of batching configs may ask."""
+        """Facts that the rules of batching configs may ask for."""
         parts = (part for module in self.modules.values() for part in module.modules())
         is_hooked = any(hasattr(part, "_diffusers_hook") for part in parts)
         is_offloaded = is_hooked and self.group is None  # whose hooks split sequences

@@ -80,7 +80,7 @@ def read_modular(
 
 
 def workflows(pipe: ModularPipeline) -> dict[str, list[Any]]:
-    """What a pipeline does, as names of tasks, and the inputs (`InputParam`) that each takes.
+    """The tasks of a pipeline, by name, and the inputs (`InputParam`) that each takes.
 
     Those of its blocks, but for pictures that none of the task's workflows reads. Required is what
     all of them require. A task that takes fewer pictures comes first.
@@ -162,7 +162,7 @@ def run(mine: ModularPipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_plainly(pipe: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What diffusers itself gives for a call, by field."""
+    """The outputs of diffusers itself for a call, by field."""
     if not isinstance(pipe, ModularPipeline):
         pipe.set_progress_bar_config(disable=True)
         return dict(pipe(**arguments))
@@ -174,7 +174,7 @@ def call_plainly(pipe: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]
 
 
 def outputs(pipe: ModularPipeline) -> list[str]:
-    """What a call is for: results among the outputs of its blocks, else those of the last one."""
+    """The results of a call: those among the outputs of its blocks, else those of the last one."""
     names: list[str] = pipe.blocks.output_names
     last = [*pipe.blocks.sub_blocks.values()][-1:]
     return [name for name in names if name in _RESULTS] or (last[0].output_names if last else names)

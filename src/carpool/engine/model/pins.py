@@ -50,7 +50,7 @@ class Pins:
         self._answers.clear()
 
     def answer(self, module: nn.Module, what: str, ask: Callable[[Any], Any], context: Any) -> Any:
-        """What a fiber is told.
+        """The pinned answer, for a fiber.
 
         Args:
             ask: asks diffusers.

@@ -129,7 +129,7 @@ def index_of(source: str, revision: str | None) -> dict[str, Any]:
 def _common(
     settings: EngineSettings, device: Device, quantized: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What all components are read with."""
+    """Settings that all components are read with."""
     dtypes: Any = device.dtype
     if len(device.dtypes) > 1:
         dtypes = {"default": device.dtype, **{n: t for n, t in device.dtypes.items() if n}}

@@ -12,7 +12,7 @@ Laps = list[torch.Event]
 
 
 class Stopwatch:
-    """What forwards take on the device: on accelerators by events, read once they are over."""
+    """Times forwards on the device: on accelerators by events, read once they are over."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

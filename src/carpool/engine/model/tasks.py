@@ -1,4 +1,4 @@
-"""What a loaded pipeline can do: its own task, and those of its sisters over the same modules.
+"""The tasks of a loaded pipeline: its own, and those of its sisters over the same modules.
 
 Diffusers has a pipeline class a task (text-to-image, image-to-image, inpaint, ...) over the same
 modules. All of them are offered, and since the modules are shared, requests of different tasks
@@ -107,7 +107,7 @@ _DOES = ("Img2Img", "Inpaint", "Inpainting")
 
 
 def _fitting(cls: type, pipe: Pipeline) -> dict[str, Any]:
-    """What this class's constructor takes of another pipeline's modules and settings."""
+    """The modules and settings of another pipeline that this class's constructor takes."""
     names = inspect.signature(cls).parameters
     have = {**pipe.config, **pipe.components}
     return {name: value for name, value in have.items() if name in names}

@@ -125,7 +125,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a pipeline gave."""
+    """The output of a pipeline."""
 
     output: Any
     convert_to: str | None  # the output type that was asked for, where tensors were taken instead

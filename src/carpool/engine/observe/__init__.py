@@ -1,1 +1,1 @@
-"""What is noted of requests and forwards."""
+"""Observers of requests and forwards: statistics, timelines, progress of the loop, co-riders."""

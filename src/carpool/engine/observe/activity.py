@@ -60,7 +60,7 @@ def snapshot(
     starts_s: Sequence[float | None],
     slower: float,
 ) -> Snapshot:
-    """What requests do at this moment. From any thread.
+    """A snapshot of the requests at this moment. From any thread.
 
     Args:
         slower: seconds just now, as a multiple of usual ones.

@@ -35,7 +35,7 @@ class LoopProgress:
         self._now = self.clock(), None
 
     def compiled(self) -> None:
-        """What was begun before goes on."""
+        """Compiling has ended: the work begun before it goes on."""
         self._now = self.clock(), self._before_compiling
 
     def idle(self) -> None:

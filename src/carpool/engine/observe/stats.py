@@ -54,7 +54,7 @@ class Stats:
         self._forwards[key] += 1
 
     def turn(self, seconds: float, forward_s: float, fiber_s: float) -> None:
-        """What a turn of the loop took; of it in modules, and in the pipelines' own code."""
+        """Count the seconds of a turn of the loop, in modules, and in the pipelines' own code."""
         self._turn_s += seconds
         self._forward_s += forward_s
         self._fiber_s += fiber_s

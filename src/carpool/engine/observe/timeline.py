@@ -48,7 +48,7 @@ class Mark:
 
 @dataclass(slots=True)
 class PhaseTimes:
-    """What a request did in one phase. Seconds."""
+    """The times of a request in one phase, in seconds."""
 
     start_s: float  # engine clock
     duration_s: float = 0.0

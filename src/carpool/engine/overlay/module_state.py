@@ -1,4 +1,4 @@
-"""What one module holds itself: kept, compared and restored."""
+"""The state of one module, without its children's: saved, compared and restored."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 @dataclass(slots=True)
 class ModuleState:
-    """What a module holds itself: entries of its containers, storage of its weights and buffers."""
+    """The state of one module: entries of its containers, storage of its weights and buffers."""
 
     dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = field(default_factory=list)
     others: list[tuple[Any, list[Any]]] = field(default_factory=list)  # lists and sets

@@ -9,7 +9,7 @@ NEEDED = 3  # forwards of a kind that must agree
 
 @dataclass(slots=True)
 class Evidence:
-    """What is known of one kind of call."""
+    """The evidence of how one kind of call fuses."""
 
     agreed: int = 0
     unsettled: int = 0

@@ -199,7 +199,7 @@ class Probation:
         return not self._varying(calls, open_)
 
     def _varying(self, calls: Sequence[Call], names: Sequence[str]) -> set[str]:
-        """Those of the arguments whose content is not the same in all calls."""
+        """The arguments whose content is not the same in all calls."""
         everyone = [call.arguments() for call in calls]
         return {
             name

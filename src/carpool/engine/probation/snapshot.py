@@ -1,4 +1,4 @@
-"""What a module is before a call and after it, and whether two answers are the same bits."""
+"""Compare a module before and after a call, and two answers bit by bit."""
 
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ class ModuleSnapshot:
         return cls(state, drawn, (*held,))
 
     def differs(self, before: "ModuleSnapshot") -> str | None:
-        """What has changed since: "random", or the path of an attribute; None: nothing."""
+        """The first change since: "random", or the path of an attribute; None: nothing."""
         ours, theirs = self.random, before.random
         if (
             not torch.equal(ours[0], theirs[0])
@@ -133,7 +133,7 @@ def shares_memory(answer: Any, arguments: Mapping[str, Any]) -> bool:
 def difference(
     together: Sequence[Any], alone: Sequence[Any], unread: Collection[str] = ()
 ) -> str | None:
-    """What is not the same in answers of a fused forward and of the calls by themselves.
+    """The first difference between answers of a fused forward and of the calls by themselves.
 
     Args:
         unread: fields that no caller reads, which a fused answer may lack.

@@ -1,4 +1,4 @@
-"""What was proven of how calls fuse, kept between runs in a file beside the learned costs.
+"""Evidence of how calls fuse, kept between runs in a file beside the learned costs.
 
 Evidence counts for the code that it was found with: it is kept under a digest of the source of the
 module's classes, its config and the versions of the libraries, and anything else begins anew.
@@ -78,11 +78,11 @@ class Verdicts:
         return self._sources[cls]
 
     def read(self, identity: str, kind: str) -> Mapping[str, Any] | None:
-        """What was found of a kind of call before."""
+        """The stored evidence of a kind of call."""
         return self._known.get(f"{identity} {kind}")
 
     def of(self, module: nn.Module, prefix: str) -> dict[str, Mapping[str, Any]]:
-        """What was found of a module's kinds of call that begin so."""
+        """The stored evidence of a module's kinds of call that begin so."""
         begin = f"{self.identity(module)} {prefix}"
         return {
             f"({name.removeprefix(begin)}": data

@@ -140,7 +140,7 @@ class Bus:
             self._timed_s += seconds
 
     def seconds_a_byte(self) -> float:
-        """What a byte took so far, in the mean; 0 before the first load is over."""
+        """Mean seconds a byte so far; 0 before the first load is over."""
         while self._copies and self._copies[0][1].query():
             began, ended, n_bytes = self._copies.popleft()
             self._took(n_bytes, began.elapsed_time(ended) / 1000)

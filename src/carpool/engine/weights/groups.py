@@ -40,7 +40,7 @@ class Place:
     n_bytes: int
 
     def read(self) -> Tensor:
-        """What is there now."""
+        """Read the present state."""
         found: Tensor = getattr(self.owner, self.attribute)
         return found
 
@@ -126,7 +126,7 @@ def _shared(blocks: Any) -> set[int]:
 
 
 def bytes_of(module: nn.Module) -> int:
-    """What the weights of a module take, each once."""
+    """Bytes of a module's weights, each counted once."""
     return sum(plain.nbytes for _, _, plain in _plain_parts(module))
 
 

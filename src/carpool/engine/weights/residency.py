@@ -31,7 +31,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyPlan:
-    """What is streamed; everything else is resident."""
+    """The components and blocks that are streamed; everything else is resident."""
 
     streamed: Mapping[str, frozenset[int]] = field(default_factory=dict)  # blocks by component
     device_bytes: int = 0  # that weights take: what is resident, and the slots

@@ -108,7 +108,7 @@ class Streamer:
         self.waited_s = 0.0
 
     def _in_order(self) -> dict[Group, deque[Group]]:
-        """What follows each group: the next of its component, and the first after the last."""
+        """The successor of each group: the next of its component, and the first after the last."""
         found: dict[Group, deque[Group]] = {}
         for name in self._modules:
             own = [group for group in self.groups if group.component == name]
@@ -117,7 +117,7 @@ class Streamer:
         return found
 
     def _after(self, group: Group) -> Group:
-        """What came after a group most often of late; of several the one that did last."""
+        """The group that followed another most often of late; of several the latest."""
         return Counter(reversed(self._came_next[group])).most_common(1)[0][0]
 
     def _buffer(self, n_bytes: int) -> "Buffer":
@@ -126,7 +126,7 @@ class Streamer:
     # What is streamed
 
     def bytes_of(self, component: str) -> int:
-        """What one sweep over a component moves; 0 of one that is resident."""
+        """Bytes that one sweep over a component moves; 0 of one that is resident."""
         return sum(
             group.n_bytes
             for group in self.groups
@@ -134,7 +134,7 @@ class Streamer:
         )
 
     def seconds_of(self, component: str) -> float:
-        """What one sweep over a component keeps the bus busy, by the loads so far."""
+        """Seconds that one sweep over a component keeps the bus busy, by the loads so far."""
         return self.bytes_of(component) * self.bus.seconds_a_byte()
 
     @property
@@ -226,7 +226,7 @@ class Streamer:
             sooner.add(one)
 
     def _from(self, group: Group) -> Iterator[Group]:
-        """What is expected to compute, a group and those after it."""
+        """The groups that are expected to compute: one and its successors."""
         for _ in self.groups:
             yield group
             group = self._after(group)

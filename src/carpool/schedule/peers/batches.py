@@ -1,10 +1,11 @@
-"""Who is in a batch of the modes `dynamic` and `request`, and when it leaves.
+"""Form whole-request batches for the modes `dynamic` and `request`, and say when each starts.
 
-`dynamic`: the request that waits longest is the head; everybody in line who fits joins it, up to
-the caps; one that is not full waits until its head is `--batching-delay-ms` old. `request`: the
-first requests in line are a wave as far as their keys are equal; who differs blocks those behind.
+`dynamic`: the request that waits longest is the head; every queued request that fits joins it,
+up to the caps; one that is not full waits until its head is `--batching-delay-ms` old. `request`:
+the first requests of the queue are a wave as far as their keys are equal; one that differs blocks
+those behind.
 
-Pure: times come in as numbers of the engine's clock, and nothing is kept. Batches are units of
+Times come in as numbers of the engine's clock. Batches are units of
 admission only; what shares a forward, and what happens when one fails, is the engine's business.
 
 Source: SGLang-Diffusion 0.5.23 and vLLM-Omni 0.30, as their schedulers behave.
@@ -28,32 +29,34 @@ QUIET_SHARE = 0.2  # or for this part of the longest wait, whichever is shorter
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The head of the line, and those who would run with it."""
+    """The head of the queue, and the requests that would run with it."""
 
     joined: tuple[int, ...]  # places in the queue behind the head
     outputs: int  # of all, the head's included
-    is_closed: bool  # nobody who comes could join: waiting is for nothing
+    is_closed: bool  # no later request could join: waiting is for nothing
     stop_reason: str
     rejects: Counter[str]  # why others in the queue do not join, or why the head cannot
     cap: int  # outputs it could have had
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class GroupedRequest:
     """A request with all its outputs, as both peers count requests."""
 
     view: QueuedRequest  # its first output, with the number and the cost of all
     numbers: tuple[int, ...]  # of its outputs
 
 
-def wholes(waiting: Sequence[QueuedRequest], most: int, now_s: float) -> tuple[list[Whole], float]:
-    """The line's first requests, each with all its outputs, which are queued one by one.
+def grouped_requests(
+    waiting: Sequence[QueuedRequest], most: int, now_s: float
+) -> tuple[list[GroupedRequest], float]:
+    """The queue's first requests, each with all its outputs, which are queued one by one.
 
-    One whose outputs have not all come is not there yet, nor is who stands behind it. It is taken
+    One whose outputs have not all come does not count yet, nor do those behind it. It is taken
     without those that do not come within `TOGETHER_S`: they were refused, cancelled or are done.
 
     Args:
-        waiting: every output in line, those that wait longest first.
+        waiting: every output queued, those that wait longest first.
         most: requests.
         now_s: engine clock.
 
@@ -72,7 +75,7 @@ def wholes(waiting: Sequence[QueuedRequest], most: int, now_s: float) -> tuple[l
             missing += one.group_size - 1
         elif not missing:
             break
-    found: list[Whole] = []
+    found: list[GroupedRequest] = []
     for outputs in groups.values():
         head, given_up_s = outputs[0], outputs[-1].arrived_s + TOGETHER_S
         if len(outputs) < head.group_size and now_s < given_up_s:
@@ -80,12 +83,12 @@ def wholes(waiting: Sequence[QueuedRequest], most: int, now_s: float) -> tuple[l
         if len(outputs) > 1:
             all_, cost = sum(one.outputs for one in outputs), sum(one.cost for one in outputs)
             head = replace(head, outputs=all_, cost=cost)
-        found.append(Whole(head, tuple(one.request for one in outputs)))
+        found.append(GroupedRequest(head, tuple(one.request for one in outputs)))
     return found, math.inf
 
 
 def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_max: int) -> Batch:
-    """Choose who joins the head of the line: whoever fits, in the order of the line.
+    """Choose who joins the head of the queue: whoever fits, in the order of the queue.
 
     Those who differ from the head are passed over and stop nobody. A head above a cap is alone.
     The next one is taken to cost as much as the head, so a batch closes when that is too much.
@@ -99,7 +102,7 @@ def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_m
         The batch as it would leave now. Its `stop_reason` says what closed it: `dynamic_disabled`,
         `head:REASON`, `config_cap:N` where the smallest cap was reached, a rule's or the user's,
         or `cost_budget_next:COST>MOST`. For one that is still open, what keeps it small: the
-        first reject, or `delay` where all in line have joined.
+        first reject, or `delay` where all queued have joined.
     """
     if user_max <= 1:
         return Batch((), head.outputs, True, "dynamic_disabled", Counter(), head.outputs)
@@ -146,17 +149,17 @@ def wait_until(head: QueuedRequest, batch: Batch, delay_s: float) -> float:
 
 
 def wave(keys: Sequence[Hashable], max_num_seqs: int) -> int:
-    """How many of the line's first requests run as one wave.
+    """How many of the queue's first requests run as one wave.
 
     Args:
-        keys: `request_key` of the requests in line, those who wait longest first.
+        keys: `request_key` of the requests queued, those who wait longest first.
         max_num_seqs: the most, at least 1.
     """
     return sum(1 for _ in takewhile(lambda key: key == keys[0], keys[:max_num_seqs]))
 
 
 def wave_deadline(
-    in_line: int,
+    in_queue: int,
     max_num_seqs: int,
     *,
     began_s: float,
@@ -166,16 +169,16 @@ def wave_deadline(
     """When the next wave starts, engine clock; to be asked again at every arrival.
 
     It waits at most `wait_s`, and less when nobody comes for 50 ms or a fifth of `wait_s`,
-    whichever is shorter. It starts at once where as many are in line as a wave may have, with
+    whichever is shorter. It starts at once where as many are queued as a wave may have, with
     whatever keys.
 
     Args:
-        in_line: how many requests are in line, at least 1.
-        began_s: when the engine was free and somebody was in line.
-        last_arrival_s: when the last of the line came.
+        in_queue: how many requests are queued, at least 1.
+        began_s: when the engine was free and somebody was queued.
+        last_arrival_s: when the last of the queue came.
         wait_s: `--request-batch-max-wait-ms`, in seconds.
     """
-    if in_line >= max_num_seqs:
+    if in_queue >= max_num_seqs:
         return began_s
     quiet_s = min(QUIET_S, wait_s * QUIET_SHARE)
     return min(began_s + wait_s, max(began_s, last_arrival_s) + quiet_s)

@@ -1,8 +1,9 @@
-"""What decides at admission who may share a batch: caps, costs, signatures and keys.
+"""Compatibility rules of whole-request batches: caps, costs, signatures, keys.
 
-Two batching modes form batches of whole requests. `dynamic` is SGLang-Diffusion's: who asks for the
-same as the head of the line but for prompt and seed may join it, up to the caps of `rules.py`.
-`request` is vLLM-Omni's: who has the same key as the head may. `batches.py` forms the batches.
+Two batching modes form batches of whole requests. `dynamic` is SGLang-Diffusion's: a request
+that equals the head of the queue but for prompt and seed may join it, up to the caps of
+`sglang_rules.py`. `request` is vLLM-Omni's: a request with the head's key may. `batches.py` forms
+the batches.
 
 No queue, no clock. Both modes are for those who know them from there; `continuous` lets requests
 share forwards that differ in much of this.
@@ -110,7 +111,7 @@ def resolution(arguments: Mapping[str, Any], default_px: Resolution | None) -> R
 def cost(
     resolution: Resolution | None, *, frames: int = 1, outputs: int = 1, vae_scale_px: int
 ) -> float:
-    """What a request adds towards `max_cost`: latent places x frames x outputs.
+    """The cost of a request towards `max_cost`: latent places x frames x outputs.
 
     Not seconds and not bytes. The frames are the video's own, not latent ones.
 
@@ -126,7 +127,7 @@ def cost(
 
 
 def signature(request: CheckedRequest, defaults: Mapping[str, Any]) -> Signature:
-    """What must be equal for two requests to share a dynamic batch: all but prompt and seed.
+    """All that must be equal for two requests to share a dynamic batch: all but prompt and seed.
 
     That includes the negative prompt, the number of outputs, the task and the adapters. Left out
     is the same as said with the default's value. Tensors and objects are equal to themselves only.
@@ -144,7 +145,7 @@ def signature(request: CheckedRequest, defaults: Mapping[str, Any]) -> Signature
 
 
 def signature_difference(left: Signature, right: Signature) -> str | None:
-    """What keeps two requests from sharing a dynamic batch, or None.
+    """The first reason why two requests cannot share a dynamic batch, or None.
 
     A request that brings pictures shares with nobody: not even with itself, so that a head is
     checked against itself.
@@ -166,7 +167,7 @@ def signature_difference(left: Signature, right: Signature) -> str | None:
 
 
 def request_key(request: CheckedRequest, defaults: Mapping[str, Any]) -> Hashable:
-    """What must be equal for two requests to share a wave of mode `request`.
+    """All that must be equal for two requests to share a wave of mode `request`.
 
     All arguments, the task, the number of outputs and the adapters with their scales; of prompts,
     pictures and latents only which ones there are; of negative prompts only whether one is used:

@@ -41,7 +41,7 @@ def sampling_defaults(text: str | None) -> dict[str, Any]:
 
 
 def split(given: Mapping[str, Any], takes: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What a model takes of the values, and a line for each that it does not.
+    """The values that a model takes, and a message for each that it does not.
 
     Args:
         given: from `sampling_defaults`.

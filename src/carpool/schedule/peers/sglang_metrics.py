@@ -1,4 +1,4 @@
-"""What `--enable-batching-metrics` prints: a line a batch, and a summary after every fifth.
+"""The log lines of `--enable-batching-metrics`: one a batch, and a summary after every fifth.
 
 The lines are those of SGLang-Diffusion 0.5.23, which its users read by machine:
 
@@ -95,7 +95,7 @@ class Dispatches:
             user_max: `--batching-max-size`, outputs; at 1, no batch counts as full.
             wait_s: how long its head has waited, seconds.
             stop_reason: why it is no larger, from `batches.fill`.
-            rejects: why others in line did not join, with how many.
+            rejects: why others queued did not join, with how many.
             requests: in it; as many as outputs, unless said.
 
         Returns:
@@ -160,7 +160,7 @@ def _kind(reason: str) -> str:
 
 
 def started(user_max: int, device_memory_gib: float | None, rules: int) -> list[str]:
-    """What is said at the start of mode `dynamic`."""
+    """Log lines at the start of mode `dynamic`."""
     admission = (
         f"Batch admission enabled: user_max={user_max}, "
         f"device_memory={device_memory_gib or 0.0:.1f}GiB, rules={rules}"
@@ -170,6 +170,6 @@ def started(user_max: int, device_memory_gib: float | None, rules: int) -> list[
 
 
 def processed(requests: int, user_max: int, delay_s: float) -> str:
-    """What is said when a batch of several requests is done."""
+    """Log line when a batch of several requests is done."""
     delay = f"max_delay={delay_s * 1000:.2f}ms"
     return f"Processed dynamic batch of {requests}/{user_max} request(s) with {delay}"

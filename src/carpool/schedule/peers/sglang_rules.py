@@ -88,7 +88,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What rules may ask of the server they are loaded by."""
+    """Facts of the server that rules may ask for."""
 
     model: str
     device_memory_gib: float | None  # None: it cannot be read

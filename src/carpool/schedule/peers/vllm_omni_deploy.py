@@ -85,7 +85,7 @@ UNUSED_IN_STAGE = {*_IN_STAGE.split(), *_PIPELINE_WIDE.split()}
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """What a deploy file asks for."""
+    """The contents of a deploy file."""
 
     settings: dict[str, Any]  # by Carpool's names
     unused: tuple[str, ...]  # places of what is known there and has no use here

@@ -55,11 +55,11 @@ class _Level:
         return self.weights.get(name, self.weights.get("*", 1.0))
 
 
-class Shares:
-    """What each tenant has been served, and each of its users."""
+class FairShares:
+    """Service that each tenant has received, and each of its users."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
-        """Nobody was served yet.
+        """Begin with no service.
 
         Args:
             weights: of tenants; `*` is that of all others, 1 where it is missing.
@@ -70,7 +70,7 @@ class Shares:
         self._running: set[tuple[str, str]] = set()
 
     def queued(self, waiting: Iterable[QueuedRequest]) -> None:
-        """Say who waits for admission. They count as having work, too."""
+        """Note the requests that wait for admission. Their tenants count as having work, too."""
         self._queued = {(one.tenant, one.user) for one in waiting}
         self._activate()
 

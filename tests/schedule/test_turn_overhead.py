@@ -5,22 +5,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.schedule.cost import Costs, Curve
-from carpool.schedule.turns import KEPT, RENEWED, Turns
+from carpool.schedule.turn_overhead import KEPT, RENEWED, TurnOverhead
 from carpool.schedule.views import CallKind, ParkedCall
 from carpool.schedule.widths import Widths
 
 KIND = CallKind("transformer.forward", 1024)
 
 
-def learned(*turns: tuple[float, float]) -> Turns:
-    known = Turns()
+def learned(*turns: tuple[float, float]) -> TurnOverhead:
+    known = TurnOverhead()
     for loop_s, own_s in turns:
         known.learn(loop_s, own_s)
     return known
 
 
 def test_nothing_is_taken_before_a_turn_was_seen_and_the_first_counts_at_once() -> None:
-    assert Turns().seconds(8) == 0.0
+    assert TurnOverhead().seconds(8) == 0.0
 
     assert learned((0.002, 0.001)).seconds(8) == pytest.approx(0.010)
 

@@ -1,4 +1,4 @@
-"""How many forwards of later requests each parked call has let pass: nobody waits for ever."""
+"""Starvation guard: a parked call that many forwards of later requests have passed leads next."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,18 +9,18 @@ MAX_PASSED = 64  # forwards of later requests that a parked call lets pass
 
 
 @dataclass(slots=True)
-class Passed:
-    """Counts of those who let any pass, by order of the parked call."""
+class StarvationGuard:
+    """Counts, for each parked call, the forwards of later requests that passed it; by its order."""
 
     is_fair: bool = False  # tenants have shares
     forwards: dict[int, int] = field(default_factory=dict)
 
     def is_late(self, call: ParkedCall) -> bool:
-        """Whether it has let so many pass that it leads next."""
+        """Whether so many passed it that it leads next."""
         return self.forwards.get(call.order, 0) >= MAX_PASSED
 
     def late(self, calls: Iterable[ParkedCall]) -> list[ParkedCall]:
-        """Those of the calls that are late."""
+        """The calls that are late."""
         if max(self.forwards.values(), default=0) < MAX_PASSED:
             return []
         return [call for call in calls if self.is_late(call)]
@@ -35,8 +35,8 @@ class Passed:
 
         Args:
             chosen: its calls, its leader first.
-            parked: those that it was chosen from.
-            everyone: all that are parked: counts of others stay, of cancelled calls they do not.
+            parked: the calls that it was chosen from.
+            everyone: all parked calls: their counts stay, those of cancelled calls do not.
         """
         before, orders = self.forwards, {call.order for call in chosen}
         passed = {
@@ -52,9 +52,8 @@ class Passed:
     def _counts(self, call: ParkedCall, chosen: Sequence[ParkedCall]) -> bool:
         """Whether a forward is one that the call had to let pass.
 
-        Where shares are fair, they see to it that nobody starves: a tenant that has many calls
-        parked would get more than its share if it might lead for each of them. But among the calls
-        of one user, a late one may lead: the others run with other tenants, and are charged.
+        With fair shares no tenant starves, and one with many parked calls would get more than its
+        share if each of them might lead. So only calls of the same user count there.
         """
         if call.phase != "denoise":
             return chosen[0].phase == "denoise" or call.request < chosen[0].request

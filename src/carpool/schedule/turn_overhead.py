@@ -1,7 +1,7 @@
-"""What a turn of the loop takes beside its forward: the loop's own part, and a part for each call.
+"""Overhead of a turn of the loop beside its forward: a fixed part, and a part for each call.
 
-The first does not grow with the calls, so sharing a turn saves it; it counts where forwards are
-short. Each is the median of the last turns.
+The fixed part does not grow with the calls, so sharing a turn saves it; that counts where forwards
+are short. Each part is the median of the last turns.
 """
 
 import statistics
@@ -18,8 +18,8 @@ def _empty() -> deque[float]:
 
 
 @dataclass(slots=True)
-class Turns:
-    """Of one kind of call."""
+class TurnOverhead:
+    """The overhead of turns of one kind of call."""
 
     _loop: deque[float] = field(default_factory=_empty)
     _own: deque[float] = field(default_factory=_empty)  # a call

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
-from carpool.schedule.shares import Shares
+from carpool.schedule.fair_shares import FairShares
 from carpool.schedule.views import CallKind, Choice, ParkedCall, QueuedRequest
 from carpool.types import Phase
 from carpool_lab.simulate.fleet import simulate
@@ -196,7 +196,7 @@ def test_who_has_much_to_encode_or_decode_gets_no_more_than_its_share(
 # Coming and going
 
 
-def turn(shares: Shares, *tenants: str, seconds: float = 1.0) -> str:
+def turn(shares: FairShares, *tenants: str, seconds: float = 1.0) -> str:
     """Serve the tenant whose turn it is among those with work."""
     named = [one.partition("/") for one in tenants]
     parked = [call(n, tenant, user) for n, (tenant, _, user) in enumerate(named)]
@@ -207,7 +207,7 @@ def turn(shares: Shares, *tenants: str, seconds: float = 1.0) -> str:
 
 
 def test_a_tenant_that_used_an_idle_device_owes_nothing_for_it() -> None:
-    shares = Shares({})
+    shares = FairShares({})
     for _ in range(1000):
         turn(shares, "a")
     shares.running([])
@@ -217,7 +217,7 @@ def test_a_tenant_that_used_an_idle_device_owes_nothing_for_it() -> None:
 
 
 def test_a_tenant_that_was_away_has_saved_nothing_up() -> None:
-    shares = Shares({})
+    shares = FairShares({})
     for _ in range(500):
         turn(shares, "a")
 
@@ -225,7 +225,7 @@ def test_a_tenant_that_was_away_has_saved_nothing_up() -> None:
 
 
 def test_a_tenant_that_waits_for_admission_keeps_its_turn() -> None:
-    shares = Shares({})
+    shares = FairShares({})
     turn(shares, "a", "b")
     shares.queued([QueuedRequest(9, tenant="b")])
     for _ in range(10):
@@ -237,7 +237,7 @@ def test_a_tenant_that_waits_for_admission_keeps_its_turn() -> None:
 
 
 def test_a_user_invented_for_each_request_gains_on_users_of_its_own_tenant_only() -> None:
-    shares = Shares({})
+    shares = FairShares({})
     invented = [(f"a/{n}", f"a/{n + 1}") for n in range(600)]  # one is new, one is left
 
     told = Counter(turn(shares, *two, "a/honest", "b/honest") for two in invented)
@@ -250,7 +250,7 @@ def test_a_user_invented_for_each_request_gains_on_users_of_its_own_tenant_only(
 def test_nobody_with_work_falls_behind_by_more_than_a_turn_each(
     first: Sequence[str], data: st.DataObject
 ) -> None:
-    shares = Shares({"a": 2.0, "*": 1.0})
+    shares = FairShares({"a": 2.0, "*": 1.0})
     for one in first:  # any history
         turn(shares, one)
     everybody = ["a/1", "a/2", "b/1", "b/2", "c"]
@@ -265,7 +265,7 @@ def test_nobody_with_work_falls_behind_by_more_than_a_turn_each(
 
 
 def test_what_is_remembered_is_bounded_by_those_who_have_work() -> None:
-    shares = Shares({})
+    shares = FairShares({})
     for n in range(5000):
         turn(shares, f"t{n}", f"a/u{n}", f"a/u{n + 1}")
 

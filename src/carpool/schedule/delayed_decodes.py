@@ -1,7 +1,7 @@
-"""Decodes wait for those who end with the next denoising forward, to be decoded with them.
+"""Delay a decode by one forward when requests that end with that forward can share it.
 
-Once, for one forward, and if that costs the decodes less than all others gain: these are done
-earlier by what one wide decode takes less than two narrow ones.
+A decode is delayed once at most, and only if that costs the waiting decodes less than all other
+requests gain: one wide decode takes less than two narrow ones.
 """
 
 from collections.abc import Sequence, Set
@@ -13,8 +13,8 @@ from carpool.schedule.views import ParkedCall
 
 
 @dataclass(slots=True)
-class Decodes:
-    """Whether they wait, and which have."""
+class DelayedDecodes:
+    """Decides whether decodes wait, and remembers which have."""
 
     costs: Costs
     _held: set[int] = field(default_factory=set)  # by order of the parked call

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
-from carpool.schedule.decodes import Decodes
+from carpool.schedule.delayed_decodes import DelayedDecodes
 from carpool.schedule.views import CallKind, ParkedCall
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.scenario import Labels, Model
@@ -81,7 +81,7 @@ def test_a_decode_waits_only_once() -> None:
 
 
 @dataclass(slots=True)
-class Never(Decodes):
+class Never(DelayedDecodes):
     """Decodes that never wait."""
 
     def wait(self, *calls: Any) -> bool:
