@@ -17,8 +17,8 @@ from collections.abc import Hashable
 from pathlib import Path
 
 import carpool
-from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
 from carpool.fleet.router import Router
+from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
 from carpool.worker.startup import PROCESS_NAME
 
 LEAST = 1.8  # times as many requests a second with two workers

@@ -115,7 +115,7 @@ CLAIMS: dict[str, list[Check]] = {  # a module or a package: what its docstring 
     "carpool.engine.fuse": [("never", ("carpool.engine.model", "diffusers", "transformers"))],
     "carpool.engine.observe.co_riders": [("never", ("opentelemetry", "carpool.telemetry"))],
     "carpool.fleet.autoscaler": [NO_TORCH, NO_CLOCK],
-    "carpool.fleet.load": [NO_TORCH, NO_CLOCK],
+    "carpool.fleet.worker_load": [NO_TORCH, NO_CLOCK],
     "carpool.fleet.ray": [("only", ("ray",))],
     "carpool.fleet.router": [NO_TORCH, NO_CLOCK],
     "carpool.fleet.models": [NO_TORCH],

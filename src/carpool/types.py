@@ -12,6 +12,12 @@ from typing import Any, Literal
 Clock = Callable[[], float]
 """Seconds since some fixed moment; never runs backwards. `time.monotonic`, or a test's own."""
 
+OnProgress = Callable[[int, int], None]
+"""Is called with the denoising steps that are done, and how many there are."""
+
+RequestSize = tuple[int | None, int | None, int | None]
+"""Width, height and frames, as a request says them; None: it does not."""
+
 Phase = Literal["encode", "denoise", "decode"]
 """What a module call does for its request: read inputs, remove noise, draw the result."""
 

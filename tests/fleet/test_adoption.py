@@ -16,7 +16,7 @@ from carpool.fleet import ray, ray_connector
 from carpool.fleet.host import WorkerHost
 from carpool.fleet.ray import RayCluster, RaySettings
 from carpool.fleet.ray_connector import RayConnector
-from carpool.fleet.remote import Address, RemoteConnection
+from carpool.fleet.remote_connection import Address, RemoteConnection
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
@@ -375,7 +375,7 @@ def test_what_a_lost_worker_ran_is_moved_and_the_worker_is_taken_over_when_it_an
 
         connection = front._connection
         assert isinstance(connection, RemoteConnection)
-        connection._wire._writer.transport.abort()  # the network between them is cut
+        connection._stream._writer.transport.abort()  # the network between them is cut
         with pytest.raises(Moved):
             await asked
         await until(lambda: children[0].of(protocol.Reset) == 1)
@@ -414,7 +414,7 @@ def test_with_a_certificate_workers_are_reached_by_tls_and_only_with_that_one(
             front = await RemoteConnection.open(Address("127.0.0.1", port, SECRET, trusted))
             front.send(protocol.LoadModel("shapes", EngineSettings()))
             assert await anext(front.messages()) == READY
-            assert front._wire._writer.get_extra_info("cipher") is not None
+            assert front._stream._writer.get_extra_info("cipher") is not None
             await front.close()
         await host.close()
         await asyncio.sleep(0.05)

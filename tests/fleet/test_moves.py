@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.fleet.load import Bound, RoutedRequest, StepTable, WorkerLoad
-from carpool.fleet.moves import BURST, MOST, PER_S, WORTH, MoveCost, Moves, left
+from carpool.fleet.moves import (
+    MAX_MOVES,
+    MIN_GAIN_OF_COST,
+    MOVES_AT_ONCE,
+    MOVES_PER_S,
+    MoveCost,
+    Moves,
+    left,
+)
 from carpool.fleet.router import Router
+from carpool.fleet.worker_load import Bound, RoutedRequest, StepTable, WorkerLoad
 
 SHARED: StepTable = (1.0, 1.05, 1.1, 1.15)  # rows are nearly free
 SOLO: StepTable = (1.0, 2.0, 3.0, 4.0)
@@ -178,7 +186,7 @@ def test_whatever_runs_moves_are_bounded_and_each_is_worth_it(
         by_request[move.request] = by_request.get(move.request, 0) + 1
         bound = router.workers[move.worker].bound[move.request]
         if move.why == "priority":
-            assert bound.left_s > WORTH * moves.cost.of(bound)
+            assert bound.left_s > MIN_GAIN_OF_COST * moves.cost.of(bound)
             assert move.to is None
         else:
             assert not router.waiting
@@ -186,8 +194,8 @@ def test_whatever_runs_moves_are_bounded_and_each_is_worth_it(
         router.drop(move.request)
         router.hold(left(bound))
         assert move.to is None or router.bind_to(move.request, move.to)
-    assert count <= BURST + seconds * PER_S
-    assert max(by_request.values(), default=0) <= MOST
+    assert count <= MOVES_AT_ONCE + seconds * MOVES_PER_S
+    assert max(by_request.values(), default=0) <= MAX_MOVES
 
 
 def test_a_look_sees_a_few_workers_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,4 +221,4 @@ def test_the_bucket_of_moves_never_overflows() -> None:
     moves.choose(inf)
     for request in range(1, 31):
         put(router, 0, request, "a", steps=1000)
-    assert sum(moves.choose(1e9) is not None for _ in range(30)) <= BURST
+    assert sum(moves.choose(1e9) is not None for _ in range(30)) <= MOVES_AT_ONCE

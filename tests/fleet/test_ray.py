@@ -1,6 +1,6 @@
 """Workers on a real Ray cluster of two nodes: placed, taken over, killed with their node, replaced.
 
-`make test-ray`; the same without Ray, by fakes: `test_remote.py`, `test_adoption.py`.
+`make test-ray`; the same without Ray, by fakes: `test_remote_connection.py`, `test_adoption.py`.
 """
 
 import base64

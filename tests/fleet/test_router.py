@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.fleet.index import LOOKED_AT, WorkerIndex
-from carpool.fleet.load import (
+from carpool.fleet.router import Router
+from carpool.fleet.worker_load import (
     Bound,
     RoutedRequest,
     StepTable,
@@ -19,7 +20,6 @@ from carpool.fleet.load import (
     paying_width,
     step_s,
 )
-from carpool.fleet.router import Router
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.sweep import step_seconds
 from carpool.schedule.views import CallKind

@@ -15,7 +15,7 @@ from carpool.jobs.file_store import FileStore
 from carpool.jobs.journals import JobJournals, results_bytes
 from carpool.jobs.store import JobStore
 from carpool.types import JournalEntry
-from carpool.worker.answers import EVERY_S
+from carpool.worker.journal_sender import EVERY_S
 from carpool.worker.journals import Journals
 from proof.history import ENDS
 from support.endpoints import ENDPOINT

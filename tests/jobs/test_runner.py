@@ -19,11 +19,10 @@ from carpool.errors import (
 )
 from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import Record
-from carpool.jobs.interfaces import OnProgress
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import work_of
-from carpool.types import CheckedRequest, Timings
+from carpool.types import CheckedRequest, OnProgress, Timings
 from carpool.worker.protocol import Done, TokenUsage
 
 

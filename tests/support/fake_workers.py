@@ -9,7 +9,7 @@ from carpool.telemetry.activity import Snapshot
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.requests import Moved
-from carpool.worker.supervisor import OnActivity, State, WorkerListener
+from carpool.worker.supervisor import OnActivity, WorkerListener, WorkerState
 from support.app import CARD
 
 
@@ -29,7 +29,7 @@ class FakeWorker:
     def __init__(self, device: str, listener: WorkerListener | None) -> None:
         self.device, self.listener = device, listener
         self.ready: protocol.WorkerReady | None = None
-        self._state: State = "starting"
+        self._state: WorkerState = "starting"
         self.running: dict[str, asyncio.Future[protocol.Done]] = {}
         self.got: list[tuple[str, float, int]] = []  # request, waited_s, deaths
         self.held_s, self.lora = 0.0, dict[str, str]()
@@ -95,7 +95,7 @@ class FakeWorker:
     # What a pool asks of it
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorkerState:
         return self._state
 
     @property

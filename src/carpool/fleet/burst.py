@@ -11,9 +11,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from carpool.fleet.index import WorkerIndex
-from carpool.fleet.load import Bound, RoutedRequest, WorkerLoad
+from carpool.fleet.worker_load import Bound, RoutedRequest, WorkerLoad
 
-SWAPPED = 24  # requests bound at one moment: of more, none are exchanged
+MAX_SWAPPED = 24  # requests bound at one moment: of more, none are exchanged
 
 
 class Burst:
@@ -41,11 +41,11 @@ class Burst:
             works: longest first.
         """
         orders = [list(works)]
-        if len(works) <= SWAPPED:  # the exchange may end at another place from another order
+        if len(works) <= MAX_SWAPPED:  # the exchange may end at another place from another order
             places = {kind: place for place, kind in enumerate({one.kind: 0 for one in works})}
             orders.append(sorted(works, key=lambda one: places[one.kind]))
             rng = random.Random(len(works))  # always the same orders
-            orders += [rng.sample(works, len(works)) for _ in range(SWAPPED // len(works))]
+            orders += [rng.sample(works, len(works)) for _ in range(MAX_SWAPPED // len(works))]
         _, plan = min(map(self._planned, orders), key=lambda one: one[0])
         return plan
 
@@ -59,7 +59,7 @@ class Burst:
             best.bound[work.request] = self._as_bound(work, best)
             self._owners[work.request] = best.id
             self._index.put(best)
-        if len(works) <= SWAPPED and len(self._workers) > 1:
+        if len(works) <= MAX_SWAPPED and len(self._workers) > 1:
             self._exchange({work.request for work in works})
         plan = {work.request: self._owners.pop(work.request) for work in works}
         last_s = max(self._workers[number].finish_s() for number in set(plan.values()))
@@ -75,7 +75,7 @@ class Burst:
         workers = [
             self._workers[number] for number in sorted(near) if self._workers[number].is_open
         ]
-        for _ in range(SWAPPED):
+        for _ in range(MAX_SWAPPED):
             last = max(workers, key=lambda worker: (worker.finish_s(), -worker.id))
             if not self._improved(last, workers, movable):
                 return

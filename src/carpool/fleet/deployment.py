@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from carpool.fleet.pool import Pool
-from carpool.fleet.serving import ServingState
 from carpool.worker import protocol
+from carpool.worker.supervisor import WorkerState
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +31,7 @@ class Deployment:
     running: "asyncio.Task[None] | None" = None
 
     @property
-    def state(self) -> ServingState | Literal["unloaded"]:
+    def state(self) -> WorkerState | Literal["unloaded"]:
         return "unloaded" if self.pool is None else self.pool.state
 
     @property

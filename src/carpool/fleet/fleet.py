@@ -10,11 +10,10 @@ from carpool.errors import CarpoolError, ModelNotFound, nearest
 from carpool.fleet.deployment import Deployment
 from carpool.fleet.loader import Loader
 from carpool.fleet.pool import Pool
-from carpool.fleet.serving import ServingState
-from carpool.types import CheckedRequest
+from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
-from carpool.worker.requests import OnPreview, OnProgress
-from carpool.worker.supervisor import OnActivity
+from carpool.worker.requests import OnPreview
+from carpool.worker.supervisor import OnActivity, WorkerState
 
 T = TypeVar("T")
 
@@ -48,13 +47,13 @@ class Fleet:
         return self._first.ready or next((one for one in found if one is not None), None)
 
     @property
-    def state(self) -> ServingState:
+    def state(self) -> WorkerState:
         states = {one.state for one in self._deployments.values()}
         if self._is_draining:
             return "draining" if "stopped" not in states else "stopped"
         if any(one.is_on_demand for one in self._deployments.values()):
             return "ready"  # it can be loaded
-        order: tuple[ServingState, ...] = ("ready", "starting", "worker_lost", "stopped")
+        order: tuple[WorkerState, ...] = ("ready", "starting", "worker_lost", "stopped")
         return next((one for one in order if one in states), "stopped")
 
     @property

@@ -1,6 +1,6 @@
-"""Requests that a pool holds until its router binds them to a worker, and which it takes at all.
+"""The queue of a pool: admission control, and requests that wait for a worker.
 
-What workers report reaches the router here. Numbers stand for requests and for workers.
+Reports of workers reach the router here. Numbers stand for requests and for workers.
 """
 
 import asyncio
@@ -11,17 +11,15 @@ from dataclasses import dataclass, replace
 
 from carpool.config import EngineSettings
 from carpool.errors import CarpoolError, DeadlineExceeded, Overloaded, TooLate
-from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
 from carpool.fleet.router import Router
+from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
 from carpool.request.card import Card
 from carpool.schedule.overload import ENTER, Pressure, again_s, refuses, stage
 from carpool.schedule.policy import weights
-from carpool.types import CheckedRequest
+from carpool.types import CheckedRequest, RequestSize
 from carpool.worker import protocol
 
 log = logging.getLogger("carpool")
-
-Size = tuple[int | None, int | None, int | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -191,7 +189,7 @@ class HeldRequests:
             request.user,
         )
 
-    def _kind(self, width: int | None, height: int | None, frames: int | None) -> Size:
+    def _kind(self, width: int | None, height: int | None, frames: int | None) -> RequestSize:
         """The size of a request, with the default where it says none."""
         card = self._card()
         default = (card.default_size_px if card else None) or (None, None)

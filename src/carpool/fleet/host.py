@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.fleet import handshake
-from carpool.fleet.wire import Malformed, Wire
+from carpool.fleet.packets import Malformed, PacketStream
 from carpool.worker import protocol
 from carpool.worker.connection import Connection, WorkerConnection
 
@@ -52,7 +52,7 @@ class WorkerHost:
         self._spool = Path(tempfile.mkdtemp(prefix="carpool-worker-"))
         self._server: asyncio.Server | None = None
         self._unknown = 0
-        self._wire: Wire | None = None  # of the front
+        self._stream: PacketStream | None = None  # of the front
         self._is_attached = False  # it has said what to load
         self._child: Connection | None = None
         self._loaded = b""  # what the child was told to load
@@ -74,8 +74,8 @@ class WorkerHost:
             self._server.close()
         if self._leaving is not None:
             self._leaving.cancel()
-        if self._wire is not None:
-            self._wire.close()
+        if self._stream is not None:
+            self._stream.close()
         await self._end_child()
         for task in self._tasks:
             task.cancel()
@@ -98,40 +98,40 @@ class WorkerHost:
             return
         finally:
             self._unknown -= 1
-        wire = Wire(reader, writer, silent_s=FRONT_SILENT_S)
-        if self._wire is not None:
+        stream = PacketStream(reader, writer, silent_s=FRONT_SILENT_S)
+        if self._stream is not None:
             why = "it serves another front of the same fleet name, which is alive"
-            await wire.say_farewell(why, refused=True)
+            await stream.say_farewell(why, refused=True)
             return
-        self._wire = wire
+        self._stream = stream
         if self._leaving is not None:
             self._leaving.cancel()
         try:
-            await self._serve(wire)
+            await self._serve(stream)
         except (Malformed, protocol.Undecodable) as error:
             log.error("the front broke the protocol: %s", error)
         finally:
-            wire.close()
-            self._wire, self._is_attached = None, False
+            stream.close()
+            self._stream, self._is_attached = None, False
             self._reset()
             self._left()
 
     def _left(self) -> None:
         self._leaving = asyncio.get_running_loop().call_later(self._keep_s, self._at_end)
 
-    async def _serve(self, wire: Wire) -> None:
-        async for body in wire.bodies():
+    async def _serve(self, stream: PacketStream) -> None:
+        async for body in stream.bodies():
             if body is None:
                 if self._child is not None:
                     self._child.kill()
                 continue
             message = protocol.decode_to_worker(body)
             if isinstance(message, protocol.LoadModel):
-                await self._load(message, wire)
+                await self._load(message, stream)
             elif self._child is not None and self._is_attached:
                 self._child.send(message)
 
-    async def _load(self, message: protocol.LoadModel, wire: Wire) -> None:
+    async def _load(self, message: protocol.LoadModel, stream: PacketStream) -> None:
         """Answer from what is loaded, or load."""
         message.spool = str(self._spool)
         wanted = protocol.encode(message)
@@ -140,13 +140,13 @@ class WorkerHost:
             try:
                 child = self._child = await self._open_child(self._spool)
             except OSError as error:  # no memory or file descriptors left just now
-                await wire.say_farewell(f"its process cannot be started: {error}")
+                await stream.say_farewell(f"its process cannot be started: {error}")
                 return
             self._loaded, self._ready, self._is_resetting = wanted, None, False
             child.send(message)
             self._begin(self._pump(child))
         elif self._ready is not None and not self._is_resetting:
-            await wire.send(protocol.encode_body(self._ready))
+            await stream.send(protocol.encode_body(self._ready))
         self._is_attached = True
 
     # The process
@@ -160,22 +160,22 @@ class WorkerHost:
                 self._loaded = b""  # the next front has it tried again
             elif isinstance(message, protocol.Reloaded) and self._ready is not None:
                 self._ready.card = message.card
-            if self._wire is not None and self._is_attached and not self._is_resetting:
-                await self._pass(message, self._wire)
+            if self._stream is not None and self._is_attached and not self._is_resetting:
+                await self._pass(message, self._stream)
         await child.close()
         if self._child is child:
             self._child, self._loaded, self._ready = None, b"", None
             self._is_resetting = False
-            if self._wire is not None and self._is_attached:
-                await self._wire.say_farewell(child.end)
+            if self._stream is not None and self._is_attached:
+                await self._stream.say_farewell(child.end)
 
-    async def _pass(self, message: protocol.ToFront, wire: Wire) -> None:
+    async def _pass(self, message: protocol.ToFront, stream: PacketStream) -> None:
         clip = message.clip if isinstance(message, protocol.Done) else None
         if clip is None or len(clip.rgb) <= protocol.MOST_INLINE_BYTES:
-            await wire.send(protocol.encode_body(message))
+            await stream.send(protocol.encode_body(message))
             return
         content, clip.rgb, clip.path = clip.rgb, b"", "sent before"
-        self._begin(wire.send_file(content, protocol.encode_body(message)))
+        self._begin(stream.send_file(content, protocol.encode_body(message)))
 
     def _reset(self) -> None:
         """Have the requests of a front that is gone cancelled."""
@@ -206,5 +206,5 @@ class WorkerHost:
         with contextlib.suppress(asyncio.CancelledError):
             if (error := task.exception()) is not None:
                 log.error("a worker's host failed: %r", error)
-                if self._wire is not None:
-                    self._wire.close()
+                if self._stream is not None:
+                    self._stream.close()

@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable
 from itertools import islice
 
-from carpool.fleet.load import WorkerLoad
+from carpool.fleet.worker_load import WorkerLoad
 
 LOOKED_AT = 8  # workers
 

@@ -8,17 +8,17 @@ from functools import partial
 from typing import Any, Protocol
 
 from carpool.errors import CarpoolError, LoraRejected, Starting, WorkerLost
-from carpool.fleet.serving import ServingState, WorkerHandle
+from carpool.fleet.serving import WorkerHandle
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.supervisor import OnActivity, WorkerListener
+from carpool.worker.supervisor import OnActivity, WorkerListener, WorkerState
 
 log = logging.getLogger("carpool")
 
 Make = Callable[[str, WorkerListener | None], WorkerHandle]
 """Makes the worker of a device; with a listener where it is one of several."""
 
-_ORDER: tuple[ServingState, ...] = ("ready", "draining", "starting", "worker_lost", "stopped")
+_ORDER: tuple[WorkerState, ...] = ("ready", "draining", "starting", "worker_lost", "stopped")
 
 
 class PoolListener(Protocol):
@@ -97,9 +97,9 @@ class Members:
         return self._known
 
     @property
-    def state(self) -> ServingState:
+    def state(self) -> WorkerState:
         """The best of theirs."""
-        states: set[ServingState] = {handle.state for handle in self.handles}
+        states: set[WorkerState] = {handle.state for handle in self.handles}
         return next((one for one in _ORDER if one in states), "stopped")
 
     def shown(self, requests: Callable[[int], int]) -> list[dict[str, Any]]:

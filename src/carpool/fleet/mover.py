@@ -11,18 +11,17 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from carpool.fleet.load import RoutedRequest
 from carpool.fleet.moves import Move, Moves, left
 from carpool.fleet.router import Router
+from carpool.fleet.worker_load import RoutedRequest
 from carpool.telemetry.activity import SeenMove
-from carpool.types import Clock
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
 
 log = logging.getLogger("carpool")
 
-KEPT = 1000  # requests whose moves are known
-MOST_NEWS = 256  # moves, until somebody asks
+KEPT_REQUESTS = 1000  # requests whose moves are known
+KEPT_MOVES = 256  # moves, until somebody asks
 
 
 class Mover:
@@ -32,7 +31,6 @@ class Mover:
         journals: of the requests; None: none can move.
         release: asks a worker, by its number, to give a request up.
         model_of: see `Moves`.
-        wall_clock: Unix time.
     """
 
     def __init__(
@@ -41,15 +39,13 @@ class Mover:
         journals: Journals | None,
         release: Callable[[int, str], None],
         model_of: Callable[[int], str] = lambda worker: "",
-        wall_clock: Clock = time.time,
     ) -> None:
         self._router, self._journals, self._release = router, journals, release
-        self._wall_clock = wall_clock
         self._policy = Moves(router, self._can_move, model_of)
         self._names: dict[int, str] = {}  # ids of requests in flight, by number
         self._asked: dict[int, Move] = {}  # by request
         self._moves: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
-        self._news: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_NEWS)
+        self._news: deque[tuple[str, dict[str, Any]]] = deque(maxlen=KEPT_MOVES)
         self._sent_s: dict[str, float] = {}  # requests that moved: when they were bound again
         self.counts = dict[str, int]()  # of requests that were given up, by reason
 
@@ -86,10 +82,10 @@ class Mover:
             return work, None
         self.counts[move.why] = self.counts.get(move.why, 0) + 1
         name = self._names[work.request]
-        told = {"at": self._wall_clock(), "from": move.worker, "to": None, "why": move.why}
+        told = {"at": time.time(), "from": move.worker, "to": None, "why": move.why}
         self._moves.setdefault(name, []).append(told)
         self._moves.move_to_end(name)
-        while len(self._moves) > KEPT:
+        while len(self._moves) > KEPT_REQUESTS:
             self._moves.popitem(last=False)
         return work, move.to
 

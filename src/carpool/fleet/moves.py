@@ -1,17 +1,16 @@
-"""Which running requests another worker is to go on with: a policy, without processes or clocks.
+"""The policy of moves: which running requests go on in another worker. No processes, no clock.
 
-A request that moves is given up between two steps, and replayed from its journal elsewhere. That is
-asked for
+A request that moves is given up between two steps and replayed from its journal elsewhere. Reasons:
 
-    drain     when its worker is to end: all that it has
-    gain      when nothing waits, and the ends of all requests come earlier in sum by more than
-              `WORTH` times what the move takes: together with others of its kind, or from a busy
-              worker to an idle one
-    priority  when somebody of higher priority waits for whom no worker has room, and who goes first
-              by the order of the router: the one of lowest priority is paused, and waits in turn
+    drain     its worker is to end: all that it has moves
+    gain      nothing waits, and the ends of all requests come earlier in sum by more than
+              `MIN_GAIN_OF_COST` times what the move takes: together with others of its kind,
+              or from a busy worker to an idle one
+    priority  a request of higher priority waits, no worker has room for it, and the router would
+              serve it first: the request of lowest priority is paused, and waits in turn
 
-Bounds: a request moves `MOST` times for gain or priority, a fleet `PER_S` times a second, and each
-look sees `LOOKED_AT` workers, in turn. Drains are not bounded.
+Bounds: a request moves `MAX_MOVES` times for gain or priority, a fleet `MOVES_PER_S` times a
+second, and each look sees `LOOKED_AT` workers, in turn. Drains are not bounded.
 """
 
 from collections import Counter, deque
@@ -21,20 +20,20 @@ from math import ceil
 from statistics import median
 from typing import Literal
 
-from carpool.fleet.load import Bound, RoutedRequest, WorkerLoad, step_s
 from carpool.fleet.router import Router
+from carpool.fleet.worker_load import Bound, RoutedRequest, WorkerLoad, step_s
 
-Why = Literal["drain", "gain", "priority"]
+MoveReason = Literal["drain", "gain", "priority"]
 
-MOST = 3  # moves of one request
-PER_S = 2.0  # moves of a fleet, on the average
-BURST = 4  # moves at once
+MAX_MOVES = 3  # moves of one request
+MOVES_PER_S = 2.0  # moves of a fleet, on the average
+MOVES_AT_ONCE = 4  # moves at once
 LOOKED_AT = 8  # workers, at one look
-WORTH = 3.0  # times what a move takes: what it has to gain
-PART = 0.5  # of what the request has left, alone: what it has to gain, too
+MIN_GAIN_OF_COST = 3.0  # times what a move takes: what it has to gain
+MIN_GAIN_OF_REST = 0.5  # of what the request has left, alone: what it has to gain, too
 MOVE_S = 0.1  # giving a request up, sending it, starting it: until moves were measured
 REPLAY_S = 0.004  # a step's part of a replay: the pipeline's own code, its answers unpacked
-MEASURED = 9  # moves, the last ones: their median counts
+KEPT_MEASUREMENTS = 9  # moves, the last ones: their median counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +43,15 @@ class Move:
     request: int
     worker: int
     to: int | None  # None: where the router says
-    why: Why
+    why: MoveReason
 
 
 class MoveCost:
     """What moving a request takes: the medians of what was measured, a guess before that."""
 
     def __init__(self) -> None:
-        self._moves_s: deque[float] = deque(maxlen=MEASURED)
-        self._replays_s: deque[float] = deque(maxlen=MEASURED)  # for each step
+        self._moves_s: deque[float] = deque(maxlen=KEPT_MEASUREMENTS)
+        self._replays_s: deque[float] = deque(maxlen=KEPT_MEASUREMENTS)  # for each step
 
     def moved(self, took_s: float) -> None:
         """A request went on `took_s` after its worker had given it up, its replay aside."""
@@ -138,7 +137,7 @@ class Moves:
         self._router, self._can_move, self._model_of = router, can_move, model_of
         self.cost = MoveCost()
         self._moved: Counter[int] = Counter()  # by request
-        self._allowed, self._at_s = float(BURST), 0.0
+        self._allowed, self._at_s = float(MOVES_AT_ONCE), 0.0
         self._turn = 0  # of workers
 
     def ended(self, request: int) -> None:
@@ -161,7 +160,7 @@ class Moves:
         Args:
             now_s: on any clock; moves per second are counted on it.
         """
-        self._allowed = min(BURST, self._allowed + (now_s - self._at_s) * PER_S)
+        self._allowed = min(MOVES_AT_ONCE, self._allowed + (now_s - self._at_s) * MOVES_PER_S)
         self._at_s = now_s
         if self._allowed < 1:
             return None
@@ -173,7 +172,7 @@ class Moves:
 
     def _movable(self, worker: WorkerLoad) -> Iterator[Bound]:
         for name, one in worker.bound.items():
-            if self._moved[name] < MOST and self._can_move(name):
+            if self._moved[name] < MAX_MOVES and self._can_move(name):
                 yield one
 
     def _look(self) -> list[WorkerLoad]:
@@ -192,7 +191,7 @@ class Moves:
             for worker in self._look()
             for one in self._movable(worker)
             if one.work.priority < urgent.priority
-            and one.left_s > WORTH * self.cost.of(one)
+            and one.left_s > MIN_GAIN_OF_COST * self.cost.of(one)
             and self._router.goes_before(urgent, left(one))
         ]
         if not victims:
@@ -210,8 +209,8 @@ class Moves:
                 continue  # alone, or with all others in every step: it gains next to nothing
             for one in self._movable(worker):
                 to, gain_s = self._gain_s(one, worker)
-                least_s = max(best_s, WORTH * self.cost.of(one), PART * one.left_s)
-                if to is not None and gain_s > least_s:
+                cost_s, rest_s = MIN_GAIN_OF_COST * self.cost.of(one), MIN_GAIN_OF_REST * one.left_s
+                if to is not None and gain_s > max(best_s, cost_s, rest_s):
                     best, best_s = Move(one.work.request, worker.id, to.id, "gain"), gain_s
         return best
 

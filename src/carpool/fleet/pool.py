@@ -1,8 +1,8 @@
-"""A pool: the workers of one model, each supervised, behind the interface of a single one.
+"""A pool: the workers of one model, behind the interface of a single one.
 
-With several workers requests are held (`held.py`) until the router binds them to one. What a worker
-had when it died goes to the others, and counts as before who ran in how many that did. A pool of
-one worker holds nothing: the worker's own queue is as good, and it runs again what it had.
+With several workers requests are held (`held.py`) until the router binds them to one. Requests of a
+worker that died go to other workers; each keeps its count of deaths. A pool of one worker holds
+nothing: the worker has a queue of its own, and runs again what it had when it died.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from carpool.fleet.held import HeldRequests
 from carpool.fleet.members import Make, Member, Members
 from carpool.fleet.mover import Mover
 from carpool.fleet.resizing import Resizer
-from carpool.fleet.serving import ServingState, WorkerHandle
-from carpool.types import CheckedRequest
+from carpool.fleet.serving import WorkerHandle
+from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
-from carpool.worker.requests import Moved, OnPreview, OnProgress
-from carpool.worker.supervisor import OnActivity
+from carpool.worker.requests import Moved, OnPreview
+from carpool.worker.supervisor import OnActivity, WorkerState
 
 log = logging.getLogger("carpool")
 
@@ -94,7 +94,7 @@ class Pool:
         return self._members.ready
 
     @property
-    def state(self) -> ServingState:
+    def state(self) -> WorkerState:
         state = self._members.state
         if self._is_draining and state in ("ready", "draining"):
             return "draining"

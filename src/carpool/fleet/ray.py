@@ -1,9 +1,9 @@
 """Workers on the nodes of a Ray cluster. The only module that imports Ray.
 
 Ray places workers, hands out their address and the fleet's secret, and starts them again on another
-node when one is lost; requests go over our own connections (`remote.py`). Each worker is a detached
-actor that keeps a worker's process (`host.py`): a front that starts again under the same fleet name
-finds it, with its model loaded.
+node when one is lost; requests go over our own connections (`remote_connection.py`). Each worker is
+a detached actor that keeps a worker's process (`host.py`): a front that starts again under the same
+fleet name finds it, with its model loaded.
 
 Source: the placement of vLLM's `RayExecutorV2`: Ray starts, own messages carry the work.
 """
@@ -30,7 +30,7 @@ from carpool.errors import SettingRejected
 from carpool.fleet.handshake import new_secret
 from carpool.fleet.host import WorkerHost
 from carpool.fleet.ray_connector import RayConnector
-from carpool.fleet.remote import Address
+from carpool.fleet.remote_connection import Address
 
 log = logging.getLogger("carpool")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from carpool.fleet.remote import Address, RemoteConnection
+from carpool.fleet.remote_connection import Address, RemoteConnection
 
 log = logging.getLogger("carpool")
 

@@ -1,21 +1,20 @@
-"""The router: which worker runs which waiting request, and which requests wait at the front.
+"""The router: chooses the worker of each waiting request, or that it goes on waiting.
 
-Waiting requests are held and bound late: a request is bound to a worker only when that would serve
-it at once, so that none queues behind a slow worker. It is bound where the ends of all requests
-move least in sum (`load.extra_s`): together with its kind where fusing pays, where the least is to
-be done elsewhere. Where a full worker is the best place, as the others are slow, it waits for that.
+Requests are bound late: to a worker that would serve them at once, so that none queues behind a
+slow worker. A request is bound where the ends of all requests move least in sum
+(`worker_load.extra_s`): together with its kind where fusing pays, else where the least is to be
+done. Where a full worker is the best place, as the others are slow, it waits for that.
 
 *Order.* As in `schedule.continuous`: predicted work, aged by the arrival, with priorities; first
 deadlines that press; with shares, the tenant that the whole fleet served least by its weight.
 Requests that are bound at one moment are spread so that the last of them ends early (`burst.py`).
 
 *Imbalance.* Predictions may be wrong: a worker that has `IMBALANCE` times the mean number of
-requests, and `SLACK` more than that mean, gets no other one.
+requests, and `SLACK_REQUESTS` more than that mean, gets no more.
 
 A choice looks at the workers with the least to do, and at those with the least to do that run the
-same kind: `LOOKED_AT` of each. Of equals that worker is taken that got its last request before the
-others did: what that has is nearer to its end than was reported. Then ids decide. No clock: callers
-say the time.
+same kind: `LOOKED_AT` of each. Of equals, the worker wins that got its last request first, as its
+requests are nearer to their end than was reported; then ids decide. No clock: callers say the time.
 
 Source: guard against imbalance as in sgl-router.
 """
@@ -29,7 +28,7 @@ from math import inf
 
 from carpool.fleet.burst import Burst
 from carpool.fleet.index import LOOKED_AT, WorkerIndex
-from carpool.fleet.load import (
+from carpool.fleet.worker_load import (
     UNKNOWN,
     Bound,
     RoutedRequest,
@@ -42,11 +41,13 @@ from carpool.schedule.continuous import AGEING, PRESSING, PRIORITY, SHORTER
 from carpool.schedule.shares import Shares
 from carpool.schedule.views import QueuedRequest
 
-AHEAD = 0.25  # of what a worker runs together, or of its part of the line: bound ahead
-COMING = 10  # times as many as are there: what a busy worker counts on, as `arrivals.BUSY` does
+AHEAD_SHARE = 0.25  # of what a worker runs together, or of its part of the line: bound ahead
+EXPECTED_GROWTH = (
+    10  # times as many as are there: what a busy worker counts on, as `arrivals.BUSY` does
+)
 IMBALANCE = 1.5
-SLACK = 16  # requests
-BURST = 8  # requests for each idle worker that are bound when they come together
+SLACK_REQUESTS = 16  # requests
+BURST_REQUESTS = 8  # requests for each idle worker that are bound when they come together
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +272,7 @@ class Router:
         bound, workers = len(self._owners), len(self._index)
         backlog = (bound + len(self._held)) // workers
         behind = len(self._held) - 1
-        crowded = max(IMBALANCE * bound / workers, bound / workers + SLACK)
+        crowded = max(IMBALANCE * bound / workers, bound / workers + SLACK_REQUESTS)
         best, best_key, is_free = None, (inf, inf, 0, 0), False
         for worker in self._index.look(work.kind):
             table = self.table(worker, work.kind)
@@ -311,14 +312,14 @@ class Router:
             backlog: requests there are for each worker.
             held: of them, those that wait.
         """
-        width = paying_width(table, COMING * min(backlog, 1024), self._min_gain)
-        return width + max(1, min(width, int(AHEAD * max(width, held))))
+        width = paying_width(table, EXPECTED_GROWTH * min(backlog, 1024), self._min_gain)
+        return width + max(1, min(width, int(AHEAD_SHARE * max(width, held))))
 
     def _room(self) -> int:
         """How many requests may be bound at one moment, about: more of them to an idle fleet."""
         workers = len(self._index)
         if not self._owners:
-            return BURST * workers
+            return BURST_REQUESTS * workers
         work = next(iter(self._held.values())).work
         slots = self._slots(self._tables.get(work.kind, UNKNOWN), 1)
         return slots * workers - len(self._owners)

@@ -1,20 +1,16 @@
-"""What the server asks of what runs its requests, and a pool of each of its workers.
+"""Protocols of what runs requests: `Serving` (a pool or a fleet) and `WorkerHandle` (one worker).
 
-A server has a pool of workers, or a fleet of such pools; a worker is a `Supervisor` of a process
-here, or what stands for one elsewhere. All methods are called on the event loop, and are as
-`Supervisor` describes them.
+All methods are called on the event loop; `Supervisor` describes them.
 """
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from carpool.types import CheckedRequest
+from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
-from carpool.worker.requests import OnPreview, OnProgress
-from carpool.worker.supervisor import OnActivity, State
-
-ServingState = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
+from carpool.worker.requests import OnPreview
+from carpool.worker.supervisor import OnActivity, WorkerState
 
 
 class Service(Protocol):
@@ -40,7 +36,7 @@ class Serving(Service, Protocol):
     """Runs the requests of a server."""
 
     @property
-    def state(self) -> ServingState: ...
+    def state(self) -> WorkerState: ...
     async def submit(
         self,
         request: CheckedRequest,
@@ -53,7 +49,7 @@ class WorkerHandle(Service, Protocol):
     """One worker of a pool, wherever it runs."""
 
     @property
-    def state(self) -> State: ...
+    def state(self) -> WorkerState: ...
     @property
     def takes_requests(self) -> bool: ...
     async def run(

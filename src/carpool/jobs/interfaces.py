@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from carpool.jobs.database import End, Record
-from carpool.types import CheckedRequest, Timings
+from carpool.types import CheckedRequest, OnProgress, Timings
 
 
 class JobOutput(Protocol):
@@ -18,9 +18,6 @@ class JobOutput(Protocol):
     @property
     def skipped_steps(self) -> int: ...
 
-
-OnProgress = Callable[[int, int], None]
-"""Is called with the denoising steps that are done, and how many there are."""
 
 OnPreview = Callable[[Any], None]
 """Is called with previews, of requests that ask for some; only the worker looks into them."""

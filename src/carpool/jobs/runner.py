@@ -33,13 +33,12 @@ from carpool.jobs.interfaces import (
     JobListener,
     JobOutput,
     OnPreview,
-    OnProgress,
     Writer,
 )
 from carpool.jobs.journals import JobJournals
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import Reader, requests_of
-from carpool.types import CheckedRequest, Clock
+from carpool.types import CheckedRequest, Clock, OnProgress
 
 log = logging.getLogger("carpool")
 

@@ -13,7 +13,7 @@ from carpool.config import ServeSettings
 from carpool.engine.loop import EngineCore
 from carpool.errors import InvalidValue, LibraryMissing, UnsupportedParameter
 from carpool.jobs.database import Record
-from carpool.jobs.interfaces import OnPreview, OnProgress
+from carpool.jobs.interfaces import OnPreview
 from carpool.jobs.work import work_of
 from carpool.media import outputs
 from carpool.media.metadata import in_files, made_with
@@ -25,7 +25,7 @@ from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import is_pil
 from carpool.request.own_values import check_n
 from carpool.request.parameters import check
-from carpool.types import CheckedRequest, Event, Request
+from carpool.types import CheckedRequest, Event, OnProgress, Request
 
 if TYPE_CHECKING:
     from carpool.python.workers import WorkerEngine

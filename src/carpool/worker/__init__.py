@@ -1,1 +1,1 @@
-"""An engine in its own process, and who starts, watches and replaces it."""
+"""Worker processes: start, protocol, watchdog, supervision."""

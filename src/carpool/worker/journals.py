@@ -34,7 +34,6 @@ class Journals:
         self.of_all = of_all
         self._most_bytes, self.bytes = most_bytes, 0
         self.steps_again = 0  # steps that were told before: a worker died after them
-        self.dropped = 0  # requests whose journals were, for want of room
         self._entries: dict[str, list[JournalEntry]] = {}
         self._files: dict[str, File] = {}
         self._gaps: set[str] = set()  # requests of which something was dropped
@@ -130,7 +129,6 @@ class Journals:
                 self.bytes -= sum(map(_bytes, entries))
                 entries.clear()
                 self._gaps.add(request_id)
-                self.dropped += 1
 
 
 def _bytes(entry: JournalEntry) -> int:

@@ -26,7 +26,7 @@ from carpool.telemetry import logs, tracing
 from carpool.types import CheckedRequest, Event
 from carpool.worker import protocol, startup
 from carpool.worker.activity import ActivitySender
-from carpool.worker.answers import AnswerBatch, AnswerSender
+from carpool.worker.journal_sender import AnswerBatch, JournalSender
 from carpool.worker.raw_output import RawOutput, raw_output
 from carpool.worker.watchdog import INTERVAL_S
 
@@ -44,7 +44,7 @@ class WorkerProcess:
         self._engine: Any = None  # once the model is loaded
         self._additions: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[protocol.ToFront | AnswerBatch] = queue.SimpleQueue()
-        self.answers = AnswerSender(self._outbox.put)
+        self.answers = JournalSender(self._outbox.put)
         self._in_flight: set[str] = set()  # requests
         self._after_reset: Callable[[], None] | None = None
         self._counting = threading.Lock()

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 from carpool.errors import CarpoolError, PipelineFailed, by_name
 from carpool.telemetry import tracing
-from carpool.types import CheckedRequest
+from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
 from carpool.worker.in_flight import SUSPECT, InFlight, InFlightRequest
 from carpool.worker.journals import Journals
 
-OnProgress = Callable[[int, int], None]
 OnPreview = Callable[[protocol.Preview], None]
 
 

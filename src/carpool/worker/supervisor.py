@@ -14,13 +14,13 @@ from typing import Any, Literal, Protocol
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.errors import CarpoolError, Draining, LoadFailed, Overloaded, Starting, WorkerLost
-from carpool.types import CheckedRequest
+from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
-from carpool.worker.additions import Additions
 from carpool.worker.connection import Connection, Connector, LocalConnector
 from carpool.worker.journals import Journals
+from carpool.worker.late_adapters import LateAdapters
 from carpool.worker.queries import Queries, Query
-from carpool.worker.requests import OnPreview, OnProgress, WorkerRequests
+from carpool.worker.requests import OnPreview, WorkerRequests
 from carpool.worker.restarts import Restarts
 from carpool.worker.start import Start, spawn
 from carpool.worker.watchdog import INTERVAL_S, LOADING, Watchdog
@@ -30,7 +30,7 @@ log = logging.getLogger("carpool")
 OnActivity = Callable[[protocol.Activity], None]
 """Is called with what an engine does, a few times a second."""
 
-State = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
+WorkerState = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
 _MOST_LISTED = 8  # requests in one line
 
 
@@ -81,14 +81,14 @@ class Supervisor:
         self._load = protocol.LoadModel(
             model, settings, folder, *log, otel, listener is None, factory
         )
-        self._state: State = "starting"
+        self._state: WorkerState = "starting"
         self._is_draining = False
         several = listener is not None
         self._requests = WorkerRequests(
             self._send, journals, self._tell_changed, is_one_of_several=several
         )
         self._queries = Queries(self._send)
-        self._additions = Additions(self._queries, self._send)
+        self._late_adapters = LateAdapters(self._queries, self._send)
         self._connection: Connection | None = None
         self._is_lost = False  # only the connection to the newest worker, as far as is known
         self._slot_s: float | None = None  # predicted until the worker can start a request
@@ -102,7 +102,7 @@ class Supervisor:
         self._end = ""  # of the last worker: how it ended, and which requests it had
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorkerState:
         return "draining" if self._is_draining and self._state == "ready" else self._state
 
     def start(self) -> asyncio.Task[None]:
@@ -183,7 +183,7 @@ class Supervisor:
 
         A worker that is away answers nothing. Its successors have the adapter from the start.
         """
-        return self._additions.add(name, path, is_ready=self._state == "ready")
+        return self._late_adapters.add(name, path, is_ready=self._state == "ready")
 
     def _tell_changed(self) -> None:
         if self._listener is not None:
@@ -327,7 +327,7 @@ class Supervisor:
                 self._queries.worker_died(WorkerLost("the worker died", retry_after_s=again_s))
                 self._tell_changed()
             self._connection = None
-            self._additions.worker_died()
+            self._late_adapters.worker_died()
             await connection.close()
             self._is_lost = connection.is_lost
             self._end = f"{connection.end}; requests that it had: {_listed(had)}"
@@ -345,13 +345,13 @@ class Supervisor:
     def _receive(self, message: protocol.ToFront) -> None:
         match message:
             case protocol.WorkerReady() as loaded:
-                self._open(self._additions.greet(loaded))
+                self._open(self._late_adapters.greet(loaded))
             case protocol.Activity() as activity:
                 if self._on_activity is not None:
                     self._on_activity(activity)
             case protocol.Reloaded(card, problems, is_addition) as reloaded:
-                if self._additions.is_telling:
-                    self._open(self._additions.answered(reloaded))
+                if self._late_adapters.is_telling:
+                    self._open(self._late_adapters.answered(reloaded))
                 else:
                     if is_addition:
                         self._queries.added(problems)

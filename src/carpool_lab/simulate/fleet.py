@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from carpool.fleet.load import RoutedRequest, StepTable, WorkerLoad
 from carpool.fleet.moves import Move, MoveCost, Moves, left
 from carpool.fleet.router import Router
+from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
 from carpool.schedule.cost import Costs
 from carpool.schedule.sweep import step_seconds
 from carpool_lab.simulate.routers import AtOnce, Sole, least_work

@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from carpool.fleet.load import RoutedRequest, WorkerLoad
 from carpool.fleet.router import Binding, Router
+from carpool.fleet.worker_load import RoutedRequest, WorkerLoad
 
 Rule = Callable[[RoutedRequest, Sequence[WorkerLoad]], int]
 """Which worker gets a request as soon as it comes: its place among them."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from carpool.worker.answers import EVERY_S, MOST_BYTES, AnswerBatch, AnswerSender
+from carpool.worker.journal_sender import EVERY_S, MOST_BYTES, AnswerBatch, JournalSender
 
 
 @dataclass
@@ -12,7 +12,7 @@ class Answered:
 
 def test_answers_of_short_steps_share_a_message_and_those_of_long_ones_do_not_wait() -> None:
     now_s, sent = 100.0, list[AnswerBatch]()
-    sender = AnswerSender(sent.append, lambda: now_s)
+    sender = JournalSender(sent.append, lambda: now_s)
     for _ in range(20):  # steps of 2 ms
         sender.add(Answered())
         sender.after_turn()
@@ -29,7 +29,7 @@ def test_answers_of_short_steps_share_a_message_and_those_of_long_ones_do_not_wa
 
 def test_what_waits_never_becomes_a_large_message_and_a_flush_leaves_nothing() -> None:
     sent = list[AnswerBatch]()
-    sender = AnswerSender(sent.append, lambda: 0.0)
+    sender = JournalSender(sent.append, lambda: 0.0)
     for _ in range(10):
         sender.add(Answered(MOST_BYTES // 2))
         sender.after_turn()

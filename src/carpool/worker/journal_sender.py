@@ -39,7 +39,7 @@ class AnswerBatch:
         return protocol.Answers(entries)
 
 
-class AnswerSender:
+class JournalSender:
     """Collects answers and sends them.
 
     Args:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from carpool.errors import StoreFailed, reason
 from carpool.fleet import handshake
-from carpool.fleet.wire import Malformed, Wire
+from carpool.fleet.packets import Malformed, PacketStream
 from carpool.worker import protocol
 from carpool.worker.connection import mapped
 
@@ -46,8 +46,8 @@ def client_tls(certificate: str) -> ssl.SSLContext:
 class RemoteConnection:
     """A worker elsewhere. However it ends, `messages` ends with it."""
 
-    def __init__(self, wire: Wire, where: str) -> None:
-        self._wire, self._where, self._is_killed = wire, where, False
+    def __init__(self, stream: PacketStream, where: str) -> None:
+        self._stream, self._where, self._is_killed = stream, where, False
         self._problem = ""
 
     @classmethod
@@ -77,16 +77,16 @@ class RemoteConnection:
             if isinstance(error, (handshake.Refused, asyncio.IncompleteReadError)):
                 raise ConnectionError(f"{where}: {error}") from error
             raise
-        return cls(Wire(reader, writer, silent_s=SILENT_S, spool=spool), where)
+        return cls(PacketStream(reader, writer, silent_s=SILENT_S, spool=spool), where)
 
     def send(self, message: protocol.ToWorker) -> None:
         """Queue a message; they arrive in order."""
-        self._wire.put(protocol.encode_body(message))
+        self._stream.put(protocol.encode_body(message))
 
     async def messages(self) -> AsyncIterator[protocol.ToFront]:
         """Yield the worker's messages until it, or the connection, ends."""
         try:
-            async for body in self._wire.bodies():
+            async for body in self._stream.bodies():
                 if body is None:
                     raise Malformed("a worker cannot kill its front")
                 yield self._taken(protocol.decode_to_front(body))
@@ -98,7 +98,7 @@ class RemoteConnection:
         if not isinstance(message, protocol.Done) or message.clip is None or not message.clip.path:
             return message
         try:
-            message.clip.path = str(self._wire.take_file())
+            message.clip.path = str(self._stream.take_file())
         except OSError as error:
             log.error("an output could not be kept: %s", error)
             said = f"the output could not be kept: {reason(error)}"
@@ -107,23 +107,23 @@ class RemoteConnection:
 
     def kill(self) -> None:
         self._is_killed = True
-        self._wire.kill()
+        self._stream.kill()
 
     @property
     def is_lost(self) -> bool:
         """Whether only the connection ended, as far as is known: the worker may be well."""
-        is_known = bool(self._wire.farewell) or self._is_killed
-        return self._wire.is_refused or not is_known
+        is_known = bool(self._stream.farewell) or self._is_killed
+        return self._stream.is_refused or not is_known
 
     @property
     def end(self) -> str:
         """How it ended, for the log."""
-        if self._wire.farewell or self._problem:
-            return self._wire.farewell or self._problem
-        if self._wire.is_silent:
+        if self._stream.farewell or self._problem:
+            return self._stream.farewell or self._problem
+        if self._stream.is_silent:
             return f"{self._where} was silent for {SILENT_S:g} s"
         return f"the connection to {self._where} was lost"
 
     async def close(self) -> None:
         """Close the connection; the worker keeps its model for the next one."""
-        self._wire.close()
+        self._stream.close()

@@ -7,15 +7,12 @@ a message are sent beside it, as a file, between the packets of other messages.
 
 import asyncio
 import contextlib
-import logging
 import os
 import struct
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import IO
-
-log = logging.getLogger("carpool")
 
 HEADER = struct.Struct(">BI")  # kind, bytes that follow
 PACKET_BYTES = 64 << 10
@@ -33,7 +30,7 @@ class Malformed(Exception):
     """The other end breaks the rules."""
 
 
-class Wire:
+class PacketStream:
     """One end of the stream.
 
     Args:

@@ -11,7 +11,7 @@ from carpool.worker import protocol
 from carpool.worker.queries import Queries
 
 
-class Additions:
+class LateAdapters:
     """The adapters of one worker and its successors.
 
     Args:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from carpool.config import EngineSettings
-from carpool.fleet import handshake, host, wire
+from carpool.fleet import handshake, host, packets
 from carpool.fleet.host import WorkerHost
-from carpool.fleet.remote import Address, RemoteConnection
-from carpool.fleet.wire import HEADER, PACKET_BYTES, Malformed, Wire
+from carpool.fleet.packets import HEADER, PACKET_BYTES, Malformed, PacketStream
+from carpool.fleet.remote_connection import Address, RemoteConnection
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from support.app import CARD
@@ -208,18 +208,18 @@ def test_a_peer_that_says_nothing_is_let_go_and_keeps_no_front_out(
 def test_a_packet_or_a_message_that_is_too_large_ends_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wire, "MOST_MESSAGE_BYTES", 3 * PACKET_BYTES)
+    monkeypatch.setattr(packets, "MOST_MESSAGE_BYTES", 3 * PACKET_BYTES)
 
     async def story(stage: Stage) -> None:
-        for packets in (
-            HEADER.pack(wire.PART, PACKET_BYTES + 1) + bytes(PACKET_BYTES + 1),
-            4 * (HEADER.pack(wire.PART, PACKET_BYTES) + bytes(PACKET_BYTES)),
+        for sent in (
+            HEADER.pack(packets.PART, PACKET_BYTES + 1) + bytes(PACKET_BYTES + 1),
+            4 * (HEADER.pack(packets.PART, PACKET_BYTES) + bytes(PACKET_BYTES)),
             HEADER.pack(99, 0),
-            HEADER.pack(wire.END, 3) + b"\xc1\xc1\xc1",
+            HEADER.pack(packets.END, 3) + b"\xc1\xc1\xc1",
         ):
             reader, writer = await stage.raw()
             await handshake.introduce(reader, writer, SECRET)
-            writer.write(packets)
+            writer.write(sent)
             await ended(reader)
             writer.close()
         assert not stage.children
@@ -326,22 +326,22 @@ def test_what_is_silent_is_lost_at_the_second_look_and_not_after_a_stall_of_ours
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr(wire, "LOOK_S", 0.0)
-    monkeypatch.setattr(Wire, "_now_s", staticmethod(lambda: now_s[0]))
+    monkeypatch.setattr(packets, "LOOK_S", 0.0)
+    monkeypatch.setattr(PacketStream, "_now_s", staticmethod(lambda: now_s[0]))
 
     async def story(stage: Stage) -> None:
         heard = asyncio.Event()
 
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await heard.wait()
-            writer.write(HEADER.pack(wire.ALIVE, 0))
+            writer.write(HEADER.pack(packets.ALIVE, 0))
             heard.clear()
             await heard.wait()
             writer.close()
 
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        mine = Wire(*await asyncio.open_connection("127.0.0.1", port), silent_s=1.75)
+        mine = PacketStream(*await asyncio.open_connection("127.0.0.1", port), silent_s=1.75)
         reading = asyncio.create_task(anext(mine.bodies(), b"the end"))
         now_s[0] = 1.7
         for _ in range(50):
@@ -364,10 +364,10 @@ def test_what_is_silent_is_lost_at_the_second_look_and_not_after_a_stall_of_ours
 
 
 def test_a_silent_worker_is_acted_on_within_three_seconds_by_the_constants() -> None:
-    from carpool.fleet.remote import SILENT_S
+    from carpool.fleet.remote_connection import SILENT_S
 
-    assert SILENT_S + 2 * wire.LOOK_S < 3.0
-    assert SILENT_S > 3 * wire.BEAT_S  # two lost signs of life are no death
+    assert SILENT_S + 2 * packets.LOOK_S < 3.0
+    assert SILENT_S > 3 * packets.BEAT_S  # two lost signs of life are no death
 
 
 def test_a_front_that_comes_again_takes_over_what_is_loaded_once_old_requests_have_ended() -> None:
@@ -479,7 +479,7 @@ def test_a_message_that_breaks_the_protocol_is_no_message() -> None:
     async def story(stage: Stage) -> None:
         reader, writer = await stage.raw()
         await handshake.introduce(reader, writer, SECRET)
-        mine = Wire(reader, writer, silent_s=9.0)
+        mine = PacketStream(reader, writer, silent_s=9.0)
         with pytest.raises(Malformed, match="a file that was not sent"):
             mine.take_file()
         mine.close()
