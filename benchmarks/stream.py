@@ -29,10 +29,10 @@ from benchmarks import stream_held
 from benchmarks.stream_bus import HeldBus, hold
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.sweep import Sweeps
+from carpool.engine.weights.backing_store import DiskStore
 from carpool.engine.weights.groups import blocks_of
 from carpool.engine.weights.placement import components_of
 from carpool.engine.weights.residency import SLOTS, plan
-from carpool.engine.weights.store import DiskStore
 from carpool.engine.weights.streaming import Streamer
 
 CPU = torch.device("cpu")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from carpool.engine.weights.backing_store import Store
 from carpool.engine.weights.bus import Bus, Slot
-from carpool.engine.weights.groups import Group
-from carpool.engine.weights.store import Store
+from carpool.engine.weights.groups import BlockGroup
 
 
 class HeldBus(Bus):
@@ -35,11 +35,11 @@ class HeldBus(Bus):
     def moved(self) -> int:
         return self.moved_bytes
 
-    def load(self, group: Group, slot: Slot) -> Callable[[], object]:
+    def load(self, group: BlockGroup, slot: Slot) -> Callable[[], object]:
         self._asked_s.append(self.clock())
         return super().load(group, slot)
 
-    def _read(self, group: Group, slot: Slot) -> torch.Event | None:
+    def _read(self, group: BlockGroup, slot: Slot) -> torch.Event | None:
         began_s = max(self._free_s, self._asked_s.popleft())
         event = super()._read(group, slot)
         self._free_s = began_s + group.n_bytes / self.bytes_per_s

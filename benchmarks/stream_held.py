@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.stream_bus import HeldBus
+from carpool.engine.weights.backing_store import DiskStore
 from carpool.engine.weights.groups import blocks_of
 from carpool.engine.weights.residency import SLOTS, Component, plan
-from carpool.engine.weights.store import DiskStore
 from carpool.engine.weights.streaming import Streamer
 
 CPU = torch.device("cpu")

@@ -16,12 +16,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from carpool.config import EngineSettings
 from carpool.engine import journal as journals
-from carpool.engine.answers import copied, pack, size, unpack
 from carpool.engine.intercept import Call, Target
 from carpool.engine.journal import Answered, Identity, Journal
 from carpool.engine.model.device import Device
 from carpool.engine.model.load import load
 from carpool.engine.probation.snapshot import difference
+from carpool.engine.serialization import copied, pack, size, unpack
 from carpool.errors import Released
 from carpool.request.parameters import check
 from carpool.types import CheckedRequest, JournalEntry, Request

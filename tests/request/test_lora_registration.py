@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from carpool.config import EngineSettings
-from carpool.engine.adapters.reader import Shadows
+from carpool.engine.adapters.reader import AdapterReader
 from carpool.errors import InvalidValue, LoraRejected, SettingRejected, UnsupportedParameter
 from carpool.request.lora import check_lora, check_name, parse_lora
 from carpool.request.parameters import check
@@ -24,7 +24,7 @@ State = dict[str, torch.Tensor]
 
 
 def read(path: Path) -> Any:
-    return Shadows(served("flux"), torch.device("cpu")).read(path)
+    return AdapterReader(served("flux"), torch.device("cpu")).read(path)
 
 
 def test_a_file_and_a_folder_with_one_file_are_read(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_weights_that_the_number_type_of_the_model_cannot_hold_are_refused(tmp_p
     pipe = fresh("flux").to(torch.float16)
 
     with pytest.raises(LoraRejected, match=r"do not fit into torch.float16"):
-        Shadows(pipe, torch.device("cpu")).read(write(tmp_path / "a.safetensors", state))
+        AdapterReader(pipe, torch.device("cpu")).read(write(tmp_path / "a.safetensors", state))
 
 
 def test_files_that_are_no_safetensors_are_not_opened(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_pipeline_without_a_loader_says_so(tmp_path: Path) -> None:
         pass
 
     with pytest.raises(LoraRejected, match="Plain takes no LoRA"):
-        Shadows(Plain(), torch.device("cpu")).read(adapter(tmp_path, "flux", 1))
+        AdapterReader(Plain(), torch.device("cpu")).read(adapter(tmp_path, "flux", 1))
 
 
 def test_a_name_is_given_once(tmp_path: Path) -> None:

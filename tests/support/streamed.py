@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from carpool.engine.weights.backing_store import DiskStore
 from carpool.engine.weights.bus import Bus, Slot
-from carpool.engine.weights.groups import Group, blocks_of
-from carpool.engine.weights.store import DiskStore
+from carpool.engine.weights.groups import BlockGroup, blocks_of
 from carpool.engine.weights.streaming import Streamer
 from carpool.schedule.views import Choice, ParkedCall
 from support.engine_driver import Drive, InLine, VirtualClock
@@ -88,7 +88,7 @@ class VirtualBus(Bus):
         super().__init__(DiskStore(folder, 1), CPU, clock)
         self._virtual, self._speed, self._free_s = clock, bytes_per_s, 0.0
 
-    def load(self, group: Group, slot: Slot) -> Callable[[], object]:
+    def load(self, group: BlockGroup, slot: Slot) -> Callable[[], object]:
         self.moved_bytes += group.n_bytes
         self.loads += 1
         self._free_s = max(self._free_s, self._virtual()) + group.n_bytes / self._speed

@@ -74,6 +74,9 @@ class WidthLimits:
             self._fitted[key] = max(rows, self._fitted.get(key, 0))
 
 
+RunCalls = Callable[[Sequence[Any]], list[Any]]
+"""Makes one forward of calls of one key, each of them `Ready`: their answers, in order."""
+
 T = TypeVar("T", bound=Ready)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from carpool.config import FAULT_VARIABLE
+from carpool.engine.execute import RunCalls
 from carpool.engine.request import RequestState
 from carpool.errors import InvalidValue
 
@@ -43,9 +44,6 @@ WHATS = (*_STRIKES, "noise")
 _NOISE = 2**-19
 
 
-Run = Callable[[Sequence[RequestState]], list[Any]]
-
-
 class Faults:
     """The faults that are switched on.
 
@@ -69,7 +67,7 @@ class Faults:
         wanted = [one for one in environ.get(FAULT_VARIABLE, "").split(",") if one]
         return cls(wanted) if wanted else None
 
-    def around(self, run: Run, *, is_exact: bool = False) -> Run:
+    def around(self, run: RunCalls, *, is_exact: bool = False) -> RunCalls:
         """The same function, with these faults.
 
         Args:

@@ -11,7 +11,7 @@ from carpool.engine.intercept import Interception, tell_of_compilations
 from carpool.engine.isolation import Isolation
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.observe import truncation
-from carpool.engine.observe.heartbeat import LoopProgress
+from carpool.engine.observe.loop_progress import LoopProgress
 from carpool.engine.tokenizers import Tokenizers
 
 

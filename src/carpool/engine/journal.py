@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carpool.engine import answers
+from carpool.engine import serialization
 from carpool.engine.foreign_code import all_blocks
 from carpool.engine.intercept import Call
 from carpool.engine.model.device import Device
@@ -61,7 +61,7 @@ class Answered:
         """The answer as bytes, once the device has it. On any thread."""
         if isinstance(self.answer, bytes):
             return JournalEntry(self.number, self.mark, self.answer)
-        packed = answers.pack(
+        packed = serialization.pack(
             self.answer, lambda tensor: self.device.to_host(tensor, mark=self.moment)
         )
         return JournalEntry(self.number, self.mark, packed)
@@ -138,7 +138,7 @@ class Journal:
         if entry.number < self._calls or entry.mark != self._mark:
             raise Mismatch(f"call {self._calls}, of {call.target.component}, is another one")
         try:
-            answer = answers.unpack(entry.answer, self._device.torch)
+            answer = serialization.unpack(entry.answer, self._device.torch)
         except ValueError as error:
             raise Mismatch(str(error)) from error
         self._next += 1
@@ -167,19 +167,19 @@ class Journal:
             if tensor._version != version:
                 return  # its arguments are part of what it gave
         try:
-            if (size := answers.size(answer)) > MOST_BYTES:
+            if (size := serialization.size(answer)) > MOST_BYTES:
                 _say_once(call, f"one takes {size >> 20} MiB, the most is {MOST_BYTES >> 20}")
                 return
-        except answers.Unpackable as error:
+        except serialization.Unpackable as error:
             _say_once(call, f"they hold {error}")
             return
         device, moment = self._device, None
         try:
             if device.is_accelerator or size > SMALL_BYTES:
-                copy: Any = answers.copied(answer)
+                copy: Any = serialization.copied(answer)
                 moment = device.mark()
             else:
-                copy = answers.pack(answer)
+                copy = serialization.pack(answer)
         except torch.OutOfMemoryError:
             return
         self._sink(Answered(self._request_id, self._calls, mark, copy, device, moment, size))

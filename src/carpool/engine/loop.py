@@ -19,7 +19,7 @@ from carpool.config import EngineSettings
 from carpool.engine.adapters.registry import AdapterRegistry
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.delivery import OffLoop, RunOffLoop, named
-from carpool.engine.faults import Run
+from carpool.engine.execute import RunCalls
 from carpool.engine.installation import Installation
 from carpool.engine.journal import Journal
 from carpool.engine.model.device import DeviceLost
@@ -27,7 +27,7 @@ from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.model_runner import ModelRunner
 from carpool.engine.observe.forward import Observer
-from carpool.engine.observe.heartbeat import LoopProgress
+from carpool.engine.observe.loop_progress import LoopProgress
 from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.timeline import TimelineStore
 from carpool.engine.queue import RequestQueue
@@ -51,7 +51,7 @@ class EngineCore:
         observers: called after every forward, besides the engine's own.
         table: learned costs, kept in a file.
         policy: default: that of the settings' batching mode.
-        around: wraps what runs the forwards that answer requests, as fault injection does.
+        around: wraps the function that runs the forwards that answer requests.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class EngineCore:
         observers: Sequence[Observer] = (),
         table: StoredCosts | None = None,
         policy: Policy | None = None,
-        around: Callable[[Run], Run] = lambda run: run,
+        around: Callable[[RunCalls], RunCalls] = lambda run: run,
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
         self.after_turn: Callable[[], None] = lambda: None  # called when all have got answers

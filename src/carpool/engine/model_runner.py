@@ -14,15 +14,15 @@ from typing import Any
 from carpool.config import EngineSettings
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.describe import Describer
-from carpool.engine.execute import execute
-from carpool.engine.faults import Faults, Run
+from carpool.engine.execute import RunCalls, execute
+from carpool.engine.faults import Faults
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
 from carpool.engine.model.load import LoadedPipeline, versions
 from carpool.engine.model.tiling import can_tile, tiles
 from carpool.engine.numerics import Exact
 from carpool.engine.observe.forward import Observer, forward_of
-from carpool.engine.observe.heartbeat import LoopProgress
+from carpool.engine.observe.loop_progress import LoopProgress
 from carpool.engine.observe.stats import memory
 from carpool.engine.probation.probation import Probation
 from carpool.engine.probation.verdicts import Verdicts
@@ -44,7 +44,7 @@ class ModelRunner:
     Args:
         sweeps: of a model whose weights are streamed.
         observers: called after every forward that answers requests.
-        around: wraps what runs those forwards, as fault injection does.
+        around: wraps the function that runs those forwards.
         verdicts: file in which is kept how calls fuse.
     """
 
@@ -59,7 +59,7 @@ class ModelRunner:
         sweeps: Sweeps | None,
         clock: Clock,
         observers: Sequence[Observer],
-        around: Callable[[Run], Run],
+        around: Callable[[RunCalls], RunCalls],
         *,
         verdicts: Path | None,
     ) -> None:
@@ -77,7 +77,7 @@ class ModelRunner:
         is_grouped = settings.lora_batching == "grouped"
         self.describer = Describer(self.fuser, self.probation, is_grouped_by_lora=is_grouped)
         self._observers = observers
-        run: Run = self._run
+        run: RunCalls = self._run
         if faults := Faults.from_environment(os.environ):
             run = faults.around(run, is_exact=self.fuser.is_exact)
         self._run_forward = self.probation.around(around(run), self._run_to_compare)

@@ -24,7 +24,7 @@ from carpool.engine.journal import Identity, Mismatch
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.preview import PreviewSender
 from carpool.engine.model.view import call, view
-from carpool.engine.observe.heartbeat import LoopProgress
+from carpool.engine.observe.loop_progress import LoopProgress
 from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.timeline import TimelineStore
 from carpool.engine.pipeline_errors import to_api_error

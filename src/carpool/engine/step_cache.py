@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carpool.engine.answers import copied
 from carpool.engine.intercept import Call
 from carpool.engine.probation.snapshot import tensors_in
+from carpool.engine.serialization import copied
 
 FIRST_STEPS, LAST_STEPS = 2, 1  # that always run
 TIMES = ("timestep", "t", "timestep_ratio", "timesteps")  # what denoisers call the timestep

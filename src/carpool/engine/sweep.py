@@ -26,7 +26,7 @@ from carpool.engine.intercept import Call, Target
 from carpool.engine.isolation import Modes
 from carpool.engine.model.stopwatch import Laps, Stopwatch
 from carpool.engine.probation.snapshot import ModuleSnapshot
-from carpool.engine.weights.groups import Group
+from carpool.engine.weights.groups import BlockGroup
 from carpool.engine.weights.streaming import Streamer
 from carpool.types import Clock
 
@@ -62,7 +62,7 @@ class ForwardContext:
         self._modes, self._outside = Modes(), Modes()
         self._functions: list[Any] = []
         self._depth = 0
-        self._riding: Any = None
+        self._adapter_plan: Any = None
         self._began_s = 0.0
         self._spent_s = 0.0
 
@@ -77,14 +77,14 @@ class ForwardContext:
         self._depth = len(_function_modes())
         for mode in self._functions:
             mode.__enter__()
-        self._riding = self._adapters.swap(self._riding)
+        self._adapter_plan = self._adapters.swap(self._adapter_plan)
         self._swap_laps()
         self._began_s = self._clock()
 
     def leave(self) -> None:
         self._spent_s = self.spent_s
         self._swap_laps()
-        self._riding = self._adapters.swap(self._riding)
+        self._adapter_plan = self._adapters.swap(self._adapter_plan)
         self._functions = _function_modes()[self._depth :]
         for mode in reversed(self._functions):
             mode.__exit__(None, None, None)
@@ -201,14 +201,14 @@ class Sweeps:
             Fiber(forward, context, kind="forward")
             for forward, context in zip(forwards, contexts, strict=True)
         ]
-        stands: dict[int, Group | _Last] = {}
+        stands: dict[int, BlockGroup | _Last] = {}
         ended: dict[int, Returned | Raised] = {}
 
         def go_on(number: int) -> None:
             fiber, self._running = fibers[number], contexts[number]
             came = fiber.resume(None) if fiber.is_alive else fiber.start()
             self._running = None
-            if isinstance(came, (Group, _Last)):
+            if isinstance(came, (BlockGroup, _Last)):
                 stands[number] = came
             else:
                 ended[number] = came
@@ -231,9 +231,9 @@ class Sweeps:
             answers.append(one.value)
         return answers
 
-    def _next(self, stands: dict[int, Group | _Last], go_on: Callable[[int], None]) -> None:
+    def _next(self, stands: dict[int, BlockGroup | _Last], go_on: Callable[[int], None]) -> None:
         """Take the forwards that are furthest behind one block further."""
-        groups = [one for one in stands.values() if isinstance(one, Group)]
+        groups = [one for one in stands.values() if isinstance(one, BlockGroup)]
         if not groups:
             number = next(iter(stands))
             del stands[number]
@@ -250,12 +250,12 @@ class Sweeps:
         finally:
             self._streamer.release(group)
 
-    def _looking(self, call: Call) -> "_Look | None":
+    def _looking(self, call: Call) -> "_ForwardState | None":
         """Observes a forward, if it is not yet known whether others may run while it pauses."""
         kind = _kind(call)
-        return None if kind in self._pausing else _Look(call.target.module, self._streamer)
+        return None if kind in self._pausing else _ForwardState(call.target.module, self._streamer)
 
-    def _note(self, call: Call, look: "_Look") -> None:
+    def _note(self, call: Call, look: "_ForwardState") -> None:
         kind = _kind(call)
         if look.changed is None:
             self._pausing[kind] = True
@@ -278,7 +278,7 @@ def _function_modes() -> list[Any]:
     return list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
-class _Look:
+class _ForwardState:
     """The state that a forward leaves on its module and in random generators between its blocks."""
 
     def __init__(self, module: nn.Module, streamer: Streamer) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from carpool.engine.faults import Run
+from carpool.engine.execute import RunCalls
 from carpool.engine.model.device import Device
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.request import RequestState
@@ -57,7 +57,7 @@ class ForwardChecker:
         self._device, self._measures = device, measures
         self.methods: dict[str, Seen] = {}  # "transformer.forward"
 
-    def around(self, run: Run) -> Run:
+    def around(self, run: RunCalls) -> RunCalls:
         """The same forward, observed; see `EngineCore`."""
 
         def watched(states: Sequence[RequestState]) -> list[Any]:

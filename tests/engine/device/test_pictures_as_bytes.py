@@ -5,7 +5,7 @@ import pytest
 import torch
 from diffusers.image_processor import VaeImageProcessor
 
-from carpool.engine.model.view import Answer, finish
+from carpool.engine.model.view import PipelineOutput, finish
 from support.pretended.process import on_pretended_device
 
 
@@ -15,7 +15,9 @@ def test_bytes_are_those_that_diffusers_makes(channels: int, dtype: torch.dtype)
     values = (torch.arange(channels * 4096).reshape(1, channels, 64, 64) % 4093 / 4092).to(dtype)
     expected = VaeImageProcessor.numpy_to_pil(VaeImageProcessor.pt_to_numpy(values))
 
-    fields = finish(Answer({"images": values}, "pil"), lambda value, convert: convert(value))
+    fields = finish(
+        PipelineOutput({"images": values}, "pil"), lambda value, convert: convert(value)
+    )
 
     for mine, theirs in zip(fields["images"], expected, strict=True):
         assert mine.mode == theirs.mode
@@ -48,7 +50,7 @@ def test_a_picture_is_copied_to_the_host_as_bytes() -> None:
                 to_host: Any = lambda value, convert, mark=mark: device.to_host(  # noqa: E731
                     value, convert, mark=mark
                 )
-                finish(Answer({"images": picture}, kind), to_host)
+                finish(PipelineOutput({"images": picture}, kind), to_host)
     finally:
         pretended._note_copy = plain
 

@@ -66,9 +66,9 @@ def test_the_pretended_device_sees_when_streams_do_not_wait_for_each_other(forgo
 
     import torch
 
+    from carpool.engine.weights.backing_store import PinnedStore
     from carpool.engine.weights.bus import Bus
     from carpool.engine.weights.groups import blocks_of
-    from carpool.engine.weights.store import PinnedStore
     from carpool.engine.weights.streaming import Streamer
     from support.pretended.device import NAME
     from support.pretended.order import Order, Race

@@ -19,7 +19,7 @@ from diffusers.pipelines.ltx2.pipeline_output import LTX2PipelineOutput
 from PIL import Image
 
 from carpool.engine.model.tasks import _strength_rounds, linked_pipelines
-from carpool.engine.model.view import Answer, finish
+from carpool.engine.model.view import PipelineOutput, finish
 from carpool.errors import Rejected, SizeRejected, UnsupportedParameter
 from carpool.request.card import Card, Parameter, Task
 from carpool.request.parameters import check
@@ -124,7 +124,8 @@ def test_videos_come_in_the_type_asked_for_and_sound_beside_them_as_it_is(
     output = LTX2PipelineOutput(frames=frames, audio=sound)
 
     fields = finish(
-        Answer(output, None if kind == "pt" else kind), lambda tensor, convert: convert(tensor)
+        PipelineOutput(output, None if kind == "pt" else kind),
+        lambda tensor, convert: convert(tensor),
     )
 
     assert fields["audio"] is sound
@@ -138,9 +139,9 @@ def test_videos_come_in_the_type_asked_for_and_sound_beside_them_as_it_is(
 def test_layers_come_as_a_list_of_pictures_for_each_request() -> None:
     layers = [torch.rand(3, 4, 8, 10)]
 
-    [pictures] = finish(Answer({"images": layers}, "pil"), lambda tensor, convert: convert(tensor))[
-        "images"
-    ]
+    [pictures] = finish(
+        PipelineOutput({"images": layers}, "pil"), lambda tensor, convert: convert(tensor)
+    )["images"]
 
     assert [(one.size, one.mode) for one in pictures] == [((10, 8), "RGBA")] * 3
 

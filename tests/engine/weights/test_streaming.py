@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from carpool.engine.weights.backing_store import DiskStore
 from carpool.engine.weights.groups import blocks_of
 from carpool.engine.weights.residency import Component, plan
-from carpool.engine.weights.store import DiskStore
 from carpool.engine.weights.streaming import Streamer
 from carpool.errors import LoadFailed
 from support.engine_driver import VirtualClock

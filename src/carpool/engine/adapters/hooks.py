@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from carpool.engine.adapters.reader import Part, Shadows
+from carpool.engine.adapters.reader import AdapterReader, Part
 from carpool.engine.intercept import Call, is_compiled
 from carpool.engine.weights.sample import sample
 from carpool.errors import LoraRejected
@@ -109,7 +109,7 @@ class Adapters:
     """
 
     def __init__(self, pipe: Any, device: torch.device) -> None:
-        self._pipe, self._shadows = pipe, Shadows(pipe, device)
+        self._pipe, self._reader = pipe, AdapterReader(pipe, device)
         self._names: list[str] = []
         self._identities: dict[str, bytes] = {}
         self._parts: dict[str, Mapping[tuple[str, str], Part]] = {}
@@ -133,7 +133,7 @@ class Adapters:
         with self._lock:
             check_name(name, self._names)
             try:
-                parts = self._shadows.read(Path(path).expanduser())
+                parts = self._reader.read(Path(path).expanduser())
             except LoraRejected as error:
                 raise LoraRejected(f"adapter {name!r}: {error}") from error.__cause__
             self._identities[name] = _identity(parts)
@@ -160,10 +160,10 @@ class Adapters:
 
     def applied(self, calls: Sequence[Call], rows: Sequence[int]) -> AbstractContextManager[None]:
         """For the time of one forward of these calls, apply the adapters of each."""
-        return self._riding(calls, rows) if any(call.lora for call in calls) else _NOBODY
+        return self._applying(calls, rows) if any(call.lora for call in calls) else _NOBODY
 
     @contextmanager
-    def _riding(self, calls: Sequence[Call], rows: Sequence[int]) -> Iterator[None]:
+    def _applying(self, calls: Sequence[Call], rows: Sequence[int]) -> Iterator[None]:
         self._plan = plan(tuple(call.lora for call in calls), tuple(rows))
         assert self._plan is not None
         self.settle()

@@ -49,7 +49,7 @@ class Part:
     dtype: torch.dtype  # of the weights
 
 
-class Shadows:
+class AdapterReader:
     """Weightless copies of the modules that adapters of this pipeline may touch."""
 
     def __init__(self, pipe: Any, device: torch.device) -> None:

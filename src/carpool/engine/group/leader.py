@@ -223,7 +223,7 @@ class Followers:
         if plan is not None:
             message.rows, message.is_shared = plan.rows, plan.is_shared
             message.runs = [
-                messages.Run(one.name, one.scale, one.begin, one.end) for one in plan.runs
+                messages.AdapterRun(one.name, one.scale, one.begin, one.end) for one in plan.runs
             ]
 
     def _send_adapters(self, component: str) -> None:

@@ -15,7 +15,7 @@ class Sent(msgspec.Struct, array_like=True):
     raw: bytes | None  # of a tensor of the host in a group of accelerators
 
 
-class Run(msgspec.Struct, array_like=True):
+class AdapterRun(msgspec.Struct, array_like=True):
     """Neighbouring rows that have an adapter at one scale: see `adapters.hooks.Run`."""
 
     name: str
@@ -69,7 +69,7 @@ class RunForward(msgspec.Struct, tag=True, array_like=True):
     exact: list[int] | None  # rows of each call, in exact numerics
     marks: dict[int, int]  # by key: what exact numerics follows of each tensor
     rows: int = 0  # with adapters: of all calls, and which rows have which
-    runs: list[Run] = msgspec.field(default_factory=list)
+    runs: list[AdapterRun] = msgspec.field(default_factory=list)
     is_shared: bool = False
     is_even: bool = True
 

@@ -105,10 +105,10 @@ _LIBRARIES_RAISE = (  # that read files and quantize; RuntimeError: what a devic
     AssertionError,
 )  # fmt: skip
 
-Load = TypeVar("Load", bound=Callable[..., Any])
+Loader = TypeVar("Loader", bound=Callable[..., Any])
 
 
-def says_what_does_not_fit(load: Load) -> Load:
+def says_what_does_not_fit(load: Loader) -> Loader:
     """Let running out of memory while loading be a `LoadFailed` that says what works instead."""
 
     @wraps(load)
@@ -127,7 +127,7 @@ def says_what_does_not_fit(load: Load) -> Load:
             failed.wants_memory = True
             raise failed from None  # its frames hold the weights
 
-    return cast("Load", loading)
+    return cast("Loader", loading)
 
 
 @says_what_does_not_fit

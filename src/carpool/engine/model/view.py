@@ -124,14 +124,14 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PipelineOutput:
     """The output of a pipeline."""
 
     output: Any
     convert_to: str | None  # the output type that was asked for, where tensors were taken instead
 
 
-def call(mine: Any, request: CheckedRequest, card: Card) -> Answer:
+def call(mine: Any, request: CheckedRequest, card: Card) -> PipelineOutput:
     """Run the pipeline for a request.
 
     Random numbers are drawn on the CPU: the same on any device. Where the pipeline only converts
@@ -150,12 +150,12 @@ def call(mine: Any, request: CheckedRequest, card: Card) -> Answer:
     own = {parameter.name: parameter.default for parameter in task.parameters}
     kind = arguments.get("output_type", own.get("output_type"))
     if isinstance(mine, ModularPipeline):
-        return Answer(run(mine, arguments), None)
+        return PipelineOutput(run(mine, arguments), None)
     is_pasted = arguments.get("padding_mask_crop") is not None  # into a PIL image, by the pipeline
     if task.only_converts and kind in ("pil", "np") and not is_pasted:
         arguments["output_type"] = "pt"
-        return Answer(mine(**arguments), str(kind))
-    return Answer(mine(**arguments), None)
+        return PipelineOutput(mine(**arguments), str(kind))
+    return PipelineOutput(mine(**arguments), None)
 
 
 def _placed(value: Any, device: torch.device) -> Any:
@@ -169,7 +169,7 @@ ToHost = Callable[[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]], torch.
 """Copies a tensor from the device, once it has been converted there; may wait for it."""
 
 
-def finish(answer: Answer, to_host: ToHost) -> dict[str, Any]:
+def finish(answer: PipelineOutput, to_host: ToHost) -> dict[str, Any]:
     """The fields of a pipeline's output, on the host, in the type that was asked for.
 
     Args:

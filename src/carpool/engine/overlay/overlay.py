@@ -29,7 +29,7 @@ class Overlay:
         """
         self._shared = shared
         self._containers = shared.containers() if is_watched else []
-        self._touched: dict[int, _Touched] = {}
+        self._touched: dict[int, _ChangedModule] = {}
         self.changed: dict[str, None] = {}  # names of modules that were ever changed, in order
 
     def touch(self, what: Any, *, deep: bool = False) -> None:
@@ -46,7 +46,7 @@ class Overlay:
         for one in modules:
             if id(one) in self._shared.names and id(one) not in self._touched:
                 before = ModuleState.of(one, self._shared.children[id(one)])
-                self._touched[id(one)] = _Touched(one, before)
+                self._touched[id(one)] = _ChangedModule(one, before)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether it is a weight or a buffer of a shared module."""
@@ -93,7 +93,7 @@ class Overlay:
     def withdraw(self) -> None:
         """Show everybody the shared modules again."""
         self._take_unreported()
-        changed: list[_Touched] = []
+        changed: list[_ChangedModule] = []
         for known, one in list(self._touched.items()):
             self._shared.expect(one.module)
             one.before.reunite()
@@ -126,7 +126,7 @@ class Overlay:
 
 
 @dataclass(slots=True)
-class _Touched:
+class _ChangedModule:
     module: nn.Module
     before: ModuleState
     mine: ModuleState | None = None

@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from msgspec import structs
 
-from carpool.engine.answers import copied
-from carpool.engine.execute import Failure, Ready
+from carpool.engine.execute import Failure, Ready, RunCalls
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Target
 from carpool.engine.numerics import Exact, is_followed
@@ -40,6 +39,7 @@ from carpool.engine.probation.snapshot import (
     versions,
 )
 from carpool.engine.probation.verdicts import Verdicts
+from carpool.engine.serialization import copied
 from carpool.engine.specs.infer import TIMES, covers, infer
 from carpool.engine.specs.rules import SCALAR
 
@@ -50,7 +50,6 @@ MAX_KNOWN = 4096
 NEVER_SHARED = ("encoder_hidden_states", "pooled_projections")  # differ in nearly all requests
 
 
-Run = Callable[[Sequence[Any]], list[Any]]  # of what is `Ready`
 Fused = Callable[[Sequence[Call], Sequence[int], Exact], list[Any]]
 
 
@@ -116,7 +115,7 @@ class Probation:
         kind, evidence = self._of(calls[0], ready[0].key)
         return evidence.alone is None and self._is_trusted(kind, evidence, calls, rows)
 
-    def around(self, run: Run, fused: Fused) -> Run:
+    def around(self, run: RunCalls, fused: Fused) -> RunCalls:
         """The same forward, which proves itself first.
 
         Args:
@@ -212,7 +211,7 @@ class Probation:
         kind: Kind,
         evidence: Evidence,
         ready: Sequence[Ready],
-        run: Run,
+        run: RunCalls,
         fused: Fused,
     ) -> list[Any]:
         """Run calls apart, which answers them, and together, which is evidence."""

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from carpool.engine.streams import stream_of, why_no_events
-from carpool.engine.weights.groups import Group
-from carpool.engine.weights.store import Store, host_buffer
+from carpool.engine.weights.backing_store import Store, host_buffer
+from carpool.engine.weights.groups import BlockGroup
 from carpool.types import Clock
 
 log = logging.getLogger("carpool")
@@ -31,7 +31,7 @@ class Slot:
     """Memory on the device for one group."""
 
     buffer: Tensor  # (bytes,), uint8
-    group: Group
+    group: BlockGroup
     left: torch.Event | None  # when the computation is over that used the memory before
     arrive: Callable[[], object] | None = None  # waits for the group; None: it is there
     users: int = 0  # forwards that compute with it
@@ -63,7 +63,7 @@ class Bus:
         self._timed_bytes, self._timed_s = 0, 0.0
         self.moved_bytes = self.loads = 0
 
-    def load(self, group: Group, slot: Slot) -> Callable[[], object]:
+    def load(self, group: BlockGroup, slot: Slot) -> Callable[[], object]:
         """Begin to load a group; what is returned waits until it is there."""
         self.moved_bytes += group.n_bytes
         self.loads += 1
@@ -90,7 +90,7 @@ class Bus:
         event.record()
         return event
 
-    def _in_order(self, group: Group, slot: Slot) -> Callable[[], object]:
+    def _in_order(self, group: BlockGroup, slot: Slot) -> Callable[[], object]:
         """Copy in the stream that computes: it is there before what is queued next."""
         is_timed = self.loads <= TIMED_IN_ORDER
         if is_timed:
@@ -102,7 +102,7 @@ class Bus:
             self._took(group.n_bytes, self.clock() - began_s)
         return _nothing
 
-    def _read(self, group: Group, slot: Slot) -> torch.Event | None:
+    def _read(self, group: BlockGroup, slot: Slot) -> torch.Event | None:
         """Load from a file; on the reader's thread."""
         began_s, event = self.clock(), None
         if not self._is_accelerator:

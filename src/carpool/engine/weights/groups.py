@@ -60,7 +60,7 @@ class Place:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class BlockGroup:
     """A block whose weights are loaded and unloaded together."""
 
     component: str
@@ -153,9 +153,9 @@ def form(
     chosen: Sequence[str],
     device: torch.device,
     first: int,
-    onload: Callable[[Group], None],
-    offload: Callable[[Group], None],
-) -> list[Group]:
+    onload: Callable[[BlockGroup], None],
+    offload: Callable[[BlockGroup], None],
+) -> list[BlockGroup]:
     """Hook the chosen blocks of a module.
 
     Args:
@@ -168,7 +168,8 @@ def form(
     """
     blocks = blocks_of(module)
     groups = [
-        Group(component, first + number, path, blocks[path]) for number, path in enumerate(chosen)
+        BlockGroup(component, first + number, path, blocks[path])
+        for number, path in enumerate(chosen)
     ]
     by_block = {id(group.block): group for group in groups}
     for group in groups:
@@ -222,7 +223,7 @@ def _nothing() -> None:
     """For groups that are always on the device."""
 
 
-def _calling(what: Callable[[Group], None], group: Group) -> Callable[[], None]:
+def _calling(what: Callable[[BlockGroup], None], group: BlockGroup) -> Callable[[], None]:
     disable: Any = torch.compiler.disable
     called: Callable[[], None] = disable(lambda: what(group))
     return called

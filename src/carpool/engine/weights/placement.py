@@ -9,6 +9,13 @@ import torch
 from torch import nn
 
 from carpool.config import EngineSettings
+from carpool.engine.weights.backing_store import (
+    HOST_SHARE,
+    DiskStore,
+    PinnedStore,
+    Store,
+    free_host_bytes,
+)
 from carpool.engine.weights.bus import Bus
 from carpool.engine.weights.groups import HOOK, blocks_of, bytes_of
 from carpool.engine.weights.residency import (
@@ -17,7 +24,6 @@ from carpool.engine.weights.residency import (
     gib,
     plan,
 )
-from carpool.engine.weights.store import HOST_SHARE, DiskStore, PinnedStore, Store, free_host_bytes
 from carpool.engine.weights.streaming import Streamer
 from carpool.errors import LoadFailed
 from carpool.preparation import check_streamed

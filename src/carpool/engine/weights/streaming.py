@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from carpool.engine.fiber import in_fiber, park
 from carpool.engine.weights.bus import Bus, Slot
-from carpool.engine.weights.groups import Group, aligned, form, unhook
+from carpool.engine.weights.groups import BlockGroup, aligned, form, unhook
 from carpool.engine.weights.residency import SLOTS
 from carpool.engine.weights.sample import sample
 
@@ -39,7 +39,7 @@ class Buffer:
     slots: list[Slot] = field(default_factory=list)  # of the groups in it, in their order
     left: torch.Event | None = None  # when the computation was over that used it last
 
-    def is_over(self, awaited: Collection[Group]) -> bool:
+    def is_over(self, awaited: Collection[BlockGroup]) -> bool:
         """Whether nothing in it computes, and none of these groups is in it."""
         return not any(slot.users or slot.group in awaited for slot in self.slots)
 
@@ -57,7 +57,7 @@ class Buffer:
         self.slots.clear()
         return self
 
-    def add(self, group: Group) -> Slot:
+    def add(self, group: BlockGroup) -> Slot:
         """The place of a further group."""
         begin = self._end
         slot = Slot(self.memory[begin : begin + group.n_bytes], group, left=self.left)
@@ -87,14 +87,14 @@ class Streamer:
     ) -> None:
         self.bus, self._device, self._modules = bus, device, dict(modules)
         self.samples = {name: sample(module) for name, module in modules.items()}
-        self.groups: list[Group] = []
+        self.groups: list[BlockGroup] = []
         for name, module in modules.items():
             first = len(self.groups)
             self.groups += form(
                 name, module, chosen[name], device, first, self._onload, self._offload
             )
         self._owners = {id(p.owner): group for group in self.groups for p in group.places}
-        self._pinned: set[Group] = set()  # on the device for good
+        self._pinned: set[BlockGroup] = set()  # on the device for good
         self._nothing: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         for group in self.groups:
             bus.store.write(group)
@@ -103,20 +103,20 @@ class Streamer:
         self._buffers = [self._buffer(size) for _ in range(SLOTS)]
         self._came_next = self._in_order()
         self._filling = self._buffers[0]  # the one into which was loaded last
-        self._last: Group | None = None
+        self._last: BlockGroup | None = None
         self._watched: dict[str, int] = {}
         self.waited_s = 0.0
 
-    def _in_order(self) -> dict[Group, deque[Group]]:
+    def _in_order(self) -> dict[BlockGroup, deque[BlockGroup]]:
         """The successor of each group: the next of its component, and the first after the last."""
-        found: dict[Group, deque[Group]] = {}
+        found: dict[BlockGroup, deque[BlockGroup]] = {}
         for name in self._modules:
             own = [group for group in self.groups if group.component == name]
             for group, after in zip(own, [*own[1:], own[0]], strict=True):
                 found[group] = deque([after], REMEMBERED)
         return found
 
-    def _after(self, group: Group) -> Group:
+    def _after(self, group: BlockGroup) -> BlockGroup:
         """The group that followed another most often of late; of several the latest."""
         return Counter(reversed(self._came_next[group])).most_common(1)[0][0]
 
@@ -159,7 +159,7 @@ class Streamer:
 
     # Loading
 
-    def _onload(self, group: Group) -> None:
+    def _onload(self, group: BlockGroup) -> None:
         """A block is about to compute: diffusers' hook calls it."""
         if group in self._pinned:
             return
@@ -168,12 +168,12 @@ class Streamer:
         else:
             self.require(group)
 
-    def _offload(self, group: Group) -> None:
+    def _offload(self, group: BlockGroup) -> None:
         """A block has computed."""
         if not in_fiber("forward"):
             self.release(group)
 
-    def require(self, group: Group) -> None:
+    def require(self, group: BlockGroup) -> None:
         """Have a group's weights on the device, and begin to load the one that follows."""
         if group in self._pinned:
             return
@@ -198,7 +198,7 @@ class Streamer:
             slot.arrive = None
             self.waited_s += self.bus.clock() - began_s
 
-    def release(self, group: Group) -> None:
+    def release(self, group: BlockGroup) -> None:
         """A group's weights are no longer needed just now."""
         slot = self._of(group)
         if group in self._pinned or slot is None or not slot.users:
@@ -211,9 +211,9 @@ class Streamer:
             if group is self._last:  # the bus need not wait until the next group is asked for
                 self.prefetch(self._after(group))
 
-    def prefetch(self, group: Group) -> None:
+    def prefetch(self, group: BlockGroup) -> None:
         """Begin to load a group, and those that follow it, as far as there is room."""
-        sooner: set[Group] = set()
+        sooner: set[BlockGroup] = set()
         for one in self._from(group):
             if one not in self._pinned and self._of(one) is None:
                 at = self._filling
@@ -225,16 +225,16 @@ class Streamer:
                 self._begin(one, at)
             sooner.add(one)
 
-    def _from(self, group: Group) -> Iterator[Group]:
+    def _from(self, group: BlockGroup) -> Iterator[BlockGroup]:
         """The groups that are expected to compute: one and its successors."""
         for _ in self.groups:
             yield group
             group = self._after(group)
 
-    def _of(self, group: Group) -> Slot | None:
+    def _of(self, group: BlockGroup) -> Slot | None:
         return next((s for one in self._buffers for s in one.slots if s.group is group), None)
 
-    def _load(self, group: Group) -> Slot:
+    def _load(self, group: BlockGroup) -> Slot:
         """Load a group that was not expected, over what was."""
         free = [one for one in self._buffers if not any(slot.users for slot in one.slots)]
         if not free:  # blocks inside of blocks
@@ -250,12 +250,12 @@ class Streamer:
         self._filling = max(free, key=needed)
         return self._begin(group, self._filling.cleared())
 
-    def _begin(self, group: Group, buffer: "Buffer") -> Slot:
+    def _begin(self, group: BlockGroup, buffer: "Buffer") -> Slot:
         slot = buffer.add(group)
         slot.arrive = self.bus.load(group, slot)
         return slot
 
-    def _unbind(self, group: Group) -> None:
+    def _unbind(self, group: BlockGroup) -> None:
         for place in group.places:
             key = place.dtype, self._device
             if key not in self._nothing:
@@ -281,7 +281,7 @@ class Streamer:
             yield
         self._watched[component] = count + 1
 
-    def pin(self, group: Group) -> None:
+    def pin(self, group: BlockGroup) -> None:
         """Keep a group on the device for good."""
         if group in self._pinned:
             return
@@ -295,7 +295,7 @@ class Streamer:
             place.put(place.in_(slot.buffer))
         self._pinned.add(group)
 
-    def group_of(self, tensor: Tensor) -> Group | None:
+    def group_of(self, tensor: Tensor) -> BlockGroup | None:
         """The streamed group of a weight that is not on the device."""
         group = self._owners.get(id(tensor))
         if group is None or group in self._pinned:

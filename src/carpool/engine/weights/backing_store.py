@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from carpool.engine.weights.groups import Group
+from carpool.engine.weights.groups import BlockGroup
 from carpool.engine.weights.residency import gib
 from carpool.errors import LoadFailed
 
@@ -28,11 +28,11 @@ class Store(Protocol):
 
     is_pinned: bool  # host memory that an accelerator copies from by itself
 
-    def write(self, group: Group) -> None:
+    def write(self, group: BlockGroup) -> None:
         """Keep the weights that a group has now."""
         ...
 
-    def read(self, group: Group, into: Tensor) -> None:
+    def read(self, group: BlockGroup, into: Tensor) -> None:
         """Copy the bytes of a group. `into` is on the host, or on an accelerator if `is_pinned`."""
         ...
 
@@ -64,10 +64,10 @@ class DiskStore:
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  until close
         except OSError as error:
             raise LoadFailed(f"weights cannot be streamed from {folder}: {error}") from error
-        self._at: dict[Group, int] = {}
+        self._at: dict[BlockGroup, int] = {}
         self._end = 0
 
-    def write(self, group: Group) -> None:
+    def write(self, group: BlockGroup) -> None:
         for place in group.places:
             value = place.read()
             view, at = memoryview(place.flat(value).numpy().data), self._end + place.at
@@ -79,7 +79,7 @@ class DiskStore:
         self._end += group.n_bytes
         os.truncate(self._file.fileno(), self._end)
 
-    def read(self, group: Group, into: Tensor) -> None:
+    def read(self, group: BlockGroup, into: Tensor) -> None:
         view, at = memoryview(into.numpy().data)[: group.n_bytes], self._at[group]
         while view:
             done = os.preadv(self._file.fileno(), [view], at)
@@ -100,9 +100,9 @@ class PinnedStore:
     is_pinned = True
 
     def __init__(self) -> None:
-        self._pieces: dict[Group, list[Tensor]] = {}
+        self._pieces: dict[BlockGroup, list[Tensor]] = {}
 
-    def write(self, group: Group) -> None:
+    def write(self, group: BlockGroup) -> None:
         whole = torch.zeros(group.n_bytes, dtype=torch.uint8)
         for place in group.places:
             value = place.read()
@@ -113,7 +113,7 @@ class PinnedStore:
             for begin, end in _pieces(group.n_bytes)
         ]
 
-    def read(self, group: Group, into: Tensor) -> None:
+    def read(self, group: BlockGroup, into: Tensor) -> None:
         for (begin, end), piece in zip(_pieces(group.n_bytes), self._pieces[group], strict=True):
             into[begin:end].copy_(piece, non_blocking=True)
 
