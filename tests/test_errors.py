@@ -24,7 +24,7 @@ from carpool.server.routes.jobs import write_images
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.connection import mapped
-from carpool.worker.process import _failed
+from carpool.worker.request_listener import failed
 from support.app import CARD, Grey
 from support.endpoints import ENDPOINT
 
@@ -102,8 +102,8 @@ class Failing(Grey):
     async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
         if self.error is not None and not (self.spares_first and request.seed == WORK["seed"]):
             await asyncio.sleep(0.05 if self.spares_first else 0)
-            failed = _failed(request.request_id, self.error)
-            raise PipelineFailed(failed.message)
+            told = failed(request.request_id, self.error)
+            raise PipelineFailed(told.message)
         return await super().submit(request)
 
 

@@ -425,6 +425,6 @@ def test_the_checks_see_what_they_are_to_see() -> None:
     assert "carpool.types" in imports_of(loop)
     assert "carpool.engine.model.load" in imports_of(loop)
     assert "greenlet" in imports_of(Path("carpool/engine/fiber.py"))
-    assert "carpool.engine.loop" in imports_of(Path("carpool/worker/process.py"))  # in a function
+    assert "carpool.engine.loop" in imports_of(Path("carpool/worker/message_handler.py"))
     with pytest.raises(AssertionError, match=r"carpool\.new\.thing belongs to no room"):
         floor_of("carpool.new.thing")

@@ -16,6 +16,7 @@ from carpool.engine.loop import EngineCore
 from carpool.engine.model.usage import Meter
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
+from carpool.worker.message_handler import OpenRequests
 from carpool.worker.process import WorkerProcess
 from support.server_process import DRAW, MODEL, SIZE
 from support.tiny import checkpoint
@@ -236,18 +237,17 @@ def test_a_video_crosses_with_its_sound_as_a_file_where_it_is_large(
 
 
 def test_after_a_reset_the_worker_is_ready_once_the_last_cancelled_request_has_ended() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        worker, said, cancelled = WorkerProcess(theirs), list[str](), list[str]()
-        worker._in_flight |= {"one", "two"}
+    requests, said, cancelled = OpenRequests(), list[str](), list[str]()
+    requests.add("one")
+    requests.add("two")
 
-        worker._reset(cancelled.append, lambda: said.append("ready"))
-        assert sorted(cancelled) == ["one", "two"]
-        worker.ended("one")
-        assert not said
-        worker.ended("two")
-        assert said == ["ready"]
+    requests.reset(cancelled.append, lambda: said.append("ready"))
+    assert sorted(cancelled) == ["one", "two"]
+    requests.ended("one")
+    assert not said
+    requests.ended("two")
+    assert said == ["ready"]
 
-        worker.ended("one")  # is told once only
-        worker._reset(cancelled.append, lambda: said.append("ready again"))
-        assert said == ["ready", "ready again"]
+    requests.ended("one")  # is told once only
+    requests.reset(cancelled.append, lambda: said.append("ready again"))
+    assert said == ["ready", "ready again"]

@@ -38,7 +38,7 @@ from carpool.fleet.worker_load import (
     paying_width,
 )
 from carpool.schedule.continuous import AGEING, PRESSING, PRIORITY, SHORTER
-from carpool.schedule.shares import Shares
+from carpool.schedule.fair_shares import FairShares
 from carpool.schedule.views import QueuedRequest
 
 AHEAD_SHARE = 0.25  # of what a worker runs together, or of its part of the line: bound ahead
@@ -85,7 +85,7 @@ class Router:
         self, *, min_gain: float = 0.05, fair_share: Mapping[str, float] | None = None
     ) -> None:
         self._min_gain = min_gain
-        self._shares = None if fair_share is None else Shares(fair_share)
+        self._shares = None if fair_share is None else FairShares(fair_share)
         self.workers: dict[int, WorkerLoad] = {}
         self._held: dict[int, _Held] = {}  # by request
         self._orders: dict[Hashable, list[tuple[float, int]]] = {}  # ranks, and requests

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
 
-from carpool.schedule.widths import LONG_LINE
+from carpool.schedule.widths import LONG_QUEUE
 
 UNKNOWN: "StepTable" = (1.0, 1.5)
 """Of a kind that no worker has run: a second a step, and half of a row is free."""
@@ -43,7 +43,7 @@ def paying_width(table: StepTable, backlog: int, min_gain: float) -> int:
     """
     best, best_s, rate, paying = 1, inf, 0.0, 0
     for n, seconds in enumerate(table, 1):
-        if n > 1 and backlog < LONG_LINE and n / seconds / rate - 1 <= min_gain * (n - paying):
+        if n > 1 and backlog < LONG_QUEUE and n / seconds / rate - 1 <= min_gain * (n - paying):
             continue
         rate, paying = n / seconds, n
         mean_s = seconds * (max(backlog, n) + n) / n

@@ -113,8 +113,12 @@ class WorkerReady(msgspec.Struct, tag="worker_ready"):
     model_digest: str = ""  # as journals have it; empty: not known
 
     def with_card(self, card: Card) -> "WorkerReady":
-        """The same worker, that has other adapters now."""
+        """The same worker, with the adapters that it has now."""
         return msgspec.structs.replace(self, card=card)
+
+    def now(self, card: Card, free_bytes: int | None) -> "WorkerReady":
+        """The same worker, as it is now."""
+        return msgspec.structs.replace(self, card=card, free_bytes=free_bytes)
 
 
 class Reloaded(msgspec.Struct, tag="reloaded"):

@@ -24,7 +24,7 @@ def set_environment() -> None:
 
 
 def import_engine() -> None:
-    """Import what `process.WorkerProcess.serve` needs.
+    """Import what `message_handler.MessageHandler` needs.
 
     What is there then is never collected, so later collections do not look at it again.
     """

@@ -1,0 +1,245 @@
+"""The engine of a worker process, and its answer to each message of the front."""
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from carpool.errors import CarpoolError
+from carpool.telemetry import tracing
+from carpool.types import CheckedRequest
+from carpool.worker import protocol
+from carpool.worker.activity import ActivitySender
+from carpool.worker.journal_sender import JournalSender
+from carpool.worker.raw_output import raw_output
+from carpool.worker.request_listener import LastMessage, RequestListener, failed
+
+log = logging.getLogger("carpool")
+
+
+class OpenRequests:
+    """The ids of the requests that have not ended. From any thread."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        self._after_reset: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+
+    def add(self, request_id: str) -> None:
+        self._ids.add(request_id)
+
+    def ended(self, request_id: str) -> None:
+        """The last message about a request was sent."""
+        with self._lock:
+            self._ids.discard(request_id)
+            after, is_last = self._after_reset, not self._ids
+            if is_last:
+                self._after_reset = None
+        if is_last and after is not None:
+            after()
+
+    def reset(self, cancel: Callable[[str], None], after: Callable[[], None]) -> None:
+        """Cancel all, and call `after` once they have ended."""
+        with self._lock:
+            left = list(self._ids)
+            self._after_reset = after if left else None
+        if not left:
+            after()
+        for request_id in left:
+            cancel(request_id)
+
+
+class MessageHandler:
+    """A loaded model with its engine. Messages are handled on the thread that reads them.
+
+    Args:
+        message: what to load.
+        send: queues a message to the front; must not block.
+        journals: sends answers of calls.
+        spans: writes traces.
+
+    Raises:
+        CarpoolError: the model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        message: protocol.LoadModel,
+        send: Callable[[protocol.ToFront], None],
+        journals: JournalSender,
+        spans: tracing.Tracing,
+    ) -> None:
+        # these import torch and diffusers, which takes seconds
+        from carpool.engine.cost_store import StoredCosts
+        from carpool.engine.group.load import load
+        from carpool.engine.loop import EngineCore
+        from carpool.engine.model.factory import build
+        from carpool.engine.model.load import log_as_others, versions
+        from carpool.engine.model.usage import Meter
+        from carpool.engine.observe.activity import ActivityLog
+        from carpool.engine.observe.co_riders import CoRiders
+
+        began_s = time.monotonic()
+        is_noisy = message.log_level == "debug" and message.log_format == "text" and message.bars
+        log_as_others(bars=is_noisy)
+        self._send, self._journals, self._spans = send, journals, spans
+        self._co_riders, activity = CoRiders(), ActivityLog()
+        observers = [activity.forward, *([self._co_riders.forward] if message.otel else [])]
+        model = message.model if message.factory is None else build(message.factory)
+        loaded = load(model, message.settings)
+        loaded.device.at_loss = partial(os._exit, 1)  # the front runs its requests again
+        table = StoredCosts(loaded, message.settings)
+        self.engine: Any = EngineCore(loaded, message.settings, table=table, observers=observers)
+        self.engine.after_turn = journals.after_turn
+        self._meter = Meter(loaded)
+        self._convert = partial(raw_output, pipe=loaded.pipe, spool=message.spool)
+        self._viewers = ActivitySender(activity, self.engine.requests, send)
+        self._requests = OpenRequests()
+        self._adding: queue.SimpleQueue[Callable[[], list[str]]] = queue.SimpleQueue()
+        load_s, memory = time.monotonic() - began_s, self.engine.statistics()["memory"]
+        self._ready = protocol.WorkerReady(
+            loaded.card, versions(), load_s, memory["device"], memory["weights_bytes"],
+            model_digest=_digest(loaded),
+        )  # fmt: skip
+
+    def start(self, at_end: Callable[[], None]) -> None:
+        """Start the engine's thread, and say that the worker is ready.
+
+        Args:
+            at_end: is called when the engine has ended, as it does early if its loop fails.
+        """
+
+        def run() -> None:
+            self.engine.run()
+            at_end()
+
+        threading.Thread(target=run, name="carpool-engine", daemon=True).start()
+        self._say_ready()
+        threading.Thread(target=self._add_in_turn, name="carpool-lora", daemon=True).start()
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def handle(self, message: protocol.ToWorker) -> None:
+        engine = self.engine
+        match message:
+            case protocol.Submit():
+                self._submit(message)
+            case protocol.Cancel(request_id):
+                engine.cancel(request_id)
+            case protocol.Release(request_id):
+                engine.release(request_id)
+            case protocol.Reset():
+                self._viewers.watch(False)
+                engine.scheduler.held_s = 0.0
+                self._requests.reset(engine.cancel, self._say_ready)
+            case protocol.Held(work_s):
+                engine.scheduler.held_s = work_s
+            case protocol.Watch(is_on):
+                self._viewers.watch(is_on)
+            case protocol.AddLora(name, path):
+                self._adding.put(partial(_add_lora, engine, name, path))
+            case protocol.Reload():
+                threading.Thread(target=self._reload, args=[engine.reload], daemon=True).start()
+            case protocol.Estimate(request):
+                self._send(protocol.Estimated(*engine.scheduler.admission.estimate(request)))
+            case protocol.GetStatistics():
+                self._send(protocol.Statistics(engine.statistics()))
+            case protocol.GetTimelines(request_ids):
+                known = [engine.timeline(request_id) for request_id in request_ids]
+                self._send(protocol.Timelines([one for one in known if one is not None]))
+
+    def heartbeat(self) -> protocol.Heartbeat:
+        """The engine's progress, and what the router of the front wants to know."""
+        engine, scheduler = self.engine, self.engine.scheduler
+        stalled_s, expected_s = engine.heartbeat.read()
+        costs = [
+            protocol.StepCost(width, height, frames, seconds)
+            for (width, height, frames), seconds in scheduler.step_costs.items()
+        ]
+        left, is_streamed = engine.running.steps_left(), engine.loaded.streamer is not None
+        replays = [
+            protocol.Replayed(one.request_id, one.steps, one.took_s, ago_s)
+            for one, ago_s in engine.running.take_replays()
+        ]
+        report = protocol.Report(costs, left, is_streamed, replays)
+        return protocol.Heartbeat(stalled_s, expected_s, scheduler.admission.place_s, report)
+
+    def _say_ready(self) -> None:
+        loaded = self.engine.loaded
+        self._send(self._ready.now(loaded.card, loaded.device.free_bytes()))
+
+    def _submit(self, message: protocol.Submit) -> None:
+        from carpool.engine.journal import Journal
+
+        request = message.request
+        self._requests.add(request.request_id)
+        try:
+            listener = RequestListener(
+                request,
+                self._meter.usage(request),
+                self._convert,
+                send=self._send,
+                end=self._end,
+                follow=message.follow,
+            )
+            if self._spans.is_on:
+                begin = self._co_riders.start
+                listener.at_start = partial(begin, request.request_id, message.trace)
+                listener.at_end = partial(self._trace, message.trace, request)
+            sink = self._journals.add if message.is_journalled else None
+            journal = Journal(message.journal, sink) if message.journal or sink else None
+            self.engine.submit(request, listener, message.waited_s, journal)
+        except Exception as error:  # such as a tokenizer's: the other requests go on
+            self._end(failed(request.request_id, error))
+
+    def _end(self, message: LastMessage) -> None:
+        """Send the last message about a request. On any thread."""
+        if isinstance(message, protocol.RequestReleased):
+            self._journals.flush()
+        self._send(message)
+        self._requests.ended(message.request_id)
+
+    def _trace(self, trace: str, request: CheckedRequest) -> None:
+        shared_with = self._co_riders.end(request.request_id)
+        if (timeline := self.engine.timeline(request.request_id)) is not None:
+            self._spans.ended(trace, request, timeline, shared_with)
+
+    def _add_in_turn(self) -> None:
+        """Add adapters in the order in which they came."""
+        while True:
+            self._reload(self._adding.get(), is_addition=True)
+
+    def _reload(self, read: Callable[[], list[str]], *, is_addition: bool = False) -> None:
+        try:
+            problems = read()  # may read gigabytes
+        except Exception as error:  # a defect, or an unforeseen file: requests go on
+            log.exception("the reload failed")
+            problems = [f"{type(error).__name__}: {error}"]
+        self._send(protocol.Reloaded(self.engine.loaded.card, problems, is_addition))
+
+
+def _digest(loaded: Any) -> str:
+    """What tells the model from those of other workers; empty where that cannot be told."""
+    from carpool.engine.journal import model_digest
+
+    try:
+        return model_digest(loaded).hex()[:16]
+    except Exception:  # of a model that nobody foresaw
+        log.exception("the model's digest cannot be made")
+        return ""
+
+
+def _add_lora(engine: Any, name: str, path: str) -> list[str]:
+    """Register an adapter. Returns what is wrong with it; nothing if it is there already."""
+    if name in engine.loaded.card.lora:
+        return []
+    try:
+        engine.add_lora(name, path)
+    except CarpoolError as error:
+        return [str(error)]
+    return []

@@ -1,0 +1,91 @@
+"""The events and the outcome of one request, as messages to the front."""
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from carpool.errors import CarpoolError, PipelineFailed, Released, in_full, reason
+from carpool.types import CheckedRequest, Event
+from carpool.worker import protocol
+from carpool.worker.raw_output import RawOutput
+
+log = logging.getLogger("carpool")
+
+LastMessage = protocol.Done | protocol.RequestFailed | protocol.RequestReleased
+
+
+class RequestListener:
+    """Sends what the engine says of one request.
+
+    Args:
+        usage: tokens that it takes in, once they are counted.
+        convert: makes pixels of the pipeline's output.
+        send: queues a message to the front.
+        end: queues the last one.
+        follow: tell every step.
+    """
+
+    def __init__(
+        self,
+        request: CheckedRequest,
+        usage: Future[tuple[int, int]],
+        convert: Callable[[Mapping[str, Any]], RawOutput],
+        *,
+        send: Callable[[protocol.ToFront], None],
+        end: Callable[[LastMessage], None],
+        follow: bool,
+    ) -> None:
+        self._request, self._usage, self._convert = request, usage, convert
+        self._send, self._end, self._follow = send, end, follow
+        self.at_start: Callable[[], None] = lambda: None
+        self.at_end: Callable[[], None] = lambda: None
+
+    def event(self, event: Event) -> None:
+        if event.kind == "started":
+            self.at_start()
+            self._send(protocol.Started(event.request_id))
+        elif self._follow and event.kind == "step":
+            self._send(protocol.Progress(event.request_id, event.step, event.steps))
+        elif event.kind == "preview":
+            height, width, _ = event.picture.shape
+            picture = protocol.Picture(width, height, event.picture.tobytes())
+            self._send(protocol.Preview(event.request_id, event.step, event.steps, picture))
+
+    def done(self, outcome: Any) -> None:
+        self.at_end()
+        if isinstance(outcome.error, Released):
+            self._end(protocol.RequestReleased(self._request.request_id))
+        elif outcome.error is not None:
+            self._end(failed(self._request.request_id, outcome.error))
+        else:
+            # the tokens of a long prompt may still be counted, which must not delay other outputs
+            self._usage.add_done_callback(lambda usage: self._end(self._output(outcome, usage)))
+
+    def _output(
+        self, outcome: Any, usage: Future[tuple[int, int]]
+    ) -> protocol.Done | protocol.RequestFailed:
+        request_id, seed = self._request.request_id, self._request.seed
+        try:
+            pictures, video = self._convert(outcome.fields)
+            used = protocol.TokenUsage(*usage.result())
+        except Exception as error:
+            return failed(request_id, error)
+        return protocol.Done(
+            request_id, seed, pictures, outcome.timings, used, video,
+            warnings=list(outcome.warnings), skipped_steps=outcome.skipped_steps,
+        )  # fmt: skip
+
+
+def failed(request_id: str, error: Exception) -> protocol.RequestFailed:
+    """The message about a request that failed; logs what it leaves out."""
+    known = error
+    if not isinstance(known, CarpoolError):
+        known = PipelineFailed(f"{type(error).__name__}: {reason(error)}")
+        known.__cause__ = error
+    cause = known.__cause__  # it is not sent to the front
+    if cause is not None and (known.status >= 500 or reason(cause) != str(cause)):
+        log.error("request %s failed: %s", request_id, in_full(known))
+    return protocol.RequestFailed(
+        request_id, type(known).__name__, known.message, known.param, known.retry_after_s
+    )
