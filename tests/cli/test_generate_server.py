@@ -17,10 +17,9 @@ from PIL import Image
 from carpool.cli.files import path_of
 from carpool.cli.jobs import JobsClient
 from carpool.errors import Overloaded
-from carpool.media import read_settings
 from carpool.media.inputs import transparent_mask
 from support.command_line import Run
-from support.pictures import gap, picture
+from support.pictures import gap, picture, read_settings
 from support.server_process import (
     DRAW,
     MODEL,

@@ -17,9 +17,8 @@ import carpool
 from carpool.cli.bars import Move, Previews
 from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import PipelineFailed
-from carpool.media import read_settings
 from support.command_line import Run
-from support.pictures import gap, picture
+from support.pictures import gap, picture, read_settings
 from support.server_process import DRAW, MODEL, SIZE, drawn_by_diffusers
 
 FLAGS = [

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from carpool.errors import InvalidValue
-from carpool.media import Format, encode_image, read_picture, read_settings
+from carpool.media import Format, encode_image, read_picture
 from carpool.media.metadata import without_prompts
 from support.pictures import picture as opened
+from support.pictures import read_settings
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 values = st.recursive(plain, lambda inner: st.lists(inner, max_size=3), max_leaves=5)

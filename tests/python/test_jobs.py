@@ -33,10 +33,9 @@ from carpool.errors import (
     UnknownParameter,
     UnsupportedParameter,
 )
-from carpool.media import read_settings
 from carpool.python.jobs import BackgroundJob
 from support.engine_driver import served
-from support.pictures import picture
+from support.pictures import picture, read_settings
 from support.server_process import eventually
 from support.tiny import ARGUMENTS, checkpoint
 from training.shapes.judge import shows

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from carpool.config import ServeSettings
-from carpool.media import read_settings
 from carpool.server.bodies.json_bodies import read
 from support.app import Grey, ask, refusal, shared_app
 from support.endpoints import ENDPOINT
+from support.pictures import read_settings
 
 POSTS = sorted(
     path.replace("{video_id}", "video_1")

@@ -13,8 +13,7 @@ import pytest
 from openai.resources import Images
 from PIL import ImageChops, ImageStat
 
-from carpool.media import read_settings
-from support.pictures import ALIKE, gap, picture
+from support.pictures import ALIKE, gap, picture, read_settings
 from support.server_process import DRAW, MODEL_ID, SIZE, Server, drawn_by_diffusers, serving
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long

@@ -1,6 +1,8 @@
 """Pictures for tests: made, encoded, decoded and compared."""
 
 import io
+import json
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageChops
@@ -12,6 +14,14 @@ def picture(encoded: bytes) -> Image.Image:
     with Image.open(io.BytesIO(encoded)) as image:
         image.load()
         return image
+
+
+def read_settings(png: bytes) -> dict[str, Any]:
+    """The settings that a PNG of ours carries; empty for any other picture."""
+    with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+        text = getattr(image, "text", {}).get("carpool", "{}")
+    settings: dict[str, Any] = json.loads(text)
+    return settings
 
 
 def saved(image: Image.Image, kind: str = "PNG") -> bytes:

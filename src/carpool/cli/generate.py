@@ -1,10 +1,10 @@
 """`carpool generate`: pictures and videos into files, with a server or without one."""
 
-import dataclasses
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import carpool
 from carpool import jsonfile
 from carpool.cli.bars import Move, Previews, bars
 from carpool.cli.files import FORMATS, check_output, output_for, path_of
-from carpool.cli.options import GenerateHelp, settings_from, settings_options
+from carpool.cli.options import GenerateHelp, parameter_option, settings_from, settings_options
 from carpool.cli.show import Protocol, protocol_of, show, why_not
 from carpool.config import EngineSettings
 from carpool.types import Event
@@ -62,13 +62,7 @@ PREVIEWS = 8  # of each picture, with --show; a server gives fewer
 )
 @click.option("--mask", type=click.Path(path_type=Path), help="white where to draw anew")
 @click.option("--fps", type=float, default=16, show_default=True, help="frames a second of videos")
-@click.option(
-    "-p",
-    "--parameter",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="any other parameter of the pipeline; VALUE as JSON or plain text",
-)
+@parameter_option
 @click.option(
     "--metadata/--no-metadata",
     envvar="CARPOOL_METADATA",
@@ -91,24 +85,9 @@ PREVIEWS = 8  # of each picture, with --show; a server gives fewer
 def generate(
     prompts: tuple[str, ...],
     prompts_file: Iterable[str] | None,
-    output: Path | None,
     server: str | None,
     api_key: str | None,
-    model: str,
-    images: tuple[Path, ...],
-    mask: Path | None,
-    fps: float,
-    size: str | None,
-    seed: int | None,
-    n: int,
-    parameter: tuple[str, ...],
-    metadata: bool,
-    metadata_prompt: bool,
     is_shown: bool,
-    as_json: bool,
-    steps: int | None,
-    guidance: float | None,
-    negative_prompt: str | None,
     **flags: Any,
 ) -> None:
     """Draw PROMPTS, all of them together, and write the pictures or videos."""
@@ -118,88 +97,121 @@ def generate(
         raise click.UsageError(f"--prompts-file: not UTF-8: {error}") from None
     if not everything:
         raise click.UsageError("give a prompt, or --prompts-file")
-    if output is not None:
-        check_output(output)  # said now, not after the work
-    shown = _shown(is_shown)
-    parameters = (
-        dict(pairs(parameter))
-        | sides(size)
-        | {
-            name: value
-            for name, value in {
-                "num_inference_steps": steps,
-                "guidance_scale": guidance,
-                "negative_prompt": negative_prompt,
-            }.items()
-            if value is not None
-        }
-    )
-    if server is not None:
+    if flags["output"] is not None:
+        check_output(flags["output"])  # said now, not after the work
+    shown, parameters = _shown(is_shown), _parameters(flags)
+    own = {one.name: flags.pop(one.name) for one in fields(_Options) if one.name in flags}
+    options = _Options(everything, parameters, shown, **own)
+    if server is None:
+        _here(options, settings_from(flags).engine())
+    else:
         _refuse_settings(flags | {name: _said(name) for name in ("metadata", "metadata_prompt")})
-        chosen = _said("model")
-        wanted = None if chosen is None else model
-        format_ = {"n": n, **parameters} | ({} if seed is None else {"seed": seed})
-        _on_server(
-            server, api_key, wanted, everything, format_, output, images, mask, fps, as_json, shown
-        )
-        return
-    settings = settings_from(flags).engine()
+        _on_server(server, api_key, options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What is to be drawn, and how it is written."""
+
+    prompts: list[str]
+    parameters: dict[str, Any]  # of the pipeline, but those below
+    shown: Protocol | None  # pictures in the terminal
+    model: str
+    output: Path | None
+    images: tuple[Path, ...]
+    mask: Path | None
+    fps: float
+    size: str | None
+    seed: int | None  # of the first picture of each prompt
+    n: int  # pictures of each prompt
+    metadata: bool
+    metadata_prompt: bool
+    as_json: bool
+
+
+def _parameters(flags: dict[str, Any]) -> dict[str, Any]:
+    """Take the pipeline's parameters out of the flags."""
+    named = {
+        "num_inference_steps": flags.pop("steps"),
+        "guidance_scale": flags.pop("guidance"),
+        "negative_prompt": flags.pop("negative_prompt"),
+    }
+    parameters = dict(pairs(flags.pop("parameter"))) | sides(flags["size"])
+    return parameters | {name: value for name, value in named.items() if value is not None}
+
+
+def _here(options: _Options, settings: EngineSettings) -> None:
+    """Load the model into this process, draw, and write the files."""
     from carpool.models import grid  # not for `--help`
     from carpool.models.source import pipeline_of
     from carpool.preflight import check
 
-    check(model, settings)
-    if makes := grid.makes(pipeline_of(model)):
-        output_for(makes, output)
+    check(options.model, settings)
+    if makes := grid.makes(pipeline_of(options.model)):
+        output_for(makes, options.output)
     from carpool.engine.model.load import log_as_others
-    from carpool.media import encode_image, encode_video, read_picture
-    from carpool.media.metadata import in_files
+    from carpool.media import read_picture
     from carpool.request.sizes import check_size
 
     pictures: dict[str, Any] = {}
-    if images:
-        read = [read_picture(path) for path in images]
+    if options.images:
+        read = [read_picture(path) for path in options.images]
         pictures["image"] = read[0] if len(read) == 1 else read
-    if mask is not None:
-        pictures["mask_image"] = read_picture(mask, is_mask=True)
+    if options.mask is not None:
+        pictures["mask_image"] = read_picture(options.mask, is_mask=True)
     log_as_others(bars=sys.stderr.isatty())  # large models load for minutes
-    with carpool.load(model, **dataclasses.asdict(settings)) as engine:
-        if size is not None:  # the files are to have it
-            check_size(dataclasses.replace(engine.card, rounds_sizes=False), sides(size))
+    with carpool.load(options.model, **asdict(settings)) as engine:
+        if options.size is not None:  # the files are to have it
+            check_size(replace(engine.card, rounds_sizes=False), sides(options.size))
         task = engine.card.task_for(pictures)
-        output = output_for(task.makes, output)
+        output = output_for(task.makes, options.output)
         if task.takes("output_type"):
             pictures["output_type"] = "pil"
-        names = [prompt for prompt in everything for _ in range(n)]
-        previews = None if shown is None else Previews()
-        with bars(names, previews) as move:
-            outputs = engine.generate(
-                everything, n=n, seed=seed, return_errors=True, **parameters, **pictures,
-                partial_images=PREVIEWS if shown is not None else 0,
-                progress=lambda i, event: _moved(move, previews, i, event),
-            )  # fmt: skip
+        outputs = _outputs(engine, options, pictures)
+    _write(options, output, outputs)
+
+
+def _outputs(
+    engine: "carpool.Engine", options: _Options, pictures: dict[str, Any]
+) -> "list[carpool.Output]":
+    """Draw all prompts together, with a bar for each picture."""
+    previews = None if options.shown is None else Previews()
+    with bars(_prompt_of_each(options), previews) as move:
+        return engine.generate(
+            options.prompts, n=options.n, seed=options.seed, return_errors=True,
+            **options.parameters, **pictures,
+            partial_images=0 if options.shown is None else PREVIEWS,
+            progress=lambda i, event: _moved(move, previews, i, event),
+        )  # fmt: skip
+
+
+def _prompt_of_each(options: _Options) -> list[str]:
+    return [prompt for prompt in options.prompts for _ in range(options.n)]
+
+
+def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> None:
+    """Write and print what was made; then raise the first error."""
+    from carpool.media import encode_image, encode_video
+    from carpool.media.metadata import permitted
+
     taken: set[Path] = set()
-    for i, one in enumerate(outputs):
+    for i, (one, prompt) in enumerate(zip(outputs, _prompt_of_each(options), strict=True)):
         if one.error is not None:
             continue
-        prompt = names[i]
         path = path_of(output, i, len(outputs), one.seed or 0, prompt, taken)
         taken.add(path)
         made = one.frames[0] if one.frames is not None else one.images
-        made_with = {"model": model, "prompt": prompt, "seed": one.seed, **parameters}
-        made_with |= {"width": made[0].width, "height": made[0].height}
-        said = in_files(made_with, metadata=metadata, metadata_prompt=metadata_prompt)
+        told = {"model": options.model, "prompt": prompt, "seed": one.seed, **options.parameters}
+        told |= {"width": made[0].width, "height": made[0].height}
+        said = permitted(told, metadata=options.metadata, metadata_prompt=options.metadata_prompt)
         if one.frames is not None:
-            path.write_bytes(encode_video(made, fps, said))
+            path.write_bytes(encode_video(made, options.fps, said))
         else:
             path.write_bytes(encode_image(made[0], FORMATS[path.suffix.lower()], 95, said))
-        if as_json:
-            line = {"path": str(path), **made_with, "timings": dataclasses.asdict(one.timings)}
-            click.echo(json.dumps(line))
-        else:
-            click.echo(str(path))
-        if shown is not None:
-            show(made[0], shown)
+        line = {"path": str(path), **told, "timings": asdict(one.timings)}
+        click.echo(json.dumps(line) if options.as_json else str(path))
+        if options.shown is not None:
+            show(made[0], options.shown)
     for one in outputs:  # what was made is on the disk
         if one.error is not None:
             raise one.error
@@ -243,59 +255,48 @@ def _refuse_settings(flags: dict[str, Any]) -> None:
             raise click.UsageError(f"--{flag} is the server's to decide: leave it out, or --server")
 
 
-def _on_server(
-    url: str,
-    api_key: str | None,
-    model: str | None,
-    prompts: list[str],
-    parameters: dict[str, Any],
-    output: Path | None,
-    images: tuple[Path, ...],
-    mask: Path | None,
-    fps: float,
-    as_json: bool,
-    shown: Protocol | None,
-) -> None:
+def _on_server(url: str, api_key: str | None, options: _Options) -> None:
     """Have a server draw, and write what it made."""
     from carpool.cli import remote
     from carpool.media import read_picture
     from carpool.media.inputs import transparent_mask
 
+    images, mask, model = options.images, options.mask, _said("model")
     with remote.connect(url, api_key) as server:
         kind = remote.makes(server, model)
-        output = output_for(kind, output)
-        body = parameters | ({} if model is None else {"model": model})
-        if kind == "videos":
-            count = body.pop("n")
-            if count != 1:
-                raise click.UsageError(
-                    "--n: a server makes one video of a prompt; repeat the prompt"
-                )
-            if mask is not None or len(images) > 1:
-                raise click.UsageError("a server's videos begin with one --image, and no --mask")
-            if _said("fps") is not None:
-                body["fps"] = fps
-        elif mask is not None and not images:
-            raise click.UsageError("--mask says where --image is drawn anew: give that, too")
-        else:
-            body["output_format"] = FORMATS[output.suffix.lower()]
+        output = output_for(kind, options.output)
+        body = _body_for(kind, output, options) | ({} if model is None else {"model": model})
         read = [remote.data_url(remote.read(path), path.name) for path in images]
         painted = None if mask is None else transparent_mask(remote.read(mask))
         made = remote.draw(
-            server, prompts, body, videos=kind == "videos", images=read,
+            server, options.prompts, body, videos=kind == "videos", images=read,
             mask=None if painted is None else remote.data_url(painted, "mask.png"),
-            are_shown=shown is not None,
+            are_shown=options.shown is not None,
         )  # fmt: skip
-        count = len(prompts) * int(parameters.get("n", 1))
+        count = len(options.prompts) * options.n
         taken: set[Path] = set()
         for one in made:
             path = path_of(output, one.place, count, one.seed, one.prompt, taken)
             taken.add(path)
             path.write_bytes(one.content)
             line = {"path": str(path), "prompt": one.prompt, "seed": one.seed, "job": one.job["id"]}
-            click.echo(json.dumps(line) if as_json else str(path))
-            if shown is not None:
-                show(read_picture(BytesIO(one.thumbnail or one.content)), shown)
+            click.echo(json.dumps(line) if options.as_json else str(path))
+            if options.shown is not None:
+                show(read_picture(BytesIO(one.thumbnail or one.content)), options.shown)
+
+
+def _body_for(kind: str, output: Path, options: _Options) -> dict[str, Any]:
+    """What all requests to a server say: of its jobs of pictures or videos."""
+    body = options.parameters | ({} if options.seed is None else {"seed": options.seed})
+    if kind != "videos":
+        if options.mask is not None and not options.images:
+            raise click.UsageError("--mask says where --image is drawn anew: give that, too")
+        return {"n": options.n, **body, "output_format": FORMATS[output.suffix.lower()]}
+    if options.n != 1:
+        raise click.UsageError("--n: a server makes one video of a prompt; repeat the prompt")
+    if options.mask is not None or len(options.images) > 1:
+        raise click.UsageError("a server's videos begin with one --image, and no --mask")
+    return body if _said("fps") is None else body | {"fps": options.fps}
 
 
 def pairs(texts: Iterable[str]) -> Iterator[tuple[str, Any]]:

@@ -49,6 +49,14 @@ def settings_options(
     return add
 
 
+parameter_option = click.option(
+    "-p",
+    "--parameter",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="any other parameter of the pipeline; VALUE as JSON or plain text",
+)
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "Address": ("host", "port", "api_key"),
     "Model": ("device", "workers", "dtype", "quantize", "memory", "stream", "lora"),

@@ -1,6 +1,6 @@
 """Encode pictures and videos with the settings that made them; decode pictures safely."""
 
-from carpool.media.metadata import png_text, read_settings
+from carpool.media.metadata import png_text
 from carpool.media.outputs import Format, encode_image, encode_video
 from carpool.media.uploads import read_picture
 
@@ -10,5 +10,4 @@ __all__ = [
     "encode_video",
     "png_text",
     "read_picture",
-    "read_settings",
 ]

@@ -4,13 +4,13 @@ Settings are JSON for Carpool to read again, and the text that the AUTOMATIC1111
 writes and many viewers show. The statement is IPTC's digital source type, in XMP.
 """
 
-import io
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from PIL import Image, PngImagePlugin
 
+from carpool.config import ServeSettings
 from carpool.request.images import NAMES as PICTURES
 from carpool.types import CheckedRequest
 
@@ -31,14 +31,24 @@ XMP = (
 """Source: IPTC Photo Metadata Standard 2023.1, Digital Source Type; XMP specification, part 1."""
 
 
-def made_with(model: str, request: CheckedRequest, **more: Any) -> dict[str, Any]:
-    """The settings of one output of a model, as files and jobs keep them."""
-    settings = {"model": model, "seed": request.seed, **request.arguments}
-    own = {"lora": request.lora, "step_cache": request.step_cache}
-    return settings | {name: value for name, value in own.items() if value} | more
+def file_metadata(
+    model: str, request: CheckedRequest | None, settings: ServeSettings, **more: Any
+) -> dict[str, Any] | None:
+    """The metadata of a file with one output of a model; {} without a request, None for none.
+
+    Args:
+        settings: say what of it files may carry.
+        more: of this output alone, such as its size.
+    """
+    told: dict[str, Any] = {}
+    if request is not None:
+        own = {"lora": request.lora, "step_cache": request.step_cache}
+        told = {"model": model, "seed": request.seed, **request.arguments}
+        told |= {name: value for name, value in own.items() if value} | more
+    return permitted(told, metadata=settings.metadata, metadata_prompt=settings.metadata_prompt)
 
 
-def in_files(
+def permitted(
     settings: Mapping[str, Any], *, metadata: bool, metadata_prompt: bool
 ) -> dict[str, Any] | None:
     """The settings that files may carry, without pictures; None for no metadata at all.
@@ -82,14 +92,6 @@ def xmp_box() -> bytes:
     """XMP as the last box of an MP4. Source: XMP specification, part 3."""
     content = b"uuid" + _XMP_BOX + XMP.encode()
     return (len(content) + 4).to_bytes(4, "big") + content
-
-
-def read_settings(png: bytes) -> dict[str, Any]:
-    """The settings that a PNG of ours carries; empty for any other picture."""
-    with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
-        text = getattr(image, "text", {}).get("carpool", "{}")
-    settings: dict[str, Any] = json.loads(text)
-    return settings
 
 
 def as_json(metadata: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from carpool.errors import LibraryMissing
+from carpool.errors import InvalidValue, LibraryMissing
 from carpool.media.metadata import XMP, as_json, exif, png_text, xmp_box
 
 Format = Literal["png", "jpeg", "webp"]
@@ -28,6 +28,17 @@ MOST_FPS = 240
 THUMBNAIL_PX = 512  # longer side
 SPRITE_PX = 256  # longer side of one picture of a sheet
 MOST_SPRITES = 16
+
+
+def check_fps(rate: float, name: str, shown: str) -> float:
+    """A rate of frames a second, or InvalidValue.
+
+    Args:
+        name, shown: of the parameter and its value, for the message.
+    """
+    if not 1 <= rate <= MOST_FPS:
+        raise InvalidValue(f"{name}={shown}: must be from 1 to {MOST_FPS}", param=name)
+    return float(rate)
 
 
 class Raw(Protocol):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import importlib.util
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -16,8 +17,8 @@ from carpool.jobs.database import Record
 from carpool.jobs.interfaces import OnPreview
 from carpool.jobs.work import work_of
 from carpool.media import outputs
-from carpool.media.metadata import in_files, made_with
-from carpool.media.outputs import FPS, MOST_FPS, Audio, Format, write_mp4
+from carpool.media.metadata import file_metadata
+from carpool.media.outputs import FPS, Audio, Format, check_fps, write_mp4
 from carpool.python.handle import Handle, Output
 from carpool.request.card import Card
 from carpool.request.expand import MAX_N, grouped, merged, outputs_each, repeated
@@ -82,14 +83,13 @@ def work_and_kind(
         rule = f"must be one of {', '.join(get_args(Format))}"
         raise InvalidValue(f"output_format={format!r}: {rule}", param="output_format")
     defaults = {parameter.name: parameter.default for parameter in card.parameters}
-    files = {name: getattr(settings, name) for name in ("metadata", "metadata_prompt")}
     work = work_of(
         card.id,
         requests,
         inputs,
         format=format,
         fps=_rate(fps, {**defaults, **requests[0].arguments}),
-        told=[in_files(made_with(card.id, request), **files) for request in requests],
+        told=[file_metadata(card.id, request, settings) for request in requests],
     )
     return _KINDS[makes], work
 
@@ -97,10 +97,8 @@ def work_and_kind(
 def _rate(fps: Any, values: Mapping[str, Any]) -> float:
     """Frames a second: as said, as the request or the model has it, or `FPS`."""
     rate = (values.get("frame_rate") or FPS) if fps is None else fps
-    if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 1 <= rate <= MOST_FPS:
-        rule = f"must be from 1 to {MOST_FPS}"
-        raise InvalidValue(f"fps={rate!r}: {rule}", param="fps")
-    return float(rate)
+    is_number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
+    return check_fps(rate if is_number else math.nan, "fps", repr(rate))
 
 
 class InProcess:

@@ -14,7 +14,7 @@ from carpool.errors import (
     UnsupportedParameter,
     show,
 )
-from carpool.media.outputs import FPS, MOST_FPS
+from carpool.media.outputs import FPS, check_fps
 from carpool.request.card import Card
 from carpool.request.expand import fanned_out, grouped, prompts_in
 from carpool.request.images import NAMES as PICTURES
@@ -297,9 +297,7 @@ def _size(card: Card, size: str | None, parameters: Mapping[str, Any]) -> dict[s
 def _rate(name: str, value: Any) -> float | None:
     """Frames a second; None where the body has none."""
     rate = _number(value)
-    if rate is not None and not 1 <= rate <= MOST_FPS:
-        raise InvalidValue.of(name, value, f"must be from 1 to {MOST_FPS}")
-    return rate
+    return None if rate is None else check_fps(rate, name, show(value))
 
 
 def _number(value: Any) -> float | None:

@@ -19,7 +19,7 @@ from carpool.fleet.fleet import Fleet
 from carpool.fleet.serving import Serving
 from carpool.jobs.runner import Runner
 from carpool.media.executors import FairExecutor
-from carpool.media.metadata import in_files, made_with
+from carpool.media.metadata import file_metadata
 from carpool.media.reader import Intake, PictureReader
 from carpool.request.card import Card
 from carpool.server.access.idempotency import IdempotencyCache
@@ -63,9 +63,7 @@ class ServedModel:
 
     def file_metadata(self, made: CheckedRequest | None, **more: Any) -> dict[str, Any] | None:
         """The settings that a file may carry; {} without a request, None where files carry none."""
-        said = {} if made is None else made_with(self.id, made, **more)
-        own = self.settings
-        return in_files(said, metadata=own.metadata, metadata_prompt=own.metadata_prompt)
+        return file_metadata(self.id, made, self.settings, **more)
 
 
 class AppState:

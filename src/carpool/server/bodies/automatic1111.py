@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from carpool.errors import InvalidValue, ModelNotFound, UnsupportedParameter, show
+from carpool.media.metadata import as_text
 from carpool.request.card import Card
 from carpool.request.values import is_int
 from carpool.server.bodies import schema
@@ -313,10 +314,8 @@ def _infotext(
     prompt: str, negative: str, values: Mapping[str, Any], drawn: schema.ImagesResponse, seed: int
 ) -> str:
     """The settings of a picture as that program writes them."""
-    steps = values.get("num_inference_steps")
-    parts = [f"Steps: {steps}"] if steps is not None else []
-    cfg = values.get("true_cfg_scale", values.get("guidance_scale"))
-    parts += [f"CFG scale: {cfg}"] if cfg is not None else []
-    parts += [f"Seed: {seed}", f"Size: {drawn.size}", f"Model: {drawn.model}"]
-    lines = [prompt, *([f"Negative prompt: {negative}"] if negative else []), ", ".join(parts)]
-    return "\n".join(lines)
+    width, _, height = drawn.size.partition("x")
+    told = {"prompt": prompt, "negative_prompt": negative, "seed": seed, "model": drawn.model}
+    told |= {"num_inference_steps": values.get("num_inference_steps")}
+    told |= {"guidance_scale": values.get("true_cfg_scale", values.get("guidance_scale"))}
+    return as_text({**told, "width": width, "height": height})
