@@ -6,13 +6,11 @@ Carpool has not, and is an error that says what to use.
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from carpool.cli.options import GroupedHelp
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+from carpool.cli.options import Command, GroupedHelp
 
 RENAMED = {
     "dynamic_batch_max_size": ("batching_max_size", int),

@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from carpool.cli.bars import Previews, bars
+from carpool.cli.bars import Move, Previews, bars
 from carpool.cli.jobs import JobsClient
 from carpool.errors import CarpoolError, Overloaded
 
@@ -74,66 +74,91 @@ def draw(
         CarpoolError: a request was refused, and those before it are cancelled; or a job failed,
             and what the others made has been yielded.
     """
-    path, pictures = ("v1/videos" if videos else "v1/images/generations"), dict[str, Any]()
-    if videos and images:
-        pictures["input_reference"] = {"image_url": images[0]}
-    elif images:
-        path, pictures["images"] = "v1/images/edits", [{"image_url": one} for one in images]
-        if mask is not None:
-            pictures["mask"] = {"image_url": mask}
-    more, n = dict[str, Any](), int(body.get("n", 1))
+    path, more = ("v1/videos" if videos else "v1/images/generations"), dict[str, Any]()
     if not videos:
         more["background_job"] = True
+    if videos and images:
+        more["input_reference"] = {"image_url": images[0]}
+    elif images:
+        path, more["images"] = "v1/images/edits", [{"image_url": one} for one in images]
+        if mask is not None:
+            more["mask"] = {"image_url": mask}
+    n, is_over = int(body.get("n", 1)), threading.Event()
+    jobs = _Jobs(server, prompts, path, {**body, **more})
     previews = Previews() if are_shown and not videos else None
     if previews is not None:
-        more["partial_images"] = PREVIEWS
-    done: dict[str, dict[str, Any]] = {}
-    ids: list[str] = []
-    is_over = threading.Event()
-    if previews is not None:
-        follow = threading.Thread(
-            target=_follow, args=[server, ids, previews, is_over], daemon=True
-        )
-        follow.start()
+        jobs.body["partial_images"] = PREVIEWS
+        following = server, jobs.ids, previews, is_over
+        threading.Thread(target=_follow, args=following, daemon=True).start()
     try:
         names = [f"{prompt} ({n} pictures)" if n > 1 else prompt for prompt in prompts]
         with bars(names, previews) as move:
-            while len(done) < len(prompts):
-                try:
-                    for prompt in prompts[len(ids) :]:
-                        asked = {"prompt": prompt, **body, **pictures, **more}
-                        ids.append(server.ask_at("POST", path, json=asked)["id"])
-                except Overloaded:  # a long list is no overload: the rest comes when some are done
-                    if len(done) == len(ids):
-                        raise
-                for place, one in enumerate(ids):
-                    if one in done:
-                        continue
-                    job = server.ask("GET", one)
-                    is_open = job["status"] in OPEN
-                    if job["status"] != "queued":
-                        move(place, min(job["progress"] / 100, 0.99) if is_open else 1)
-                    if not is_open:
-                        done[one] = job
-                if len(done) < len(prompts):
-                    time.sleep(POLL_S)
-        for place, (prompt, one) in enumerate(zip(prompts, ids, strict=True)):
-            if done[one]["status"] != "completed":
-                continue
-            names = [file["name"] for file in done[one]["files"]]
-            wanted = [name for name in names if name.endswith(".mp4") or not videos]
-            small = server.content(one, THUMBNAIL) if videos and THUMBNAIL in names else None
-            for part, (name, seed) in enumerate(zip(wanted, done[one]["seeds"], strict=True)):
-                content = server.content(one, name)
-                yield Made(place * n + part, prompt, seed, content, small, done[one])
-        for one in ids:
-            _check(done[one])
+            jobs.run(move)
+        yield from jobs.made(n, videos=videos)
+        for one in jobs.ids:
+            _check(jobs.ended[one])
     finally:
         is_over.set()
-        for one in ids:  # it was refused or interrupted: nobody waits for the rest
-            if one not in done:
+        jobs.cancel()
+
+
+class _Jobs:
+    """The jobs of one command: one for each prompt, in their order."""
+
+    def __init__(
+        self, server: JobsClient, prompts: Sequence[str], path: str, body: dict[str, Any]
+    ) -> None:
+        self._server, self._prompts, self._path, self.body = server, prompts, path, body
+        self.ids: list[str] = []  # of those that were accepted
+        self.ended: dict[str, dict[str, Any]] = {}  # as the server showed them last
+
+    def run(self, move: Move) -> None:
+        """Submit all, and wait until they have ended; `move` shows how far they are."""
+        while len(self.ended) < len(self._prompts):
+            self._submit()
+            for place, one in enumerate(self.ids):
+                if one not in self.ended:
+                    self._look(place, one, move)
+            if len(self.ended) < len(self._prompts):
+                time.sleep(POLL_S)
+
+    def _submit(self) -> None:
+        try:
+            for prompt in self._prompts[len(self.ids) :]:
+                job = self._server.ask_at("POST", self._path, json={"prompt": prompt, **self.body})
+                self.ids.append(job["id"])
+        except Overloaded:  # a long list is no overload: the rest comes when some are done
+            if len(self.ended) == len(self.ids):
+                raise
+
+    def _look(self, place: int, job_id: str, move: Move) -> None:
+        job = self._server.ask("GET", job_id)
+        is_open = job["status"] in OPEN
+        if job["status"] != "queued":
+            move(place, min(job["progress"] / 100, 0.99) if is_open else 1)
+        if not is_open:
+            self.ended[job_id] = job
+
+    def made(self, n: int, *, videos: bool) -> Iterator[Made]:
+        """The files of the jobs that were completed, n of each."""
+        for place, (prompt, one) in enumerate(zip(self._prompts, self.ids, strict=True)):
+            job = self.ended[one]
+            if job["status"] != "completed":
+                continue
+            names = [file["name"] for file in job["files"]]
+            wanted = [name for name in names if name.endswith(".mp4") or not videos]
+            has_thumbnail = videos and THUMBNAIL in names
+            small = self._server.content(one, THUMBNAIL) if has_thumbnail else None
+            for part, (name, seed) in enumerate(zip(wanted, job["seeds"], strict=True)):
+                content = self._server.content(one, name)
+                yield Made(place * n + part, prompt, seed, content, small, job)
+
+    def cancel(self) -> None:
+        """Cancel those that have not ended: nobody waits for them."""
+        for one in self.ids:
+            if one not in self.ended:
                 try:
-                    server.ask("POST", one, "cancel")
+                    self._server.ask("POST", one, "cancel")
                 except CarpoolError:
                     break
 

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from carpool.cli.generate import pairs, sides
-from carpool.cli.options import measures_one_process, settings_from, settings_options
+from carpool.cli.options import (
+    measures_one_process,
+    parameter_option,
+    settings_from,
+    settings_options,
+)
 from carpool.config import EngineSettings
 from carpool_lab.check.requests import QUICK, Wanted, described, mixed
 
@@ -35,13 +40,7 @@ _SETTINGS = (
     type=click.Path(path_type=Path),
     help="a picture that all requests bring, for models that need one",
 )
-@click.option(
-    "-p",
-    "--parameter",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="any other parameter of the pipeline; VALUE as JSON or plain text",
-)
+@parameter_option
 @click.option(
     "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="write everything here"
 )
