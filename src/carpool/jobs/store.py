@@ -11,7 +11,6 @@ All of it may wait for the disk: call it off the event loop, from any thread.
 
 import contextlib
 import json
-import logging
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,6 @@ from carpool.jobs.job_files import JobFiles
 from carpool.jobs.state_folder import ScratchFolder, StateFolder
 from carpool.jobs.uptime import note_uptime, resume_time
 
-log = logging.getLogger("carpool")
 _FULL_AGAIN_S = 10.0  # when to come again if too many jobs wait
 
 

@@ -7,7 +7,7 @@
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 from carpool.errors import CarpoolError, LibraryMissing
 
@@ -18,7 +18,6 @@ except ImportError as error:
     raise LibraryMissing(message) from error
 
 Task = Literal["text-to-image", "text-to-video"]
-TASKS: tuple[Task, ...] = get_args(Task)
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
