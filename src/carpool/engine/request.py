@@ -1,4 +1,4 @@
-"""The state of one request in the engine, and the record of one forward.
+"""The state of one request in the engine.
 
 A `RequestState` is `queued`, then `running` in a fiber, then `finished`; it is created by the
 queue and changed by the engine's thread only. While it runs, its fiber is either parked on a call

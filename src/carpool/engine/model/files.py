@@ -1,6 +1,5 @@
 """Read single files and other components: what people download and use in the place of a part."""
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,6 @@ from carpool.models.source import (
     hub_has,
     reach_hub,
 )
-
-log = logging.getLogger("carpool")
 
 _OF_WHOLE_MODELS = ("first_stage_model.", "vae.", "cond_stage_model.", "conditioner.", "text_enc")
 """How names of weights begin in files that hold more than a denoiser."""

@@ -186,7 +186,7 @@ def load(
             undo.callback(streamer.remove)
         elif is_moved:
             pipe.to(device.torch)
-        apply(pipe, dict(_modules(pipe)), settings, device, undo)
+        apply(dict(_modules(pipe)), settings, device, undo)
         if streamer is not None and settings.context_parallel > 1:
             raise LoadFailed(
                 f"context_parallel={settings.context_parallel}: the model does not fit "

@@ -166,7 +166,6 @@ def _pipeline(
 
 
 def apply(
-    pipe: Pipeline,
     modules: Mapping[str, nn.Module],
     settings: EngineSettings,
     device: Device,

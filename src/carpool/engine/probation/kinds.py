@@ -70,5 +70,5 @@ def _described(rule: Rule | None, value: Any) -> tuple[str, str]:
     return repr(value)[:200], ""
 
 
-def width(calls: Sequence[Call], rows: Sequence[int]) -> str:
+def width(rows: Sequence[int]) -> str:
     return "+".join(map(str, sorted(rows)))

@@ -192,7 +192,7 @@ class Probation:
     ) -> bool:
         if evidence.agreed < NEEDED or kind.sizes not in evidence.sizes:
             return False
-        if width(calls, rows) not in evidence.widths:
+        if width(rows) not in evidence.widths:
             return False
         open_ = [name for name in kind.stacked if name not in evidence.varied]
         return not self._varying(calls, open_)
@@ -301,7 +301,7 @@ class Probation:
             evidence.agreed += 1
             evidence.unsettled = 0
             evidence.sizes.add(kind.sizes)
-            evidence.widths.add(width(calls, rows))
+            evidence.widths.add(width(rows))
             evidence.varied |= varying
             self.forwards["agreed"] += 1
             if evidence.agreed == NEEDED:
