@@ -106,7 +106,7 @@ def load(
     for module in modules.values():
         module.eval().requires_grad_(False).to(device.torch)
     others = {name: nn.Module() for name in what.others}  # settings may name them
-    apply(pipe, {**others, **modules}, settings, device, ExitStack())
+    apply({**others, **modules}, settings, device, ExitStack())
     return pipe, modules
 
 
