@@ -18,7 +18,7 @@ from typing import Any, get_args
 import numpy as np
 
 import carpool
-from carpool.engine_settings import Numerics
+from carpool.settings.engine import Numerics
 
 REQUESTS = 6
 ROUNDS = 7

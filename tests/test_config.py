@@ -15,7 +15,7 @@ from carpool.cli.options import settings_options
 from carpool.config import JOBS, WORKERS, EngineSettings, ServeSettings, load_settings
 from carpool.errors import SettingRejected
 from carpool.python.settings import LoadSettings
-from carpool.setting_rules import base_type
+from carpool.settings.rules import base_type
 
 
 def test_the_defaults_keep_their_own_rules() -> None:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal, Self, get_type_hints
 
-from carpool.batching_mode import BatchingMode as BatchingMode
-from carpool.batching_mode import with_chosen_mode
-from carpool.engine_settings import EngineSettings as EngineSettings
 from carpool.errors import SettingRejected, nearest
-from carpool.scale_settings import ScaleSettings
-from carpool.setting_rules import parse, setting
+from carpool.settings.batching_mode import BatchingMode as BatchingMode
+from carpool.settings.batching_mode import with_chosen_mode
+from carpool.settings.engine import EngineSettings as EngineSettings
+from carpool.settings.rules import parse, setting
+from carpool.settings.scale import ScaleSettings
 
 ENV_PREFIX = "CARPOOL_"
 FAULT_VARIABLE = "CARPOOL_FAULT"

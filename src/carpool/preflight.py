@@ -9,14 +9,14 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from carpool import preparation
 from carpool.config import EngineSettings
-from carpool.engine_settings import DEVICES, OF_FILES
 from carpool.errors import LoraRejected, SettingRejected
 from carpool.models.source import check_hub, components_of, find, is_single_file
 from carpool.request.lora import adapter_file, check_header, check_name, parse_lora
 from carpool.schedule.peers.sglang_rules import load_rules
 from carpool.schedule.policy import weights
+from carpool.settings import preparation
+from carpool.settings.engine import DEVICES, OF_FILES
 
 _DEVICE = re.compile(r"auto|(cpu|mps)(:0)?|(cuda|xpu)(:[0-9]{1,3})?")
 

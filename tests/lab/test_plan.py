@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from carpool.engine.weights.placement import components_of
 from carpool.engine.weights.residency import plan as residency
 from carpool.errors import InvalidValue, LoadFailed, SettingRejected
-from carpool.setting_rules import parse_bytes
+from carpool.settings.rules import parse_bytes
 from carpool_lab.plan.advice import bits_of, commands
 from carpool_lab.plan.command import plan as command
 from carpool_lab.plan.predict import RESERVED_BYTES, WIDTHS, device, forward_s, plan

@@ -15,7 +15,7 @@ import click
 from carpool.cli.options import settings_options
 from carpool.config import ENV_PREFIX, ServeSettings
 from carpool.errors import SettingRejected, nearest
-from carpool.setting_rules import base_type
+from carpool.settings.rules import base_type
 
 SECRETS = ("api_key",)
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import click
 
 from carpool.config import EngineSettings, ServeSettings
-from carpool.setting_rules import base_type
+from carpool.settings.rules import base_type
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from carpool.batching_mode import MODES_OF
 from carpool.cli.config_file import read_config
 from carpool.cli.options import settings_from, settings_options
 from carpool.cli.peer_flags import PeerFlagsCommand, peer_options, translated
 from carpool.config import ENV_PREFIX, ServeSettings, with_mode
 from carpool.errors import CarpoolError
+from carpool.settings.batching_mode import MODES_OF
 
 
 @click.command(cls=PeerFlagsCommand)

@@ -21,7 +21,6 @@ from carpool.config import ServeSettings, load_settings
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load as load_pipeline
-from carpool.engine_settings import OF_FILES
 from carpool.errors import (
     CarpoolError,
     Draining,
@@ -30,13 +29,14 @@ from carpool.errors import (
     Overloaded,
     SettingRejected,
 )
-from carpool.python.handle import Handle, Output, Owner
+from carpool.python.handle import Handle, Output, OwnerProcess
 from carpool.python.settings import LoadSettings
 from carpool.request.card import Card
 from carpool.request.expand import MAX_N, check_previews, grouped, merged, outputs_each, repeated
 from carpool.request.lora import check_name
 from carpool.request.own_values import check_n
 from carpool.request.parameters import check
+from carpool.settings.engine import OF_FILES
 from carpool.types import CheckedRequest, Event, Request
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Engine:
         store: "JobStore | None" = None,
     ) -> None:
         self._loop, self._settings = loop, settings
-        self._owner = Owner()
+        self._owner = OwnerProcess()
         self._jobs: Jobs | None = None
         self._making = threading.Lock()
         entered = threading.Event()

@@ -44,7 +44,7 @@ class Output:
     skipped_steps: int = 0  # of `step_cache`
 
 
-class Owner:
+class OwnerProcess:
     """The process that may use an engine: a fork copies its memory, but no thread of it.
 
     A child would wait for ever for the engine's thread.
@@ -74,7 +74,7 @@ class Handle:
         request: CheckedRequest,
         loop: "EngineCore | WorkerEngine",
         follow: Callable[[Event], object] | None = None,
-        owner: Owner | None = None,
+        owner: OwnerProcess | None = None,
     ) -> None:
         """Submit the request.
 
@@ -84,7 +84,7 @@ class Handle:
         Raises:
             TooLate, Overloaded, Draining: see `EngineCore.submit`.
         """
-        self._request, self._loop, self._owner = request, loop, owner or Owner()
+        self._request, self._loop, self._owner = request, loop, owner or OwnerProcess()
         self._listener = _Listener(request, follow)
         loop.submit(request, self._listener)
 

@@ -7,7 +7,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, TypedDict
 
 from carpool.config import BatchingMode
-from carpool.engine_settings import ContextParallelKind, LoraBatching, MetricsFormat, Numerics
+from carpool.settings.engine import ContextParallelKind, LoraBatching, MetricsFormat, Numerics
 
 if TYPE_CHECKING:
     import torch

@@ -41,7 +41,7 @@ _LORA_S = 120.0  # for all workers to read an adapter
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class LoadedCard:
     """A model that worker processes have loaded."""
 
     card: Card
@@ -93,10 +93,10 @@ class WorkerEngine:
     # As `EngineCore`
 
     @property
-    def loaded(self) -> Described:
+    def loaded(self) -> LoadedCard:
         ready = self._pool.ready
         assert ready is not None
-        return Described(ready.card)
+        return LoadedCard(ready.card)
 
     def run(self, entered: Callable[[], None]) -> None:
         """Return when it is closed.

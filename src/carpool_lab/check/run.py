@@ -16,15 +16,14 @@ from carpool.engine.cost_store import StoredCosts
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.modular import call_plainly
-from carpool.engine.request import Outcome
-from carpool.engine_settings import Numerics
 from carpool.errors import CarpoolError, PipelineFailed
 from carpool.request.card import Card
 from carpool.schedule.cost import Costs
-from carpool.types import CheckedRequest, Event
-from carpool_lab.check.requests import FIRST, described
-from carpool_lab.check.watch import ForwardChecker, Seen, apart
-from carpool_lab.tune.lockstep import Lockstep
+from carpool.settings.engine import Numerics
+from carpool.types import CheckedRequest
+from carpool_lab.check.requests import FIRST_ARRIVALS, described
+from carpool_lab.check.watch import ForwardChecker, ObservedCalls, apart
+from carpool_lab.tune.lockstep import Lockstep, OutcomeListener
 
 MOST_ROUNDS = 6  # of all requests together, until nothing is on probation, and once more
 
@@ -37,7 +36,7 @@ class Method:
     """How the calls of one method of a component fused."""
 
     name: str  # "transformer.forward"
-    seen: Seen
+    seen: ObservedCalls
     how: str  # table, proven, probation, alone, exclusive
     why: str
 
@@ -113,7 +112,7 @@ def _prove(
 
 
 def _method(
-    name: str, seen: Seen, lines: Sequence[Mapping[str, Any]], exclusive: set[str]
+    name: str, seen: ObservedCalls, lines: Sequence[Mapping[str, Any]], exclusive: set[str]
 ) -> Method:
     """Join what was observed with what the engine knows: by component, or by class."""
     component, _, method = name.rpartition(".")
@@ -135,31 +134,17 @@ def _method(
     return Method(name, seen, "alone", "no two of these requests had calls that may share one")
 
 
-class _Listener:
-    """Keeps how a request ended, and whether it has made a step."""
-
-    def __init__(self) -> None:
-        self.outcome: Outcome | None = None
-        self.has_begun = False
-
-    def event(self, event: Event) -> None:
-        self.has_begun |= event.kind == "step" and event.step > 0
-
-    def done(self, outcome: Outcome) -> None:
-        self.outcome, self.has_begun = outcome, True
-
-
 def _run(
     engine: EngineCore, requests: Sequence[CheckedRequest], company: str, tick: Tick
 ) -> list[Answer]:
     """Run requests together; the first ones at once, the others when those have made a step."""
-    listeners = [_Listener() for _ in requests]
+    listeners = [OutcomeListener() for _ in requests]
     pairs = list(zip(requests, listeners, strict=True))
-    for request, listener in pairs[:FIRST]:
+    for request, listener in pairs[:FIRST_ARRIVALS]:
         engine.submit(request, listener)
     while not listeners[0].has_begun and engine.step():
         pass
-    for request, listener in pairs[FIRST:]:
+    for request, listener in pairs[FIRST_ARRIVALS:]:
         engine.submit(request, listener)
     while engine.step():
         pass
@@ -193,7 +178,7 @@ def _as_tensor(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class PlainComparison:
     """The pipeline itself, without Carpool, against the engine with one request."""
 
     difference: float | None  # None: it cannot be compared
@@ -202,7 +187,7 @@ class Plain:
 
 def plain(
     loaded: LoadedPipeline, requests: Sequence[CheckedRequest], alone: Sequence[Answer], tick: Tick
-) -> Plain:
+) -> PlainComparison:
     """Run the requests on the pipeline itself. It keeps what that leaves on it: do it last.
 
     A pipeline that draws numbers beside its generator cannot be compared: the engine gives each
@@ -216,7 +201,7 @@ def plain(
                 if found := apart_of(answer, expected):
                     other = _plain(loaded, request, seed=request.seed + 1)
                     if apart_of(answer, other):
-                        return Plain(None, "it draws random numbers beside its generator")
+                        return PlainComparison(None, "it draws random numbers beside its generator")
             except CarpoolError:
                 raise
             except Exception as error:
@@ -226,7 +211,7 @@ def plain(
                 ) from error
             most = max(most, found)
             tick()
-    return Plain(most)
+    return PlainComparison(most)
 
 
 def _plain(loaded: LoadedPipeline, request: CheckedRequest, *, seed: int) -> Answer:

@@ -18,9 +18,9 @@ from carpool.engine.weights.placement import components_of
 from carpool.engine.weights.residency import Component, gib
 from carpool.engine.weights.residency import plan as residency
 from carpool.errors import SettingRejected
-from carpool.preparation import check_names, is_denoiser
-from carpool.quantization import STREAMED, Quantization, quantizations
-from carpool.setting_rules import parse_bytes
+from carpool.settings.preparation import check_names, is_denoiser
+from carpool.settings.quantization import STREAMED, Quantization, quantizations
+from carpool.settings.rules import parse_bytes
 from carpool_lab.plan.predict import VALUE_BYTES, Plan
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from carpool.engine.intercept import methods_of
 from carpool.engine.model.files import class_of, modules_of
 from carpool.errors import InvalidValue, LoadFailed, SettingRejected, nearest
 from carpool.models.source import find
-from carpool.preparation import sizes
+from carpool.settings.preparation import sizes
 from carpool.types import Phase, phase_of
 
 MODELS = Path(__file__).with_name("models.json")

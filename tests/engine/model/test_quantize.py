@@ -16,7 +16,7 @@ from carpool.engine.model.load import load
 from carpool.engine.model.quantize import quantize_read
 from carpool.engine.row_mixing import mixes_rows
 from carpool.errors import LoadFailed, SettingRejected
-from carpool.quantization import KINDS, Quantization
+from carpool.settings.quantization import KINDS, Quantization
 from support.engine_driver import driving, gap, mean
 from support.prepared import alone, drawn, gguf_of, requests_of
 from support.tiny import checkpoint

@@ -19,9 +19,9 @@ from diffusers import ContextParallelConfig
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from carpool.engine_settings import ContextParallelKind
 from carpool.errors import LoadFailed, SettingRejected
-from carpool.preparation import is_denoiser
+from carpool.settings.engine import ContextParallelKind
+from carpool.settings.preparation import is_denoiser
 
 log = logging.getLogger("carpool")
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from carpool.engine.model.device import Device
 from carpool.errors import SettingRejected, nearest
-from carpool.preparation import is_denoiser
+from carpool.settings.preparation import is_denoiser
 
 
 def set_attention(

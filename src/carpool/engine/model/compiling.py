@@ -21,7 +21,7 @@ from carpool.config import EngineSettings
 from carpool.engine.model.device import Device
 from carpool.engine.model.modular import Pipeline, workflows
 from carpool.errors import LoadFailed, SettingRejected
-from carpool.preparation import DEFAULT_SIZE, is_denoiser, sizes
+from carpool.settings.preparation import DEFAULT_SIZE, is_denoiser, sizes
 
 GRAPHS = 64  # of one block, at most
 COMPILER = "inductor"  # of torch.compile

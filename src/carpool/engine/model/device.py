@@ -17,10 +17,10 @@ import torch
 
 from carpool.config import EngineSettings
 from carpool.engine.streams import stream_of, why_no_events
-from carpool.engine_settings import DEVICES
 from carpool.errors import SettingRejected
-from carpool.preparation import types
-from carpool.setting_rules import ALL
+from carpool.settings.engine import DEVICES
+from carpool.settings.preparation import types
+from carpool.settings.rules import ALL
 
 log = logging.getLogger("carpool")
 

@@ -36,8 +36,8 @@ from carpool.engine.model.quantize import (
 )
 from carpool.errors import LoadFailed, SettingRejected
 from carpool.models.source import SINGLE_FILES, is_single_file
-from carpool.preparation import check_components, check_gguf, check_packages, replacements
-from carpool.setting_rules import by_component
+from carpool.settings.preparation import check_components, check_gguf, check_packages, replacements
+from carpool.settings.rules import by_component
 
 
 def read(

@@ -11,9 +11,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from carpool.config import EngineSettings
 from carpool.errors import SettingRejected, nearest
-from carpool.preparation import is_denoiser
-from carpool.quantization import KINDS, Quantization, check_gpu, quantizations
-from carpool.setting_rules import ALL
+from carpool.settings.preparation import is_denoiser
+from carpool.settings.quantization import KINDS, Quantization, check_gpu, quantizations
+from carpool.settings.rules import ALL
 
 BLOCK_IN, BLOCK_OUT = 64, 32  # features of layers for which bitsandbytes has kernels on CPUs
 

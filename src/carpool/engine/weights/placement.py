@@ -26,8 +26,8 @@ from carpool.engine.weights.residency import (
 )
 from carpool.engine.weights.streaming import Streamer
 from carpool.errors import LoadFailed
-from carpool.preparation import check_streamed
-from carpool.setting_rules import by_component, parse_bytes, streamed_names
+from carpool.settings.preparation import check_streamed
+from carpool.settings.rules import by_component, parse_bytes, streamed_names
 from carpool.types import phase_of
 
 log = logging.getLogger("carpool")

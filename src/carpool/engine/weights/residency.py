@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from carpool.errors import SettingRejected, nearest
-from carpool.setting_rules import streamed_names
+from carpool.settings.rules import streamed_names
 
 SLOTS = 2  # groups on the device at once: one computes while the next is on its way
 ACTIVATIONS = 0.2  # of a device's memory, left to activations where no budget is said

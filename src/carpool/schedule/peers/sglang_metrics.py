@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from carpool.engine_settings import MetricsFormat
+from carpool.settings.engine import MetricsFormat
 
 SUMMARY_EVERY = 5  # dispatches
 KEPT_WAITS = 1000  # the newest, for the percentile

@@ -25,7 +25,7 @@ from msgspec import Meta
 
 from carpool import jsonfile
 from carpool.errors import SettingRejected, nearest
-from carpool.validation import Count, Switch, Text, fits, rule_of
+from carpool.settings.validation import Count, Switch, Text, fits, rule_of
 
 Resolution = tuple[int, int]
 """Width and height, pixels."""

@@ -32,7 +32,7 @@ from msgspec import Meta
 from carpool import jsonfile
 from carpool.errors import SettingRejected, nearest
 from carpool.schedule.peers.vllm_omni_stages import diffusion_stages, overlaid
-from carpool.validation import Count, Switch, Text, fits, rule_of
+from carpool.settings.validation import Count, Switch, Text, fits, rule_of
 
 FORMS = ("stages", "stage_args")
 DTYPES = {

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from carpool.setting_rules import setting
+from carpool.settings.rules import setting
 
 
 @dataclass(frozen=True, kw_only=True)

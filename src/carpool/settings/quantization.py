@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from carpool.errors import SettingRejected, nearest
-from carpool.setting_rules import by_component
+from carpool.settings.rules import by_component
 
 
 @dataclass(frozen=True, slots=True)

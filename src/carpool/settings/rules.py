@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from carpool.errors import SettingRejected
-from carpool.validation import Text, fits, rule_of
+from carpool.settings.validation import Text, fits, rule_of
 
 
 def setting(

@@ -4,9 +4,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal, get_type_hints
 
-from carpool import preparation
-from carpool.batching_mode import BatchingMode
-from carpool.setting_rules import check, parse_bytes, setting, streamed_names
+from carpool.settings import preparation
+from carpool.settings.batching_mode import BatchingMode
+from carpool.settings.rules import check, parse_bytes, setting, streamed_names
 
 LoraBatching = Literal["mixed", "grouped"]
 Numerics = Literal["fast", "exact"]

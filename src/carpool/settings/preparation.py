@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from carpool.errors import SettingRejected, nearest
-from carpool.quantization import STREAMED, Quantization, check_gpu, quantizations
-from carpool.setting_rules import ALL, by_component
+from carpool.settings.quantization import STREAMED, Quantization, check_gpu, quantizations
+from carpool.settings.rules import ALL, by_component
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_SIZE = (0, 0)  # of a warm-up: the model's own
