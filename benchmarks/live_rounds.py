@@ -17,7 +17,7 @@ from PIL import Image, ImageChops
 
 from benchmarks.parties import LOCKED, Party, running
 from carpool_lab.load.client import LoadClient
-from carpool_lab.load.generator import RequestResult, Solo, run, samples, warm_up, with_slo
+from carpool_lab.load.generator import RequestResult, SoloLatencies, run, samples, warm_up, with_slo
 from carpool_lab.load.report import Summary, summarise
 from carpool_lab.workload import Arrival, Mix, Setting, bursts, generators, plan
 from training.shapes.draw import prompts
@@ -60,7 +60,7 @@ class Reference:
     """The server with the lock under a closed loop of one client."""
 
     capacity_qps: float
-    solo: Solo
+    solo: SoloLatencies
     pictures: Mapping[int, Image.Image]  # by seed: what plain diffusers draws
 
 

@@ -6,7 +6,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from carpool_lab.simulate import routing
+import routing_promise as routing
 
 SURE = 0.5  # part of what a limit allows: below it 400 requests are enough
 OUTPUT = Path(__file__).with_name("routing.md")

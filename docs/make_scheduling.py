@@ -20,21 +20,20 @@ from pathlib import Path
 from typing import get_args
 
 import click
-
-from carpool.config import BatchingMode
-from carpool_lab.load.plot import draw_points
-from carpool_lab.simulate.report import (
+from scheduling_promise import (
     GOODPUT_LOAD,
     LEAST_GOODPUT,
     MOST_MEAN,
     MOST_MEAN_LEARNED,
     MOST_P99,
     MOST_P99_LEARNED,
-    Point,
     Verdict,
-    comparison,
     verdicts,
 )
+
+from carpool.config import BatchingMode
+from carpool_lab.load.plot import draw_points
+from carpool_lab.simulate.report import Point, comparison
 from carpool_lab.simulate.scenario import MIXES, Comparison, Model, compare, mix, play
 from carpool_lab.simulate.tables import TABLES, Table, siblings
 from carpool_lab.workload import bursts, generators, plan

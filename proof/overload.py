@@ -23,7 +23,7 @@ import httpx2
 
 from carpool_lab.load.client import LoadClient
 from carpool_lab.load.generator import RequestResult, run
-from carpool_lab.workload import Arrival, Mix, Setting, generators, plan, poisson
+from carpool_lab.workload import Arrival, Mix, Setting, bursts, generators, plan
 from proof.house import House, open_house
 from proof.page import machine, table, write_section
 from training.shapes.draw import prompts
@@ -94,7 +94,9 @@ def _is_refusal(one: RequestResult) -> bool:
 def _arrivals(rate_qps: float, seconds: float, seed: int) -> list[Arrival]:
     when, what = generators(seed)
     mix = Mix([Setting({"num_inference_steps": STEPS}, prompts(50))])
-    found = plan(poisson(rate_qps, when), mix, what, count=round(2 * rate_qps * seconds) + 20)
+    found = plan(
+        bursts(rate_qps, when, size=1), mix, what, count=round(2 * rate_qps * seconds) + 20
+    )
     return [one for one in found if one.at_s < seconds]
 
 

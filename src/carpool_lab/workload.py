@@ -86,13 +86,8 @@ def generators(seed: int) -> tuple[random.Random, random.Random]:
     return random.Random(f"arrivals {seed}"), random.Random(f"requests {seed}")
 
 
-def poisson(rate_per_s: float, rng: random.Random) -> Iterator[float]:
-    """An endless Poisson process. At an infinite rate all arrive at once."""
-    return bursts(rate_per_s, rng, size=1)
-
-
 def bursts(rate_per_s: float, rng: random.Random, *, size: int) -> Iterator[float]:
-    """Groups of `size` at the same moment, the groups as in `poisson`.
+    """An endless Poisson process of groups, `size` arrivals each, all at once if it is infinite.
 
     Args:
         rate_per_s: of requests, not of groups.

@@ -13,13 +13,13 @@ from benchmarks.others import litserve_server, plain
 from benchmarks.parties import LITSERVE, LOCKED, PARTIES, Party
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.views import CallKind
-from carpool_lab.load.generator import RequestResult, Solo
+from carpool_lab.load.generator import RequestResult, SoloLatencies
 from carpool_lab.load.report import summarise
 from carpool_lab.simulate.scenario import Model, play
 from carpool_lab.simulate.tables import learned
 
 CONTINUOUS = PARTIES[-1]
-NO_REFERENCE = Reference(2.0, Solo({}), {})
+NO_REFERENCE = Reference(2.0, SoloLatencies({}), {})
 COSTS = Costs(
     {
         CallKind("text_encoder.forward", 16): Curve({1: 0.02}),

@@ -22,9 +22,9 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.views import CallKind
 from carpool_lab.check.command import check
 from carpool_lab.check.report import CheckReport
-from carpool_lab.check.requests import QUICK, Wanted, mixed
-from carpool_lab.check.run import Method, Plain, Proof, limit, prove
-from carpool_lab.check.watch import Seen, allocated, apart
+from carpool_lab.check.requests import QUICK, CheckOptions, mixed
+from carpool_lab.check.run import Method, PlainComparison, Proof, limit, prove
+from carpool_lab.check.watch import ObservedCalls, allocated, apart
 from carpool_lab.tune.results import ComponentResult, SizeResult, TuneReport
 from support.engine_driver import served
 from support.tiny import checkpoint
@@ -210,7 +210,7 @@ def test_an_interrupted_check_gives_the_modules_and_the_costs_back(tmp_path: Pat
 def test_requests_differ_in_steps_guidance_seed_and_prompt() -> None:
     card = load(served("sd15"), CPU).card
 
-    jobs = mixed(card, Wanted(parameters={"width": 64, "height": 64}))
+    jobs = mixed(card, CheckOptions(parameters={"width": 64, "height": 64}))
 
     assert len({job.seed for job in jobs}) == len({job.arguments["prompt"] for job in jobs}) == 6
     assert {job.arguments["num_inference_steps"] for job in jobs} == {5, 4}
@@ -221,7 +221,7 @@ def test_a_distilled_model_gets_the_steps_that_it_was_made_for() -> None:
     card = load(served("sd15"), CPU).card
     few = replace(card, defaults={**card.defaults, "num_inference_steps": 4})
 
-    assert {job.arguments["num_inference_steps"] for job in mixed(few, Wanted())} == {4}
+    assert {job.arguments["num_inference_steps"] for job in mixed(few, CheckOptions())} == {4}
 
 
 def test_a_model_that_needs_a_picture_says_how_to_give_one() -> None:
@@ -285,12 +285,12 @@ def report(
     tuned = TuneReport("M", "cpu", "float32", {}, 50, 0.05, 3, (size,), Costs())
 
     def proof(difference: float, seconds: float) -> Proof:
-        seen = Seen("denoise", "UNet", widest=2, compared=1, difference=difference)
+        seen = ObservedCalls("denoise", "UNet", widest=2, compared=1, difference=difference)
         seen.seconds[4] = [9.0, seconds]
         return Proof(difference, (Method("unet.forward", seen, how, ""),), ())
 
     proofs = {"fast": proof(fast, 1.0), "exact": proof(exact, 1.5)}
-    return CheckReport(("one",), limit, proofs, Plain(plain), tuned)
+    return CheckReport(("one",), limit, proofs, PlainComparison(plain), tuned)
 
 
 @pytest.mark.parametrize(

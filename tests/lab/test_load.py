@@ -9,7 +9,7 @@ import pytest
 
 from carpool.errors import CarpoolError
 from carpool_lab.load.client import RequestError
-from carpool_lab.load.generator import RequestResult, Solo, run, samples, warm_up, with_slo
+from carpool_lab.load.generator import RequestResult, SoloLatencies, run, samples, warm_up, with_slo
 from carpool_lab.load.report import as_json, block, summarise
 from carpool_lab.workload import Arrival, kind_of
 
@@ -151,7 +151,7 @@ def outcome(latency_s: float, *, failure: str | None = None, at_s: float = 0.0) 
 
 
 def test_only_answers_within_their_target_are_good() -> None:
-    solo = Solo({(kind_of({}), None): 2.0})
+    solo = SoloLatencies({(kind_of({}), None): 2.0})
     outcomes = [outcome(3), outcome(6), outcome(7), outcome(1, failure="timeout")]
 
     summary = summarise(with_slo(outcomes, solo, scale=3), {})

@@ -3,18 +3,18 @@
 import time
 
 import pytest
-
-from carpool_lab.simulate.routing import (
+from routing_promise import (
     LEAST_BELOW_RANDOM,
     MOST_MEAN,
     MOST_P99,
-    OWN,
+    OWN_ROUTER,
     Scene,
     below_random,
     compare_routers,
     ratios,
     small_scenes,
 )
+
 from carpool_lab.simulate.scenario import Model, mix, play
 from carpool_lab.simulate.tables import TABLES, siblings
 from carpool_lab.workload import bursts, generators, plan
@@ -31,7 +31,7 @@ def test_the_router_keeps_its_promise(scene: Scene) -> None:
 def test_mixed_sizes_have_a_far_shorter_p99_than_with_random_routing() -> None:
     scene = Scene("mixed-sizes", "sizes", 0.7)
 
-    found = compare_routers(scene, (OWN, "random"), seeds=(0, 1), count=300)
+    found = compare_routers(scene, (OWN_ROUTER, "random"), seeds=(0, 1), count=300)
 
     assert below_random(found) >= LEAST_BELOW_RANDOM
 
@@ -48,16 +48,16 @@ def test_one_slow_worker_in_ten_keeps_few_requests() -> None:
 def test_workers_that_die_lose_no_request() -> None:
     scene = Scene("flux-512", "steps", 0.6, workers=6, lifetime_s=60.0)
 
-    found = compare_routers(scene, (OWN, "least-work"), seeds=(0,), count=400)
+    found = compare_routers(scene, (OWN_ROUTER, "least-work"), seeds=(0,), count=400)
 
     assert all(one.ended_s < float("inf") for one in found.values())
-    assert found[OWN].mean_s <= MOST_MEAN * found["least-work"].mean_s
+    assert found[OWN_ROUTER].mean_s <= MOST_MEAN * found["least-work"].mean_s
 
 
 @pytest.mark.parametrize("kind", ["uniform", "sizes"])
 def test_streamed_weights_are_filled_whatever_the_sizes(kind: str) -> None:
     found = compare_routers(
-        Scene("streamed-mixed-sizes", kind, 0.9), (OWN, "least-work"), seeds=(0,), count=150
+        Scene("streamed-mixed-sizes", kind, 0.9), (OWN_ROUTER, "least-work"), seeds=(0,), count=150
     )
 
     mean, p99 = ratios(found)
@@ -122,6 +122,6 @@ def test_a_thousand_workers_are_simulated_in_ten_minutes_for_a_hundred_thousand_
 def test_the_same_scene_gives_the_same_numbers() -> None:
     scene = Scene("flux-512", "tenants", 0.8, workers=3)
 
-    first, second = (compare_routers(scene, (OWN,), seeds=(1,), count=100) for _ in range(2))
+    first, second = (compare_routers(scene, (OWN_ROUTER,), seeds=(1,), count=100) for _ in range(2))
 
     assert first == second

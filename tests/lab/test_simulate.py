@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduling_promise import Verdict, verdicts
 
 from carpool.config import BatchingMode
 from carpool.errors import InvalidValue
@@ -22,11 +23,9 @@ from carpool_lab.simulate.report import (
     Latency,
     Numbers,
     Point,
-    Verdict,
     comparison,
     numbers,
     ratio_of_means,
-    verdicts,
 )
 from carpool_lab.simulate.scenario import (
     MIXES,
@@ -40,7 +39,7 @@ from carpool_lab.simulate.scenario import (
 )
 from carpool_lab.simulate.simulator import Worker
 from carpool_lab.simulate.tables import TABLES, WIDEST, Table, learned, siblings, table
-from carpool_lab.workload import Arrival, Mix, Setting, bursts, generators, plan, poisson
+from carpool_lab.workload import Arrival, Mix, Setting, bursts, generators, plan
 
 SLOW = Table("slow", 4, {1: 1.0, 16: 16.0}, 0.5, 0.5)  # rows gain nothing
 FREE = Table("free", 4, {1: 1.0, 16: 1.0}, 0.5, 0.5)  # rows are free
@@ -176,7 +175,7 @@ def test_no_built_in_table_gets_faster_with_rows_and_every_mix_plays_on_it(name:
     for mix_name in MIXES:
         if mix_name != "sizes" or len(tables) > 1:
             when, what = generators(0)
-            asked = plan(poisson(1.0, when), mix(mix_name, tables), what, count=5)
+            asked = plan(bursts(1.0, when, size=1), mix(mix_name, tables), what, count=5)
             assert len(play(Model(tables), asked, "continuous").requests) == 5
 
 
@@ -304,7 +303,7 @@ def test_one_worker_that_gets_everything_at_once_needs_no_account_of_what_it_has
     arrivals = plan(bursts(0.9 * model.capacity_qps(asked), when, size=1), asked, what, count=60)
     ended = [ride.ended_s for ride in play(model, arrivals, "continuous", learned=learned).requests]
 
-    accounted = play(model, arrivals, "continuous", learned=learned, moves=True)  # of `AtOnce`
+    accounted = play(model, arrivals, "continuous", learned=learned, moves=True)
 
     assert [ride.ended_s for ride in accounted.requests] == ended
 

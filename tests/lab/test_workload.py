@@ -19,7 +19,6 @@ from carpool_lab.workload import (
     generators,
     kind_of,
     plan,
-    poisson,
     read_mix,
     read_trace,
 )
@@ -65,7 +64,7 @@ def test_the_rate_counts_requests_also_when_they_come_in_bursts(size: int) -> No
 def test_gaps_between_poisson_arrivals_vary_as_much_as_their_mean() -> None:
     when, _ = generators(0)
 
-    times = list(itertools.islice(poisson(2.0, when), 20_000))
+    times = list(itertools.islice(bursts(2.0, when, size=1), 20_000))
     gaps = [after - before for before, after in itertools.pairwise(times)]
 
     mean = sum(gaps) / len(gaps)
@@ -76,13 +75,13 @@ def test_gaps_between_poisson_arrivals_vary_as_much_as_their_mean() -> None:
 def test_an_infinite_rate_is_all_at_once() -> None:
     when, _ = generators(0)
 
-    assert set(itertools.islice(poisson(inf, when), 50)) == {0.0}
+    assert set(itertools.islice(bursts(inf, when, size=1), 50)) == {0.0}
 
 
 @pytest.mark.parametrize("rate_per_s", [0.0, -1.0, float("nan")])
 def test_a_rate_that_is_not_above_0_is_refused(rate_per_s: float) -> None:
     with pytest.raises(InvalidValue, match="must be above 0"):
-        poisson(rate_per_s, generators(0)[0])
+        bursts(rate_per_s, generators(0)[0], size=1)
 
 
 # Seeds
@@ -91,7 +90,7 @@ def test_a_rate_that_is_not_above_0_is_refused(rate_per_s: float) -> None:
 def test_the_seed_decides_everything_and_the_rate_does_not_change_what_is_asked_for() -> None:
     def planned(seed: int, rate_per_s: float) -> list[Arrival]:
         when, what = generators(seed)
-        return plan(poisson(rate_per_s, when), NOTHING, what, count=20)
+        return plan(bursts(rate_per_s, when, size=1), NOTHING, what, count=20)
 
     once, again, faster, other = planned(1, 1), planned(1, 1), planned(1, 4), planned(2, 1)
 

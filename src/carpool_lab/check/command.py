@@ -17,7 +17,7 @@ from carpool.cli.options import (
     settings_options,
 )
 from carpool.config import EngineSettings
-from carpool_lab.check.requests import QUICK, Wanted, described, mixed
+from carpool_lab.check.requests import QUICK, CheckOptions, described, mixed
 
 if TYPE_CHECKING:
     from carpool_lab.check.report import CheckReport
@@ -73,7 +73,7 @@ def check(
         from carpool.media import read_picture
 
         parameters["image"] = read_picture(image)
-    wanted = replace(QUICK if quick else Wanted(), parameters=parameters)
+    wanted = replace(QUICK if quick else CheckOptions(), parameters=parameters)
     wanted = replace(wanted, steps=steps or wanted.steps, max_rows=max_rows or wanted.max_rows)
     settings = settings_from(flags).engine()
     from tqdm import tqdm
@@ -88,7 +88,7 @@ def check(
         sys.exit(1)
 
 
-def checked(model: str, settings: EngineSettings, wanted: Wanted, bar: Any) -> "CheckReport":
+def checked(model: str, settings: EngineSettings, wanted: CheckOptions, bar: Any) -> "CheckReport":
     """Load a model and check it.
 
     Args:

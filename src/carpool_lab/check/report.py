@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from carpool_lab.check.run import Method, Plain, Proof
+from carpool_lab.check.run import Method, PlainComparison, Proof
 from carpool_lab.tune.results import ComponentResult, TuneReport
 
 
@@ -15,7 +15,7 @@ class CheckReport:
     requests: tuple[str, ...]  # in words
     limit: float | None  # that docs/numerics.md sets for `fast`; None: it sets none
     proofs: Mapping[str, Proof]  # by numerics mode
-    plain: Plain
+    plain: PlainComparison
     tuned: TuneReport
     notes: tuple[str, ...] = ()
 

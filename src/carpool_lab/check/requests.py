@@ -24,12 +24,12 @@ PROMPTS = (  # short: some models read few words, and say so where there are mor
 
 FEWER_STEPS = (0, 0, 1, 1, 0, 1)
 GUIDANCE = (1.0, 1.0, 0.75, 1.0, None, 0.75)  # parts of the model's own; None: without
-FIRST = 3  # so many arrive at once, the others a step later
-USUAL = 4  # a model that takes no more steps is distilled, and may take no fewer
+FIRST_ARRIVALS = 3  # so many arrive at once, the others a step later
+DISTILLED_STEPS = 4  # a model that takes no more steps is distilled, and may take no fewer
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CheckOptions:
     """What the user wants of a check."""
 
     requests: int = 6
@@ -40,10 +40,10 @@ class Wanted:
     parameters: Mapping[str, Any] = field(default_factory=dict)  # of all requests
 
 
-QUICK = Wanted(requests=4, steps=3, max_rows=4, budget_s=10.0)
+QUICK = CheckOptions(requests=4, steps=3, max_rows=4, budget_s=10.0)
 
 
-def mixed(card: Card, wanted: Wanted) -> list[CheckedRequest]:
+def mixed(card: Card, wanted: CheckOptions) -> list[CheckedRequest]:
     """The requests, in the order of their arrival.
 
     Raises:
@@ -54,7 +54,7 @@ def mixed(card: Card, wanted: Wanted) -> list[CheckedRequest]:
     guidance, usual = own.get("guidance_scale"), card.steps(card.defaults)
     found = []
     for i in range(wanted.requests):
-        fewer = FEWER_STEPS[i] if usual > USUAL or not usual else 0
+        fewer = FEWER_STEPS[i] if usual > DISTILLED_STEPS or not usual else 0
         part = GUIDANCE[i]
         offered: dict[str, Any] = {
             "prompt": PROMPTS[i],

@@ -7,7 +7,7 @@ from carpool.engine.cost_store import StoredCosts
 from carpool.engine.model.load import LoadedPipeline
 from carpool.schedule.known_curve import STEPS
 from carpool.types import CheckedRequest
-from carpool_lab.check.requests import Wanted
+from carpool_lab.check.requests import CheckOptions
 from carpool_lab.check.run import Proof, Tick
 from carpool_lab.tune.measure import TuneSettings, tune
 from carpool_lab.tune.results import TuneReport
@@ -19,7 +19,7 @@ def timed(
     loaded: LoadedPipeline,
     settings: EngineSettings,
     request: CheckedRequest,
-    wanted: Wanted,
+    wanted: CheckOptions,
     proof: Proof,
     table: StoredCosts,
     tick: Tick,
@@ -54,7 +54,7 @@ def _may_choose(request: CheckedRequest) -> bool:
     return "num_inference_steps" in request.arguments
 
 
-def _predicted_s(proof: Proof, wanted: Wanted, widest: int) -> float:
+def _predicted_s(proof: Proof, wanted: CheckOptions, widest: int) -> float:
     """Seconds at worst: rows gain nothing, and all of a request's calls are repeated."""
     row_s = 0.0
     for method in proof.methods:

@@ -21,7 +21,7 @@ from carpool.types import Phase
 
 
 @dataclass(slots=True)
-class Seen:
+class ObservedCalls:
     """What was observed of one method of a component."""
 
     phase: Phase
@@ -55,7 +55,7 @@ class ForwardChecker:
 
     def __init__(self, device: Device, *, measures: bool) -> None:
         self._device, self._measures = device, measures
-        self.methods: dict[str, Seen] = {}  # "transformer.forward"
+        self.methods: dict[str, ObservedCalls] = {}  # "transformer.forward"
 
     def around(self, run: RunCalls) -> RunCalls:
         """The same forward, observed; see `EngineCore`."""
@@ -64,7 +64,7 @@ class ForwardChecker:
             target = states[0].call.target
             seen = self.methods.setdefault(
                 f"{target.component}.{target.method}",
-                Seen(target.phase, type(target.module).__name__),
+                ObservedCalls(target.phase, type(target.module).__name__),
             )
             rows = sum(state.rows for state in states)
             try:

@@ -6,38 +6,31 @@ import sys
 from contextlib import closing
 from math import inf, isinf
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from carpool.config import BatchingMode
 from carpool.errors import CarpoolError, InvalidValue
-from carpool_lab.workload import (
-    Arrival,
-    Mix,
-    Setting,
-    bursts,
-    generators,
-    of_file,
-    plan,
-    read_mix,
-    read_trace,
+from carpool_lab.options import (
+    Flags,
+    burst_option,
+    check_folders,
+    file_path,
+    parse_loads,
+    refuse,
+    save_option,
+    seed_option,
+    text_of,
+    traced,
 )
+from carpool_lab.workload import Arrival, Mix, Setting, bursts, generators, of_file, plan, read_mix
 
 if TYPE_CHECKING:
     from carpool_lab.load.generator import Tick
 
 _SWEEP_ONLY = ("modes", "loads", "output")
 _NOT_IN_SWEEP = ("url", "trace", "request_rate")
-
-
-Flags = SimpleNamespace
-"""What was said on the command line: an attribute for each parameter of `bench`."""
-
-
-def _path(**rules: Any) -> click.Path:
-    return click.Path(dir_okay=False, path_type=Path, **rules)
 
 
 @click.command()
@@ -61,13 +54,10 @@ def _path(**rules: Any) -> click.Path:
     type=float,
     help="requests a second, arriving at random (Poisson); inf is all at once  [default: inf]",
 )
-@click.option(
-    "--burst", type=click.IntRange(1), default=1, show_default=True, help="requests that arrive "
-    "together; the rate stays the same",
-)  # fmt: skip
+@burst_option
 @click.option(
     "--trace",
-    type=_path(exists=True),
+    type=file_path(exists=True),
     help='arrivals from a file instead: JSON lines {"at_s": seconds, ...}, the rest as for --mix',
 )
 @click.option(
@@ -81,11 +71,11 @@ def _path(**rules: Any) -> click.Path:
 @click.option("--steps", type=click.IntRange(1), help="denoising steps  [default: the model's]")
 @click.option(
     "--mix",
-    type=_path(exists=True),
+    type=file_path(exists=True),
     help='what to ask for: JSON lines or a JSON list of {"weight", "prompt" or "prompts", "size", '
     '"num_inference_steps", ...}; all but weight and prompts goes into the request',
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="of arrivals and requests")
+@seed_option
 @click.option(
     "--warmup",
     type=click.IntRange(0),
@@ -108,7 +98,7 @@ def _path(**rules: Any) -> click.Path:
     metavar="S",
     help="how long one answer may take",
 )
-@click.option("--save-result", type=_path(), help="write everything as JSON, every request too")
+@save_option
 @click.option("--json", "as_json", is_flag=True, help="print that JSON in place of the block")
 @click.option(
     "--sweep",
@@ -120,7 +110,7 @@ def _path(**rules: Any) -> click.Path:
 @click.option(
     "--loads", help="of --sweep, in parts of the measured capacity  [default: 0.3,0.6,0.9,1.2]"
 )
-@click.option("--output", type=_path(), help="picture of --sweep  [default: bench.png]")
+@click.option("--output", type=file_path(), help="picture of --sweep  [default: bench.png]")
 def bench(**flags: Any) -> None:
     """Send load to an OpenAI-compatible server and say how it did.
 
@@ -128,16 +118,13 @@ def bench(**flags: Any) -> None:
     latency counts from then. Failures count against the server and are listed by reason.
     """
     said = Flags(**flags)
-    excluded = _NOT_IN_SWEEP if said.sweep else _SWEEP_ONLY
-    for name in excluded:
-        if flags[name] is not None:
-            rule = "does not go with --sweep" if said.sweep else "needs --sweep"
-            raise click.UsageError(f"--{name.replace('_', '-')} {rule}")
+    if said.sweep:
+        refuse(flags, _NOT_IN_SWEEP, "does not go with --sweep")
+    else:
+        refuse(flags, _SWEEP_ONLY, "needs --sweep")
     if not said.warmup and (said.sweep or said.slo_scale):
         raise click.UsageError("--warmup 0: latency targets come from warmup requests")
-    for path in (said.output, said.save_result):
-        if path is not None and not path.parent.is_dir():  # said now, not after the work
-            raise click.UsageError(f"{path}: there is no folder {path.parent}")
+    check_folders(said.output, said.save_result)
     try:
         result, text = _sweep(said) if said.sweep else _once(said)
     except InvalidValue as error:
@@ -214,12 +201,7 @@ def _sweep(said: Flags) -> tuple[dict[str, Any], str]:
     for mode in modes:
         if mode not in known:
             raise click.UsageError(f"--modes {mode}: must be of {', '.join(known)}")
-    try:
-        loads = [float(load) for load in (said.loads or "0.3,0.6,0.9,1.2").split(",")]
-    except ValueError:
-        raise click.UsageError(f"--loads {said.loads}: write numbers, such as 0.5,0.9") from None
-    if not all(0 < load < inf for load in loads):
-        raise click.UsageError(f"--loads {said.loads}: must be above 0")
+    loads = parse_loads(said.loads or "0.3,0.6,0.9,1.2")
     output = said.output or Path("bench.png")
     if output.suffix not in (".png", ".svg", ".pdf"):
         raise click.UsageError(f"--output {output}: must end in .png, .svg or .pdf")
@@ -254,7 +236,7 @@ def _mix(said: Flags) -> Mix:
     if said.mix is None:
         return Mix([Setting(body)])
     with of_file(said.mix):
-        return read_mix(_text(said.mix), body)
+        return read_mix(text_of(said.mix), body)
 
 
 def _arrivals(said: Flags, rate: float) -> list[Arrival]:
@@ -265,18 +247,7 @@ def _arrivals(said: Flags, rate: float) -> list[Arrival]:
         return plan(times, mix, what, count=said.num_prompts or 100)
     if said.request_rate is not None:
         raise click.UsageError("--trace says when requests arrive: leave out --request-rate")
-    with of_file(said.trace):
-        arrivals = read_trace(_text(said.trace), mix, what)[: said.num_prompts]
-    if not arrivals:
-        raise click.UsageError(f"--trace {said.trace}: is empty")
-    return arrivals
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidValue(f"{path}: not UTF-8: {error}") from None
+    return traced(said.trace, mix, what, said.num_prompts)
 
 
 class _Bars:

@@ -91,7 +91,7 @@ Key = tuple[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Solo:
+class SoloLatencies:
     """Solo latencies: of requests that have the server to themselves."""
 
     seconds: Mapping[Key, float]
@@ -123,7 +123,7 @@ def samples(arrivals: Iterable[Arrival]) -> list[Mapping[str, Any]]:
 
 async def warm_up(
     bodies: Sequence[Mapping[str, Any]], ask: Ask, *, rounds: int, tick: Tick = lambda: None
-) -> Solo:
+) -> SoloLatencies:
     """Ask for each in turn, one at a time, so often; the fastest of each is its solo latency.
 
     Raises:
@@ -141,10 +141,12 @@ async def warm_up(
         key = _key(body)
         seconds[key] = min(seconds.get(key, inf), clock() - began_s)
         tick()
-    return Solo(seconds)
+    return SoloLatencies(seconds)
 
 
-def with_slo(outcomes: Iterable[RequestResult], solo: Solo, scale: float) -> list[RequestResult]:
+def with_slo(
+    outcomes: Iterable[RequestResult], solo: SoloLatencies, scale: float
+) -> list[RequestResult]:
     """Outcomes with their latency target: `scale` times what they would take alone."""
     return [replace(one, slo_s=scale * solo.of(one.body)) for one in outcomes]
 

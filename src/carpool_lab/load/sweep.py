@@ -17,7 +17,7 @@ from typing import Any
 
 from carpool.errors import CarpoolError
 from carpool_lab.load.client import LoadClient, Task
-from carpool_lab.load.generator import Solo, Tick, run, samples, warm_up, with_slo
+from carpool_lab.load.generator import SoloLatencies, Tick, run, samples, warm_up, with_slo
 from carpool_lab.load.report import Summary, summarise
 from carpool_lab.workload import Arrival, Mix, bursts, generators, plan
 
@@ -168,7 +168,7 @@ async def sweep(wanted: SweepSettings, stage: Stage, *, start: Start = serving) 
 @contextlib.asynccontextmanager
 async def _warm(
     wanted: SweepSettings, mode: str, start: Start, stage: Stage
-) -> AsyncIterator[tuple[LoadClient, Solo]]:
+) -> AsyncIterator[tuple[LoadClient, SoloLatencies]]:
     """A warmed-up server in this mode, and its solo latencies."""
     bodies = samples(wanted.arrivals(inf))
     async with (

@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import click
@@ -14,31 +13,27 @@ from carpool import jsonfile
 from carpool.config import BatchingMode
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs
+from carpool_lab.options import (
+    Flags,
+    burst_option,
+    check_folders,
+    file_path,
+    parse_loads,
+    refuse,
+    save_option,
+    seed_option,
+    text_of,
+    traced,
+)
 from carpool_lab.simulate.report import Point, as_json, block, comparison, numbers
 from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.scenario import MIXES, Comparison, Model, compare, mix, play
 from carpool_lab.simulate.tables import TABLES, Table, learned, siblings, table
 from carpool_lab.tune.results import tables as tuned_tables
-from carpool_lab.workload import (
-    Arrival,
-    Mix,
-    bursts,
-    generators,
-    of_file,
-    plan,
-    read_mix,
-    read_trace,
-)
-
-Flags = SimpleNamespace
-"""What was said on the command line: an attribute for each parameter of `simulate`."""
+from carpool_lab.workload import Arrival, Mix, bursts, generators, of_file, plan, read_mix
 
 _ONE_ONLY = ("load", "request_rate", "clients", "trace", "mode")
 _COMPARE_ONLY = ("loads", "seeds", "output")
-
-
-def _file(**rules: Any) -> click.Path:
-    return click.Path(dir_okay=False, path_type=Path, **rules)
 
 
 @click.command()
@@ -49,7 +44,7 @@ def _file(**rules: Any) -> click.Path:
 )
 @click.option(
     "--costs",
-    type=_file(exists=True),
+    type=file_path(exists=True),
     help="what a server learned from its own forwards, as JSON, in place of a built-in table",
 )
 @click.option(
@@ -82,10 +77,7 @@ def _file(**rules: Any) -> click.Path:
     type=click.FloatRange(0, min_open=True),
     help="arrivals, in requests a second",
 )
-@click.option(
-    "--burst", type=click.IntRange(1), default=1, show_default=True, help="requests that arrive "
-    "together; the rate stays the same",
-)  # fmt: skip
+@burst_option
 @click.option(
     "--clients",
     type=click.IntRange(1),
@@ -93,7 +85,7 @@ def _file(**rules: Any) -> click.Path:
 )
 @click.option(
     "--trace",
-    type=_file(exists=True),
+    type=file_path(exists=True),
     help='arrivals from a file: JSON lines {"at_s": seconds, ...}, the rest as for --mix',
 )
 @click.option(
@@ -135,7 +127,7 @@ def _file(**rules: Any) -> click.Path:
     show_default=True,
     help="a request counts for goodput within so many times its solo latency",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="of arrivals and requests")
+@seed_option
 @click.option(
     "--seeds", type=click.IntRange(1), help="of --compare: means of so many  [default: 2]"
 )
@@ -145,8 +137,8 @@ def _file(**rules: Any) -> click.Path:
     help="forwards vary, as on a machine with neighbours, and `continuous` learns its costs from "
     "them: from nothing where the seed is even, else from a table that is wrong at single widths",
 )
-@click.option("--output", type=_file(), help="of --compare: write a picture (needs matplotlib)")
-@click.option("--save-result", type=_file(), help="write everything as JSON, every request too")
+@click.option("--output", type=file_path(), help="of --compare: write a picture (needs matplotlib)")
+@save_option
 @click.option("--json", "is_json", is_flag=True, help="print that JSON in place of the text")
 def simulate(**flags: Any) -> None:
     """Say how a scheduling mode would do, without a model or a device.
@@ -155,19 +147,17 @@ def simulate(**flags: Any) -> None:
     everything around it nothing. With --learned forwards vary, and costs are learned from them.
     """
     said = Flags(**flags)
-    for name in _ONE_ONLY if said.compare else _COMPARE_ONLY:
-        if flags[name] is not None:
-            rule = "does not go with --compare" if said.compare else "needs --compare"
-            raise click.UsageError(f"--{name.replace('_', '-')} {rule}")
+    if said.compare:
+        refuse(flags, _ONE_ONLY, "does not go with --compare")
+    else:
+        refuse(flags, _COMPARE_ONLY, "needs --compare")
     sources = [n for n in ("load", "request_rate", "clients", "trace") if flags[n] is not None]
     if len(sources) > 1:
         both = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
         raise click.UsageError(f"{both}: only one can say when requests arrive")
     if said.compare and "," in said.router:
         raise click.UsageError("--compare is of modes: name one --router")
-    for path in (said.output, said.save_result):
-        if path is not None and not path.parent.is_dir():  # said now, not after the work
-            raise click.UsageError(f"{path}: there is no folder {path.parent}")
+    check_folders(said.output, said.save_result)
     try:
         model = Model(_tables(said))
         mix = _mix(said, model)
@@ -239,7 +229,7 @@ def _compare(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
         mix_name=said.mix,
         mix=mix,
         modes=_modes(said.compare),
-        loads=_loads(said.loads or "0.1,0.3,0.6,0.9,1.2,2,3"),
+        loads=parse_loads(said.loads or "0.1,0.3,0.6,0.9,1.2,2,3"),
         seeds=range(said.seed, said.seed + (said.seeds or 2)),
         count=said.num_prompts or 1000,
         burst=said.burst,
@@ -264,7 +254,7 @@ def _tables(said: Flags) -> Sequence[Table]:
             return _tuned(Path(said.table))
         return siblings(table(said.table or "flux-512"))
     try:
-        data = jsonfile.loads(_text(said.costs))
+        data = jsonfile.loads(text_of(said.costs))
         entries = data["costs"] if isinstance(data, dict) else data  # of `GET /stats`, of a table
         found = learned(Costs.from_json(entries), steps=said.steps)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -277,7 +267,7 @@ def _tables(said: Flags) -> Sequence[Table]:
 
 def _tuned(path: Path) -> Sequence[Table]:
     try:
-        return tuned_tables(jsonfile.loads(_text(path)))
+        return tuned_tables(jsonfile.loads(text_of(path)))
     except ValueError as error:
         raise InvalidValue(f"--table {path}: cannot be read: {error}") from None
     except InvalidValue as error:
@@ -288,7 +278,7 @@ def _mix(said: Flags, model: Model) -> Mix:
     if said.mix in MIXES or not Path(said.mix).is_file():
         return mix(said.mix, model.tables)
     with of_file(Path(said.mix)):
-        found = read_mix(_text(Path(said.mix)), {})
+        found = read_mix(text_of(Path(said.mix)), {})
     for setting in found.settings:
         model.stages(setting.body)  # says now which size has no table
     return found
@@ -298,11 +288,7 @@ def _arrivals(said: Flags, model: Model, mix: Mix) -> tuple[list[Arrival], str]:
     """Who comes when, and that in words."""
     when, what = generators(said.seed)
     if said.trace is not None:
-        with of_file(said.trace):
-            arrivals = read_trace(_text(said.trace), mix, what)[: said.num_prompts]
-        if not arrivals:
-            raise InvalidValue(f"--trace {said.trace}: is empty")
-        return arrivals, f"trace {said.trace}"
+        return traced(said.trace, mix, what, said.num_prompts), f"trace {said.trace}"
     count = said.num_prompts or 1000
     if said.clients is not None:
         return plan(bursts(inf, when, size=1), mix, what, count=count), f"{said.clients} clients"
@@ -328,20 +314,3 @@ def _modes(text: str) -> list[BatchingMode]:
         if mode not in known:
             raise InvalidValue(f"--compare {mode}: must be of {', '.join(known)}")
     return [mode for mode in known if mode in text.split(",")]
-
-
-def _loads(text: str) -> list[float]:
-    try:
-        loads = [float(load) for load in text.split(",")]
-    except ValueError:
-        raise InvalidValue(f"--loads {text}: write numbers, such as 0.5,0.9") from None
-    if not all(0 < load < inf for load in loads):
-        raise InvalidValue(f"--loads {text}: must be above 0")
-    return loads
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidValue(f"{path}: not UTF-8: {error}") from None

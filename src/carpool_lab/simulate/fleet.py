@@ -16,7 +16,7 @@ from carpool.fleet.router import Router
 from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
 from carpool.schedule.cost import Costs
 from carpool.schedule.sweep import step_seconds
-from carpool_lab.simulate.routers import AtOnce, Sole, least_work
+from carpool_lab.simulate.routers import ImmediateRouter, SingleWorkerRouter, least_work
 from carpool_lab.simulate.simulator import Result, SimulatedRequest, Worker
 
 REPORT_S = 1.0  # between two reports of a worker
@@ -66,7 +66,7 @@ def simulate(
         moves: running requests move where that is worth it; see `carpool.fleet.moves`.
     """
     if router is None:
-        router = AtOnce(least_work) if len(workers) > 1 or moves else Sole()
+        router = ImmediateRouter(least_work) if len(workers) > 1 or moves else SingleWorkerRouter()
     fleet = _Fleet(workers, router, moves=moves)
     return fleet.run(requests, clients, list(changes))
 
@@ -168,7 +168,7 @@ class _Fleet:
         device.ended = len(ended)
         for request in [one for one in self._leaving if one in device.requests]:
             self._give_up(request, device, now_s)
-        if isinstance(self._router, Sole):
+        if isinstance(self._router, SingleWorkerRouter):
             return
         if now_s >= device.reported_s + REPORT_S:
             device.reported_s = now_s

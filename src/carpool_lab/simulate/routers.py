@@ -11,7 +11,7 @@ Rule = Callable[[RoutedRequest, Sequence[WorkerLoad]], int]
 """Which worker gets a request as soon as it comes: its place among them."""
 
 
-class AtOnce(Router):
+class ImmediateRouter(Router):
     """Binds every request when it comes."""
 
     def __init__(self, rule: Rule) -> None:
@@ -30,7 +30,7 @@ class AtOnce(Router):
         return bindings
 
 
-class Sole(Router):
+class SingleWorkerRouter(Router):
     """Of one worker: that gets every request when it comes, and nobody asks how much it has."""
 
     def __init__(self) -> None:
@@ -92,9 +92,9 @@ class Random:
 
 ROUTERS: Mapping[str, Callable[[], Router]] = {
     "extra-seconds": Router,
-    "least-work": lambda: AtOnce(least_work),
-    "least-requests": lambda: AtOnce(least_requests),
-    "round-robin": lambda: AtOnce(round_robin),
-    "random": lambda: AtOnce(Random(random.Random(0))),
+    "least-work": lambda: ImmediateRouter(least_work),
+    "least-requests": lambda: ImmediateRouter(least_requests),
+    "round-robin": lambda: ImmediateRouter(round_robin),
+    "random": lambda: ImmediateRouter(Random(random.Random(0))),
 }
 """The first is the server's."""

@@ -79,7 +79,7 @@ class Result:
     batches: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # if asked for
 
 
-class Believed:
+class LearnedStages:
     """What stages take by what was learned so far: a call of each, and all that follow it."""
 
     def __init__(self, stages: tuple[Stage, ...], beliefs: Costs) -> None:
@@ -109,7 +109,7 @@ class Worker:
     parked: dict[int, ParkedCall] = field(default_factory=dict)
     orders: int = 0
     last: int = 0  # request
-    _believed: dict[int, "Believed"] = field(default_factory=dict)  # by the stages' identity
+    _believed: dict[int, "LearnedStages"] = field(default_factory=dict)  # by the stages' identity
     result: Result = field(default_factory=lambda: Result([]))
 
     def take(self, simulated: SimulatedRequest) -> None:
@@ -265,6 +265,8 @@ class Worker:
         known = self._believed.get(id(simulated.stages))
         if known is None:
             assert self.beliefs is not None
-            known = self._believed[id(simulated.stages)] = Believed(simulated.stages, self.beliefs)
+            known = self._believed[id(simulated.stages)] = LearnedStages(
+                simulated.stages, self.beliefs
+            )
         left = simulated.stages[simulated.at].count - simulated.done
         return left * known.call_s[simulated.at] + known.after_s[simulated.at]

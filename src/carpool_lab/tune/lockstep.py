@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from carpool.engine.model.device import Device
 from carpool.engine.observe.forward import Forward
+from carpool.engine.request import Outcome
 from carpool.schedule.batch_modes import together
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.views import NO_KIND, Admission, CallKind, Choice, ParkedCall, QueuedRequest
-from carpool.types import Phase
+from carpool.types import Event, Phase
 
 
 @dataclass(slots=True)
@@ -28,6 +29,20 @@ class CallStats:
     @property
     def too_wide(self) -> int | None:
         return min(self.tried - self.done, default=None)
+
+
+class OutcomeListener:
+    """Keeps how a request ended, and whether it has made a step."""
+
+    def __init__(self) -> None:
+        self.outcome: Outcome | None = None
+        self.has_begun = False
+
+    def event(self, event: Event) -> None:
+        self.has_begun |= event.kind == "step" and event.step > 0
+
+    def done(self, outcome: Outcome) -> None:
+        self.outcome, self.has_begun = outcome, True
 
 
 class Lockstep:

@@ -16,7 +16,6 @@ from carpool.config import EngineSettings
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import LoadedPipeline, versions
-from carpool.engine.request import Outcome
 from carpool.errors import OutOfMemory
 from carpool.request.parameters import check
 from carpool.schedule.cost import AnyCurve, Costs
@@ -24,8 +23,8 @@ from carpool.schedule.known_curve import STEPS
 from carpool.schedule.peers.compatibility import cost, resolution
 from carpool.schedule.peers.sglang_rules import Resolution
 from carpool.schedule.views import CallKind
-from carpool.types import CheckedRequest, Clock, Event, Request
-from carpool_lab.tune.lockstep import CallStats, Lockstep, WarmCosts
+from carpool.types import CheckedRequest, Clock, Request
+from carpool_lab.tune.lockstep import CallStats, Lockstep, OutcomeListener, WarmCosts
 from carpool_lab.tune.results import ComponentResult, SizeResult, TuneReport
 
 PROMPT = "a red circle"
@@ -110,19 +109,6 @@ def tune(
     )
 
 
-class _Listener:
-    """Keeps the error of a request."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-
-    def event(self, event: Event) -> None:
-        """Ignore progress."""
-
-    def done(self, outcome: Outcome) -> None:
-        self.error = outcome.error
-
-
 def _measure(
     engine: EngineCore,
     lockstep: Lockstep,
@@ -170,14 +156,14 @@ def _denoisers(seen: Mapping[CallKind, CallStats]) -> list[CallStats]:
 
 def _run(engine: EngineCore, request: CheckedRequest, width: int) -> None:
     """Run `width` equal requests in lockstep, each with its own seed."""
-    listeners = [_Listener() for _ in range(width)]
+    listeners = [OutcomeListener() for _ in range(width)]
     for seed, listener in enumerate(listeners):
         engine.submit(replace(request, seed=seed, request_id=f"tune-{seed}"), listener)
     while engine.step():
         pass
     for listener in listeners:
-        if listener.error is not None:
-            raise listener.error
+        if listener.outcome is not None and listener.outcome.error is not None:
+            raise listener.outcome.error
 
 
 def _speed_factor(before: Mapping[CallKind, AnyCurve], now: Costs) -> float:

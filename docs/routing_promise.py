@@ -1,4 +1,4 @@
-"""Compare routers: the same requests through each, and the promise held up to the server's own.
+"""Routers compared on the same requests, and the promise of the server's own.
 
 The promise, at every point: the mean latency of `extra-seconds` is at most 1.02 times, and its p99
 at most 1.10 times that of the best of the other routers.
@@ -16,7 +16,7 @@ from carpool_lab.simulate.scenario import Model, mix, play
 from carpool_lab.simulate.tables import MIXED_SIZES, TABLES, siblings
 from carpool_lab.workload import Mix, Setting, bursts, generators, plan
 
-OWN = "extra-seconds"
+OWN_ROUTER = "extra-seconds"
 MOST_MEAN, MOST_P99 = 1.02, 1.10
 LEAST_BELOW_RANDOM = 0.37  # p99 of mixed sizes at 0.7 of capacity
 
@@ -84,14 +84,14 @@ def compare_routers(
 
 def ratios(found: Mapping[str, Latencies]) -> tuple[float, float]:
     """Mean and p99 of the server's router, over those of the best of the others."""
-    own, others = found[OWN], [one for name, one in found.items() if name != OWN]
+    own, others = found[OWN_ROUTER], [one for name, one in found.items() if name != OWN_ROUTER]
     mean_s, p99_s = min(o.mean_s for o in others), min(o.p99_s for o in others)
     return own.mean_s / mean_s, own.p99_s / p99_s
 
 
 def below_random(found: Mapping[str, Latencies]) -> float:
     """The part by which the p99 is below that of random routing."""
-    return 1 - found[OWN].p99_s / found["random"].p99_s
+    return 1 - found[OWN_ROUTER].p99_s / found["random"].p99_s
 
 
 def small_scenes() -> Iterator[Scene]:

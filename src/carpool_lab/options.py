@@ -1,0 +1,75 @@
+"""Options that commands of this package share, and files that users name."""
+
+from collections.abc import Collection, Mapping
+from math import inf
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import click
+
+from carpool.errors import InvalidValue
+from carpool_lab.workload import Arrival, Mix, of_file, read_trace
+
+Flags = SimpleNamespace
+"""What was said on the command line: an attribute for each parameter of a command."""
+
+
+def file_path(**rules: Any) -> click.Path:
+    """The type of an option that names a file."""
+    return click.Path(dir_okay=False, path_type=Path, **rules)
+
+
+burst_option = click.option(
+    "--burst", type=click.IntRange(1), default=1, show_default=True, help="requests that arrive "
+    "together; the rate stays the same",
+)  # fmt: skip
+seed_option = click.option(
+    "--seed", type=int, default=0, show_default=True, help="of arrivals and requests"
+)
+save_option = click.option(
+    "--save-result", type=file_path(), help="write everything as JSON, every request too"
+)
+
+
+def refuse(flags: Mapping[str, Any], names: Collection[str], rule: str) -> None:
+    """Refuse flags that were given."""
+    for name in names:
+        if flags[name] is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')} {rule}")
+
+
+def check_folders(*paths: Path | None) -> None:
+    """Refuse a file whose folder is not there: now, not after the work."""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise click.UsageError(f"{path}: there is no folder {path.parent}")
+
+
+def parse_loads(text: str) -> list[float]:
+    """The value of `--loads`, or InvalidValue."""
+    try:
+        loads = [float(load) for load in text.split(",")]
+    except ValueError:
+        raise InvalidValue(f"--loads {text}: write numbers, such as 0.5,0.9") from None
+    if not all(0 < load < inf for load in loads):
+        raise InvalidValue(f"--loads {text}: must be above 0")
+    return loads
+
+
+def traced(path: Path, mix: Mix, rng: Random, count: int | None) -> list[Arrival]:
+    """The first arrivals of a trace, or InvalidValue."""
+    with of_file(path):
+        arrivals = read_trace(text_of(path), mix, rng)[:count]
+    if not arrivals:
+        raise InvalidValue(f"--trace {path}: is empty")
+    return arrivals
+
+
+def text_of(path: Path) -> str:
+    """The text of a file, or InvalidValue."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{path}: not UTF-8: {error}") from None
