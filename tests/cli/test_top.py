@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from carpool.cli.jobs import events
-from carpool.cli.top import Board
+from carpool.cli.top import Dashboard
 from support.command_line import Run
 from support.server_process import Server, serving
 
@@ -21,14 +21,14 @@ def forward(*requests: int, at_s: float, why: str = "cap") -> dict[str, Any]:
     return said | {"duration_s": 0.01, "rows": len(requests), "requests": [*requests], "why": why}
 
 
-def shown(board: Board) -> str:
+def shown(board: Dashboard) -> str:
     written = io.StringIO()
     Console(file=written, width=120).print(board.render())
     return written.getvalue()
 
 
 def test_requests_have_their_steps_and_strangers_have_numbers() -> None:
-    board = Board()
+    board = Dashboard()
     mine = {"number": 1, "phase": "denoise", "step": 7, "steps": 28, "left_s": 1.25, "id": "job-1"}
     theirs = {"number": 2, "phase": "encode", "step": 0, "steps": 0, "left_s": None}
     later = {"number": 3, "waited_s": 1.0, "starts_s": 2.5}
@@ -48,7 +48,7 @@ def test_requests_have_their_steps_and_strangers_have_numbers() -> None:
 
 
 def test_means_are_those_of_the_last_seconds_and_of_one_worker() -> None:
-    board, common = Board(), {"running": [], "waiting": [], "waiting_count": 0}
+    board, common = Dashboard(), {"running": [], "waiting": [], "waiting_count": 0}
 
     board.take("activity", {"now_s": 10.0, "forwards": [forward(1, at_s=4.0)], **common})
     board.take("activity", {"now_s": 10.5, "forwards": [forward(1, 2, at_s=10.0)], **common})
@@ -59,7 +59,7 @@ def test_means_are_those_of_the_last_seconds_and_of_one_worker() -> None:
 
 
 def test_workers_are_added_up_and_each_has_its_own_clock() -> None:
-    board, one = Board(), {"phase": "denoise", "step": 1, "steps": 4, "left_s": None}
+    board, one = Dashboard(), {"phase": "denoise", "step": 1, "steps": 4, "left_s": None}
     board.take("status", {"status": "ready", "model": "shapes"})
     for worker, now_s in ((0, 1000.0), (1, 3.0), (0, 1000.2)):
         seen = [forward(1, 2, at_s=now_s - 0.1)]

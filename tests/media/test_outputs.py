@@ -36,7 +36,7 @@ known = st.fixed_dictionaries(
 
 
 @dataclass(frozen=True)
-class Raw:
+class RawPicture:
     """A picture as a worker sends it."""
 
     width: int
@@ -45,18 +45,18 @@ class Raw:
 
 
 @st.composite
-def pictures(draw: st.DrawFn) -> Raw:
+def pictures(draw: st.DrawFn) -> RawPicture:
     width, height = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     size = 3 * width * height
-    return Raw(width, height, draw(st.binary(min_size=size, max_size=size)))
+    return RawPicture(width, height, draw(st.binary(min_size=size, max_size=size)))
 
 
-def noise(width: int = 32, height: int = 16) -> Raw:
+def noise(width: int = 32, height: int = 16) -> RawPicture:
     rgb = bytes((7 * i * i + 3 * i) % 251 for i in range(3 * width * height))
-    return Raw(width, height, rgb)
+    return RawPicture(width, height, rgb)
 
 
-DOT = Raw(1, 1, b"\0\0\0")
+DOT = RawPicture(1, 1, b"\0\0\0")
 
 
 def comment(encoded: bytes) -> str:
@@ -78,7 +78,7 @@ MADE_BY_A_MODEL = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorit
 
 
 @given(pictures(), others)
-def test_a_png_gives_back_every_pixel(picture: Raw, settings: dict[str, Any]) -> None:
+def test_a_png_gives_back_every_pixel(picture: RawPicture, settings: dict[str, Any]) -> None:
     image = opened(encode_image(picture, "png", metadata=settings))
 
     assert (image.format, image.mode) == ("PNG", "RGB")
@@ -181,7 +181,7 @@ def test_a_strange_png_has_no_settings_and_another_format_is_refused() -> None:
 @pytest.mark.parametrize("format_", ["jpeg", "webp"])
 @given(picture=pictures(), compression=st.integers(0, 100))
 def test_jpeg_and_webp_decode_to_the_right_size(
-    format_: Format, picture: Raw, compression: int
+    format_: Format, picture: RawPicture, compression: int
 ) -> None:
     image = opened(encode_image(picture, format_, compression))
 

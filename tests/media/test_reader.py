@@ -12,7 +12,7 @@ import pytest
 
 from carpool.errors import InvalidValue
 from carpool.media import uploads
-from carpool.media.reader import FETCHES, LOOKUPS, Intake, PictureReader
+from carpool.media.reader import FETCHES, LOOKUPS, ImageIntake, PictureReader
 from support.connections import Watchful, wired
 from support.endpoints import EDITS
 from support.forms import BOTH, worker_of
@@ -68,7 +68,7 @@ def test_a_silent_name_server_takes_some_threads_for_names_and_no_others(
         reader = PictureReader(allow_remote=True)
 
         async def fetch(host: str, tenant: str) -> None:
-            await Intake(reader, tenant).open(f"http://{host}/a.png")
+            await ImageIntake(reader, tenant).open(f"http://{host}/a.png")
 
         with stuck(monkeypatch, socket, "getaddrinfo", is_silent) as names:
             waiting = [
@@ -99,17 +99,17 @@ def test_one_tenant_fetches_some_pictures_at_once_and_the_others_theirs(
             await asyncio.Event().wait()
         return png()
 
-    monkeypatch.setattr("carpool.media.remote.fetch", fetch)
+    monkeypatch.setattr("carpool.media.fetch_url.fetch", fetch)
 
     async def scene() -> None:
         reader = PictureReader(allow_remote=True)
         slow = [
-            asyncio.create_task(Intake(reader, "a").open(f"http://slow/{number}"))
+            asyncio.create_task(ImageIntake(reader, "a").open(f"http://slow/{number}"))
             for number in range(100)
         ]
         await until(lambda: len(fetching) == FETCHES // 4)
 
-        assert (await Intake(reader, "b").open("http://quick")).size == (64, 64)
+        assert (await ImageIntake(reader, "b").open("http://quick")).size == (64, 64)
 
         assert len(fetching) == FETCHES // 4 + 1
         for task in slow:
@@ -124,7 +124,7 @@ def test_pictures_of_one_tenant_keep_no_other_waiting(monkeypatch: pytest.Monkey
 
     async def scene() -> None:
         reader = PictureReader()
-        first, second = Intake(reader, "a"), Intake(reader, "b")
+        first, second = ImageIntake(reader, "a"), ImageIntake(reader, "b")
         with stuck(monkeypatch, uploads, "decode", lambda file: file.width == 128) as decoding:
             files = [await first.open(large) for _ in range(20)]
             waiting = [asyncio.create_task(first.decode(file)) for file in files]

@@ -28,7 +28,7 @@ from carpool.errors import (
     UnsupportedImage,
     UnsupportedParameter,
 )
-from carpool.media.reader import MOST_PIXELS, Intake, PictureReader
+from carpool.media.reader import MOST_PIXELS, ImageIntake, PictureReader
 from carpool.media.uploads import Mode, decode, decode_cost, parse, read_data_url, read_image
 
 MOST = 2048 * 2048
@@ -551,7 +551,7 @@ def fetched(
     url: str, *, allow_remote: bool = False, mode: Mode = "RGB", name: str = "image", **limits: int
 ) -> Image.Image:
     async def read() -> Image.Image:
-        intake = Intake(PictureReader(allow_remote=allow_remote))
+        intake = ImageIntake(PictureReader(allow_remote=allow_remote))
         file = await intake.open(url, name, **{"max_pixels": MOST, **limits})
         return await intake.decode(file, name, mode=mode)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from carpool.media.reader import Intake, PictureReader
+from carpool.media.reader import ImageIntake, PictureReader
 from carpool.request.card import Card
 from carpool.request.sizes import within
 from carpool.server.bodies import schema
@@ -313,7 +313,7 @@ def test_several_references_give_what_plain_diffusers_gives() -> None:
 
     with driving("flux2") as drive:
         card = drive.engine.loaded.card
-        intake = Intake(PictureReader())
+        intake = ImageIntake(PictureReader())
         work = edit_images(card, edit_task(card, form), form, body, intake)
         model = ServedModel(card.id, card, 10)
         [job] = ImageWork(model, body, pictures=asyncio.run(work)).requests()

@@ -10,10 +10,10 @@ import pytest
 from fastapi.sse import KEEPALIVE_COMMENT
 
 from carpool.errors import Overloaded, WorkerLost
-from carpool.server.answers.generation import ImageGeneration
-from carpool.server.answers.stream import events
 from carpool.server.bodies import schema
 from carpool.server.openai_fields import ImageWork
+from carpool.server.responses.generation import ImageGeneration
+from carpool.server.responses.stream import events
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker import protocol

@@ -22,7 +22,7 @@ THUMBNAIL = "thumbnail.webp"
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ServerFile:
     """One file that a server made."""
 
     place: int  # among all, from 0
@@ -62,7 +62,7 @@ def draw(
     images: Sequence[str] = (),
     mask: str | None = None,
     are_shown: bool = False,
-) -> Iterator[Made]:
+) -> Iterator[ServerFile]:
     """Have a server draw, with a bar for each prompt; yields what it made, in their order.
 
     Args:
@@ -139,7 +139,7 @@ class _Jobs:
         if not is_open:
             self.ended[job_id] = job
 
-    def made(self, n: int, *, videos: bool) -> Iterator[Made]:
+    def made(self, n: int, *, videos: bool) -> Iterator[ServerFile]:
         """The files of the jobs that were completed, n of each."""
         for place, (prompt, one) in enumerate(zip(self._prompts, self.ids, strict=True)):
             job = self.ended[one]
@@ -151,7 +151,7 @@ class _Jobs:
             small = self._server.content(one, THUMBNAIL) if has_thumbnail else None
             for part, (name, seed) in enumerate(zip(wanted, job["seeds"], strict=True)):
                 content = self._server.content(one, name)
-                yield Made(place * n + part, prompt, seed, content, small, job)
+                yield ServerFile(place * n + part, prompt, seed, content, small, job)
 
     def cancel(self) -> None:
         """Cancel those that have not ended: nobody waits for them."""

@@ -30,7 +30,7 @@ Worker = tuple[str, int]
 """Its model, and its number."""
 
 
-class Board:
+class Dashboard:
     """What the last events said, as a picture for a terminal."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ def top(url: str, api_key: str | None, once: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    console, board = Console(), Board()
+    console, board = Console(), Dashboard()
     if once or not sys.stdout.isatty():
         _follow(url, api_key, board, lambda: board.is_whole)
         console.print(board.render())
@@ -171,7 +171,7 @@ def top(url: str, api_key: str | None, once: bool) -> None:
             time.sleep(1)
 
 
-def _follow(url: str, api_key: str | None, board: Board, after: Any) -> None:
+def _follow(url: str, api_key: str | None, board: Dashboard, after: Any) -> None:
     """Feed events to the board until `after` says so, or the stream ends."""
     with server_client(url, api_key) as http:
         from httpx2 import HTTPError

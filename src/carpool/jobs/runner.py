@@ -35,7 +35,7 @@ from carpool.jobs.interfaces import (
     OnPreview,
     Writer,
 )
-from carpool.jobs.journals import JobJournals
+from carpool.jobs.journal_files import JobJournals
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import Reader, requests_of
 from carpool.types import CheckedRequest, Clock, OnProgress

@@ -41,7 +41,7 @@ def check_fps(rate: float, name: str, shown: str) -> float:
     return float(rate)
 
 
-class Raw(Protocol):
+class RawPicture(Protocol):
     """The pixels of a picture, as a worker sends them."""
 
     @property
@@ -53,7 +53,7 @@ class Raw(Protocol):
 
 
 def encode_image(
-    picture: Image.Image | Raw,
+    picture: Image.Image | RawPicture,
     format: Format,
     compression: int = 100,
     metadata: Mapping[str, Any] | None = None,
@@ -78,7 +78,7 @@ def encode_image(
 
 
 def write_pictures(
-    pictures: Sequence[Image.Image | Raw],
+    pictures: Sequence[Image.Image | RawPicture],
     told: Sequence[dict[str, Any] | None],
     folder: Path,
     format: Format,

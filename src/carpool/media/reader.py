@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from PIL import Image
 
 from carpool.errors import InvalidValue, UnsupportedParameter
-from carpool.media import remote, uploads
+from carpool.media import fetch_url, uploads
 from carpool.media.container import Container
 from carpool.media.executors import FairExecutor, FairSemaphore
 from carpool.media.uploads import DATA_URL, MOST_BYTES, Mode, Size
@@ -60,11 +60,11 @@ class PictureReader:
         self.fetches = FairSemaphore(FETCHES, per_tenant=FETCHES // 4)
         self.allow_remote = allow_remote
         if allow_remote:
-            remote.authorities()  # not while requests wait
+            fetch_url.authorities()  # not while requests wait
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class ImageIntake:
     """Reads the pictures of one request."""
 
     reader: PictureReader
@@ -145,7 +145,7 @@ class Intake:
                 param=name,
             )
         async with self.reader.fetches.hold(self.tenant):
-            return await remote.fetch(
+            return await fetch_url.fetch(
                 sent,
                 max_bytes=max_bytes,
                 name=name,

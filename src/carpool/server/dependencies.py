@@ -18,7 +18,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for status in (400, 401, 403, 404, 405, 413, 415, 422, 429, 500, 503, 504)
 }
 """For the OpenAPI document: how any path under `/v1` may answer. By reference: FastAPI makes a
-validator of each model of each route, 700 here. `answers.downloads.PARTS` brings the schema in."""
+validator of each model of each route, 700 here. `responses.downloads.PARTS` brings it in."""
 FORBIDDEN: dict[int | str, dict[str, Any]] = {403: ERRORS[403]}
 """The same of paths that need no key: refused by `Host` or `Origin`."""
 

@@ -25,7 +25,7 @@ from carpool.types import CheckedRequest
 
 log = logging.getLogger("carpool")
 
-KEPT = 1000  # requests, as many as the engine keeps
+KEPT_REQUESTS = 1000  # requests, as many as the engine keeps
 Origin = tuple[Literal["request", "job"], str, str]
 """Of requests of the engine's: what became these, the owner of its API key, and its id."""
 
@@ -80,7 +80,7 @@ class Observer(JobListener):
         self._forget(self._request_ids.pop(origin, ()))
         self._request_ids[origin] = [one.request_id for one in made]
         self._origins |= dict.fromkeys(self._request_ids[origin], origin)
-        if len(self._request_ids) > KEPT:
+        if len(self._request_ids) > KEPT_REQUESTS:
             self._forget(self._request_ids.popitem(last=False)[1])
 
     def _forget(self, request_ids: Iterable[str]) -> None:
@@ -129,7 +129,8 @@ class Observer(JobListener):
         if not outputs and not (job is not None and job.is_open):
             raise NoSuchEndpoint(
                 f"no request {request_id[:128]!r} is known: the id is `x-request-id` of its "
-                f"answer, or a job's, and the last {KEPT} since the worker started are kept"
+                f"answer, or a job's, and the last {KEPT_REQUESTS} since the worker started are "
+                "kept"
             )
         for phase in (phase for output in outputs for phase in output["phases"]):
             names = (self.own_name(one, owner) for one in phase["others"])

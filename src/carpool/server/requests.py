@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 from carpool.errors import LibraryMissing
-from carpool.media.reader import Intake
+from carpool.media.reader import ImageIntake
 from carpool.server.bodies import forms, peers, schema
 from carpool.server.bodies.input_images import edit_images, edit_task, reference_images
 from carpool.server.bodies.named_pictures import check_count, decoded, digests_of, taken
@@ -19,7 +19,7 @@ from carpool.server.openai_fields import ImageWork, video_request
 from carpool.server.state import AuthenticatedRequest, ServedModel
 from carpool.types import CheckedRequest
 
-MakeMask = Callable[[Intake, Any], Any]
+MakeMask = Callable[[ImageIntake, Any], Any]
 """Makes a mask, white where to draw anew, for the picture that it belongs to; awaitable."""
 
 

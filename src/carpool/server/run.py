@@ -14,7 +14,7 @@ from carpool.errors import LoadFailed, SettingRejected, StoreFailed
 from carpool.fleet.local import local_fleet
 from carpool.fleet.models import ModelSpec
 from carpool.fleet.serving import Serving
-from carpool.jobs.journals import JobJournals
+from carpool.jobs.journal_files import JobJournals
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import unpacked

@@ -20,7 +20,7 @@ from carpool.fleet.serving import Serving
 from carpool.jobs.runner import Runner
 from carpool.media.executors import FairExecutor
 from carpool.media.metadata import file_metadata
-from carpool.media.reader import Intake, PictureReader
+from carpool.media.reader import ImageIntake, PictureReader
 from carpool.request.card import Card
 from carpool.server.access.idempotency import IdempotencyCache
 from carpool.server.access.keys import APIClient, Keyring
@@ -228,9 +228,9 @@ class AuthenticatedRequest:
         """The client's running requests that `/sdapi/v1/interrupt` cancels, by their ids."""
         return self.state.interruptible.setdefault(self.client.owner, {})
 
-    def intake(self, n: int = 1) -> Intake:
+    def intake(self, n: int = 1) -> ImageIntake:
         """The reader of its pictures, if it is for `n` outputs."""
-        return Intake(self.state.reader, self.client.owner, self.request.state.memory, n)
+        return ImageIntake(self.state.reader, self.client.owner, self.request.state.memory, n)
 
     def with_headers(self, body: schema.GenerationRequest) -> None:
         """Take from headers what the body does not say."""

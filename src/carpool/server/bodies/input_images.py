@@ -17,7 +17,7 @@ from carpool.errors import (
     UnsupportedImage,
     UnsupportedParameter,
 )
-from carpool.media.reader import Intake
+from carpool.media.reader import ImageIntake
 from carpool.media.uploads import Mode
 from carpool.request.card import Card, Task
 from carpool.request.sizes import within
@@ -56,7 +56,7 @@ def edit_task(
 
 
 async def edit_images(
-    card: Card, task: Task, form: Form, body: GenerationRequest, intake: Intake
+    card: Card, task: Task, form: Form, body: GenerationRequest, intake: ImageIntake
 ) -> dict[str, Any]:
     """The pictures of a form as arguments of the pipeline, with the size that follows from them.
 
@@ -104,7 +104,7 @@ async def edit_images(
 
 
 async def reference_images(
-    card: Card, form: Form, body: GenerationRequest, intake: Intake
+    card: Card, form: Form, body: GenerationRequest, intake: ImageIntake
 ) -> dict[str, Any]:
     """The picture that a video begins with, if any; as `edit_images`."""
     if (task := card.task_for(["image"])).makes != "videos":

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from carpool.errors import InvalidValue
-from carpool.media.reader import Intake, Sent
+from carpool.media.reader import ImageIntake, Sent
 from carpool.media.uploads import Mode, digest_of
 from carpool.request.card import Card
 from carpool.request.images import MASKS, PICTURES
 from carpool.request.sizes import within
 
 NAMES = tuple(one for one in (*PICTURES, *MASKS) if one not in ("image", "mask_image"))
-MOST = 64  # pictures of a request
+MOST_PICTURES = 64  # pictures of a request
 
 Nested = dict[str, Any]
 """By parameter a picture as it was sent, or lists of such."""
@@ -39,13 +39,13 @@ def pictures_in(value: Any) -> Iterator[Any]:
 
 def check_count(nested: Mapping[str, Any]) -> None:
     """Refuse more pictures than a request may have."""
-    if (count := sum(1 for _ in pictures_in([*nested.values()]))) > MOST:
+    if (count := sum(1 for _ in pictures_in([*nested.values()]))) > MOST_PICTURES:
         first = next(iter(nested))
-        rule = f"must be at most {MOST}"
+        rule = f"must be at most {MOST_PICTURES}"
         raise InvalidValue(f"{', '.join(nested)} have {count} pictures: {rule}", param=first)
 
 
-async def digests_of(nested: Mapping[str, Any], intake: Intake) -> list[str]:
+async def digests_of(nested: Mapping[str, Any], intake: ImageIntake) -> list[str]:
     """What tells these pictures from others, each as it was sent, and where it was."""
 
     def told(value: Any) -> str:
@@ -60,7 +60,7 @@ async def digests_of(nested: Mapping[str, Any], intake: Intake) -> list[str]:
 
 
 async def decoded(
-    nested: Mapping[str, Any], card: Card, intake: Intake, url: Any
+    nested: Mapping[str, Any], card: Card, intake: ImageIntake, url: Any
 ) -> dict[str, Any]:
     """The pictures as arguments of the pipeline, in lists as they were sent.
 

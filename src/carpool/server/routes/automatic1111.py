@@ -15,12 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from carpool.errors import CarpoolError, InvalidValue, SizeRejected, show
 from carpool.media.masks import fitted
-from carpool.media.reader import Intake, Sent
+from carpool.media.reader import ImageIntake, Sent
 from carpool.request.card import Card
 from carpool.request.sizes import within
 from carpool.request.values import is_int
-from carpool.server.answers.respond import respond
-from carpool.server.answers.stage_metrics import PATIENCE_S
 from carpool.server.bodies import schema
 from carpool.server.bodies.automatic1111 import (
     SAMPLER,
@@ -43,6 +41,8 @@ from carpool.server.bodies.forms import Form, validated
 from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
 from carpool.server.dependencies import AuthenticatedRoute, Context, WorkRoute, router_of
 from carpool.server.requests import image_work
+from carpool.server.responses.respond import respond
+from carpool.server.responses.stage_metrics import PATIENCE_S
 from carpool.server.state import AuthenticatedRequest, ServedModel
 
 MOST_BLUR = 64  # pixels
@@ -189,7 +189,7 @@ def _mask_of(body: Image2Image) -> Any:
         )
     is_inverted = bool(body.inpainting_mask_invert)
 
-    async def read(intake: Intake, image: Any) -> Any:
+    async def read(intake: ImageIntake, image: Any) -> Any:
         parsed = await intake.open(sent, "mask")
         then = partial(fitted, size=image.size, blur=blur, is_inverted=is_inverted)
         return await intake.decode(parsed, "mask", mode="L", then=then)

@@ -5,16 +5,16 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from carpool.server.answers.chat import Chunks, completion
-from carpool.server.answers.respond import respond
-from carpool.server.answers.stage_metrics import stage_metrics
-from carpool.server.answers.stream import STREAMED
 from carpool.server.bodies import schema
 from carpool.server.bodies.chat import ChatCompletion, ChatRequest, conversation
 from carpool.server.bodies.forms import Form, validated
 from carpool.server.bodies.nested_pictures import read_json, without_pictures
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import image_work
+from carpool.server.responses.chat import ChunkWriter, completion
+from carpool.server.responses.respond import respond
+from carpool.server.responses.stage_metrics import stage_metrics
+from carpool.server.responses.stream import STREAMED
 
 _BODY = {"application/json": {"schema": ChatRequest.model_json_schema()}}
 
@@ -40,7 +40,8 @@ async def create_chat_completion(context: Context) -> Any:
     request_id = request.scope["request_id"]
     options = chat.stream_options or {}
     has_metrics = bool(chat.return_stage_metrics) or asked.has_parts
-    chunks = Chunks(request_id, asked.has_parts, options.get("include_usage") is True, has_metrics)
+    has_usage = options.get("include_usage") is True
+    chunks = ChunkWriter(request_id, asked.has_parts, has_usage, has_metrics)
 
     form = Form(images=asked.images, name="image_url")
     work = await image_work(context, body, form, model=model)

@@ -14,13 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from carpool.errors import InvalidValue, MissingParameter, UnsupportedParameter
 from carpool.media.reader import Sent
 from carpool.media.uploads import MOST_BYTES
-from carpool.server.answers.respond import respond
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import Form, validated
 from carpool.server.bodies.json_bodies import received
 from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import image_work
+from carpool.server.responses.respond import respond
 
 _FILE = {"schema": {"type": "string", "format": "binary"}}
 _KINDS = ("image/png", "image/jpeg", "image/webp", "application/octet-stream")

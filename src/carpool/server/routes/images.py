@@ -9,10 +9,6 @@ from fastapi.responses import JSONResponse
 from carpool.errors import ModelNotFound
 from carpool.request.card import Card
 from carpool.server.access.signed_links import TTL_S, TYPES
-from carpool.server.answers.downloads import PARTS, Download
-from carpool.server.answers.respond import respond
-from carpool.server.answers.stage_metrics import stage_metrics
-from carpool.server.answers.stream import STREAMED
 from carpool.server.bodies import schema
 from carpool.server.bodies import schema_reports as reports
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, validated
@@ -20,6 +16,10 @@ from carpool.server.bodies.named_pictures import NAMES
 from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, router_of
 from carpool.server.openai_fields import ImageWork
 from carpool.server.requests import image_work, read_form
+from carpool.server.responses.downloads import PARTS, Download
+from carpool.server.responses.respond import respond
+from carpool.server.responses.stage_metrics import stage_metrics
+from carpool.server.responses.stream import STREAMED
 from carpool.server.routes.jobs import ACCEPTED, status_of, submit_images
 from carpool.server.state import AppState, AuthenticatedRequest
 

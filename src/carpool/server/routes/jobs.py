@@ -17,10 +17,10 @@ from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.media.outputs import write_pictures
 from carpool.server.access.idempotency import digest_of, key_of
-from carpool.server.answers.downloads import PARTS, Download
 from carpool.server.bodies.schema_jobs import JobDeleted, JobFile, JobList, JobStatus
 from carpool.server.dependencies import AuthenticatedRoute, Context, router_of
 from carpool.server.openai_fields import ImageWork
+from carpool.server.responses.downloads import PARTS, Download
 from carpool.server.state import AppState, AuthenticatedRequest
 from carpool.telemetry import tracing
 from carpool.worker.protocol import Done

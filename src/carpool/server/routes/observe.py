@@ -7,12 +7,12 @@ from fastapi import APIRouter, Query, Response
 import carpool
 from carpool.fleet.fleet import Fleet
 from carpool.fleet.pool import Pool
-from carpool.server.answers.stream import STREAMED, EventStream
 from carpool.server.bodies import schema
 from carpool.server.bodies import schema_reports as reports
 from carpool.server.bodies.forms import validated
 from carpool.server.dependencies import FORBIDDEN, AuthenticatedRoute, Context, State, router_of
 from carpool.server.openai_fields import ImageWork, video_request
+from carpool.server.responses.stream import STREAMED, EventStream
 from carpool.server.transport.middleware import IS_HEAD
 from carpool.telemetry.metrics import CONTENT_TYPE
 

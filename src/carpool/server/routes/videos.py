@@ -26,14 +26,14 @@ from carpool.jobs.database import Record
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.media.outputs import FPS, spritesheet, thumbnail, write_mp4
-from carpool.server.answers.downloads import PARTS, Download
-from carpool.server.answers.stage_metrics import peak_memory_mb
 from carpool.server.bodies import forms, peers
 from carpool.server.bodies.input_images import REFERENCE
 from carpool.server.bodies.schema import RemixRequest, VideoRequest
 from carpool.server.bodies.schema_jobs import Video, VideoDeleted, VideoList
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import read_form, video_work
+from carpool.server.responses.downloads import PARTS, Download
+from carpool.server.responses.stage_metrics import peak_memory_mb
 from carpool.server.routes.jobs import Limit, Order, common_fields, file_of, submit
 from carpool.server.state import AppState, AuthenticatedRequest
 from carpool.types import Timings

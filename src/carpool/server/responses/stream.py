@@ -21,8 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 from carpool.errors import CarpoolError
 from carpool.fleet.serving import Serving
-from carpool.server.answers.generation import ImageGeneration, RunInThread, gather
 from carpool.server.bodies import schema
+from carpool.server.responses.generation import ImageGeneration, RunInThread, gather
 from carpool.telemetry import logs
 from carpool.worker import protocol
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from carpool.jobs.file_store import FileStore
-from carpool.jobs.journals import JobJournals, results_bytes
+from carpool.jobs.journal_files import JobJournals, results_bytes
 from carpool.jobs.store import JobStore
 from carpool.types import JournalEntry
 from carpool.worker.journal_sender import EVERY_S

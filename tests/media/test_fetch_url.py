@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from carpool.errors import BodyTooLarge, CarpoolError, InvalidValue
-from carpool.media.reader import Intake, PictureReader
-from carpool.media.remote import Address, fetch, is_public
+from carpool.media.fetch_url import Address, fetch, is_public
+from carpool.media.reader import ImageIntake, PictureReader
 
 PUBLIC = ipaddress.ip_address("127.0.0.1")
 PICTURE = b"\x89PNG not really"
@@ -208,7 +208,7 @@ def test_this_machine_is_not_reached_however_its_address_is_written(scheme: str,
 
     async def talk() -> list[str]:
         async with serving({"/": ok()}, "0.0.0.0") as site:
-            intake = Intake(PictureReader(allow_remote=True))
+            intake = ImageIntake(PictureReader(allow_remote=True))
             with pytest.raises(InvalidValue, match=r"not public|has no address"):
                 await intake.open(f"{scheme}://{host}:{site.port}/")
             return site.heads
@@ -404,7 +404,7 @@ def test_a_url_in_a_request_goes_by_the_same_rules(caplog: pytest.LogCaptureFixt
     caplog.set_level(logging.DEBUG)
 
     async def ask() -> None:
-        await Intake(PictureReader(allow_remote=True)).open("http://127.0.0.1/key", "mask")
+        await ImageIntake(PictureReader(allow_remote=True)).open("http://127.0.0.1/key", "mask")
 
     with pytest.raises(CarpoolError, match="mask: the URL leads to an address that is not public"):
         asyncio.run(ask())

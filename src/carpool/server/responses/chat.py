@@ -12,7 +12,6 @@ from typing import Any
 
 from fastapi.sse import format_sse_event
 
-from carpool.server.answers.generation import ImageGeneration, encoded
 from carpool.server.bodies import schema
 from carpool.server.bodies.chat import (
     ChatChoice,
@@ -24,6 +23,7 @@ from carpool.server.bodies.chat import (
     ImageURL,
 )
 from carpool.server.bodies.peers import stage_durations
+from carpool.server.responses.generation import ImageGeneration, encoded
 from carpool.types import Timings
 from carpool.worker import protocol
 
@@ -71,7 +71,7 @@ def usage_of(usage: schema.UsageBody) -> ChatUsage:
 
 
 @dataclass(slots=True)
-class Chunks:
+class ChunkWriter:
     """Writes the events of one stream: a chunk a picture, then how it ended, then the usage."""
 
     request_id: str

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from carpool.server.access.idempotency import digest_of, key_of
-from carpool.server.answers.generation import ImageGeneration, generate
-from carpool.server.answers.stream import EventStream, events, is_final
 from carpool.server.bodies import schema
 from carpool.server.openai_fields import ImageWork
+from carpool.server.responses.generation import ImageGeneration, generate
+from carpool.server.responses.stream import EventStream, events, is_final
 from carpool.server.state import AuthenticatedRequest, Replay
 
 
