@@ -517,11 +517,10 @@ def test_whoever_leaves_while_requests_move_pause_or_lose_their_worker_nothing_i
                 assert task.result().request_id == name
         errors = {type(t.exception()) for t in stage.tasks.values() if not t.cancelled()}
         assert errors <= {type(None), DeadlineExceeded, Overloaded}
-        requests, mover = pool._requests, pool._mover
-        router = requests.router
-        assert (len(requests), requests.held, len(router.waiting)) == (0, 0, 0)
+        queue, router = pool._queue, pool._queue.router
+        assert (len(queue), queue.held, len(router.waiting)) == (0, 0, 0)
         assert [one for one in router.workers.values() if one.bound] == []
-        assert (mover._names, mover._asked, mover._sent_s, mover._policy._moved) == ({}, {}, {}, {})
+        assert (queue.requests, pool._mover._policy._moved) == ({}, {})
         assert not any(name in stage.journals for name in stage.tasks)
         assert len(router.workers) == len(pool.members()) == len(living())
         await pool.stop()

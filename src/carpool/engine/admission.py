@@ -13,8 +13,16 @@ from carpool.config import EngineSettings
 from carpool.engine.prediction import Predictor
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
-from carpool.errors import Overloaded, TooLate
-from carpool.schedule.overload import ENTER, Pressure, Speed, again_s, bounded, refuses, stage
+from carpool.schedule.overload import (
+    ENTER,
+    Pressure,
+    Speed,
+    bounded,
+    check_stage,
+    late,
+    stage,
+    too_late,
+)
 from carpool.types import CheckedRequest, Clock
 
 log = logging.getLogger("carpool")
@@ -95,10 +103,9 @@ class AdmissionControl:
         needed_s = (self._predictor.whole_s(request) + ahead_s) * self._predictor.slower
         if needed_s <= deadline_s:
             return
-        late = f"deadline_s={deadline_s:g} cannot be met: it would take {needed_s:.3g} s"
         if not self._admits_late:
-            raise TooLate(f"{late}; ask for fewer steps or a smaller size", param="deadline_s")
-        log.warning("request %s: %s", request.request_id, late)
+            raise too_late(deadline_s, needed_s)
+        log.warning("request %s: %s", request.request_id, late(deadline_s, needed_s))
 
     def _check_wait(self, priority: int, whole_s: float) -> None:
         """Refuse a request if its priority is too low for the overload stage.
@@ -108,13 +115,15 @@ class AdmissionControl:
         """
         self._newest_s = whole_s
         wait_s, fill = self._update_stage()
-        if refuses(self.stage, priority) and fill < 1:  # a full queue has an error of its own
-            which = "no new one" if self.stage == 3 else "none of priority below 0"
-            raise Overloaded(
-                f"the server is overloaded: {len(self._queue)} requests wait, with work for some "
-                f"{wait_s:.3g} s (the most is {self._most_s:g} s, --max-wait): {which} is taken",
-                retry_after_s=max(again_s(self.stage, wait_s, self._most_s), self.place_s or 0.0),
-            )
+        check_stage(
+            self.stage,
+            priority,
+            fill,
+            waiting=len(self._queue),
+            wait_s=wait_s,
+            most_s=self._most_s,
+            least_s=self.place_s or 0.0,
+        )
 
     @property
     def place_s(self) -> float | None:

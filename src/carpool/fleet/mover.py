@@ -1,27 +1,26 @@
-"""Has running requests move between the workers of a pool, and remembers which did.
+"""Moves running requests between the workers of a pool, and records which moved.
 
-What is to move, `moves.py` says. A worker that is asked gives the request up at its next step, or
-not at all: where its journal lacks more than that. What a move takes is measured: workers report
-how long replays took and when they ended.
+`moves.py` chooses. A worker that is asked gives the request up at its next step, or not at all:
+where its journal lacks more than that. The cost of a move is measured: workers report how long
+replays took and when they ended.
 """
 
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from carpool.fleet.moves import Move, Moves, left
-from carpool.fleet.router import Router
-from carpool.fleet.worker_load import RoutedRequest
+from carpool.fleet.pool_queue import PoolQueue, PoolRequest
 from carpool.telemetry.activity import SeenMove
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
 
 log = logging.getLogger("carpool")
 
-KEPT_REQUESTS = 1000  # requests whose moves are known
-KEPT_MOVES = 256  # moves, until somebody asks
+KEPT_REQUESTS = 1000  # whose moves are known
+KEPT_MOVES = 256  # until they are asked for
 
 
 class Mover:
@@ -35,28 +34,19 @@ class Mover:
 
     def __init__(
         self,
-        router: Router,
+        queue: PoolQueue,
         journals: Journals | None,
         release: Callable[[int, str], None],
         model_of: Callable[[int], str] = lambda worker: "",
     ) -> None:
-        self._router, self._journals, self._release = router, journals, release
-        self._policy = Moves(router, self._can_move, model_of)
-        self._names: dict[int, str] = {}  # ids of requests in flight, by number
-        self._asked: dict[int, Move] = {}  # by request
-        self._moves: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
+        self._queue, self._journals, self._release = queue, journals, release
+        self._policy = Moves(queue.router, self._can_move, model_of)
+        self._moves: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()  # by request id
         self._news: deque[tuple[str, dict[str, Any]]] = deque(maxlen=KEPT_MOVES)
-        self._sent_s: dict[str, float] = {}  # requests that moved: when they were bound again
-        self.counts = dict[str, int]()  # of requests that were given up, by reason
+        self.counts = Counter[str]()  # of requests that were given up, by reason
 
-    def began(self, request: int, request_id: str) -> None:
-        """A request is in flight."""
-        self._names[request] = request_id
-
-    def ended(self, request: int) -> None:
-        self._sent_s.pop(self._names.pop(request), None)
-        self._asked.pop(request, None)
-        self._policy.ended(request)
+    def ended(self, one: PoolRequest) -> None:
+        self._policy.ended(one.number)
 
     def look(self, now_s: float) -> None:
         """Ask for what is worth it now. To be called about once a second and worker."""
@@ -68,52 +58,53 @@ class Mover:
         for move in self._policy.drain(worker) if self._journals is not None else ():
             self._ask(move)
 
-    def released(self, work: RoutedRequest) -> tuple[RoutedRequest, int | None]:
-        """A worker has given a request up.
+    def released(self, one: PoolRequest) -> int | None:
+        """A worker has given a request up: only what is left of it counts from now on.
 
         Returns:
-            What is left of it, and the worker that is to have it; None: whichever.
+            The worker that is to have it; None: whichever.
         """
-        move = self._asked.pop(work.request, None)
-        owner = self._router.owner(work.request)
+        move, one.asked = one.asked, None
+        owner = self._queue.router.owner(one.number)
         if owner is not None:
-            work = left(owner.bound[work.request])
+            one.work = left(owner.bound[one.number])
         if move is None:
-            return work, None
-        self.counts[move.why] = self.counts.get(move.why, 0) + 1
-        name = self._names[work.request]
+            return None
+        self.counts[move.why] += 1
         told = {"at": time.time(), "from": move.worker, "to": None, "why": move.why}
-        self._moves.setdefault(name, []).append(told)
-        self._moves.move_to_end(name)
+        self._moves.setdefault(one.id, []).append(told)
+        self._moves.move_to_end(one.id)
         while len(self._moves) > KEPT_REQUESTS:
             self._moves.popitem(last=False)
-        return work, move.to
+        return move.to
 
-    def bound(self, request_id: str, worker: int, now_s: float) -> None:
+    def bound(self, one: PoolRequest, worker: int, now_s: float) -> None:
         """A request was bound to a worker."""
-        if moves := self._moves.get(request_id):
+        moves = self._moves.get(one.id)
+        if moves and moves[-1]["to"] is None:
             last = moves[-1]
-            if last["to"] is None:
-                last["to"] = worker
-                self._sent_s[request_id] = now_s
-                self._news.append((request_id, last))
-                log.info(
-                    "request %s moves from worker %d to %d (%s)",
-                    request_id, last["from"] + 1, worker + 1, last["why"],
-                )  # fmt: skip
+            last["to"], one.moved_s = worker, now_s
+            self._news.append((one.id, last))
+            log.info(
+                "request %s moves from worker %d to %d (%s)",
+                one.id, last["from"] + 1, worker + 1, last["why"],
+            )  # fmt: skip
 
-    def replayed(self, replays: Iterable[protocol.Replayed], now_s: float) -> None:
+    def replayed(self, worker: int, replays: Iterable[protocol.Replayed], now_s: float) -> None:
         """A worker has replayed requests that moved, or whose worker died."""
-        for one in replays:
-            self._policy.cost.replayed(one.steps, one.took_s)
-            if (sent_s := self._sent_s.pop(one.request_id, None)) is not None:
-                self._policy.cost.moved(now_s - one.ago_s - one.took_s - sent_s)
+        moved = {one.id: one for one in self._queue.of(worker) if one.moved_s is not None}
+        for replay in replays:
+            self._policy.cost.replayed(replay.steps, replay.took_s)
+            one = moved.get(replay.request_id)
+            if one is not None and one.moved_s is not None:
+                self._policy.cost.moved(now_s - replay.ago_s - replay.took_s - one.moved_s)
+                one.moved_s = None
 
     def statistics(self) -> dict[str, Any]:
         """Moves by reason, and what one takes."""
         cost = self._policy.cost
         seconds = {"start_s": cost.start_s, "replay_s": cost.replay_s}
-        return {"moves": self.counts, "move_cost": seconds}
+        return {"moves": dict(self.counts), "move_cost": seconds}
 
     def news(self) -> list[SeenMove]:
         """The moves since the last time."""
@@ -124,10 +115,11 @@ class Mover:
         """When a request moved, from where to where, and why."""
         return list(self._moves.get(request_id, ()))
 
-    def _can_move(self, request: int) -> bool:
-        name = self._names.get(request)
-        return name is not None and self._journals is not None and self._journals.is_whole(name)
+    def _can_move(self, number: int) -> bool:
+        one = self._queue.requests.get(number)
+        return one is not None and self._journals is not None and self._journals.is_whole(one.id)
 
     def _ask(self, move: Move) -> None:
-        self._asked[move.request] = move
-        self._release(move.worker, self._names[move.request])
+        one = self._queue.requests[move.request]
+        one.asked = move
+        self._release(move.worker, one.id)

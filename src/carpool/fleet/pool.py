@@ -1,8 +1,7 @@
 """A pool: the workers of one model, behind the interface of a single one.
 
-With several workers requests are held (`held.py`) until the router binds them to one. Requests of a
-worker that died go to other workers; each keeps its count of deaths. A pool of one worker holds
-nothing: the worker has a queue of its own, and runs again what it had when it died.
+Several workers share the requests of a `Dispatcher`. A pool of one worker holds nothing: the worker
+has a queue of its own, and runs again what it had when it died.
 """
 
 import asyncio
@@ -14,23 +13,20 @@ from functools import partial
 from typing import Any
 
 from carpool.config import EngineSettings
-from carpool.errors import Draining, LoadFailed, Starting, WorkerLost
+from carpool.errors import Draining
 from carpool.fleet.autoscaler import Demand, Scale
-from carpool.fleet.held import HeldRequests
+from carpool.fleet.dispatcher import Dispatcher
 from carpool.fleet.members import Make, Member, Members
-from carpool.fleet.mover import Mover
 from carpool.fleet.resizing import Resizer
 from carpool.fleet.serving import WorkerHandle
+from carpool.fleet.worker_tasks import RETRY_S, WorkerTasks
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
-from carpool.worker.requests import Moved, OnPreview
+from carpool.worker.requests import OnPreview
 from carpool.worker.supervisor import OnActivity, WorkerState
 
 log = logging.getLogger("carpool")
-
-ASKED_AGAIN_S = 1.0  # to give up what a worker that is to end has
-AGAIN_S = 30.0  # until a worker that could not load is tried again, once another one is ready
 
 
 class Pool:
@@ -60,26 +56,22 @@ class Pool:
         self._make, self.devices = make, list(devices)
         self.ranks = settings.context_parallel  # processes of each worker: see `engine.group`
         self._is_alone = len(self.devices) == 1 and is_fixed and scale is None
+        self._is_draining, self._journals = False, journals
         self._members = Members()
-        self._requests = HeldRequests(settings, lambda: self.ready.card if self.ready else None)
-        router, members = self._requests.router, self._members
-        self._mover = Mover(router, journals, members.release, members.model_of)
+        self._dispatcher = Dispatcher(settings, self._members, journals)
+        self._queue, self._mover = self._dispatcher.queue, self._dispatcher.mover
+        self._tasks = WorkerTasks(self._loaded, lambda: self._is_draining)
+        self._resizer = Resizer(self, scale)
+        self._is_open = asyncio.Event()
         self._number = 0  # of the next worker
         for device in self.devices[:workers]:
             self._add(device)
-        self._first_ready, self._is_open = asyncio.Event(), asyncio.Event()
-        self._is_draining = False
-        self._journals = journals
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the worker's number
-        self._failed: asyncio.Future[None] | None = None
-        self._resizer = Resizer(self, scale)
-        self._others_ready: Callable[[], bool] = lambda: False
 
     def _add(self, device: str) -> Member:
         number, self._number = self._number, self._number + 1
         member = Member(None if self._is_alone else self, number, device, self._make)
         self._members.add(member)
-        self._requests.add_worker(number)
+        self._queue.add_worker(number)
         return member
 
     # What it is
@@ -98,7 +90,7 @@ class Pool:
         state = self._members.state
         if self._is_draining and state in ("ready", "draining"):
             return "draining"
-        return "worker_lost" if state == "starting" and self._first_ready.is_set() else state
+        return "worker_lost" if state == "starting" and self._tasks.first_ready.is_set() else state
 
     @property
     def has_several(self) -> bool:
@@ -112,62 +104,18 @@ class Pool:
 
     def workers(self) -> list[dict[str, Any]]:
         """Each worker: its number, device, state, requests, and why it cannot load."""
-        shown = self._members.shown(self._requests.requests_of)
+        shown = self._members.shown(self._queue.requests_of)
         return [one | {"ranks": self.ranks} for one in shown] if self.ranks > 1 else shown
 
     # Its life
 
     def start(self, others_ready: Callable[[], bool] | None = None) -> "asyncio.Task[None]":
-        """Start all workers side by side. The task ends with `stop`, or fails with `LoadFailed`.
-
-        While `others_ready` says that other models are, this one is tried again instead.
-        """
-        self._others_ready = others_ready or self._others_ready
-        self._failed = asyncio.get_running_loop().create_future()
-        for member in self._members:
-            self._begin(member)
+        """Start all workers side by side; the result and `others_ready` are as of `WorkerTasks`."""
         self._resizer.start()
-        return asyncio.create_task(self._run())
+        return self._tasks.start(self._members, others_ready)
 
-    async def _run(self) -> None:
-        assert self._failed is not None
-        await self._failed
-
-    def _begin(self, member: Member) -> None:
-        task = self._tasks[member.number] = asyncio.create_task(self._keep(member))
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        assert self._failed is not None
-        if self._failed.done() or task.cancelled():
-            return
-        if (error := task.exception()) is not None:
-            self._failed.set_exception(error)
-        elif self._is_draining:
-            self._failed.set_result(None)
-
-    async def _keep(self, member: Member) -> None:
-        """Keep a worker running. One that cannot load ends the pool, unless others are ready."""
-        while True:
-            greeting = asyncio.create_task(self._greet(member))
-            try:
-                await member.handle.start()
-                return
-            except LoadFailed as error:
-                if not self._first_ready.is_set() and not self._others_ready():
-                    raise
-                member.error = str(error)
-                member.has_failed.set()
-                log.error("worker %d (%s): %s", member.number, member.device, error)
-                await asyncio.sleep(AGAIN_S)
-            finally:
-                greeting.cancel()
-
-    async def _greet(self, member: Member) -> None:
-        """Say when a worker is ready, where there are several."""
-        ready = await member.handle.wait_ready()
-        member.error = ""
-        self._first_ready.set()
+    def _loaded(self, member: Member, ready: protocol.WorkerReady) -> None:
+        """A worker has loaded the model, for the first time or again."""
         self._open()
         if not self._is_alone:
             log.info(
@@ -177,7 +125,7 @@ class Pool:
 
     async def wait_ready(self) -> protocol.WorkerReady:
         """Wait until the first worker is ready."""
-        await self._first_ready.wait()
+        await self._tasks.first_ready.wait()
         assert self.ready is not None
         return self.ready
 
@@ -193,41 +141,40 @@ class Pool:
         else:
             self._is_open.set()
 
+    def _close(self) -> None:
+        """Take no more requests."""
+        self._is_draining = self._dispatcher.is_draining = True
+        self._is_open.clear()
+
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, run those that were accepted; fail the rest at the timeout."""
-        self._is_draining = True
-        self._is_open.clear()
+        self._close()
         if not self._is_alone:
-            if self._requests:
-                log.info("draining: %d requests still run", len(self._requests))
+            if self._queue:
+                log.info("draining: %d requests still run", len(self._queue))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(timeout_s):
-                        await self._requests.wait_empty()
+                        await self._queue.wait_empty()
             timeout_s = 0.0
-            self._requests.fail(Draining("the server ended before this request could begin"))
+            self._queue.fail(Draining("the server ended before this request could begin"))
         await asyncio.gather(*(handle.drain(timeout_s) for handle in self.handles))
 
     async def stop(self) -> None:
         """End the workers; returns when their processes have ended."""
-        self._is_draining = True
-        self._is_open.clear()
+        self._close()
         await self._resizer.stop()
-        self._requests.fail(Draining("the server was told to end at once", retry_after_s=5))
+        self._queue.fail(Draining("the server was told to end at once", retry_after_s=5))
         await asyncio.gather(*(handle.stop() for handle in self.handles))
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        if self._failed is not None and not self._failed.done():
-            self._failed.set_result(None)
+        await self._tasks.stop()
 
     # Workers that come and go
 
     @property
     def demand(self) -> Demand:
         """What there is to do, and who does it."""
-        staying = [member for member in self._members if not member.is_leaving]
-        busy = sum(self._requests.requests_of(member.number) > 0 for member in staying)
-        return Demand(len(staying), busy, self._requests.router.held_s)
+        staying = self.members()
+        busy = sum(self._queue.requests_of(member.number) > 0 for member in staying)
+        return Demand(len(staying), busy, self._queue.router.held_s)
 
     def members(self) -> list[Member]:
         """The workers that stay."""
@@ -237,33 +184,34 @@ class Pool:
         """Start a worker, on this device, or on the one that has the fewest."""
         used = Counter(member.device for member in self._members)  # those that leave, too
         member = self._add(device or min(self.devices, key=lambda device: used[device]))
-        self._begin(member)
+        self._tasks.begin(member)
         return member
 
     async def remove_worker(self, member: Member) -> None:
         """Give a worker no more requests, wait until those that it has have ended, and end it."""
         member.is_leaving = True
         self.worker_changed(member)
-        await self._empty(member)
+        await self._dispatcher.empty(member)
         await member.handle.retire()
-        task = self._tasks.pop(member.number, None)
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await self._tasks.end(member)
         self._members.remove(member)
-        self._requests.remove_worker(member.number)
+        self._queue.remove_worker(member.number)
         self._open()
         log.info("worker %d (%s) has ended", member.number + 1, member.device)
 
-    async def _empty(self, member: Member) -> None:
-        """Wait until a worker has no requests; those that can go on elsewhere move."""
-        idle = asyncio.create_task(self._requests.wait_idle(member.number))
-        try:
-            while not idle.done():
-                self._mover.drain(member.number)
-                await asyncio.wait([idle], timeout=ASKED_AGAIN_S)
-        finally:
-            idle.cancel()
+    def worker_changed(self, member: Member) -> None:
+        """A worker takes requests, or no more."""
+        is_open = member.handle.takes_requests and not member.is_leaving
+        if is_open:
+            member.error, member.told_s = "", 0.0
+            self._members.compare_models(is_rolling=self._resizer.is_rolling)
+            self._tasks.first_ready.set()
+        self._open()
+        self._dispatcher.changed(member, is_open=is_open)
+
+    def worker_reported(self, member: Member, report: protocol.Report) -> None:
+        """A worker says what steps take, and what its requests have left."""
+        self._dispatcher.reported(member, report)
 
     # Requests
 
@@ -272,7 +220,7 @@ class Pool:
         if self._is_draining:
             raise Draining("the server is ending and takes no new requests", retry_after_s=5)
         if self.state != "ready":
-            self._members.check_open(self._first_ready.is_set(), AGAIN_S)
+            self._members.check_open(self._tasks.first_ready.is_set(), RETRY_S)
 
     def check_room(self) -> None:
         """Refuse a request for which there is no room, before its body is read.
@@ -280,7 +228,7 @@ class Pool:
         Raises:
             Overloaded: as many requests are in flight as may run and wait.
         """
-        (self.handles[0] if self._is_alone else self._requests).check_room()
+        (self.handles[0] if self._is_alone else self._queue).check_room()
 
     async def submit(
         self,
@@ -290,7 +238,10 @@ class Pool:
         *,
         waited_s: float = 0.0,
     ) -> protocol.Done:
-        """Run a request that waited for its model to be loaded. Cancelling the task cancels it.
+        """Run a request. Cancelling the task cancels it.
+
+        Args:
+            waited_s: how long it waited for its model to be loaded.
 
         Raises:
             As `Supervisor.submit`; and Overloaded, TooLate as the engine does.
@@ -299,58 +250,7 @@ class Pool:
             return await self.handles[0].run(request, on_progress, on_preview, waited_s=waited_s)
         self.check_open()
         self.check_room()
-        request, work = self._requests.admit(request, waited_s)
-        deaths, to = 0, None
-        self._mover.began(work.request, request.request_id)
-        try:
-            while True:
-                member = self._members[await self._requests.bound(request, work, to)]
-                now_s = asyncio.get_running_loop().time()
-                self._mover.bound(request.request_id, member.number, now_s)
-                try:
-                    return await member.handle.run(
-                        request,
-                        on_progress,
-                        on_preview,
-                        waited_s=now_s - work.arrived_s,
-                        deaths=deaths,
-                    )
-                except Moved as moved:
-                    deaths, to = moved.deaths, None
-                    if moved.was_released:
-                        work, to = self._mover.released(work)
-                except (Starting, WorkerLost):  # it died as the request was on its way
-                    if self._is_draining:
-                        raise
-                self._requests.drop(work)
-        finally:
-            if self._journals is not None:
-                self._journals.close(request.request_id)
-            self._mover.ended(work.request)
-            self._requests.end(request, work)
-
-    # What workers say
-
-    def worker_changed(self, member: Member) -> None:
-        """A worker takes requests, or no more."""
-        is_open = member.handle.takes_requests and not member.is_leaving
-        self._requests.router.open(member.number, is_open)
-        if is_open:
-            member.error, member.told_s = "", 0.0
-            self._members.compare_models(is_rolling=self._resizer.is_rolling)
-            self._first_ready.set()
-        self._open()
-        self._requests.assign_soon()
-
-    def worker_reported(self, member: Member, report: protocol.Report) -> None:
-        """A worker says what steps take, and what its requests have left."""
-        share_s = self._requests.reported(member.number, report)
-        if abs(share_s - member.told_s) > 0.1 * max(share_s, member.told_s):
-            member.told_s = share_s
-            member.handle.hold(share_s)
-        self._requests.assign_soon()
-        self._mover.replayed(report.replays, now_s := asyncio.get_running_loop().time())
-        self._mover.look(now_s)
+        return await self._dispatcher.submit(request, on_progress, on_preview, waited_s)
 
     # For all workers
 
@@ -372,10 +272,9 @@ class Pool:
         if self._is_alone:
             return await self.handles[0].statistics() | again
         self.check_open()
-        total, one = await self._members.statistics(self.workers()), self._requests
-        total["waiting"] += one.held
-        held = {"requests": one.held, "work_s": one.router.held_s, "stage": one.stage}
-        return {**total, **again, **self._mover.statistics(), "held": held}
+        total = await self._members.statistics(self.workers())
+        total["waiting"] += self._queue.held
+        return {**total, **again, **self._dispatcher.statistics()}
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
         """What a request would take if it came now, on the worker that would start it first."""

@@ -14,6 +14,8 @@ Source: staged actions with pressure from 0 to 1 as in Envoy's overload manager.
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from carpool.errors import Overloaded, TooLate
+
 ENTER = (0.5, 0.8, 1.0)  # of what may wait: where stages 1, 2 and 3 begin
 LEAVE = (0.4, 0.7, 0.9)  # and end
 BOUNDS_S = (0.1, 120.0)  # of hints when to come again; SDKs ignore longer ones
@@ -46,6 +48,60 @@ def stage(before: int, pressure: Pressure) -> int:
 def refuses(at: int, priority: int) -> bool:
     """Whether a new request is refused at a stage."""
     return at >= 3 or (at == 2 and priority < 0)
+
+
+def check_stage(
+    at: int,
+    priority: int,
+    fill: float,
+    *,
+    waiting: int,
+    wait_s: float,
+    most_s: float,
+    least_s: float = 0.0,
+) -> None:
+    """Refuse a new request if its priority is too low for a stage.
+
+    Args:
+        fill: as of `Pressure`; a full queue has an error of its own.
+        waiting: requests, with work for `wait_s`, of which `most_s` is accepted.
+        least_s: until the next place is free.
+
+    Raises:
+        Overloaded: with when the wait will be short enough.
+    """
+    if refuses(at, priority) and fill < 1:
+        which = "no new one" if at == 3 else "none of priority below 0"
+        raise Overloaded(
+            f"the server is overloaded: {waiting} requests wait, with work for some "
+            f"{wait_s:.3g} s (the most is {most_s:g} s, --max-wait): {which} is taken",
+            retry_after_s=max(again_s(at, wait_s, most_s), least_s),
+        )
+
+
+def check_room(in_flight: int, running: int, queued: int, again_s: float) -> None:
+    """Refuse a new request where `running` may run, `queued` may wait, and as many do.
+
+    Raises:
+        Overloaded: to come again after `again_s`.
+    """
+    if in_flight >= running + queued:
+        raise Overloaded(
+            f"the queue is full: {in_flight} requests wait or run, the most is "
+            f"{running} + {queued} (--max-running, --max-queue)",
+            retry_after_s=again_s,
+        )
+
+
+def late(deadline_s: float, needed_s: float) -> str:
+    """What is said of a deadline that cannot be met."""
+    return f"deadline_s={deadline_s:g} cannot be met: it would take {needed_s:.3g} s"
+
+
+def too_late(deadline_s: float, needed_s: float) -> TooLate:
+    """The refusal of a request whose deadline cannot be met."""
+    fewer = "ask for fewer steps or a smaller size"
+    return TooLate(f"{late(deadline_s, needed_s)}; {fewer}", param="deadline_s")
 
 
 def again_s(at: int, wait_s: float, most_s: float) -> float:

@@ -10,11 +10,20 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from carpool.config import EngineSettings
-from carpool.errors import CarpoolError, DeadlineExceeded, Overloaded, TooLate
+from carpool.errors import CarpoolError, DeadlineExceeded
+from carpool.fleet.moves import Move
 from carpool.fleet.router import Router
 from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
 from carpool.request.card import Card
-from carpool.schedule.overload import ENTER, Pressure, again_s, refuses, stage
+from carpool.schedule.overload import (
+    ENTER,
+    Pressure,
+    check_room,
+    check_stage,
+    late,
+    stage,
+    too_late,
+)
 from carpool.schedule.policy import weights
 from carpool.types import CheckedRequest, RequestSize
 from carpool.worker import protocol
@@ -23,15 +32,30 @@ log = logging.getLogger("carpool")
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """A request that is held."""
+class PoolRequest:
+    """One request of a pool, from its admission to its end: held, or bound to a worker.
+
+    It is held again when its worker dies, or gives it up.
+    """
 
     request: CheckedRequest
-    worker: "asyncio.Future[int]"
+    work: RoutedRequest  # as the router sees it
+    deaths: int = 0  # of workers that ran it
+    worker: "asyncio.Future[int] | None" = None  # while it is held: which one gets it
+    asked: Move | None = None  # its worker was asked to give it up
+    moved_s: float | None = None  # when it went to another worker, until it goes on there
+
+    @property
+    def id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def number(self) -> int:
+        return self.work.request
 
 
-class HeldRequests:
-    """The queue of a pool, from a request's admission to its end.
+class PoolQueue:
+    """The requests of a pool, from their admission to their end.
 
     Args:
         settings: of each worker; what may wait and run counts for all of them together.
@@ -42,26 +66,20 @@ class HeldRequests:
         self._settings, self._card = settings, card
         shares = weights(settings.fair_share)
         self.router = Router(min_gain=settings.min_gain, fair_share=shares)
+        self.requests: dict[int, PoolRequest] = {}  # in flight, by their numbers
         self._numbers = itertools.count(1)
-        self._held: dict[int, _Waiting] = {}
-        self._numbers_of: dict[str, int] = {}  # of requests in flight, by their ids
-        self._is_due, self._stage = False, 0
+        self._is_due, self.stage = False, 0  # of overload; see `schedule.overload`
         self._is_empty = asyncio.Event()  # nothing is in flight any more
         self._idle: dict[int, asyncio.Event] = {}  # workers that are to have nothing
 
     def __len__(self) -> int:
         """Requests in flight, held or bound."""
-        return len(self._numbers_of)
-
-    @property
-    def stage(self) -> int:
-        """Of overload; see `schedule.overload`."""
-        return self._stage
+        return len(self.requests)
 
     @property
     def held(self) -> int:
         """Requests that no worker has."""
-        return len(self._held)
+        return sum(one.worker is not None for one in self.requests.values())
 
     def requests_of(self, worker: int) -> int:
         return len(self.router.workers[worker].bound)
@@ -81,73 +99,58 @@ class HeldRequests:
         Raises:
             Overloaded: as many requests are in flight as may run and wait.
         """
-        settings = self._settings
-        running = settings.max_running * len(self.router.workers)
-        if len(self) >= running + settings.max_queue:
-            raise Overloaded(
-                f"the queue is full: {len(self)} requests wait or run, the most is "
-                f"{running} + {settings.max_queue} (--max-running, --max-queue)",
-                retry_after_s=min(max(self.router.held_for_s() / 10, 1.0), 120.0),
-            )
+        running = self._settings.max_running * len(self.router.workers)
+        again_s = min(max(self.router.held_for_s() / 10, 1.0), 120.0)
+        check_room(len(self), running, self._settings.max_queue, again_s)
 
-    def admit(
-        self, request: CheckedRequest, waited_s: float = 0.0
-    ) -> tuple[CheckedRequest, RoutedRequest]:
+    def admit(self, request: CheckedRequest, waited_s: float = 0.0) -> PoolRequest:
         """Take a request, or refuse it as the engine would whose queue holds what is held here.
 
         Args:
             waited_s: how long it waited for the model to be loaded.
 
         Returns:
-            The request as it is to be run, and as the router sees it. `end` ends it.
+            The request in flight, with previews if there is no overload. `end` ends it.
 
         Raises:
             Overloaded, TooLate: as the engine does.
         """
-        work = self._routed(request, next(self._numbers), self._now_s() - waited_s)
+        work = self._routed(request, self._now_s() - waited_s)
         most_s = self._settings.max_wait
         pressure = self._pressure()
         if pressure.most >= ENTER[0] and self._is_due:  # some of it may be bound at once
             self._assign()
             pressure = self._pressure()
-        self._stage = stage(self._stage, pressure)
-        held, wait_s = len(self.router.waiting), pressure.wait * most_s
-        if refuses(self._stage, request.priority) and pressure.fill < 1:
-            which = "no new one" if self._stage == 3 else "none of priority below 0"
-            raise Overloaded(
-                f"the server is overloaded: {held} requests wait, with work for some "
-                f"{wait_s:.3g} s (the most is {most_s:g} s, --max-wait): {which} is taken",
-                retry_after_s=again_s(self._stage, wait_s, most_s),
-            )
-        needed_s = self.router.needed_s(work)
-        if needed_s is not None:
-            needed_s += waited_s
-        if (
-            request.deadline_s is not None
-            and needed_s is not None
-            and needed_s > request.deadline_s
-        ):
-            rule = f"cannot be met: it would take {needed_s:.3g} s"
-            late = f"deadline_s={request.deadline_s:g} {rule}"
+        self.stage = stage(self.stage, pressure)
+        check_stage(
+            self.stage,
+            request.priority,
+            pressure.fill,
+            waiting=len(self.router.waiting),
+            wait_s=pressure.wait * most_s,
+            most_s=most_s,
+        )
+        needed_s, deadline_s = self.router.needed_s(work), request.deadline_s
+        if deadline_s is not None and needed_s is not None and needed_s + waited_s > deadline_s:
             if not self._settings.admit_late:
-                fewer = "ask for fewer steps or a smaller size"
-                raise TooLate(f"{late}; {fewer}", param="deadline_s")
-            log.warning("request %s: %s", request.request_id, late)
-        self._numbers_of[request.request_id] = work.request
+                raise too_late(deadline_s, needed_s + waited_s)
+            log.warning("request %s: %s", request.request_id, late(deadline_s, needed_s + waited_s))
         self._is_empty.clear()
-        return (replace(request, previews=0) if self._stage else request), work
+        one = PoolRequest(replace(request, previews=0) if self.stage else request, work)
+        self.requests[one.number] = one
+        return one
 
-    def end(self, request: CheckedRequest, work: RoutedRequest) -> None:
-        """A request that was admitted is answered, or given up."""
-        del self._numbers_of[request.request_id]
-        if not self._numbers_of:
+    def end(self, one: PoolRequest) -> None:
+        """A request is answered, or given up."""
+        del self.requests[one.number]
+        if not self.requests:
             self._is_empty.set()
-        self.drop(work)
+        self.drop(one)
         self.assign_soon()
 
-    def drop(self, work: RoutedRequest) -> None:
+    def drop(self, one: PoolRequest) -> None:
         """No worker has the request any more, and it is not held."""
-        self.router.drop(work.request)
+        self.router.drop(one.number)
         for worker, idle in self._idle.items():
             if not self.requests_of(worker):
                 idle.set()
@@ -163,7 +166,7 @@ class HeldRequests:
 
     async def wait_empty(self) -> None:
         """Wait until nothing is in flight."""
-        if self._numbers_of:
+        if self.requests:
             await self._is_empty.wait()
 
     def _pressure(self) -> Pressure:
@@ -173,17 +176,16 @@ class HeldRequests:
             min(wait_s, 1e9) / self._settings.max_wait, waiting / max(1, self._settings.max_queue)
         )
 
-    def _routed(self, request: CheckedRequest, number: int, now_s: float) -> RoutedRequest:
+    def _routed(self, request: CheckedRequest, now_s: float) -> RoutedRequest:
         card = self._card()
         assert card is not None
-        deadline_s = float("inf") if request.deadline_s is None else now_s + request.deadline_s
         size = (request.arguments.get(name) for name in ("width", "height", "num_frames"))
         return RoutedRequest(
-            number,
+            next(self._numbers),
             self._kind(*size),
             max(1, card.steps(request.arguments)),
             now_s,
-            deadline_s,
+            float("inf") if request.deadline_s is None else now_s + request.deadline_s,
             request.priority,
             request.tenant,
             request.user,
@@ -195,9 +197,7 @@ class HeldRequests:
         default = (card.default_size_px if card else None) or (None, None)
         return width or default[0], height or default[1], frames
 
-    async def bound(
-        self, request: CheckedRequest, work: RoutedRequest, to: int | None = None
-    ) -> int:
+    async def bound(self, one: PoolRequest, to: int | None = None) -> int:
         """Hold a request until the router has bound it; returns the worker.
 
         Args:
@@ -206,23 +206,21 @@ class HeldRequests:
         Raises:
             DeadlineExceeded: its `timeout_s` ran out.
         """
-        left_s = None
-        if request.timeout_s is not None:
-            left_s = max(0.0, work.arrived_s + request.timeout_s - self._now_s())
-        self.router.hold(work)
-        if to is not None and self.router.bind_to(work.request, to):
+        timeout_s, left_s = one.request.timeout_s, None
+        if timeout_s is not None:
+            left_s = max(0.0, one.work.arrived_s + timeout_s - self._now_s())
+        self.router.hold(one.work)
+        if to is not None and self.router.bind_to(one.number, to):
             return to
-        waiting = _Waiting(request, asyncio.get_running_loop().create_future())
-        self._held[work.request] = waiting
+        one.worker = asyncio.get_running_loop().create_future()
         self.assign_soon()
         try:
             async with asyncio.timeout(left_s):
-                return await waiting.worker
+                return await one.worker
         except TimeoutError:
-            late = f"timeout_s={request.timeout_s} ran out after 0 steps"
-            raise DeadlineExceeded(late) from None
+            raise DeadlineExceeded(f"timeout_s={timeout_s} ran out after 0 steps") from None
         finally:
-            self._held.pop(work.request, None)
+            one.worker = None
 
     def assign_soon(self) -> None:
         """Ask the router once all that comes together is there."""
@@ -232,16 +230,20 @@ class HeldRequests:
 
     def _assign(self) -> None:
         self._is_due = False
-        for one in self.router.assign(self._now_s()):
-            waiting = self._held.get(one.request)
-            if waiting is not None and not waiting.worker.done():
-                waiting.worker.set_result(one.worker)
+        for binding in self.router.assign(self._now_s()):
+            one = self.requests.get(binding.request)
+            if one is not None and one.worker is not None and not one.worker.done():
+                one.worker.set_result(binding.worker)
 
     def fail(self, error: CarpoolError) -> None:
         """Fail all that is held."""
-        for waiting in list(self._held.values()):
-            if not waiting.worker.done():
-                waiting.worker.set_exception(error)
+        for one in self.requests.values():
+            if one.worker is not None and not one.worker.done():
+                one.worker.set_exception(error)
+
+    def of(self, worker: int) -> list[PoolRequest]:
+        """The requests that are bound to a worker."""
+        return [self.requests[number] for number in self.router.workers[worker].bound]
 
     def reported(self, worker: int, report: protocol.Report) -> float:
         """A worker says what steps take, and what its requests have left.
@@ -254,8 +256,8 @@ class HeldRequests:
             for one in report.costs
         }
         self.router.learned(worker, tables, shares_sweeps=report.shares_sweeps)
-        known = ((self._numbers_of.get(name), left) for name, left in report.steps_left.items())
-        steps = {number: left for number, left in known if number is not None}
+        left = report.steps_left
+        steps = {one.number: left[one.id] for one in self.of(worker) if one.id in left}
         self.router.progressed(worker, steps, self._now_s())
         return self.router.part_s()
 

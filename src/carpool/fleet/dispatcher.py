@@ -1,0 +1,100 @@
+"""Runs the requests of several workers: admits each, binds it, and binds it again if need be."""
+
+import asyncio
+from typing import Any
+
+from carpool.config import EngineSettings
+from carpool.errors import Starting, WorkerLost
+from carpool.fleet.members import Member, Members
+from carpool.fleet.mover import Mover
+from carpool.fleet.pool_queue import PoolQueue
+from carpool.types import CheckedRequest, OnProgress
+from carpool.worker import protocol
+from carpool.worker.journals import Journals
+from carpool.worker.requests import Moved, OnPreview
+
+ASKED_AGAIN_S = 1.0  # to give up what a worker that is to end has
+
+
+class Dispatcher:
+    """The requests of one pool, and what workers say of them; on the event loop.
+
+    Args:
+        settings: of each worker; what may wait and run counts for all of them together.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, members: Members, journals: Journals | None
+    ) -> None:
+        self._members, self._journals = members, journals
+        self.queue = PoolQueue(settings, lambda: members.ready.card if members.ready else None)
+        self.mover = Mover(self.queue, journals, members.release, members.model_of)
+        self.is_draining = False  # requests that their workers lose fail
+
+    async def submit(
+        self,
+        request: CheckedRequest,
+        on_progress: OnProgress | None,
+        on_preview: OnPreview | None,
+        waited_s: float,
+    ) -> protocol.Done:
+        """Run a request; the arguments and what it raises are as for `Pool.submit`."""
+        one = self.queue.admit(request, waited_s)
+        to: int | None = None
+        try:
+            while True:
+                member = self._members[await self.queue.bound(one, to)]
+                now_s = asyncio.get_running_loop().time()
+                self.mover.bound(one, member.number, now_s)
+                try:
+                    return await member.handle.run(
+                        one.request,
+                        on_progress,
+                        on_preview,
+                        waited_s=now_s - one.work.arrived_s,
+                        deaths=one.deaths,
+                    )
+                except Moved as moved:
+                    one.deaths = moved.deaths
+                    to = self.mover.released(one) if moved.was_released else None
+                except (Starting, WorkerLost):  # it died as the request was on its way
+                    if self.is_draining:
+                        raise
+                self.queue.drop(one)
+        finally:
+            if self._journals is not None:
+                self._journals.close(one.id)
+            self.mover.ended(one)
+            self.queue.end(one)
+
+    def changed(self, member: Member, *, is_open: bool) -> None:
+        """A worker takes requests, or no more."""
+        self.queue.router.open(member.number, is_open)
+        self.queue.assign_soon()
+
+    def reported(self, member: Member, report: protocol.Report) -> None:
+        """A worker says what steps take, and what its requests have left."""
+        share_s = self.queue.reported(member.number, report)
+        if abs(share_s - member.told_s) > 0.1 * max(share_s, member.told_s):
+            member.told_s = share_s
+            member.handle.hold(share_s)
+        self.queue.assign_soon()
+        now_s = asyncio.get_running_loop().time()
+        self.mover.replayed(member.number, report.replays, now_s)
+        self.mover.look(now_s)
+
+    async def empty(self, member: Member) -> None:
+        """Wait until a worker has no requests; those that can go on elsewhere move."""
+        idle = asyncio.create_task(self.queue.wait_idle(member.number))
+        try:
+            while not idle.done():
+                self.mover.drain(member.number)
+                await asyncio.wait([idle], timeout=ASKED_AGAIN_S)
+        finally:
+            idle.cancel()
+
+    def statistics(self) -> dict[str, Any]:
+        """What is held, and what moved."""
+        queue = self.queue
+        held = {"requests": queue.held, "work_s": queue.router.held_s, "stage": queue.stage}
+        return {**self.mover.statistics(), "held": held}
