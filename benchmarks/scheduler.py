@@ -17,7 +17,7 @@ from carpool.config import EngineSettings
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load
 from carpool.engine.observe.forward import Forward
-from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram, Stats
+from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Stats
 from carpool.engine.observe.timeline import TimelineStore
 from carpool.engine.observe.width_reason import width_reason
 from carpool.request.parameters import check
@@ -25,6 +25,7 @@ from carpool.schedule.batch_modes import together
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.views import Admission, CallKind, Choice, ParkedCall, QueuedRequest
+from carpool.telemetry.histograms import histogram
 from carpool.types import Request
 
 KINDS = [CallKind("transformer.forward", size) for size in (256, 1024, 4096)]
@@ -74,7 +75,7 @@ class Nobody:
 def explaining_us(turns: Sequence[tuple[Choice, Sequence[ParkedCall]]]) -> float:
     """Microseconds that explaining takes in a turn, on average."""
     timelines, stats = TimelineStore(), Stats(time.monotonic)
-    histogram = Histogram(FORWARD_BUCKETS_S)
+    seconds = histogram(FORWARD_BUCKETS_S)
     known = {
         call.request: timelines.begin(str(call.request), 0.0) for _, all_ in turns for call in all_
     }
@@ -94,7 +95,7 @@ def explaining_us(turns: Sequence[tuple[Choice, Sequence[ParkedCall]]]) -> float
         forward = Forward("transformer", "forward", "denoise", shared, rows, number, 0.5)
         timelines.forward(forward)
         stats.forward(forward)
-        histogram.add(forward.duration_s)
+        seconds.observe(forward.duration_s)
         for call in choice.calls:
             stats.step(number)
             timelines.parked(known[call.request], call.kind.name, call.key, number + 0.5)

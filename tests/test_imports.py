@@ -66,7 +66,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "av": ("carpool/media/outputs.py",),
     "uvicorn": ("carpool/server/",),
     "httptools": ("carpool/server/transport/http_protocol.py",),
-    "prometheus_client": ("carpool/telemetry/metrics.py",),
+    "prometheus_client": ("carpool/telemetry/",),
     "fastapi": ("carpool/server/",),
     "msgspec": (
         "carpool/worker/protocol.py",

@@ -12,10 +12,11 @@ from typing import Any
 from carpool.engine.admission import AdmissionControl
 from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.observe.forward import Forward
-from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Histogram
+from carpool.engine.observe.stats import FORWARD_BUCKETS_S
 from carpool.engine.prediction import Predictor
 from carpool.schedule.cost import Costs
 from carpool.schedule.views import CallKind
+from carpool.telemetry.histograms import Histogram, histogram, statistics_of
 
 LEARN_EVERY = 32  # forwards,
 LEARN_EVERY_S = 0.25  # or as many as took so long
@@ -65,8 +66,8 @@ class CostLearning:
         self.watch.stop((kind, forward.row_counts), forward.duration_s)
         for (ran, widths), seconds in self.watch.read():
             if ran.name not in self._seconds:
-                self._seconds[ran.name] = Histogram(FORWARD_BUCKETS_S)
-            self._seconds[ran.name].add(seconds)
+                self._seconds[ran.name] = histogram(FORWARD_BUCKETS_S)
+            self._seconds[ran.name].observe(seconds)
             self._ran.append((ran, widths, seconds))
             self._ran_s += seconds
             source = ran, sum(widths)
@@ -126,6 +127,6 @@ class CostLearning:
     def statistics(self) -> list[dict[str, Any]]:
         """Seconds of forwards, by method."""
         return [
-            {"component": component, "histogram": one.to_json()}
+            {"component": component, "histogram": statistics_of(one)}
             for component, one in sorted(self._seconds.copy().items())
         ]

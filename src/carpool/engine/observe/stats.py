@@ -3,7 +3,6 @@
 The counters only grow, so that two readings tell what happened in between.
 """
 
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
 from math import ceil
@@ -13,27 +12,12 @@ from torch import nn
 
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.observe.forward import Forward
+from carpool.telemetry.histograms import histogram, statistics_of
 from carpool.types import BUCKETS_S, Clock
 
 FORWARD_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, *BUCKETS_S)
 PACE_S = 20  # steps per second are those of the last so many seconds
 KEPT_WAITS = 1000  # the newest, for median and percentile
-
-
-class Histogram:
-    """Counts values by upper bounds, as Prometheus histograms do."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds, self._sum = bounds, 0.0
-        self._counts = [0] * (len(bounds) + 1)  # the last: above all bounds
-
-    def add(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def to_json(self) -> dict[str, Any]:
-        """The bounds, and for each the number of values above the bound before it and up to it."""
-        return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}
 
 
 class Stats:
@@ -43,7 +27,7 @@ class Stats:
         self._clock, self._began_s = clock, clock()
         self._forwards: Counter[tuple[str, str, int, int]] = Counter()
         self._waits: deque[float] = deque(maxlen=KEPT_WAITS)
-        self._queued = Histogram(BUCKETS_S)
+        self._queued = histogram(BUCKETS_S)
         self._steps = self._late = self._skipped = 0
         self._turn_s = self._forward_s = self._fiber_s = 0.0
         self._paces: deque[tuple[int, int]] = deque(maxlen=PACE_S + 1)  # second, steps before it
@@ -62,7 +46,7 @@ class Stats:
     def start(self, queued_s: float) -> None:
         """A request started to run after so long in the queue."""
         self._waits.append(queued_s)
-        self._queued.add(queued_s)
+        self._queued.observe(queued_s)
 
     def step(self, now_s: float) -> None:
         """A request has made a denoising step."""
@@ -102,7 +86,7 @@ class Stats:
                 "requests": len(waits),
                 "median_s": _percentile(waits, 0.5),
                 "p95_s": _percentile(waits, 0.95),
-                "histogram": self._queued.to_json(),
+                "histogram": statistics_of(self._queued),
             },
         }
 

@@ -1,0 +1,26 @@
+"""Histograms of an engine: prometheus_client's, without a registry, read as statistics."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from prometheus_client.metrics import Histogram
+
+__all__ = ["Histogram", "histogram", "statistics_of"]
+
+
+def histogram(bounds: Sequence[float]) -> Histogram:
+    """A histogram of durations, in seconds, with these upper bounds."""
+    return Histogram("seconds", "of an engine", buckets=bounds, registry=None)
+
+
+def statistics_of(one: Histogram) -> dict[str, Any]:
+    """The bounds, and for each the number of values above the bound before it and up to it."""
+    [metric] = one.collect()
+    values = {(s.name, s.labels.get("le")): s.value for s in metric.samples}
+    cumulative = {le: int(value) for (_, le), value in values.items() if le is not None}
+    return {
+        "bounds": [float(bound) for bound in list(cumulative)[:-1]],  # the last one is infinite
+        "counts": [after - before for before, after in pairwise([0, *cumulative.values()])],
+        "sum": values["seconds_sum", None],
+    }
