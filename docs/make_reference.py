@@ -14,7 +14,7 @@ from carpool import errors
 from carpool.cli.config_file import schema
 from carpool.cli.main import cli
 from carpool.config import ENV_PREFIX, JOBS, WORKERS, EngineSettings, ServeSettings
-from carpool.engine.specs import SPECS, Pad, Rule, RuleKind, State
+from carpool.engine.specs import SPECS, Pad, ArgumentRule, RuleKind, State
 from carpool.telemetry.metric_list import ALL
 
 PAGE = Path(__file__).parent / "reference.md"
@@ -132,7 +132,7 @@ def _specs() -> Iterator[str]:
         yield f"| {name} | {method} | {rules} |"
 
 
-def _rule(rule: Rule) -> str:
+def _rule(rule: ArgumentRule) -> str:
     if isinstance(rule, RuleKind):
         return rule.value
     if isinstance(rule, Pad):

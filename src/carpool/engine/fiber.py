@@ -36,7 +36,7 @@ class Raised:
     error: BaseException
 
 
-class Context(Protocol):
+class FiberContext(Protocol):
     """State of the thread or the process that a fiber has for itself while its body runs."""
 
     def enter(self) -> None: ...
@@ -58,7 +58,7 @@ class Fiber:
     def __init__(
         self,
         body: Callable[[], Any],
-        context: Context | None = None,
+        context: FiberContext | None = None,
         *,
         kind: FiberKind = "request",
     ) -> None:

@@ -24,8 +24,8 @@ from carpool.engine.specs import (
     STACK,
     STACKS,
     UNUSED,
+    ArgumentRule,
     Pad,
-    Rule,
     State,
 )
 from carpool.engine.split import cut, own_lengths, split
@@ -140,7 +140,7 @@ class Fuser:
         return self._dtypes[known]
 
     def _part(
-        self, rule: Rule | None, value: Any, rows: int, arguments: Mapping[str, Any]
+        self, rule: ArgumentRule | None, value: Any, rows: int, arguments: Mapping[str, Any]
     ) -> Hashable:
         """One argument's part of the fuse key: all that must be equal for it to fuse."""
         if value is None:
@@ -203,7 +203,11 @@ class Fuser:
         return type(value) is type(default) and isinstance(value, _PLAIN) and bool(value == default)
 
     def _join(
-        self, rule: Rule | None, values: Sequence[Any], rows: Sequence[int], device: torch.device
+        self,
+        rule: ArgumentRule | None,
+        values: Sequence[Any],
+        rows: Sequence[int],
+        device: torch.device,
     ) -> Any:
         first = values[0]
         if first is None or rule in (None, SHARE, UNUSED) or len(values) == 1:
@@ -237,7 +241,7 @@ class _Alone:
         return f"<alone: {self._name}>"
 
 
-def _mark(exact: Exact, rule: Rule | None, name: str, value: Any, alone: Any) -> None:
+def _mark(exact: Exact, rule: ArgumentRule | None, name: str, value: Any, alone: Any) -> None:
     """Tell the exact mode what a joined argument carries."""
     if isinstance(rule, Mapping) and isinstance(value, Mapping):
         for entry, its_rule in rule.items():

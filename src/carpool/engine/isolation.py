@@ -96,7 +96,7 @@ class Isolation:
 
 
 class RequestContext:
-    """The private state of one request; see `fiber.Context`."""
+    """The private state of one request; see `fiber.FiberContext`."""
 
     def __init__(
         self,

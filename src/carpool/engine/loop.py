@@ -26,7 +26,7 @@ from carpool.engine.model.device import DeviceLost
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.model_runner import ModelRunner
-from carpool.engine.observe.forward import Observer
+from carpool.engine.observe.forward import ForwardObserver
 from carpool.engine.observe.loop_progress import LoopProgress
 from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.timeline import TimelineStore
@@ -61,7 +61,7 @@ class EngineCore:
         *,
         clock: Clock = time.monotonic,
         off_loop: RunOffLoop | None = None,
-        observers: Sequence[Observer] = (),
+        observers: Sequence[ForwardObserver] = (),
         table: StoredCosts | None = None,
         policy: Policy | None = None,
         around: Callable[[RunCalls], RunCalls] = lambda run: run,
@@ -78,7 +78,7 @@ class EngineCore:
         self.scheduler = Scheduler(
             loaded, settings, self._queue, clock, table, policy, watch, sweeps
         )
-        self._observers: list[Observer] = [
+        self._observers: list[ForwardObserver] = [
             self.scheduler.forward, self._stats.forward, self._timelines.forward, *observers
         ]  # fmt: skip
         self._registry = AdapterRegistry(adapters, settings.lora_dir, self._offer)

@@ -21,7 +21,7 @@ from carpool.engine.intercept import Call, Interception
 from carpool.engine.model.load import LoadedPipeline, versions
 from carpool.engine.model.tiling import can_tile, tiles
 from carpool.engine.numerics import Exact
-from carpool.engine.observe.forward import Observer, forward_of
+from carpool.engine.observe.forward import ForwardObserver, forward_of
 from carpool.engine.observe.loop_progress import LoopProgress
 from carpool.engine.observe.stats import memory
 from carpool.engine.probation.probation import Probation
@@ -58,7 +58,7 @@ class ModelRunner:
         heartbeat: LoopProgress,
         sweeps: Sweeps | None,
         clock: Clock,
-        observers: Sequence[Observer],
+        observers: Sequence[ForwardObserver],
         around: Callable[[RunCalls], RunCalls],
         *,
         verdicts: Path | None,

@@ -43,7 +43,7 @@ CHECK_WEIGHTS_EVERY_S = 1.0  # while requests run: each check looks at every wei
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class JournalReplay:
     """A request was brought to where it was by its journal."""
 
     request_id: str
@@ -85,7 +85,7 @@ class RunningRequests:
         self._calls = 0  # that ever parked
         self.fiber_s = 0.0  # spent in the pipelines' own code, in this turn
         self.longest_s = 0.0  # of those, in one go
-        self.replays: deque[Replay] = deque(maxlen=MOST_REPLAYS)
+        self.replays: deque[JournalReplay] = deque(maxlen=MOST_REPLAYS)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -100,7 +100,7 @@ class RunningRequests:
         thread."""
         return {one.request_id: float(one.steps - one.step) for one in self.states if one.steps}
 
-    def take_replays(self) -> list[tuple[Replay, float]]:
+    def take_replays(self) -> list[tuple[JournalReplay, float]]:
         """Requests that were replayed from journals since the last time, and how long ago. From
         any thread."""
         now_s = self._clock()
@@ -185,7 +185,7 @@ class RunningRequests:
             pass  # a call that needs no forward: the step is skipped, or was made before
         if was_replaying and journal is not None and journal.replayed and not journal.is_replaying:
             now_s, began_s = self._clock(), state.timeline.started_s
-            self.replays.append(Replay(state.request_id, state.step, now_s - began_s, now_s))
+            self.replays.append(JournalReplay(state.request_id, state.step, now_s - began_s, now_s))
 
     def _advance(self, state: RequestState, answer: Any) -> Any | None:
         """Run a request's pipeline until its next call or its end, and act on that.

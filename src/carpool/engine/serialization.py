@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.utils import ModelOutput
 
 _PLAIN = (bool, int, float, str, type(None))
-ToHost = Callable[[Tensor], Tensor]
+CopyToHost = Callable[[Tensor], Tensor]
 
 
 class Unpackable(Exception):
@@ -60,7 +60,7 @@ def copied(answer: Any) -> Any:
     return answer
 
 
-def pack(answer: Any, to_host: ToHost = lambda tensor: tensor) -> bytes:
+def pack(answer: Any, to_host: CopyToHost = lambda tensor: tensor) -> bytes:
     """Write down an answer of which `size` could be told."""
     return msgspec.msgpack.encode(_packed(answer, to_host))
 
@@ -87,7 +87,7 @@ def unpack(packed: bytes, device: torch.device) -> Any:
         raise ValueError(f"a damaged answer: {e}") from e
 
 
-def _packed(value: Any, to_host: ToHost) -> list[Any]:
+def _packed(value: Any, to_host: CopyToHost) -> list[Any]:
     if isinstance(value, Tensor):
         is_host, is_dense = value.device.type == "cpu", value.is_contiguous()
         if is_dense and is_host and value.dtype is torch.float32:  # most answers: the short way

@@ -50,7 +50,7 @@ def wait_for_others() -> None:
 
 
 class ForwardContext:
-    """The private state of a forward while others of its sweep run: see `fiber.Context`.
+    """The private state of a forward while others of its sweep run: see `fiber.FiberContext`.
 
     Torch's modes of the thread (gradients, autocast), its function modes (exact numerics), which
     rows have which adapters, and the stopwatch of the device.

@@ -14,7 +14,7 @@ from carpool.schedule.batch_modes import Dynamic, Off, Waves
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches, started
-from carpool.schedule.peers.sglang_rules import Caps, Rule, Server, caps, load_rules
+from carpool.schedule.peers.sglang_rules import BatchingRule, Caps, Server, caps, load_rules
 from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
 from carpool.types import Phase
 
@@ -95,12 +95,12 @@ def reload(policy: Policy, settings: EngineSettings, server: Server) -> None:
         policy.caps = _caps(_rules(settings), server, settings.batching_max_size)
 
 
-def _rules(settings: EngineSettings) -> tuple[Rule, ...]:
+def _rules(settings: EngineSettings) -> tuple[BatchingRule, ...]:
     return load_rules(Path(settings.batching_config)) if settings.batching_config else ()
 
 
 def _caps(
-    rules: Sequence[Rule], server: Server, user_max: int
+    rules: Sequence[BatchingRule], server: Server, user_max: int
 ) -> Callable[[QueuedRequest], Caps] | None:
     if not rules:
         return None

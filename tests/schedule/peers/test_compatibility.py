@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from carpool.errors import SettingRejected
 from carpool.schedule.peers.compatibility import (
+    BatchingRule,
     Caps,
     Resolution,
-    Rule,
     Server,
     caps,
     cost,
@@ -31,7 +31,7 @@ SERVER = Server("Qwen/Qwen-Image", device_memory_gib=79.2, is_offloaded=False)
 CAP = {"model": "m", "max_batch_size": 4}
 
 
-def parsed(**fields: Any) -> Rule:
+def parsed(**fields: Any) -> BatchingRule:
     [rule] = parse_rules([{"model": "m", "max_batch_size": 4} | fields], "config")
     return rule
 
@@ -59,7 +59,9 @@ def test_all_three_forms_say_the_same() -> None:
     assert versioned == parse_rules({"Qwen/Qwen-Image|1024x768": rule}, "config")
     assert versioned == parse_rules({"schema_version": None, "rules": [listed]}, "config")
     assert versioned == (
-        Rule(max_batch_size=2, max_cost=9000, model="Qwen/Qwen-Image", resolution=(1024, 768)),
+        BatchingRule(
+            max_batch_size=2, max_cost=9000, model="Qwen/Qwen-Image", resolution=(1024, 768)
+        ),
     )
 
 
@@ -72,9 +74,9 @@ def test_a_mappings_key_fills_only_what_its_rule_leaves_out() -> None:
     }
 
     assert parse_rules(data, "config") == (
-        Rule(max_batch_size=2, model="b"),
-        Rule(max_batch_size=3, model="c"),
-        Rule(max_batch_size=4, model_contains="d", resolution=(64, 64)),
+        BatchingRule(max_batch_size=2, model="b"),
+        BatchingRule(max_batch_size=3, model="c"),
+        BatchingRule(max_batch_size=4, model_contains="d", resolution=(64, 64)),
     )
 
 
@@ -158,7 +160,7 @@ def test_a_file_is_read_once_and_named_in_its_errors(tmp_path: Path) -> None:
     file = tmp_path / "rules.json"
     file.write_text(json.dumps({"schema_version": 1, "rules": [CAP]}))
 
-    assert load_rules(file) == (Rule(max_batch_size=4, model="m"),)
+    assert load_rules(file) == (BatchingRule(max_batch_size=4, model="m"),)
 
     for text, says in {
         "{": "cannot be read: Expecting",
@@ -193,7 +195,7 @@ def test_a_file_is_read_once_and_named_in_its_errors(tmp_path: Path) -> None:
     ],
 )
 def test_a_rule_applies_where_all_it_says_is_so(fields: dict[str, Any], does_match: bool) -> None:
-    rule = Rule(max_batch_size=2, max_cost=7.0, **fields)
+    rule = BatchingRule(max_batch_size=2, max_cost=7.0, **fields)
 
     found = caps([rule], SERVER, (1024, 768), user_max=8)
 
@@ -207,13 +209,13 @@ def test_a_size_that_is_not_known_matches_rules_for_any_size_only() -> None:
 
 
 def test_memory_that_cannot_be_read_keeps_no_rule_from_applying() -> None:
-    rule = Rule(max_batch_size=2, device_memory_gb_min=500)
+    rule = BatchingRule(max_batch_size=2, device_memory_gb_min=500)
 
     assert caps([rule], Server("m", None, False), None, user_max=8) == Caps(2)
 
 
 RULES = st.builds(
-    Rule,
+    BatchingRule,
     max_batch_size=st.integers(1, 12),
     max_cost=st.none() | st.floats(1, 1e6),
     model=st.none() | st.sampled_from(["Qwen/Qwen-Image", "other"]),
@@ -228,7 +230,7 @@ SIZES = st.none() | st.sampled_from([(64, 64), (128, 64)])
 
 @given(st.lists(RULES, max_size=5), RULES, SIZES, st.integers(1, 12))
 def test_one_more_rule_only_tightens(
-    rules: list[Rule], more: Rule, size: Resolution | None, user_max: int
+    rules: list[BatchingRule], more: BatchingRule, size: Resolution | None, user_max: int
 ) -> None:
     before = caps(rules, SERVER, size, user_max)
     after = caps([*rules, more], SERVER, size, user_max)
@@ -239,7 +241,7 @@ def test_one_more_rule_only_tightens(
 
 @given(st.lists(RULES, max_size=5), SIZES, st.randoms())
 def test_the_order_of_rules_does_not_matter(
-    rules: list[Rule], size: Resolution | None, rng: Any
+    rules: list[BatchingRule], size: Resolution | None, rng: Any
 ) -> None:
     shuffled = rng.sample(rules, len(rules))
 

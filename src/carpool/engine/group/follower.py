@@ -73,7 +73,7 @@ class Follower:
                 forwards.add(message)
             elif isinstance(message, messages.Forget):
                 forwards.forget()
-            elif isinstance(message, messages.End):
+            elif isinstance(message, messages.EndFollower):
                 return
 
     def send(self, message: messages.ToLeader) -> None:

@@ -130,7 +130,7 @@ class Followers:
         self._is_closed = True
         for connection in self._connections:
             with contextlib.suppress(OSError):
-                connection.send_bytes(messages.encode(messages.End()))
+                connection.send_bytes(messages.encode(messages.EndFollower()))
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(END_S)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 
-class Sent(msgspec.Struct, array_like=True):
+class SentTensor(msgspec.Struct, array_like=True):
     """A tensor that comes with a message."""
 
     key: int
@@ -47,14 +47,14 @@ class Adapter(msgspec.Struct, tag=True, array_like=True):
     name: str
     component: str
     layers: list[Any]
-    tensors: list[Sent]
+    tensors: list[SentTensor]
 
 
 class Forget(msgspec.Struct, tag=True, array_like=True):
     """Remove all adapters."""
 
 
-class End(msgspec.Struct, tag=True, array_like=True):
+class EndFollower(msgspec.Struct, tag=True, array_like=True):
     """End this process."""
 
 
@@ -64,7 +64,7 @@ class RunForward(msgspec.Struct, tag=True, array_like=True):
     number: int
     component: str
     arguments: Any  # positional and named ones
-    tensors: list[Sent]
+    tensors: list[SentTensor]
     forget: list[int]  # keys, after this call
     exact: list[int] | None  # rows of each call, in exact numerics
     marks: dict[int, int]  # by key: what exact numerics follows of each tensor
@@ -74,7 +74,7 @@ class RunForward(msgspec.Struct, tag=True, array_like=True):
     is_even: bool = True
 
 
-ToFollower = LoadFollower | Join | Adapter | Forget | End | RunForward
+ToFollower = LoadFollower | Join | Adapter | Forget | EndFollower | RunForward
 
 
 class Loaded(msgspec.Struct, tag=True, array_like=True):

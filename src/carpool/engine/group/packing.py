@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carpool.engine.group.messages import Sent
+from carpool.engine.group.messages import SentTensor
 from carpool.errors import PipelineFailed
 
 MAX_KEPT_BYTES = 512 * 2**20
@@ -167,13 +167,15 @@ def _check(value: Any, where: str) -> None:
     )
 
 
-def described(key: int, tensor: Tensor, device: torch.device) -> Sent:
+def described(key: int, tensor: Tensor, device: torch.device) -> SentTensor:
     """The header of a tensor that comes with a message."""
     raw = None
     if tensor.device.type != device.type:
         raw = _bytes_of(tensor).cpu().numpy().tobytes()
     stride = [] if tensor.is_contiguous() or 0 in tensor.stride() else list(tensor.stride())
-    return Sent(key, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), stride, raw)
+    return SentTensor(
+        key, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), stride, raw
+    )
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
@@ -197,7 +199,7 @@ def buffer_of(tensors: list[Tensor], device: torch.device) -> Tensor | None:
     return torch.cat(pieces) if pieces else None
 
 
-def sizes_of(sent: list[Sent]) -> list[int]:
+def sizes_of(sent: list[SentTensor]) -> list[int]:
     """Bytes of the tensors that are in the buffer, with the padding after each."""
     found = []
     for one in sent:
@@ -225,7 +227,7 @@ class Unpacker:
         for key in keys:
             del self.tensors[key]
 
-    def take(self, sent: list[Sent]) -> None:
+    def take(self, sent: list[SentTensor]) -> None:
         """Take the tensors that come with a message."""
         sizes = sizes_of(sent)
         buffer = self.receive(sum(sizes)) if sum(sizes) else None

@@ -105,10 +105,10 @@ _LIBRARIES_RAISE = (  # that read files and quantize; RuntimeError: what a devic
     AssertionError,
 )  # fmt: skip
 
-Loader = TypeVar("Loader", bound=Callable[..., Any])
+LoadFunction = TypeVar("LoadFunction", bound=Callable[..., Any])
 
 
-def says_what_does_not_fit(load: Loader) -> Loader:
+def says_what_does_not_fit(load: LoadFunction) -> LoadFunction:
     """Let running out of memory while loading be a `LoadFailed` that says what works instead."""
 
     @wraps(load)
@@ -127,7 +127,7 @@ def says_what_does_not_fit(load: Loader) -> Loader:
             failed.wants_memory = True
             raise failed from None  # its frames hold the weights
 
-    return cast("Loader", loading)
+    return cast("LoadFunction", loading)
 
 
 @says_what_does_not_fit
@@ -213,16 +213,16 @@ def load(
         )
 
 
-Modes = tuple[list[tuple[nn.Module, bool]], list[tuple[nn.Parameter, bool]]]
+ModuleModes = tuple[list[tuple[nn.Module, bool]], list[tuple[nn.Parameter, bool]]]
 
 
-def _modes(module: nn.Module) -> Modes:
+def _modes(module: nn.Module) -> ModuleModes:
     """Which parts of a module are training, and which parameters want gradients."""
     parts = [(part, part.training) for part in module.modules()]
     return parts, [(weight, weight.requires_grad) for weight in module.parameters()]
 
 
-def _restore_modes(modes: Modes) -> None:
+def _restore_modes(modes: ModuleModes) -> None:
     parts, weights = modes
     for part, is_training in parts:
         part.training = is_training

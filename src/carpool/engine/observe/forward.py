@@ -55,7 +55,7 @@ def forward_of(
     )
 
 
-Observer = Callable[[Forward], None]
+ForwardObserver = Callable[[Forward], None]
 """Is called after every forward, on the engine's thread, before its requests go on.
 
 Must be quick and must not raise.

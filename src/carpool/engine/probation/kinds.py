@@ -8,7 +8,7 @@ from torch import Tensor
 
 from carpool.engine.intercept import Call
 from carpool.engine.specs.infer import holds_tensors
-from carpool.engine.specs.rules import CONCAT, SCALAR, SHARE, STACK, STACKS, Pad, Rule
+from carpool.engine.specs.rules import CONCAT, SCALAR, SHARE, STACK, STACKS, ArgumentRule, Pad
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def kind_of(call: Call, *, is_exact: bool) -> Kind:
     )
 
 
-def _described(rule: Rule | None, value: Any) -> tuple[str, str]:
+def _described(rule: ArgumentRule | None, value: Any) -> tuple[str, str]:
     """The type of an argument, and its size, as text."""
     if isinstance(value, Tensor):
         word = rule.value if rule in (STACK, STACKS, CONCAT, SCALAR, SHARE) else "tensor"

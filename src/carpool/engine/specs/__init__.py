@@ -31,8 +31,8 @@ from carpool.engine.specs.rules import (
     STACK,
     STACKS,
     UNUSED,
+    ArgumentRule,
     Pad,
-    Rule,
     RuleKind,
     Spec,
     State,
@@ -56,7 +56,7 @@ __all__ = [
     "UNUSED",
     "RuleKind",
     "Pad",
-    "Rule",
+    "ArgumentRule",
     "Spec",
     "State",
 ]

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from carpool.engine.specs.rules import CONCAT, SCALAR, SHARE, STACK, STACKS, Rule, Spec
+from carpool.engine.specs.rules import CONCAT, SCALAR, SHARE, STACK, STACKS, ArgumentRule, Spec
 
 MAIN_INPUTS = (
     "hidden_states",
@@ -82,7 +82,7 @@ def covers(rules: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
     return True
 
 
-def _rule(name: str, value: Any, lead: Tensor, shared: Collection[str]) -> Rule | None:
+def _rule(name: str, value: Any, lead: Tensor, shared: Collection[str]) -> ArgumentRule | None:
     rows = lead.shape[0]
     if isinstance(value, Tensor):
         if name in shared:

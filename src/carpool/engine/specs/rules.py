@@ -45,7 +45,7 @@ class State:
     key: Callable[[Any], Hashable | None]
 
 
-Rule = RuleKind | Pad | State | Mapping[str, "Rule"]
+ArgumentRule = RuleKind | Pad | State | Mapping[str, "ArgumentRule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Spec:
     """How calls of one method fuse."""
 
     rows: str  # the argument whose axis 0 (or length) counts the rows of a call
-    rules: Mapping[str, Rule]
+    rules: Mapping[str, ArgumentRule]
     adds: Mapping[str, Any] = field(default_factory=dict)  # said in every call: skips unread output
     returns_list: bool = False  # lists in the output hold one entry a row, not one a layer
     needs: tuple[str, ...] = ()  # arguments without which a call reads what its rules call UNUSED

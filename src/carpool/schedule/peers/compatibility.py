@@ -18,9 +18,9 @@ from typing import Any
 
 from carpool.request.images import NAMES as PICTURES
 from carpool.schedule.peers.sglang_rules import (
+    BatchingRule,
     Caps,
     Resolution,
-    Rule,
     Server,
     caps,
     load_rules,
@@ -31,7 +31,7 @@ from carpool.types import CheckedRequest
 __all__ = [
     "Caps",
     "Resolution",
-    "Rule",
+    "BatchingRule",
     "Server",
     "Signature",
     "caps",

@@ -57,7 +57,7 @@ _SWITCHES = {
 }
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class BatchingRule(msgspec.Struct, frozen=True, kw_only=True):
     """One cap, and the servers and requests that it is for; None matches any."""
 
     max_batch_size: int  # outputs
@@ -104,7 +104,7 @@ class Caps:
 
 
 def caps(
-    rules: Sequence[Rule], server: Server, resolution: Resolution | None, user_max: int
+    rules: Sequence[BatchingRule], server: Server, resolution: Resolution | None, user_max: int
 ) -> Caps:
     """The smallest caps of all rules that match.
 
@@ -122,7 +122,7 @@ def caps(
     )
 
 
-def load_rules(path: Path) -> tuple[Rule, ...]:
+def load_rules(path: Path) -> tuple[BatchingRule, ...]:
     """Read a batching config.
 
     Raises:
@@ -137,7 +137,7 @@ def load_rules(path: Path) -> tuple[Rule, ...]:
     return parse_rules(data, source)
 
 
-def parse_rules(data: Any, source: str) -> tuple[Rule, ...]:
+def parse_rules(data: Any, source: str) -> tuple[BatchingRule, ...]:
     """Rules from decoded JSON, in one of the three forms; `source` opens every message.
 
     Raises:
@@ -184,7 +184,7 @@ def _keyed(data: dict[str, Any], source: str) -> list[tuple[str, Any]]:
     return entries
 
 
-def _rule(given: Any, where: str) -> Rule:
+def _rule(given: Any, where: str) -> BatchingRule:
     known = [*_KINDS, "calibration", *COMMENTS]
     if not isinstance(given, dict):
         raise SettingRejected(f"{where} is {_kind(given)}: must be an object")
@@ -205,7 +205,7 @@ def _rule(given: Any, where: str) -> Rule:
     if low is not None and high is not None and low > high:
         rule = f"{low:g}: must be at most device_memory_gb_max, {high:g}"
         raise _wrong(where, "device_memory_gb_min", rule)
-    return Rule(**checked)
+    return BatchingRule(**checked)
 
 
 def _value(key: str, value: Any, where: str) -> Any:
