@@ -32,7 +32,7 @@ class Showing(Grey):
         self.error, self.fails_at = error, fails_at
 
     async def submit(
-        self, request: CheckedRequest, on_progress: Any = None, on_preview: Any = None
+        self, request: CheckedRequest, on_progress: Any = None, on_preview: Any = None, **_: Any
     ) -> protocol.Done:
         if self.error is not None and self.fails_at == 0:
             raise self.error
@@ -108,7 +108,7 @@ def test_a_truncated_prompt_is_told_with_the_picture() -> None:
 def test_a_worker_that_dies_meanwhile_is_a_comment_and_no_preview_comes_twice() -> None:
     class Reborn(Showing):
         async def submit(
-            self, request: CheckedRequest, on_progress: Any = None, on_preview: Any = None
+            self, request: CheckedRequest, on_progress: Any = None, on_preview: Any = None, **_: Any
         ) -> Any:
             for step in (1, 2):
                 on_preview(
@@ -198,7 +198,7 @@ def test_a_defect_of_ours_is_told_without_its_secrets(caplog: pytest.LogCaptureF
 def test_one_failure_gives_up_the_other_pictures() -> None:
     class OneFails(Grey):
         async def submit(
-            self, request: CheckedRequest, on_progress: Any = None, on_preview: Any = None
+            self, request: CheckedRequest, on_progress: Any = None, on_preview: Any = None, **_: Any
         ) -> protocol.Done:
             if request.seed == 1:
                 on_progress(1, 4)
@@ -253,7 +253,7 @@ def test_silence_is_broken_by_pings_and_whoever_leaves_ends_the_work() -> None:
 def test_a_client_that_leaves_a_stream_ends_its_jobs(caplog: pytest.LogCaptureFixture) -> None:
     class Moving(Grey):
         async def submit(
-            self, request: CheckedRequest, on_progress: Any = None, on_preview: Any = None
+            self, request: CheckedRequest, on_progress: Any = None, on_preview: Any = None, **_: Any
         ) -> protocol.Done:
             on_progress(1, 4)
             return await super().submit(request)
@@ -352,7 +352,7 @@ def test_who_asks_again_while_it_runs_waits_for_the_same_picture_though_the_firs
 def test_a_stream_that_failed_is_done_anew() -> None:
     class Once(Showing):
         async def submit(
-            self, request: CheckedRequest, on_progress: Any = None, on_preview: Any = None
+            self, request: CheckedRequest, on_progress: Any = None, on_preview: Any = None, **_: Any
         ) -> Any:
             try:
                 return await super().submit(request, on_progress, on_preview)

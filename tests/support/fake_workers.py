@@ -117,7 +117,7 @@ class FakeWorker:
     async def wait_open(self, model: str | None = None) -> None:
         await self._is_open.wait()
 
-    async def run(
+    async def submit(
         self,
         request: CheckedRequest,
         on_progress: Any = None,

@@ -309,7 +309,7 @@ def test_a_worker_that_hangs_as_it_loads_is_killed_and_started_again(
     is_killed, workers = asyncio.Event(), Stopped()
     monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
     monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
-    for module in ("supervisor", "watchdog"):
+    for module in ("connection", "watchdog"):
         monkeypatch.setattr(f"carpool.worker.{module}.INTERVAL_S", 0.01)
 
     async def story() -> None:

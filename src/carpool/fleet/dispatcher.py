@@ -47,7 +47,7 @@ class Dispatcher:
                 now_s = asyncio.get_running_loop().time()
                 self.mover.bound(one, member.number, now_s)
                 try:
-                    return await member.handle.run(
+                    return await member.handle.submit(
                         one.request,
                         on_progress,
                         on_preview,

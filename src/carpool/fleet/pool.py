@@ -247,7 +247,7 @@ class Pool:
             As `Supervisor.submit`; and Overloaded, TooLate as the engine does.
         """
         if self._is_alone:
-            return await self.handles[0].run(request, on_progress, on_preview, waited_s=waited_s)
+            return await self.handles[0].submit(request, on_progress, on_preview, waited_s=waited_s)
         self.check_open()
         self.check_room()
         return await self._dispatcher.submit(request, on_progress, on_preview, waited_s)

@@ -52,7 +52,7 @@ class WorkerHandle(Service, Protocol):
     def state(self) -> WorkerState: ...
     @property
     def takes_requests(self) -> bool: ...
-    async def run(
+    async def submit(
         self,
         request: CheckedRequest,
         on_progress: OnProgress | None = None,

@@ -11,13 +11,14 @@ import logging
 import mmap
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Protocol
 
 from carpool.errors import StoreFailed, reason
 from carpool.worker import protocol
 from carpool.worker.start import Process, Start, spawn
+from carpool.worker.watchdog import INTERVAL_S, LOADING, Watchdog
 
 log = logging.getLogger("carpool")
 _EXIT_TIMEOUT_S = 2.0  # of a process whose socket is closed
@@ -48,6 +49,35 @@ class Connector(Protocol):
     async def open(self) -> Connection: ...
     async def end(self) -> None:
         """The worker is needed no more."""
+
+
+async def watched(
+    connection: Connection, timeout_s: float
+) -> AsyncGenerator[protocol.ToFront, None]:
+    """Yield a worker's messages until its end, and kill it if it hangs; see `watchdog`."""
+    clock = asyncio.get_running_loop().time
+    watchdog = Watchdog(LOADING * timeout_s, clock)
+    watching = asyncio.create_task(_watch(connection, watchdog))
+    try:
+        async for message in connection.messages():
+            if isinstance(message, protocol.WorkerReady):
+                watching.cancel()
+                watchdog = Watchdog(timeout_s, clock)
+                watching = asyncio.create_task(_watch(connection, watchdog))
+            elif isinstance(message, protocol.Heartbeat):
+                watchdog.receive(message)
+            yield message
+    finally:
+        watching.cancel()
+
+
+async def _watch(connection: Connection, watchdog: Watchdog) -> None:
+    while True:
+        await asyncio.sleep(INTERVAL_S)
+        if watchdog.check():
+            break
+    log.error("the worker has done nothing for %.0f s: it is killed", watchdog.stalled_s)
+    connection.kill()
 
 
 class LocalConnector:

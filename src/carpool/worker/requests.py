@@ -99,7 +99,7 @@ class WorkerRequests:
         waited_s: float,
         deaths: int,
     ) -> protocol.Done:
-        """Run a request; the arguments and what it raises are as for `Supervisor.run`."""
+        """Run a request; the arguments and what it raises are as for `Supervisor.submit`."""
         loop = asyncio.get_running_loop()
         pending = _Pending(
             submit=protocol.Submit(

@@ -1,8 +1,7 @@
-"""The supervisor of a worker process, in the front: start, messages, watchdog, restart.
+"""The supervisor of a worker process, on the front's event loop: start, messages, restart.
 
-What the worker has to do is with `requests`, and goes on in the next worker when one dies. New
-requests are refused until that one has loaded the model. A worker that hangs is killed. All of this
-runs on the front's event loop.
+When a worker dies, its requests (`requests.py`) go on in the next one; new requests are refused
+until that one has loaded the model. A worker that hangs is killed.
 """
 
 import asyncio
@@ -13,17 +12,17 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
-from carpool.errors import CarpoolError, Draining, LoadFailed, Overloaded, Starting, WorkerLost
+from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost
+from carpool.schedule.overload import check_room
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
-from carpool.worker.connection import Connection, Connector, LocalConnector
+from carpool.worker.connection import Connection, Connector, LocalConnector, watched
 from carpool.worker.journals import Journals
 from carpool.worker.late_adapters import LateAdapters
 from carpool.worker.queries import Queries, Query
 from carpool.worker.requests import OnPreview, WorkerRequests
 from carpool.worker.restarts import Restarts
 from carpool.worker.start import Start, spawn
-from carpool.worker.watchdog import INTERVAL_S, LOADING, Watchdog
 
 log = logging.getLogger("carpool")
 
@@ -124,6 +123,9 @@ class Supervisor:
         request: CheckedRequest,
         on_progress: OnProgress | None = None,
         on_preview: OnPreview | None = None,
+        *,
+        waited_s: float = 0.0,
+        deaths: int = 0,
     ) -> protocol.Done:
         """Run a request in the worker. Cancelling the awaiting task cancels the request.
 
@@ -131,31 +133,14 @@ class Supervisor:
             on_progress: called with the steps done and their total; with (0, 0) if the request
                 starts over because the worker died, and no journal of it is kept.
             on_preview: called with the request's previews, all before the answer.
+            waited_s: how long a pool held it.
+            deaths: of workers that ran it.
 
         Raises:
             Starting, WorkerLost, Draining: no requests are accepted now.
             PipelineFailed: it was running in every worker that died, in the last one alone.
+            Moved: the worker died, or gave it up, and there are others.
             CarpoolError: the request failed.
-        """
-        return await self.run(request, on_progress, on_preview)
-
-    async def run(
-        self,
-        request: CheckedRequest,
-        on_progress: OnProgress | None = None,
-        on_preview: OnPreview | None = None,
-        *,
-        waited_s: float = 0.0,
-        deaths: int = 0,
-    ) -> protocol.Done:
-        """As `submit`, of a request that a pool held.
-
-        Args:
-            waited_s: how long it was held.
-            deaths: of workers that ran it.
-
-        Raises:
-            Moved: the worker died, and there are others.
         """
         self.check_open()
         return await self._requests.run(
@@ -205,18 +190,17 @@ class Supervisor:
         Raises:
             Overloaded: as many requests are in flight as may run and wait.
         """
-        settings, in_flight = self._load.settings, len(self._requests)
-        if in_flight >= settings.max_running + settings.max_queue:
-            raise Overloaded(
-                f"the queue is full: {in_flight} requests wait or run, the most is "
-                f"{settings.max_running} + {settings.max_queue} (--max-running, --max-queue)",
-                retry_after_s=self._slot_s or 1.0,
-            )
+        settings = self._load.settings
+        running, queued = settings.max_running, settings.max_queue
+        check_room(len(self._requests), running, queued, self._slot_s or 1.0)
 
     def _until_ready_s(self) -> float:
         """Predict the seconds until the next worker is ready, from what the last one took."""
-        elapsed_s = asyncio.get_running_loop().time() - self._started_s
-        return min(max(self._startup_s - elapsed_s, 1.0), 120.0)
+        return min(max(self._startup_s - self._running_s(), 1.0), 120.0)
+
+    def _running_s(self) -> float:
+        """Seconds since the newest worker was started."""
+        return asyncio.get_running_loop().time() - self._started_s
 
     async def statistics(self) -> dict[str, Any]:
         """The engine's own statistics."""
@@ -295,29 +279,19 @@ class Supervisor:
             log.error("a worker cannot be started: %s", error)
             self._end, self._is_lost = str(error), self._connector.is_remote
             return False
-        clock, was_ready = asyncio.get_running_loop().time, False
-        watchdog = Watchdog(LOADING * self._timeout_s, clock)
-        watching = asyncio.create_task(self._watch(connection, watchdog))
+        was_ready = False
         try:
             connection.send(self._load)
-            async for message in connection.messages():
-                if isinstance(message, protocol.LoadFailure) and self._first_ready.is_set():
-                    # a file was broken since the server started: it may be mended, so try again
-                    log.error("a worker cannot be started: %s", message.message)
-                    break
-                if isinstance(message, protocol.WorkerReady):
-                    was_ready, self._startup_s = True, clock() - self._started_s
-                    watching.cancel()
-                    watchdog = Watchdog(self._timeout_s, clock)
-                    watching = asyncio.create_task(self._watch(connection, watchdog))
-                elif isinstance(message, protocol.Heartbeat):
-                    watchdog.receive(message)
-                    self._slot_s = message.slot_s
-                    if self._listener is not None and message.report is not None:
-                        self._listener.reported(message.report)
-                self._receive(message)
+            async with contextlib.aclosing(watched(connection, self._timeout_s)) as messages:
+                async for message in messages:
+                    if isinstance(message, protocol.LoadFailure) and self._first_ready.is_set():
+                        # a file was broken since the server started: it may be mended: try again
+                        log.error("a worker cannot be started: %s", message.message)
+                        break
+                    if isinstance(message, protocol.WorkerReady):
+                        was_ready, self._startup_s = True, self._running_s()
+                    self._receive(message)
         finally:
-            watching.cancel()
             had = self._requests.sent
             if self._first_ready.is_set():
                 self._state = "worker_lost"
@@ -332,15 +306,6 @@ class Supervisor:
             self._is_lost = connection.is_lost
             self._end = f"{connection.end}; requests that it had: {_listed(had)}"
         return was_ready
-
-    async def _watch(self, connection: Connection, watchdog: Watchdog) -> None:
-        """Kill the worker if it hangs; its end is then handled as any other."""
-        while True:
-            await asyncio.sleep(INTERVAL_S)
-            if watchdog.check():
-                break
-        log.error("the worker has done nothing for %.0f s: it is killed", watchdog.stalled_s)
-        connection.kill()
 
     def _receive(self, message: protocol.ToFront) -> None:
         match message:
@@ -366,8 +331,10 @@ class Supervisor:
                 raise error
             case protocol.Statistics() | protocol.Timelines() | protocol.Estimated():
                 self._queries.answered(message)
-            case protocol.Heartbeat():
-                pass  # for the watchdog
+            case protocol.Heartbeat(slot_s=slot_s, report=report):
+                self._slot_s = slot_s
+                if self._listener is not None and report is not None:
+                    self._listener.reported(report)
             case _:
                 self._requests.receive(message)
 
