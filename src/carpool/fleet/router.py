@@ -5,9 +5,8 @@ slow worker. A request is bound where the ends of all requests move least in sum
 (`worker_load.extra_s`): together with its kind where fusing pays, else where the least is to be
 done. Where a full worker is the best place, as the others are slow, it waits for that.
 
-*Order.* As in `schedule.continuous`: predicted work, aged by the arrival, with priorities; first
-deadlines that press; with shares, the tenant that the whole fleet served least by its weight.
-Requests that are bound at one moment are spread so that the last of them ends early (`burst.py`).
+*Order.* That of `waiting.py`. Requests that are bound at one moment are spread so that the last of
+them ends early (`burst.py`).
 
 *Imbalance.* Predictions may be wrong: a worker that has `IMBALANCE` times the mean number of
 requests, and `SLACK_REQUESTS` more than that mean, gets no more.
@@ -19,15 +18,14 @@ requests are nearer to their end than was reported; then ids decide. No clock: c
 Source: guard against imbalance as in sgl-router.
 """
 
-import heapq
-from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
 from carpool.fleet.burst import Burst
 from carpool.fleet.index import LOOKED_AT, WorkerIndex
+from carpool.fleet.waiting import WaitingRequests
 from carpool.fleet.worker_load import (
     UNKNOWN,
     Bound,
@@ -37,17 +35,14 @@ from carpool.fleet.worker_load import (
     extra_s,
     paying_width,
 )
-from carpool.schedule.continuous import AGEING, PRESSING, PRIORITY, SHORTER
+from carpool.schedule.continuous import SHORTER
 from carpool.schedule.fair_shares import FairShares
-from carpool.schedule.views import QueuedRequest
 
 AHEAD_SHARE = 0.25  # of what a worker runs together, or of its part of the line: bound ahead
-EXPECTED_GROWTH = (
-    10  # times as many as are there: what a busy worker counts on, as `arrivals.BUSY` does
-)
+EXPECTED_GROWTH = 10  # times the present requests: expected by a busy worker; `arrivals.BUSY`
 IMBALANCE = 1.5
-SLACK_REQUESTS = 16  # requests
-BURST_REQUESTS = 8  # requests for each idle worker that are bound when they come together
+SLACK_REQUESTS = 16
+BURST_REQUESTS = 8  # for each idle worker, bound when they come together
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +51,6 @@ class Binding:
 
     request: int
     worker: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A request that waits, with its rank as predicted when it came."""
-
-    work: RoutedRequest
-    work_s: float
-    order: Hashable  # of those of one order, the one with the lowest rank goes first
-
-    @property
-    def key(self) -> tuple[float, int]:
-        """The rank while nobody has a deadline or a share."""
-        work, work_s = self.work, self.work_s
-        return work_s + AGEING * work.arrived_s - work.priority * PRIORITY * work_s, work.request
 
 
 class Router:
@@ -85,14 +65,12 @@ class Router:
         self, *, min_gain: float = 0.05, fair_share: Mapping[str, float] | None = None
     ) -> None:
         self._min_gain = min_gain
-        self._shares = None if fair_share is None else FairShares(fair_share)
+        shares = None if fair_share is None else FairShares(fair_share)
+        self._held = WaitingRequests(self._work_s, shares)
         self.workers: dict[int, WorkerLoad] = {}
-        self._held: dict[int, _Held] = {}  # by request
-        self._orders: dict[Hashable, list[tuple[float, int]]] = {}  # ranks, and requests
         self._owners: dict[int, int] = {}  # worker by request that is bound
         self._index = WorkerIndex()
         self._tables: dict[Hashable, StepTable] = {}  # of any worker, the newest that was said
-        self._held_steps = Counter[Hashable]()  # of what is held, by kind
         self._bindings = 0  # so far
         self._now_s = 0.0  # when it was last asked
 
@@ -133,21 +111,12 @@ class Router:
 
     def hold(self, work: RoutedRequest) -> None:
         """A request waits."""
-        held = self._as_held(work)
-        self._held[work.request] = held
-        insort(self._orders.setdefault(held.order, []), held.key)
-        self._held_steps[work.kind] += work.steps
-
-    def _as_held(self, work: RoutedRequest) -> _Held:
-        share = (work.tenant, work.user) if self._shares is not None else None
-        # deadlines press as time passes: such a request has an order of its own
-        dated = work.request if work.deadline_s < inf else None
-        return _Held(work, self._work_s(work), (work.kind, work.needs, share, dated))
+        self._held.add(work)
 
     def drop(self, request: int) -> bool:
         """A request has ended, or waits no more; returns whether it was known."""
         if request in self._held:
-            self._release(request)
+            self._held.remove(request)
             return True
         owner = self._owners.pop(request, None)
         if owner is None:
@@ -171,12 +140,12 @@ class Router:
     @property
     def waiting(self) -> list[RoutedRequest]:
         """What is held, in the order in which it came."""
-        return [one.work for one in self._held.values()]
+        return list(self._held)
 
     @property
     def held_s(self) -> float:
         """Predicted work of what is held, each step alone; a guess where nothing is known."""
-        work = self._held_steps.items()
+        work = self._held.steps.items()
         return sum(steps * self._tables.get(kind, UNKNOWN)[0] for kind, steps in work)
 
     def held_for_s(self) -> float:
@@ -186,7 +155,7 @@ class Router:
         """
         if not self._index:
             return inf
-        work = ((steps, self._tables.get(kind)) for kind, steps in self._held_steps.items())
+        work = ((steps, self._tables.get(kind)) for kind, steps in self._held.steps.items())
         return sum(steps * _row_s(table) for steps, table in work if table) / len(self._index)
 
     def part_s(self) -> float:
@@ -206,8 +175,9 @@ class Router:
         self._now_s = now_s
         if not self._held or not self._index:
             return []
-        if self._shares is not None:
-            self._note_shares()
+        self._held.count_shares(
+            one.work for worker in self.workers.values() for one in worker.bound.values()
+        )
         if 1 < len(self._held) <= self._room() and (spread := self._spread()):
             return spread
         bindings = []
@@ -219,13 +189,12 @@ class Router:
 
     @property
     def first(self) -> RoutedRequest | None:
-        """Who is bound next, if any worker has room; deadlines and shares aside."""
-        ranks = [ranks[0] for ranks in self._orders.values()]
-        return self._held[min(ranks)[1]].work if ranks else None
+        """As of `WaitingRequests`."""
+        return self._held.first
 
     def goes_before(self, one: RoutedRequest, other: RoutedRequest) -> bool:
-        """Whether the first of two requests is bound first if both wait."""
-        return self._as_held(one).key < self._as_held(other).key
+        """As of `WaitingRequests`."""
+        return self._held.goes_before(one, other)
 
     def owner(self, request: int) -> WorkerLoad | None:
         """The worker that a request is bound to."""
@@ -245,7 +214,7 @@ class Router:
         worker = self.workers.get(worker_id)
         if worker is None or not worker.is_open or request not in self._held:
             return False
-        self.bind(self._held[request].work, worker)
+        self.bind(self._held[request], worker)
         return True
 
     def table(self, worker: WorkerLoad, kind: Hashable) -> StepTable:
@@ -254,18 +223,11 @@ class Router:
 
     def _next(self, now_s: float) -> tuple[RoutedRequest, WorkerLoad] | None:
         """The first request of the order that can be bound, and its worker."""
-        for work in self._firsts(now_s):
+        for work in self._held.firsts(now_s, LOOKED_AT):
             worker = self._choose(work)
             if worker is not None:
                 return work, worker
         return None
-
-    def _firsts(self, now_s: float) -> Iterator[RoutedRequest]:
-        """The first of every order, those first that are to be served first."""
-        firsts = [self._held[ranks[0][1]] for ranks in self._orders.values()]
-        if len(firsts) > 1:
-            firsts = heapq.nsmallest(LOOKED_AT, firsts, key=lambda one: self._rank(one, now_s))
-        return (one.work for one in firsts)
 
     def _choose(self, work: RoutedRequest) -> WorkerLoad | None:
         """The worker that gets a request now; None where it is to wait."""
@@ -320,14 +282,13 @@ class Router:
         workers = len(self._index)
         if not self._owners:
             return BURST_REQUESTS * workers
-        work = next(iter(self._held.values())).work
+        work = next(iter(self._held))
         slots = self._slots(self._tables.get(work.kind, UNKNOWN), 1)
         return slots * workers - len(self._owners)
 
     def _spread(self) -> list[Binding]:
         """Bind all that is held, so that the last of it ends early; nothing if one has no place."""
-        held = sorted(self._held.values(), key=lambda one: (-one.work_s, one.work.request))
-        works = [one.work for one in held]
+        works = self._held.longest_first()
         plan = Burst(self.workers, self._index, self._as_bound).plan(works)
         for number, more in Counter(plan.values()).items():
             worker = self.workers[number]
@@ -341,7 +302,7 @@ class Router:
 
     def bind(self, work: RoutedRequest, worker: WorkerLoad) -> None:
         """A request that is held goes to a worker."""
-        self._release(work.request)
+        self._held.remove(work.request)
         if not worker.bound:  # it has done nothing since
             worker.told_s = self._now_s
         worker.bound[work.request] = self._as_bound(work, worker)
@@ -351,46 +312,13 @@ class Router:
         self._bindings += 1
         worker.bound_at = self._bindings
         self._index.put(worker)
-        if self._shares is not None:
-            self._shares.charge(_queued(work), self._work_s(work))
+        self._held.charge(work)
 
     def _as_bound(self, work: RoutedRequest, worker: WorkerLoad) -> Bound:
         return Bound(work, work.steps, self.table(worker, work.kind))
 
-    def _release(self, request: int) -> None:
-        """Hold a request no more."""
-        held = self._held.pop(request)
-        ranks = self._orders[held.order]
-        del ranks[bisect_left(ranks, held.key)]
-        if not ranks:
-            del self._orders[held.order]
-        self._held_steps[held.work.kind] -= held.work.steps
-        if not self._held_steps[held.work.kind]:
-            del self._held_steps[held.work.kind]
-
     def _work_s(self, work: RoutedRequest) -> float:
         return work.steps * self._tables.get(work.kind, UNKNOWN)[0]
-
-    def _rank(self, held: _Held, now_s: float) -> tuple[float, ...]:
-        """As `Continuous._rank`."""
-        work, pressing, share = held.work, inf, (0.0, 0.0)
-        if work.deadline_s < inf:
-            slack_s = work.deadline_s - now_s - held.work_s
-            pressing = slack_s if 0 <= slack_s < PRESSING * held.work_s else inf
-        if self._shares is not None:
-            share = self._shares.rank(_queued(work))
-        return share[0], pressing, share[1], *held.key
-
-    def _note_shares(self) -> None:
-        assert self._shares is not None
-        waiting = (one.work for one in self._held.values())
-        bound = (one.work for worker in self.workers.values() for one in worker.bound.values())
-        self._shares.queued([_queued(one) for one in (*waiting, *bound)])
-
-
-def _queued(work: RoutedRequest) -> QueuedRequest:
-    """As the shares see it."""
-    return QueuedRequest(request=work.request, tenant=work.tenant, user=work.user)
 
 
 def _row_s(table: StepTable) -> float:
