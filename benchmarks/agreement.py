@@ -17,7 +17,7 @@ from carpool.config import BatchingMode
 from carpool.schedule.cost import Costs
 from carpool.schedule.views import CallKind
 from carpool_lab.simulate.scenario import Model, play
-from carpool_lab.simulate.tables import Table, learned
+from carpool_lab.tables import Table, learned
 from carpool_lab.workload import Arrival
 
 GOAL = 0.15  # of the mean

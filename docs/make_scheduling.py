@@ -32,10 +32,10 @@ from scheduling_promise import (
 )
 
 from carpool.config import BatchingMode
-from carpool_lab.load.plot import draw_points
+from carpool_lab.simulate.plot import draw_points
 from carpool_lab.simulate.report import Point, comparison
 from carpool_lab.simulate.scenario import MIXES, Comparison, Model, compare, mix, play
-from carpool_lab.simulate.tables import TABLES, Table, siblings
+from carpool_lab.tables import TABLES, Table, siblings
 from carpool_lab.workload import bursts, generators, plan
 
 PAGE = Path(__file__).parent / "scheduling.md"
@@ -55,7 +55,7 @@ INTRODUCTION = """\
 
 Made by `make simulate`; do not edit. The modes are the very functions that serve; only the device
 is simulated: a forward takes what a cost table says, and nothing else takes any time. The tables
-are in `src/carpool_lab/simulate/tables.py`, with their sources; most are estimates.
+are in `src/carpool_lab/tables.py`, with their sources; most are estimates.
 
 | mode | what it does |
 | --- | --- |

@@ -13,7 +13,7 @@ from typing import Any
 from carpool_lab.simulate.report import numbers
 from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.scenario import Model, mix, play
-from carpool_lab.simulate.tables import MIXED_SIZES, TABLES, siblings
+from carpool_lab.tables import MIXED_SIZES, TABLES, siblings
 from carpool_lab.workload import Mix, Setting, bursts, generators, plan
 
 OWN_ROUTER = "extra-seconds"

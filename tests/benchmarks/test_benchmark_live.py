@@ -16,7 +16,7 @@ from carpool.schedule.views import CallKind
 from carpool_lab.load.generator import RequestResult, SoloLatencies
 from carpool_lab.load.report import summarise
 from carpool_lab.simulate.scenario import Model, play
-from carpool_lab.simulate.tables import learned
+from carpool_lab.tables import learned
 
 CONTINUOUS = PARTIES[-1]
 NO_REFERENCE = Reference(2.0, SoloLatencies({}), {})

@@ -16,7 +16,7 @@ from routing_promise import (
 )
 
 from carpool_lab.simulate.scenario import Model, mix, play
-from carpool_lab.simulate.tables import TABLES, siblings
+from carpool_lab.tables import TABLES, siblings
 from carpool_lab.workload import bursts, generators, plan
 
 

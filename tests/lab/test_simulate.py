@@ -38,7 +38,7 @@ from carpool_lab.simulate.scenario import (
     play,
 )
 from carpool_lab.simulate.simulator import Worker
-from carpool_lab.simulate.tables import TABLES, WIDEST, Table, learned, siblings, table
+from carpool_lab.tables import TABLES, WIDEST, Table, learned, siblings, table
 from carpool_lab.workload import Arrival, Mix, Setting, bursts, generators, plan
 
 SLOW = Table("slow", 4, {1: 1.0, 16: 16.0}, 0.5, 0.5)  # rows gain nothing

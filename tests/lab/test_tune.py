@@ -20,10 +20,10 @@ from carpool.engine.model.load import load
 from carpool.errors import InvalidValue, PipelineFailed, SizeRejected
 from carpool.schedule.peers.sglang_rules import Caps, caps, load_rules
 from carpool.schedule.views import CallKind
-from carpool_lab.load.curves import draw_curves
 from carpool_lab.simulate.command import simulate
 from carpool_lab.tune.command import tune as command
 from carpool_lab.tune.measure import TuneSettings, tune
+from carpool_lab.tune.plot import draw_curves
 from carpool_lab.tune.results import ComponentResult, SizeResult, TuneReport, knee, tables
 from support.engine_driver import VirtualClock, driving, served
 from support.tiny import checkpoint
@@ -343,7 +343,7 @@ def test_the_command_writes_a_picture_rules_and_everything_and_says_where(tmp_pa
 def test_the_json_of_the_command_is_what_it_saves_and_there_is_no_picture_without_matplotlib(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "carpool_lab.load.curves", raising=False)
+    monkeypatch.delitem(sys.modules, "carpool_lab.tune.plot", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
     done = run(checkpoint("sd15"), "--max-rows", 1, "--repeats", 3, "--steps", 1, "--json",

@@ -20,7 +20,7 @@ from carpool.schedule.views import Admission, CallKind, Choice, ParkedCall, Queu
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.scenario import Labels, Model
 from carpool_lab.simulate.simulator import Worker
-from carpool_lab.simulate.tables import WIDEST, Table
+from carpool_lab.tables import WIDEST, Table
 from carpool_lab.workload import Arrival
 
 SMALL, LARGE = CallKind("denoise", 1), CallKind("denoise", 4)

@@ -16,7 +16,7 @@ from carpool.schedule.views import CallKind, ParkedCall
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.scenario import Labels, Model
 from carpool_lab.simulate.simulator import Result, Worker
-from carpool_lab.simulate.tables import WIDEST, Table
+from carpool_lab.tables import WIDEST, Table
 from carpool_lab.workload import Arrival
 
 STEP, DECODE = CallKind("denoise", 1), CallKind("decode", 1)

@@ -34,7 +34,7 @@ from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
 from carpool.types import Phase
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.simulator import SimulatedRequest, Stage, Worker
-from carpool_lab.simulate.tables import WIDEST
+from carpool_lab.tables import WIDEST
 
 CLIENTS = 16
 EQUAL, MIXED = (6,), (6, 9, 14, 20)  # steps

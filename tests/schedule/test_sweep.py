@@ -16,7 +16,7 @@ from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.sweep import choose_sweep, step_seconds, sweep_s
 from carpool.schedule.views import CallKind, Choice, ParkedCall
 from carpool_lab.simulate.scenario import Comparison, Model, compare, mix
-from carpool_lab.simulate.tables import siblings, table
+from carpool_lab.tables import siblings, table
 
 SMALL, LARGE = CallKind("transformer.forward", 1), CallKind("transformer.forward", 4)
 ENCODER, OTHER = CallKind("text_encoder.forward", 1), CallKind("unet.forward", 1)

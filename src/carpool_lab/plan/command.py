@@ -9,7 +9,7 @@ import click
 from msgspec import to_builtins
 
 from carpool_lab.plan import predict
-from carpool_lab.simulate.tables import Table
+from carpool_lab.tables import Table
 
 if TYPE_CHECKING:
     from carpool_lab.plan.shapes import CallGroup, ModelShapes

@@ -28,7 +28,7 @@ from carpool_lab.options import (
 from carpool_lab.simulate.report import Point, as_json, block, comparison, numbers
 from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.scenario import MIXES, Comparison, Model, compare, mix, play
-from carpool_lab.simulate.tables import TABLES, Table, learned, siblings, table
+from carpool_lab.tables import TABLES, Table, learned, siblings, table
 from carpool_lab.tune.results import tables as tuned_tables
 from carpool_lab.workload import Arrival, Mix, bursts, generators, of_file, plan, read_mix
 
@@ -242,7 +242,7 @@ def _compare(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
     title = f"{model.tables[0].name}, {said.mix}: load 1 is {capacity_qps:.3g} req/s"
     points: list[Point] = list(compare(model, wanted))
     if said.output is not None:
-        from carpool_lab.load.plot import draw_points
+        from carpool_lab.simulate.plot import draw_points
 
         draw_points([(title, points)], said.output)
     return {"title": title, "points": as_json(points)}, f"{title}\n\n{comparison(points)}"

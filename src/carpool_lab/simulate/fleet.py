@@ -126,15 +126,17 @@ class _Fleet:
                 if self._devices[number].next_s == at_s:
                     due.add(number)
                     self._report(number, now_s)
-            due |= self._arrive(now_s)
+            if self._coming:
+                due |= self._arrive(now_s)
             for one in self._router.assign(now_s):
                 device = self._devices[one.worker]
                 device.requests[one.request] = self._requests[one.request - 1]
                 device.worker.put(device.requests[one.request])
                 if not device.is_running:
                     due.add(one.worker)
+            held_s = self._router.held_s / len(self._devices)
             for number in sorted(due):
-                self._turn(number, now_s, has_clients=clients is not None)
+                self._turn(number, now_s, held_s, has_clients=clients is not None)
         results = [device.worker.result for device in self._devices]
         return Result(
             self._requests,
@@ -144,10 +146,10 @@ class _Fleet:
             [batch for result in results for batch in result.batches],
         )
 
-    def _turn(self, number: int, now_s: float, *, has_clients: bool) -> None:
+    def _turn(self, number: int, now_s: float, held_s: float, *, has_clients: bool) -> None:
         device = self._devices[number]
         worker = device.worker
-        worker.held_s = self._router.held_s / len(self._devices)
+        worker.held_s = held_s
         before = len(worker.result.requests)
         device.is_running, device.next_s = worker.turn(now_s)
         if device.next_s < inf:
@@ -166,8 +168,9 @@ class _Fleet:
             self._router.drop(simulated.number)
             self._leaving.pop(simulated.number, None)
         device.ended = len(ended)
-        for request in [one for one in self._leaving if one in device.requests]:
-            self._give_up(request, device, now_s)
+        if self._leaving:
+            for request in [one for one in self._leaving if one in device.requests]:
+                self._give_up(request, device, now_s)
         if isinstance(self._router, SingleWorkerRouter):
             return
         if now_s >= device.reported_s + REPORT_S:

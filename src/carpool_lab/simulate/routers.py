@@ -19,11 +19,13 @@ class ImmediateRouter(Router):
         self._rule = rule
 
     def assign(self, now_s: float) -> list[Binding]:
+        if not (waiting := self.waiting):
+            return []
         open_ = [worker for worker in self.workers.values() if worker.is_open]
         if not open_:
             return []
         bindings = []
-        for work in self.waiting:
+        for work in waiting:
             worker = open_[self._rule(work, open_)]
             self.bind(work, worker)
             bindings.append(Binding(work.request, worker.id))

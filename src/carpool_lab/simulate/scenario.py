@@ -26,7 +26,7 @@ from carpool_lab.simulate.machine import WIDTHS, Machine, wrong
 from carpool_lab.simulate.report import Numbers, Point, mean, numbers, ratio_of_means
 from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.simulator import Result, SimulatedRequest, Stage, Worker
-from carpool_lab.simulate.tables import WIDEST, Table
+from carpool_lab.tables import WIDEST, Table
 from carpool_lab.workload import WORDS, Arrival, Mix, Setting, bursts, generators, plan
 
 MODES: dict[BatchingMode, Callable[[Costs], Policy]] = {

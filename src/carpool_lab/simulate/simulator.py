@@ -44,6 +44,10 @@ class SimulatedRequest:
     at: int = 0  # stage
     done: int = 0  # calls of the stage
     left_s: float = 0.0
+    forwards: int = field(init=False)  # of denoising, all of them
+
+    def __post_init__(self) -> None:
+        self.forwards = sum(stage.count for stage in self.stages if stage.phase == "denoise")
 
     @property
     def latency_s(self) -> float:
@@ -150,7 +154,7 @@ class Worker:
         choices = choose_sweep(self.policy, parked, self.waiting_s + self.held_s, now_s, known)
         if not choices:
             return False, wake_s
-        compute_s = sum(self._run(choice, now_s) for choice in choices)
+        compute_s = sum([self._run(choice, now_s) for choice in choices])
         calls = [call for choice in choices for call in choice.calls]
         seconds = max(compute_s, self.costs.stream_s(calls[0].kind))
         ends_s = now_s + seconds + self.own_s * len(calls)
@@ -162,7 +166,7 @@ class Worker:
 
     def _run(self, choice: Choice, now_s: float) -> float:
         """Run one forward: what computing it takes, seconds."""
-        leader, rows = choice.calls[0], sum(call.rows for call in choice.calls)
+        leader, rows = choice.calls[0], sum([call.rows for call in choice.calls])
         seconds = self.costs.compute_s(leader.kind, rows)
         if self.machine is not None:
             simulated = self.running[leader.request]
@@ -257,7 +261,7 @@ class Worker:
             waiting.priority,
             waiting.tenant,
             waiting.user,
-            sum(stage.count for stage in simulated.stages if stage.phase == "denoise"),
+            simulated.forwards,
         )
 
     def _believed_s(self, simulated: SimulatedRequest) -> float:

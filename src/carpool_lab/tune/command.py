@@ -99,7 +99,7 @@ def tune(
     config = json.dumps(tuned.batching_config(), indent=1, allow_nan=False)
     files["batching.json"].write_text(config + "\n", encoding="utf-8")
     try:
-        from carpool_lab.load.curves import draw_curves
+        from carpool_lab.tune.plot import draw_curves
 
         draw_curves(tuned, files["tune.png"])
     except LibraryMissing as error:  # what was measured may have taken an hour

@@ -17,7 +17,7 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_rules import Resolution
 from carpool.schedule.views import CallKind
 from carpool.types import Phase
-from carpool_lab.simulate.tables import Table
+from carpool_lab.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
