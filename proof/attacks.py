@@ -375,7 +375,7 @@ def pictures_that_cost() -> Attack:
 
 @attack
 def pictures_of_clients_that_leave() -> Attack:
-    """Two hundred edits whose clients hang up as soon as they have sent them."""
+    """Two hundred edits whose clients disconnect as soon as they have sent them."""
     file = base64.b64encode(_png(2828, 16, 6, 4)).decode()
     url = f"data:image/png;base64,{file}"
     body = json.dumps({"prompt": "a", "images": [{"image_url": url}]}).encode()

@@ -1,6 +1,6 @@
 """Break a real server at random moments while four kinds of clients use it, and look for harm.
 
-usage: make chaos     (or: PYTHONPATH=tests python -m proof.chaos [--minutes 10] [--seed 1]
+usage: make chaos     (or: python -m proof.chaos [--minutes 10] [--seed 1]
                        [--faults N] [--workers N] [--ray] [--write])
        make chaos-fleet  (with --workers 3)
        make chaos-ray    (with --workers 3 --ray)

@@ -58,7 +58,7 @@ def page(run: Run) -> str:
     reasons = ", ".join(f"{count} {reason}" for reason, count in why.most_common())
     several = f" --workers {run.workers}" if run.workers > 1 else ""
     several += " --ray" if run.on_ray else ""
-    return f"""Made by `PYTHONPATH=tests python -m proof.chaos --minutes {run.minutes:g} \
+    return f"""Made by `python -m proof.chaos --minutes {run.minutes:g} \
 --seed {run.seed}{several}`.
 Machine: {machine()}. The disk is {run.disk}.
 
@@ -68,7 +68,7 @@ Lost: **{len(found.lost)}**. Duplicated: **{len(found.duplicated)}**. Foreign pi
 
 {_endings(run)}
 
-{run.diary.gone} clients hung up. The others asked again because of: {reasons or "nothing"}.
+{run.diary.gone} clients disconnected. The others asked again because of: {reasons or "nothing"}.
 
 {_faults(run)}
 

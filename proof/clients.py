@@ -3,7 +3,7 @@
     waits     POST, and the picture is in the answer; asks again with the same Idempotency-Key
     streams   the same with server-sent events; begins anew when the stream breaks
     polls     submits a job, looks until it has ended, fetches the file, deletes some
-    vanishes  hangs up at a random moment, and never comes back
+    vanishes  disconnects at a random moment, and never comes back
 
 They ask again as SDKs do: after a broken connection, and after an answer that says so, when it
 says so.
@@ -195,7 +195,7 @@ class Clients:
             after = {"after": page["last_id"]}
 
     async def vanish(self, ticket: Ticket, rng: random.Random) -> None:
-        """Ask, and hang up before long."""
+        """Ask, and disconnect before long."""
         body = ticket.body | ({"stream": True} if rng.random() < 0.5 else {})
         with contextlib.suppress(TimeoutError, httpx2.RequestError):
             async with asyncio.timeout(rng.uniform(0, EARLY_S)):

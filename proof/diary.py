@@ -36,7 +36,7 @@ class Diary:
     endings: list[Ending] = field(default_factory=list)
     jobs: list[Seen] = field(default_factory=list)
     again: Counter[tuple[str, str]] = field(default_factory=Counter)  # client, why it asked again
-    gone: int = 0  # clients that hung up
+    gone: int = 0  # clients that disconnected
 
     def verdicts(self, tickets: Sequence[Ticket]) -> Counter[tuple[str, Verdict]]:
         """What is to be said of all pictures, by kind of client."""

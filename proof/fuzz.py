@@ -1,6 +1,6 @@
 """Send a server what its OpenAPI document allows, and what it forbids: schemathesis.
 
-usage: make fuzz     (or: PYTHONPATH=tests python -m proof.fuzz [--examples 60] [--seed 1]
+usage: make fuzz     (or: python -m proof.fuzz [--examples 60] [--seed 1]
                        [--write])
 
 It lives in an environment of its own, `build/fuzz`: `make fuzz` makes it.
@@ -111,7 +111,7 @@ def page(runs: list[Run], examples: int, seed: int) -> str:
         for run in runs
     ]  # fmt: skip
     heads = ["model", "operations", "cases", "failures", *map(str, statuses)]
-    return f"""Made by `PYTHONPATH=tests python -m proof.fuzz --examples {examples} --seed {seed}`.
+    return f"""Made by `python -m proof.fuzz --examples {examples} --seed {seed}`.
 Machine: {machine()}.
 
 {sum(run.cases for run in runs)} cases; server errors, undocumented statuses, content types or

@@ -1,6 +1,6 @@
 """Attack a server as one of its tenants, and see what the other one feels.
 
-usage: make hostile     (or: PYTHONPATH=tests python -m proof.hostile [--only NAME ...] [--write])
+usage: make hostile     (or: python -m proof.hostile [--only NAME ...] [--write])
 
 Two tenants have a key each. One attacks (`attacks.py`, each attack in a process of its own), the
 other draws one-step pictures all the time, and somebody asks `/livez`. Then the same server runs
@@ -190,7 +190,7 @@ def page(attacks: Sequence[Attacked]) -> str:
         ]
         for one in attacks
     ]
-    return f"""Made by `PYTHONPATH=tests python -m proof.hostile`.
+    return f"""Made by `python -m proof.hostile`.
 Machine: {machine()}. Server: `carpool serve shapes {" ".join(FLAGS)}`,
 with two keys, and without.
 

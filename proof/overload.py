@@ -1,6 +1,6 @@
 """Ask a server for ten times what it can do, and see what becomes of it.
 
-usage: make overload     (or: PYTHONPATH=tests python -m proof.overload [--seconds 60] [--write])
+usage: make overload     (or: python -m proof.overload [--seconds 60] [--write])
 
 First its capacity is measured, by as many clients as it lets aboard, each waiting for its picture.
 Then requests arrive at random (Poisson) at ten times that rate. As soon as they stop, one client
@@ -194,7 +194,7 @@ def page(run: Run) -> str:
         ["latency is back to normal after", f"{run.back_s:.2f} s, "
          f"{run.back_s / run.service_s:.1f} service times", f"within {BACK:g}"],
     ]  # fmt: skip
-    return f"""Made by `PYTHONPATH=tests python -m proof.overload --seconds {run.seconds:.0f}`.
+    return f"""Made by `python -m proof.overload --seconds {run.seconds:.0f}`.
 Machine: {machine()}. Server: `carpool serve shapes {" ".join(FLAGS)}`; {STEPS} steps.
 
 {table(["what", "measured", "promise"], rows)}

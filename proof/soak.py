@@ -1,6 +1,6 @@
 """Use a server for half an hour and see whether it grows: memory, open files, threads.
 
-usage: make soak     (or: PYTHONPATH=tests python -m proof.soak [--minutes 30] [--workers N]
+usage: make soak     (or: python -m proof.soak [--minutes 30] [--workers N]
                       [--write])
        make soak-fleet  (with --workers 3, of two models; requests have priorities, some deadlines)
 
@@ -177,12 +177,12 @@ def page(run: Run) -> str:
     early, late = WARM * run.minutes, (1 - WINDOW) * run.minutes
     window = WINDOW * run.minutes
     several = f" --workers {run.workers}" if run.workers > 1 else ""
-    return f"""Made by `PYTHONPATH=tests python -m proof.soak --minutes {run.minutes:g}{several}`.
+    return f"""Made by `python -m proof.soak --minutes {run.minutes:g}{several}`.
 Machine: {machine()}.
 
-{len(run.diary.endings)} requests of {sum(CLIENTS.values())} clients and {run.diary.gone} that hung
-up; failed: **{failed}**. Medians of {window:.3g} minutes, and of open files the fewest; nothing \
-may grow
+{len(run.diary.endings)} requests of {sum(CLIENTS.values())} clients and {run.diary.gone} that
+disconnected; failed: **{failed}**. Medians of {window:.3g} minutes, and of open files the \
+fewest; nothing may grow
 by more than {FLAT:.0%}.
 
 {table(["what", f"from minute {early:.3g}", f"from minute {late:.3g}", "grown"], rows)}
