@@ -1,4 +1,4 @@
-"""Requests in flight, and which of them go to the next worker after one has died.
+"""Requests in flight, and the rules by which they are run again after a worker died.
 
 Requests that were running when a worker died are sent to its successor again, together, at most
 `RERUNS` times. A request that was running at the death of `SUSPECT` workers is run alone, before
@@ -31,36 +31,36 @@ class InFlightRequest:
         return self.submit.request.request_id
 
 
-Request = TypeVar("Request", bound=InFlightRequest)
+T = TypeVar("T", bound=InFlightRequest)
 
 
-class InFlight(Generic[Request]):
+class InFlight(Generic[T]):
     """Requests that wait for an answer, in the order of their arrival. Sends nothing itself."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, T] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[T]:
         return iter(list(self._requests.values()))
 
-    def get(self, request_id: str) -> Request | None:
+    def get(self, request_id: str) -> T | None:
         return self._requests.get(request_id)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: T) -> None:
         """Add a request whose id no other one in flight has."""
         self._requests[request.id] = request
 
-    def remove(self, request: Request) -> bool:
+    def remove(self, request: T) -> bool:
         """Remove a request; returns whether it was still in flight."""
         if self._requests.get(request.id) is not request:
             return False
         del self._requests[request.id]
         return True
 
-    def take_due(self) -> list[Request]:
+    def take_due(self) -> list[T]:
         """Choose what to send to a ready worker now, and mark it as sent."""
         suspects = [one for one in self if one.deaths >= SUSPECT]
         if not suspects:
@@ -78,7 +78,7 @@ class InFlight(Generic[Request]):
         """Whether a request is to be run alone."""
         return any(one.deaths >= SUSPECT for one in self._requests.values())
 
-    def worker_died(self) -> list[Request]:
+    def worker_died(self) -> list[T]:
         """Count a death, and remove and return the requests that were part of too many.
 
         Requests that only waited in the worker's queue are not counted, unless none is known to

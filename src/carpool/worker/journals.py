@@ -1,9 +1,10 @@
-"""Journals of the requests that are being answered, in the front's memory, of bounded size.
+"""Journals of the requests in flight, in the front's memory, of bounded size.
 
-An answer that is dropped is no harm: the request makes that step again, should its worker die.
+Dropping an answer does no harm: should its worker die, the request makes that step again.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from carpool.types import JournalEntry
@@ -13,15 +14,29 @@ _OVERHEAD_BYTES = 200  # of an entry
 
 
 class File(Protocol):
-    """Where the entries of one request go, besides the memory. Nothing in it blocks."""
+    """A second store of one request's entries, besides the memory. Nothing in it blocks."""
 
     def append(self, entry: JournalEntry) -> None: ...
     def clear(self) -> None: ...
     def close(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
+class _Journal:
+    """The journal of one request."""
+
+    entries: list[JournalEntry] = field(default_factory=list)
+    file: File | None = None
+    is_whole: bool = True  # nothing was dropped for want of room
+    told: dict[str, int] = field(default_factory=dict)  # the last step, by what was told of it
+
+    @property
+    def bytes(self) -> int:
+        return sum(map(_bytes, self.entries))
+
+
 class Journals:
-    """What requests were answered so far, by their ids.
+    """The answers that the calls of requests got so far, by request id.
 
     Several supervisors may share one: what a worker wrote down, the next one reads.
 
@@ -34,28 +49,30 @@ class Journals:
         self.of_all = of_all
         self._most_bytes, self.bytes = most_bytes, 0
         self.steps_again = 0  # steps that were told before: a worker died after them
-        self._entries: dict[str, list[JournalEntry]] = {}
-        self._files: dict[str, File] = {}
-        self._gaps: set[str] = set()  # requests of which something was dropped
-        self._told: dict[str, dict[str, int]] = {}  # the last step, by what was told of it
+        self._journals: dict[str, _Journal] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._journals)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._journals
 
     def starts_late(self, request_id: str) -> bool:
         """Whether a new worker goes on with the request; else it starts over."""
-        goes_on = bool(self._entries.get(request_id))
-        if not goes_on:
-            self._told.pop(request_id, None)
-        return goes_on
+        one = self._journals.get(request_id)
+        if one is not None and not one.entries:
+            one.told.clear()
+        return one is not None and bool(one.entries)
 
     def is_whole(self, request_id: str) -> bool:
         """Whether all that was added of a request is there."""
-        return request_id in self._entries and request_id not in self._gaps
+        one = self._journals.get(request_id)
+        return one is not None and one.is_whole
 
     def tell(self, kind: str, request_id: str, step: int) -> bool:
         """Whether so much is news of a request; step 0: it starts over."""
-        told = self._told.setdefault(request_id, {}) if request_id in self._entries else {}
+        one = self._journals.get(request_id)
+        told = {} if one is None else one.told
         if not step:
             told.clear()
             return True
@@ -64,12 +81,10 @@ class Journals:
         told[kind] = max(step, told.get(kind, 0))
         return is_news
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._entries
-
     def entries(self, request_id: str) -> list[JournalEntry]:
-        """What is known of a request, in the order of its calls."""
-        return list(self._entries.get(request_id, ()))
+        """The entries of a request, in the order of its calls."""
+        one = self._journals.get(request_id)
+        return [] if one is None else list(one.entries)
 
     def open(
         self, request_id: str, past: Iterable[JournalEntry] = (), file: File | None = None
@@ -80,55 +95,53 @@ class Journals:
             past: what is known of it already.
             file: takes what comes, too.
         """
-        if request_id not in self._entries:
-            self._entries[request_id] = []
+        if request_id not in self._journals:
+            self._journals[request_id] = _Journal()
             for entry in past:
                 self.add(request_id, entry)
         if file is not None:
-            self._end(request_id)
-            self._files[request_id] = file
-
-    def _end(self, request_id: str) -> None:
-        if file := self._files.pop(request_id, None):
-            file.close()
+            one = self._journals[request_id]
+            if one.file is not None:
+                one.file.close()
+            one.file = file
 
     def add(self, request_id: str, entry: JournalEntry) -> None:
         """Add an answer. One that is not later than all before: the request has started over."""
-        entries = self._entries.get(request_id)
-        if entries is None:
+        one = self._journals.get(request_id)
+        if one is None:
             return  # it was answered, or given up
-        while entries and entries[-1].number >= entry.number:
-            self.bytes -= _bytes(entries.pop())
-        entries.append(entry)
+        while one.entries and one.entries[-1].number >= entry.number:
+            self.bytes -= _bytes(one.entries.pop())
+        one.entries.append(entry)
         self.bytes += _bytes(entry)
-        if file := self._files.get(request_id):
-            file.append(entry)
+        if one.file is not None:
+            one.file.append(entry)
         if self.bytes > self._most_bytes:
             self._make_room()
 
     def clear(self, request_id: str) -> None:
         """Drop what is known of a request, which goes on."""
-        if entries := self._entries.get(request_id):
-            self.bytes -= sum(map(_bytes, entries))
-            entries.clear()
-        if file := self._files.get(request_id):
-            file.clear()
+        if (one := self._journals.get(request_id)) is not None:
+            self.bytes -= one.bytes
+            one.entries.clear()
+            if one.file is not None:
+                one.file.clear()
 
     def close(self, request_id: str) -> None:
         """The request is answered, or given up."""
-        self.bytes -= sum(map(_bytes, self._entries.pop(request_id, ())))
-        self._told.pop(request_id, None)
-        self._gaps.discard(request_id)
-        self._end(request_id)
+        if (one := self._journals.pop(request_id, None)) is not None:
+            self.bytes -= one.bytes
+            if one.file is not None:
+                one.file.close()
 
     def _make_room(self) -> None:
-        for request_id, entries in self._entries.items():
+        for one in self._journals.values():
             if self.bytes <= self._most_bytes:
                 return
-            if entries:
-                self.bytes -= sum(map(_bytes, entries))
-                entries.clear()
-                self._gaps.add(request_id)
+            if one.entries:
+                self.bytes -= one.bytes
+                one.entries.clear()
+                one.is_whole = False
 
 
 def _bytes(entry: JournalEntry) -> int:
