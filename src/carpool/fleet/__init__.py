@@ -1,1 +1,1 @@
-"""Several workers behind one front: which of them runs what, and several models."""
+"""Several workers and several models behind one front: pools, routing, scaling, Ray."""

@@ -1,9 +1,9 @@
-"""How many workers a model should have, by the predicted seconds of what waits.
+"""The autoscaler: chooses the number of workers of a model from the predicted wait.
 
-More, when requests are held for longer than `wait_s` at every look of `UP_S`: as many as would
-start all of them within `wait_s`, at most twice as many as there are. Fewer, when for `idle_s`
-there never were requests for all of them: one less at a time. So a load that comes and goes within
-`idle_s` changes nothing. No clock: callers say the time.
+It adds workers when the predicted wait exceeded `wait_s` at every look of `UP_S`: as many as would
+start all requests within `wait_s`, at most twice as many as there are. It removes one at a time
+when for `idle_s` there never was work for all. So a load that comes and goes within `idle_s`
+changes nothing. No clock: callers say the time.
 
 Source: the stabilization window of Kubernetes' HorizontalPodAutoscaler.
 """
@@ -33,7 +33,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a pool has to do now.
+    """The present load of a pool.
 
     Args:
         workers: those that there are or that load, without those that leave.
@@ -47,14 +47,14 @@ class Demand:
 
 
 class Autoscaler:
-    """Says how many workers there should be, look by look."""
+    """Chooses the number of workers, look by look."""
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
         self._needed: deque[tuple[float, int]] = deque()  # by the time of the look
 
     def workers(self, now_s: float, demand: Demand) -> int:
-        """How many there should be now; looks come with growing times."""
+        """The number of workers there should be now; looks come with growing times."""
         scale = self._scale
         now = max(1, demand.workers)
         if not scale.least <= demand.workers <= scale.most:

@@ -1,7 +1,7 @@
-"""Requests that come together to workers with room: spread so that the last of them ends early.
+"""Spreads requests that come together over workers with room, so that the last of them ends early.
 
-They are bound longest first, each where it ends first, then moved and exchanged while that makes
-the last of them end earlier.
+Requests are bound longest first, each where it ends first, then moved and exchanged while that
+makes the last of them end earlier.
 
 Source: longest first: Graham, Bounds on Multiprocessing Timing Anomalies, SIAM Journal on Applied
 Mathematics 17(2), 1969.
@@ -17,7 +17,7 @@ MAX_SWAPPED = 24  # requests bound at one moment: of more, none are exchanged
 
 
 class Burst:
-    """Plans where requests go that are bound at one moment; the workers are left as they were.
+    """Plans the workers of requests that are bound at one moment; changes none of them.
 
     Args:
         workers: by their ids.
@@ -50,7 +50,7 @@ class Burst:
         return plan
 
     def _planned(self, works: Sequence[RoutedRequest]) -> tuple[float, dict[int, int]]:
-        """Where each goes if they are bound in this order, and when the last one ends then."""
+        """The end of the last request, and the worker of each, if they are bound in this order."""
         for work in works:
             best = min(
                 self._index.look(work.kind),

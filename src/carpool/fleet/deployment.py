@@ -1,4 +1,4 @@
-"""One model of a fleet: how it is made, whether it is loaded, and when it was used last."""
+"""The record of one model of a fleet: its pool, its state, and when it was used last."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Runs the requests of several workers: admits each, binds it, and binds it again if need be."""
+"""Runs the requests of a pool: admits each, binds it to a worker, and to another if that dies."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ ASKED_AGAIN_S = 1.0  # to give up what a worker that is to end has
 
 
 class Dispatcher:
-    """The requests of one pool, and what workers say of them; on the event loop.
+    """Runs the requests of one pool, and takes the reports of its workers; on the event loop.
 
     Args:
         settings: of each worker; what may wait and run counts for all of them together.
@@ -94,7 +94,7 @@ class Dispatcher:
             idle.cancel()
 
     def statistics(self) -> dict[str, Any]:
-        """What is held, and what moved."""
+        """The held requests, and the moves."""
         queue = self.queue
         held = {"requests": queue.held, "work_s": queue.router.held_s, "stage": queue.stage}
         return {**self.mover.statistics(), "held": held}

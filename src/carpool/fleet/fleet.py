@@ -1,4 +1,4 @@
-"""Several models behind one address: loaded at the start, or when they are asked for."""
+"""A fleet: several models behind one address, loaded at the start or on demand."""
 
 import asyncio
 import contextlib
@@ -219,7 +219,7 @@ class Fleet:
             raise errors[0]
 
     async def statistics(self) -> dict[str, Any]:
-        """Those of every model that is loaded, by name, and sums."""
+        """Sums, and the statistics of every model that is loaded, by name."""
         models: dict[str, Any] = {}
         for name, one in self._deployments.items():
             shown: dict[str, Any] = {"state": one.state, "in_flight": one.in_flight}
@@ -235,7 +235,7 @@ class Fleet:
         return {**total, "steps_again": again, "models": models}
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
-        """What a request would take if it came now, by the model that it names."""
+        """Predict the time of a request that came now, by the model that it names."""
         pool, _ = await self.loaded(request.model)
         return await pool.estimate(request)
 

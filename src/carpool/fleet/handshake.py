@@ -1,9 +1,9 @@
-"""Both ends of a connection prove that they know the fleet's secret, which is never sent.
+"""Mutual authentication: both ends of a connection prove that they know the fleet's secret.
 
-The worker sends a nonce; the front answers with a nonce of its own and an HMAC of both; the worker
-answers with another HMAC of both. What was overheard proves nothing later, for nonces are fresh,
-and what one end sent is not what the other one has to send. All parts have a fixed size: a peer
-that is no front cannot make a worker read more, and the caller sets a limit in time.
+The secret is never sent. The worker sends a nonce; the front answers with a nonce of its own and an
+HMAC of both; the worker answers with another HMAC of both. A replay fails, because nonces are fresh
+and the two ends send different HMACs. All parts have a fixed size: a peer that is no front cannot
+make a worker read more, and the caller sets a time limit.
 
 Source: challenge and response as in RFC 2195 and ISO/IEC 9798-4 (three passes, mutual).
 """
@@ -27,7 +27,7 @@ def new_secret() -> bytes:
 
 
 def proof(secret: bytes, role: bytes, of_worker: bytes, of_front: bytes) -> bytes:
-    """What only somebody who knows the secret can say to these two nonces."""
+    """The HMAC of two nonces, with the secret as its key."""
     return hmac.digest(secret, MAGIC + role + of_worker + of_front, hashlib.sha256)
 
 

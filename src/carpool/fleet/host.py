@@ -1,8 +1,8 @@
-"""A worker's process for fronts on other machines: it listens, and keeps the model loaded.
+"""The host of a worker's process for fronts on other machines: listens, and keeps the model loaded.
 
-A front connects and says what to load. Where that is loaded already, for a front that is gone, it
-is answered at once. One front at a time: another one is refused while the first is alive.
-When it goes, its requests are cancelled; when none came for `keep_s`, the worker ends.
+A front connects and says what to load. If an earlier front had the same model loaded, the answer
+comes at once. A second front is refused while the first is alive. When a front goes, its requests
+are cancelled; when none came for `keep_s`, the worker ends.
 """
 
 import asyncio
@@ -152,7 +152,7 @@ class WorkerHost:
     # The process
 
     async def _pump(self, child: Connection) -> None:
-        """Pass on what the process says, until it ends."""
+        """Pass on the process's messages until it ends."""
         async for message in child.messages():
             if isinstance(message, protocol.WorkerReady):
                 self._ready, self._is_resetting = message, False

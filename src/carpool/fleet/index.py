@@ -1,4 +1,4 @@
-"""Workers in the order of what they have to do: which of them a choice of the router looks at."""
+"""An index of workers by their load: finds the few that the router compares for one request."""
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable
@@ -10,7 +10,7 @@ LOOKED_AT = 8  # workers
 
 
 class WorkerIndex:
-    """Open workers by when an average request would end there, in all and for each kind."""
+    """Open workers by when an average request would end there: all, and those of each kind."""
 
     def __init__(self) -> None:
         self._all: list[tuple[float, int]] = []

@@ -1,8 +1,8 @@
 """Loads and unloads models on demand, within the memory that there is.
 
-A model is loaded when a request names it, by a task of its own: the request may be cancelled. It is
-unloaded after `keep_alive` seconds without requests, and when another one needs its place: the one
-that was used least recently goes first, once it has no requests.
+A model is loaded when a request names it, by a task that goes on if the request is cancelled. It is
+unloaded after `keep_alive` seconds without requests, or to make room: the model that was used least
+recently goes first, once it has no requests.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Loader:
 
     @contextlib.contextmanager
     def using(self, one: Deployment) -> Iterator[None]:
-        """A model is not unloaded meanwhile."""
+        """Keep a model loaded meanwhile."""
         one.in_flight += 1
         try:
             yield

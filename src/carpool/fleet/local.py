@@ -1,8 +1,8 @@
-"""What serves a list of models: pools of workers, on this machine or elsewhere."""
+"""Builds the pool or fleet that serves a list of models, on this machine or elsewhere."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 from carpool.config import LogFormat, LogLevel
 from carpool.fleet.deployment import Deployment
@@ -22,36 +22,29 @@ class Remote(Protocol):
     def connector(self, model: str, spool: Path | None, ranks: int) -> Connector: ...
 
 
+class PoolOptions(TypedDict, total=False):
+    """The options of `local_pool`."""
+
+    spool: Path | None
+    timeout_s: float
+    log: tuple[LogLevel, LogFormat, bool]
+    otel: bool
+    journals: Journals | None
+    remote: Remote | None
+    start: Start
+
+
 def local_fleet(
-    specs: Sequence[ModelSpec],
-    *,
-    spool: Path | None = None,
-    timeout_s: float = 60.0,
-    log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
-    otel: bool = False,
-    max_loaded: int | None = None,
-    journals: Journals | None = None,
-    remote: Remote | None = None,
-    start: Start = spawn,
+    specs: Sequence[ModelSpec], max_loaded: int | None = None, **options: Unpack[PoolOptions]
 ) -> Fleet | Pool:
-    """What serves these models.
+    """Build the pool of one model, or the fleet of several.
 
     Args:
-        remote: where workers are; None: processes of this machine. The others are as for
-            `local_pool` and `Fleet`.
+        max_loaded: as for `Fleet`.
     """
 
     def pool_of(spec: ModelSpec) -> Pool:
-        return local_pool(
-            spec,
-            spool=spool,
-            timeout_s=timeout_s,
-            log=log,
-            otel=otel,
-            journals=journals,
-            remote=remote,
-            start=start,
-        )
+        return local_pool(spec, **options)
 
     if len(specs) == 1 and not specs[0].is_on_demand:
         return pool_of(specs[0])
@@ -79,7 +72,12 @@ def local_pool(
     remote: Remote | None = None,
     start: Start = spawn,
 ) -> Pool:
-    """The workers of one model; the arguments are as for `Supervisor`."""
+    """Build the pool of one model.
+
+    Args:
+        remote: places workers elsewhere; None: processes of this machine. The others are as for
+            `Supervisor`.
+    """
 
     def make(device: str, listener: WorkerListener | None) -> Supervisor:
         return Supervisor(
@@ -116,6 +114,6 @@ def _elsewhere(remote: Remote, spec: ModelSpec, spool: Path | None) -> Connector
 
 
 def name_of(spec: ModelSpec) -> str:
-    """Tells the workers of one model from those of others, and groups from other groups."""
+    """The name of a model's workers: no other model, and no group of another size, has it."""
     name, ranks = spec.name or spec.factory or spec.model, spec.settings.context_parallel
     return name if ranks == 1 else f"{name} ({ranks} ranks)"

@@ -1,4 +1,4 @@
-"""The workers of a pool: each with its number and device, and what is asked of all of them."""
+"""The workers of a pool: their numbers and devices, and calls to all of them."""
 
 import asyncio
 import contextlib
@@ -89,7 +89,7 @@ class Members:
 
     @property
     def ready(self) -> protocol.WorkerReady | None:
-        """The model as the worker serves it that is there longest, of those that loaded it."""
+        """The model, as the oldest worker that loaded it serves it."""
         for handle in self.handles:
             if handle.ready is not None:
                 self._known = handle.ready
@@ -98,7 +98,7 @@ class Members:
 
     @property
     def state(self) -> WorkerState:
-        """The best of theirs."""
+        """The best state of any worker."""
         states: set[WorkerState] = {handle.state for handle in self.handles}
         return next((one for one in _ORDER if one in states), "stopped")
 
@@ -123,7 +123,7 @@ class Members:
         return ready.model_digest if ready is not None else ""
 
     def compare_models(self, *, is_rolling: bool) -> None:
-        """Say, once for each time, that workers do not have the same model.
+        """Log that workers have loaded different models, once for each change.
 
         Args:
             is_rolling: all are being replaced, so it is meant.
@@ -141,7 +141,7 @@ class Members:
         self._warned_of = numbers
 
     def check_open(self, was_ready: bool, again_s: float) -> None:
-        """Raise what the workers say that takes no requests; the soonest that will.
+        """Raise the error of the worker that will take requests soonest.
 
         Args:
             again_s: those that cannot load are tried again after so long.
@@ -187,7 +187,7 @@ class Members:
             raise LoraRejected(problems[0])
 
     async def statistics(self, shown: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Sums, and those of every worker that is ready, beside what is shown of it."""
+        """Sums, and the statistics of every worker that is ready, beside what is shown of it."""
         workers, known = list[dict[str, Any]](), {one["worker"]: one for one in shown}
         for member in self:
             with contextlib.suppress(CarpoolError):  # it died, or loads
@@ -197,7 +197,7 @@ class Members:
         return {**{key: sum(one[key] for one in workers) for key in keys}, "workers": workers}
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
-        """What a request would take if it came now, on the worker that would start it first."""
+        """Predict the time of a request that came now, on the worker that would start it first."""
         told = [
             await handle.estimate(request) for handle in self.handles if handle.state == "ready"
         ]

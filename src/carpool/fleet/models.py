@@ -1,4 +1,4 @@
-"""Which models a server serves, and on which devices: from the command line, or from a file."""
+"""The models that a server serves, with their devices: from the command line, or from a file."""
 
 import os
 import re
@@ -128,7 +128,7 @@ def _spec(entry: Any, settings: ServeSettings, path: str) -> ModelSpec:
 
 
 def _workers(settings: ServeSettings, workers: int | None) -> tuple[int | None, Scale | None]:
-    """How many workers at the start, and their bounds if they come and go with the load."""
+    """The number of workers at the start, and their bounds if it follows the load."""
     least, most = settings.min_workers, settings.max_workers
     if least is None and most is None:
         return workers, None
@@ -269,7 +269,7 @@ def _joined(devices: Sequence[str], ranks: int) -> tuple[str, ...]:
 
 
 def cuda_devices(environ: Mapping[str, str], root: Path = Path("/")) -> int:
-    """How many devices that torch calls `cuda`, NVIDIA's or AMD's, workers will see; without torch.
+    """Count the devices that torch calls `cuda`, NVIDIA's or AMD's, and workers see; without torch.
 
     AMD's are those nodes of its kernel driver's topology that have the id of a GPU.
 

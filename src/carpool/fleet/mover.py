@@ -91,7 +91,7 @@ class Mover:
             )  # fmt: skip
 
     def replayed(self, worker: int, replays: Iterable[protocol.Replayed], now_s: float) -> None:
-        """A worker has replayed requests that moved, or whose worker died."""
+        """A worker has replayed requests that moved, or that another worker had when it died."""
         moved = {one.id: one for one in self._queue.of(worker) if one.moved_s is not None}
         for replay in replays:
             self._policy.cost.replayed(replay.steps, replay.took_s)

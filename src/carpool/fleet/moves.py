@@ -47,7 +47,7 @@ class Move:
 
 
 class MoveCost:
-    """What moving a request takes: the medians of what was measured, a guess before that."""
+    """The cost of moving a request: medians of what was measured, a guess before that."""
 
     def __init__(self) -> None:
         self._moves_s: deque[float] = deque(maxlen=KEPT_MEASUREMENTS)
@@ -78,12 +78,12 @@ class MoveCost:
 
 
 def made(bound: Bound) -> float:
-    """The steps of a request that its journal has."""
+    """Steps of a request that its journal has."""
     return bound.work.made + max(0.0, bound.work.steps - bound.steps_left)
 
 
 def left(bound: Bound) -> RoutedRequest:
-    """What is left of a request, as one that comes now."""
+    """The rest of a request, as one that comes now."""
     return replace(bound.work, steps=max(1, ceil(bound.steps_left)), made=made(bound))
 
 
@@ -144,7 +144,7 @@ class Moves:
         del self._moved[request]
 
     def drain(self, worker_id: int) -> list[Move]:
-        """All that can leave a worker that is to end, if another one is there with its model."""
+        """The moves that empty a worker that is to end, if another one has the same model."""
         workers = self._router.workers
         others = [one for one in workers.values() if one.is_open and one.id != worker_id]
         same = [one for one in others if self._model_of(one.id) == self._model_of(worker_id)]
@@ -176,14 +176,14 @@ class Moves:
                 yield one
 
     def _look(self) -> list[WorkerLoad]:
-        """Some workers, others each time."""
+        """Some open workers, the next ones each time."""
         workers = [one for one in self._router.workers.values() if one.is_open]
         first = self._turn % len(workers) if workers else 0
         self._turn = first + LOOKED_AT
         return [*workers[first:], *workers[:first]][:LOOKED_AT]
 
     def _for_priority(self) -> Move | None:
-        urgent = self._router.first
+        urgent = self._router.held.first
         if urgent is None or self._has_several_models():
             return None
         victims = [
@@ -192,7 +192,7 @@ class Moves:
             for one in self._movable(worker)
             if one.work.priority < urgent.priority
             and one.left_s > MIN_GAIN_OF_COST * self.cost.of(one)
-            and self._router.goes_before(urgent, left(one))
+            and self._router.held.goes_before(urgent, left(one))
         ]
         if not victims:
             return None

@@ -1,8 +1,8 @@
-"""Messages between a front and a worker on another machine, in packets over one stream.
+"""Messages between a front and a worker on another machine, cut into packets of one stream.
 
-A message is cut into packets, so that every few milliseconds something arrives while a large one is
-under way: an end that was silent for longer than `silent_s` is gone. Outputs that are too large for
-a message are sent beside it, as a file, between the packets of other messages.
+Packets keep a connection from being silent while a large message is under way: an end that was
+silent for longer than `silent_s` is gone. Outputs that are too large for a message are sent as a
+file, between the packets of other messages.
 """
 
 import asyncio

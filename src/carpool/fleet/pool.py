@@ -82,7 +82,7 @@ class Pool:
 
     @property
     def ready(self) -> protocol.WorkerReady | None:
-        """The model as the worker serves it that is there longest; see `Members.ready`."""
+        """The model, as the oldest worker serves it; see `Members.ready`."""
         return self._members.ready
 
     @property
@@ -171,7 +171,7 @@ class Pool:
 
     @property
     def demand(self) -> Demand:
-        """What there is to do, and who does it."""
+        """The held work, and how many workers there are and are busy."""
         staying = self.members()
         busy = sum(self._queue.requests_of(member.number) > 0 for member in staying)
         return Demand(len(staying), busy, self._queue.router.held_s)
@@ -277,7 +277,7 @@ class Pool:
         return {**total, **again, **self._dispatcher.statistics()}
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
-        """What a request would take if it came now, on the worker that would start it first."""
+        """Predict the time of a request that came now, on the worker that would start it first."""
         self.check_open()
         return await self._members.estimate(request)
 

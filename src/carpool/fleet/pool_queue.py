@@ -1,6 +1,6 @@
 """The queue of a pool: admission control, and requests that wait for a worker.
 
-Reports of workers reach the router here. Numbers stand for requests and for workers.
+Requests and workers have numbers here, as in the router.
 """
 
 import asyncio
@@ -126,7 +126,7 @@ class PoolQueue:
             self.stage,
             request.priority,
             pressure.fill,
-            waiting=len(self.router.waiting),
+            waiting=len(self.router.held),
             wait_s=pressure.wait * most_s,
             most_s=most_s,
         )
@@ -170,7 +170,7 @@ class PoolQueue:
             await self._is_empty.wait()
 
     def _pressure(self) -> Pressure:
-        waiting = len(self.router.waiting)
+        waiting = len(self.router.held)
         wait_s = self.router.held_for_s() if waiting else 0.0
         return Pressure(
             min(wait_s, 1e9) / self._settings.max_wait, waiting / max(1, self._settings.max_queue)

@@ -41,7 +41,7 @@ NOTICED_S = 20.0  # Ray notices after 15 s that a node is gone, and places nothi
 
 @dataclass(frozen=True, slots=True)
 class RaySettings:
-    """How workers are placed.
+    """Settings of where workers are placed.
 
     Args:
         address: of the cluster; `auto`: that of this machine.
@@ -72,7 +72,7 @@ def _ray() -> Any:
 
 
 class WorkerActor:
-    """What Ray runs on a node: a host for one worker's process, on a thread of its own."""
+    """The actor that Ray runs on a node: a host of one worker's process, on a thread of its own."""
 
     def __init__(self, secret: bytes, keep_s: float, certificate: str, key: str) -> None:
         ray = _ray()
@@ -85,7 +85,7 @@ class WorkerActor:
         threading.Thread(target=self._run, name="carpool-host", daemon=True).start()
 
     def join(self) -> tuple[str, int, bytes, str, str]:
-        """Where it listens, the fleet's secret, the version of Carpool on its node, the node."""
+        """The host's address, the fleet's secret, the version of Carpool on its node, the node."""
         port = self._port.result(JOIN_S)
         return self._address, port, self._secret, carpool.__version__, self._node
 
@@ -174,7 +174,7 @@ class RayCluster:
         _ray().shutdown()
 
     def workers(self, model: str) -> int:
-        """How many workers an earlier front has left for a model."""
+        """The number of workers that an earlier front has left for a model."""
         return len(self._found.get(_named(model), []))
 
     def take(self, model: str, ranks: int = 1) -> Any:
@@ -214,7 +214,7 @@ class RayCluster:
         _ray().kill(actor, no_restart=True)
 
     async def join(self, actor: Any) -> Address | None:
-        """Where a worker listens, once Ray has placed it; None: it is gone for good.
+        """The address of a worker, once Ray has placed it; None: it is gone for good.
 
         Raises:
             OSError: it is away, or of another version; it may be back later.
@@ -244,7 +244,7 @@ class RayCluster:
         self._suspects.pop(node, None)
 
     def _lost_nodes(self) -> list[str]:
-        """Nodes on which nothing is to be placed; what Ray itself knows to be gone is no matter."""
+        """Suspected nodes, on which nothing is placed. Ray leaves out those it knows to be gone."""
         since_s = time.monotonic() - NOTICED_S
         return sorted(node for node, at_s in self._suspects.items() if at_s > since_s)
 
@@ -287,6 +287,6 @@ def _text(setting: str, path: str | None) -> str:
 
 
 def _named(model: str) -> str:
-    """A model in the names of actors and resources, told from others by a digest."""
+    """The name of a model in names of actors and resources, with a digest that makes it unique."""
     digest = hashlib.sha256(model.encode()).hexdigest()[:8]
     return f"{re.sub(r'[^A-Za-z0-9._-]', '-', model)[-60:]}-{digest}"

@@ -1,8 +1,8 @@
-"""Connects the front to one worker on a Ray cluster; asks for another one where it is lost.
+"""Connects the front to one worker on a Ray cluster, or to another one if that is lost.
 
 A worker that cannot be reached may be slow, cut off, or gone with its node, and Ray says so only
-after 15 s. So another one is asked for after `PATIENCE_S`, on another node. Whichever is reached
-first is the worker from then on, and the other one is ended.
+after 15 s. So after `PATIENCE_S` another one is placed, on another node. The one that is reached
+first stays, and the other one is ended.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The front's end of a connection to a worker on another machine.
 
-The same messages as on a local socket. A worker that says nothing for `SILENT_S` is lost for the
-supervisor: what it had goes on elsewhere. It may be well, and is taken over when it answers again.
+The messages are those of a local socket. A worker that is silent for `SILENT_S` is lost, and its
+requests go on elsewhere. It may be well, and is used again when it answers.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ CONNECT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a worker listens, and what it takes to talk to it."""
+    """The address of a worker, with the secret and certificate that a connection needs."""
 
     host: str
     port: int

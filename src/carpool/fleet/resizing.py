@@ -1,6 +1,6 @@
-"""Changes the workers of a pool while it serves: more, fewer, or new ones in the place of the old.
+"""Resizing and rolling updates: adds, removes or replaces the workers of a pool while it serves.
 
-No request fails by it: a worker that goes gets no more requests, and ends when it has none.
+No request fails by it: a worker that is removed gets no more requests, and ends when it has none.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ class Resizer:
         log.info("rolling update: done")
 
     async def _replace(self, old: Member) -> bool:
-        """Start a worker and then end an old one; whether it could be."""
+        """Start a worker and then end an old one; returns whether that worked."""
         new = self._pool.add_worker(old.device)
         ready = asyncio.create_task(new.handle.wait_ready())
         try:

@@ -66,7 +66,7 @@ class Router:
     ) -> None:
         self._min_gain = min_gain
         shares = None if fair_share is None else FairShares(fair_share)
-        self._held = WaitingRequests(self._work_s, shares)
+        self.held = WaitingRequests(self._work_s, shares)
         self.workers: dict[int, WorkerLoad] = {}
         self._owners: dict[int, int] = {}  # worker by request that is bound
         self._index = WorkerIndex()
@@ -97,7 +97,7 @@ class Router:
         self._index.put(worker)
 
     def remove_worker(self, worker_id: int) -> list[RoutedRequest]:
-        """A worker is gone; returns what was bound to it. That is held again if it is put back."""
+        """A worker is gone; returns the requests that were bound to it."""
         worker = self.workers.pop(worker_id)
         self._index.remove(worker)
         for request in worker.bound:
@@ -111,12 +111,12 @@ class Router:
 
     def hold(self, work: RoutedRequest) -> None:
         """A request waits."""
-        self._held.add(work)
+        self.held.add(work)
 
     def drop(self, request: int) -> bool:
         """A request has ended, or waits no more; returns whether it was known."""
-        if request in self._held:
-            self._held.remove(request)
+        if request in self.held:
+            self.held.remove(request)
             return True
         owner = self._owners.pop(request, None)
         if owner is None:
@@ -139,13 +139,13 @@ class Router:
 
     @property
     def waiting(self) -> list[RoutedRequest]:
-        """What is held, in the order in which it came."""
-        return list(self._held)
+        """The held requests, in the order in which they came."""
+        return list(self.held)
 
     @property
     def held_s(self) -> float:
         """Predicted work of what is held, each step alone; a guess where nothing is known."""
-        work = self._held.steps.items()
+        work = self.held.steps.items()
         return sum(steps * self._tables.get(kind, UNKNOWN)[0] for kind, steps in work)
 
     def held_for_s(self) -> float:
@@ -155,7 +155,7 @@ class Router:
         """
         if not self._index:
             return inf
-        work = ((steps, self._tables.get(kind)) for kind, steps in self._held.steps.items())
+        work = ((steps, self._tables.get(kind)) for kind, steps in self.held.steps.items())
         return sum(steps * _row_s(table) for steps, table in work if table) / len(self._index)
 
     def part_s(self) -> float:
@@ -173,12 +173,12 @@ class Router:
             now_s: on the clock of `arrived_s` and `deadline_s`.
         """
         self._now_s = now_s
-        if not self._held or not self._index:
+        if not self.held or not self._index:
             return []
-        self._held.count_shares(
+        self.held.count_shares(
             one.work for worker in self.workers.values() for one in worker.bound.values()
         )
-        if 1 < len(self._held) <= self._room() and (spread := self._spread()):
+        if 1 < len(self.held) <= self._room() and (spread := self._spread()):
             return spread
         bindings = []
         while (chosen := self._next(now_s)) is not None:
@@ -186,15 +186,6 @@ class Router:
             self.bind(work, worker)
             bindings.append(Binding(work.request, worker.id))
         return bindings
-
-    @property
-    def first(self) -> RoutedRequest | None:
-        """As of `WaitingRequests`."""
-        return self._held.first
-
-    def goes_before(self, one: RoutedRequest, other: RoutedRequest) -> bool:
-        """As of `WaitingRequests`."""
-        return self._held.goes_before(one, other)
 
     def owner(self, request: int) -> WorkerLoad | None:
         """The worker that a request is bound to."""
@@ -206,15 +197,15 @@ class Router:
 
     def has_room(self, work: RoutedRequest, worker: WorkerLoad) -> bool:
         """Whether a worker would serve a request at once."""
-        backlog = (len(self._owners) + len(self._held)) // max(1, len(self._index))
+        backlog = (len(self._owners) + len(self.held)) // max(1, len(self._index))
         return self._has_room(work, worker, self.table(worker, work.kind), backlog)
 
     def bind_to(self, request: int, worker_id: int) -> bool:
         """Bind a request that is held to this worker, if that is still open."""
         worker = self.workers.get(worker_id)
-        if worker is None or not worker.is_open or request not in self._held:
+        if worker is None or not worker.is_open or request not in self.held:
             return False
-        self.bind(self._held[request], worker)
+        self.bind(self.held[request], worker)
         return True
 
     def table(self, worker: WorkerLoad, kind: Hashable) -> StepTable:
@@ -223,7 +214,7 @@ class Router:
 
     def _next(self, now_s: float) -> tuple[RoutedRequest, WorkerLoad] | None:
         """The first request of the order that can be bound, and its worker."""
-        for work in self._held.firsts(now_s, LOOKED_AT):
+        for work in self.held.firsts(now_s, LOOKED_AT):
             worker = self._choose(work)
             if worker is not None:
                 return work, worker
@@ -232,8 +223,8 @@ class Router:
     def _choose(self, work: RoutedRequest) -> WorkerLoad | None:
         """The worker that gets a request now; None where it is to wait."""
         bound, workers = len(self._owners), len(self._index)
-        backlog = (bound + len(self._held)) // workers
-        behind = len(self._held) - 1
+        backlog = (bound + len(self.held)) // workers
+        behind = len(self.held) - 1
         crowded = max(IMBALANCE * bound / workers, bound / workers + SLACK_REQUESTS)
         best, best_key, is_free = None, (inf, inf, 0, 0), False
         for worker in self._index.look(work.kind):
@@ -257,7 +248,7 @@ class Router:
             return False
         if worker.shares_sweeps:
             return True  # whoever joins the sweep makes it little longer
-        slots = self._slots(table, backlog, len(self._held) // max(1, len(self._index)))
+        slots = self._slots(table, backlog, len(self.held) // max(1, len(self._index)))
         if len(worker.bound) < slots:
             return True
         long_s = work.steps * table[0] / SHORTER  # whoever has more left is interrupted
@@ -265,7 +256,7 @@ class Router:
         return ahead < slots
 
     def _slots(self, table: StepTable, backlog: int, held: int = 0) -> int:
-        """How many requests a worker has at the same time.
+        """The number of requests that a worker has at the same time.
 
         Some are ahead, to be encoded while others run: the more the longer the line is, to be
         encoded in few forwards, but not so many that a line's last ones wait for one worker.
@@ -278,17 +269,17 @@ class Router:
         return width + max(1, min(width, int(AHEAD_SHARE * max(width, held))))
 
     def _room(self) -> int:
-        """How many requests may be bound at one moment, about: more of them to an idle fleet."""
+        """About the number of requests that may be bound at one moment; an idle fleet gets more."""
         workers = len(self._index)
         if not self._owners:
             return BURST_REQUESTS * workers
-        work = next(iter(self._held))
+        work = next(iter(self.held))
         slots = self._slots(self._tables.get(work.kind, UNKNOWN), 1)
         return slots * workers - len(self._owners)
 
     def _spread(self) -> list[Binding]:
         """Bind all that is held, so that the last of it ends early; nothing if one has no place."""
-        works = self._held.longest_first()
+        works = self.held.longest_first()
         plan = Burst(self.workers, self._index, self._as_bound).plan(works)
         for number, more in Counter(plan.values()).items():
             worker = self.workers[number]
@@ -302,7 +293,7 @@ class Router:
 
     def bind(self, work: RoutedRequest, worker: WorkerLoad) -> None:
         """A request that is held goes to a worker."""
-        self._held.remove(work.request)
+        self.held.remove(work.request)
         if not worker.bound:  # it has done nothing since
             worker.told_s = self._now_s
         worker.bound[work.request] = self._as_bound(work, worker)
@@ -312,7 +303,7 @@ class Router:
         self._bindings += 1
         worker.bound_at = self._bindings
         self._index.put(worker)
-        self._held.charge(work)
+        self.held.charge(work)
 
     def _as_bound(self, work: RoutedRequest, worker: WorkerLoad) -> Bound:
         return Bound(work, work.steps, self.table(worker, work.kind))

@@ -14,7 +14,7 @@ from carpool.worker.supervisor import OnActivity, WorkerState
 
 
 class Service(Protocol):
-    """What one worker and many have in common."""
+    """The methods that one worker and many have in common."""
 
     @property
     def ready(self) -> protocol.WorkerReady | None: ...

@@ -1,4 +1,4 @@
-"""What the router knows of one worker: the requests bound to it, and what their steps take.
+"""The load of one worker, as the router knows it: bound requests, and the times of their steps.
 
 Nothing here knows processes or clocks. The simulator and the server use the same objects.
 """
@@ -19,7 +19,7 @@ StepTable = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """One request, as much of it as the router may see."""
+    """The router's view of one request."""
 
     request: int  # place in the line of all requests
     kind: Hashable = None  # requests of one kind may share denoising forwards
@@ -35,7 +35,7 @@ class RoutedRequest:
 
 @lru_cache(4096)
 def paying_width(table: StepTable, backlog: int, min_gain: float) -> int:
-    """How many requests a worker runs together, by the rule of `schedule.continuous`.
+    """The number of requests that a worker runs together, by the rule of `schedule.continuous`.
 
     Args:
         backlog: requests in the house, for each worker.
@@ -157,7 +157,7 @@ def _in_sweeps_s(
 
 
 def extra_s(work: RoutedRequest, worker: WorkerLoad, table: StepTable, now_s: float = 0.0) -> float:
-    """By how many seconds the ends of all requests move, in sum, if the worker gets this one.
+    """Seconds by which the ends of all requests move, in sum, if the worker gets this one.
 
     The request shares forwards with those of its kind: its own steps take as long as a forward of
     them all, and each of the others is slowed down for as long as both run. Or it runs apart, which

@@ -1,4 +1,4 @@
-"""Sends the engine's activity to the front, a few times a second, while somebody watches."""
+"""Sends the engine's activity to the front, a few times a second, while it is watched."""
 
 import threading
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class ActivitySender:
             pause.wait(INTERVAL_S)
 
     def read(self) -> protocol.Activity | None:
-        """What is to be sent now; None while nothing happens, and that was said."""
+        """The activity to send now; None while the engine is idle and that was sent."""
         seen, missed = self._log.take()
         now = self._snapshot()
         is_idle = not (seen or now.running or now.waiting)

@@ -24,7 +24,7 @@ NUMBER_BYTES = _NUMBER.size
 
 
 class ForkRequest(msgspec.Struct):
-    """What a front wants a worker to inherit."""
+    """The environment, folder and umask that a worker inherits."""
 
     environ: dict[bytes, bytes]
     folder: bytes  # it runs in

@@ -111,7 +111,7 @@ class ForkServer:
             front.sendall(number(pid))
 
     def _kill(self, pid: int) -> None:
-        """End a worker whose front is gone, or wants it no more."""
+        """Kill a worker whose front is gone, or no longer needs it."""
         if pid in self._fronts:
             os.kill(pid, signal.SIGKILL)
 

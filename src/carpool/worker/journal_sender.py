@@ -1,9 +1,8 @@
-"""Sends what calls were answered to the front, for journals: several short ones in one message.
+"""Sends the answers that calls got to the front's journals, several short ones in one message.
 
-The engine's thread adds answers and looks after each turn whether to send; packing is done where
-messages are written. A message costs both processes more than a short forward, so there is none
-for each of those; a large one costs more than several small ones, so none grows beyond `MOST_BYTES`
-by waiting.
+The engine's thread adds answers and decides after each turn whether to send; the writing thread
+packs them. One message for each short forward would cost more than the forward; a large message
+costs more than several small ones, so at most `MOST_BYTES` wait.
 """
 
 import logging
@@ -25,7 +24,7 @@ EVERY_S = 0.02  # at most so often: a crash costs no more than this and the step
 
 @dataclass(frozen=True, slots=True)
 class AnswerBatch:
-    """Answers, the engine's `Answered`, that are packed as they are sent: off its thread."""
+    """Answers of calls (the engine's `Answered`); packed when they are sent, off its thread."""
 
     answered: list[Any]
 

@@ -1,7 +1,7 @@
-"""Adapters that were registered while the server runs: every worker has them before its requests.
+"""Adapters that were registered while the server runs, given to every worker that starts later.
 
-A worker that replaces another one has only those of its settings. It is told the others as soon as
-it has loaded its model, and is ready once it has answered for each.
+A new worker has only the adapters of its settings. It is told the others as soon as it has loaded
+its model, and is ready once it has answered for each.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class LateAdapters:
         self._untold = 0
 
     def add(self, name: str, path: str, *, is_ready: bool) -> "asyncio.Future[list[str]]":
-        """Register an adapter; the answer says what is wrong with it, and then it is forgotten.
+        """Register an adapter; it is forgotten if the answer lists problems.
 
         A worker that is not ready says nothing: it is told once it has loaded its model.
         """
@@ -43,7 +43,7 @@ class LateAdapters:
             self._paths[name] = path
 
     def greet(self, ready: protocol.WorkerReady) -> protocol.WorkerReady | None:
-        """A worker has loaded its model; None: it has to be told adapters first."""
+        """Tell adapters to a worker that has loaded its model; None: it has to answer first."""
         if not self._paths:
             return ready
         self._arriving, self._untold = ready, len(self._paths)
@@ -52,7 +52,7 @@ class LateAdapters:
         return None
 
     def answered(self, message: protocol.Reloaded) -> protocol.WorkerReady | None:
-        """A worker that is being told says what it has; it, once it was told all."""
+        """Take an answer of a worker that is being told; returns it once it has all adapters."""
         assert self._arriving is not None
         self._arriving = self._arriving.with_card(message.card)
         self._untold -= message.is_addition

@@ -154,7 +154,7 @@ class MessageHandler:
                 self._send(protocol.Timelines([one for one in known if one is not None]))
 
     def heartbeat(self) -> protocol.Heartbeat:
-        """The engine's progress, and what the router of the front wants to know."""
+        """The engine's progress, and the report for the router of the front."""
         engine, scheduler = self.engine, self.engine.scheduler
         stalled_s, expected_s = engine.heartbeat.read()
         costs = [
@@ -224,7 +224,7 @@ class MessageHandler:
 
 
 def _digest(loaded: Any) -> str:
-    """What tells the model from those of other workers; empty where that cannot be told."""
+    """A digest that tells the model from those of other workers; empty where none can be made."""
     from carpool.engine.journal import model_digest
 
     try:

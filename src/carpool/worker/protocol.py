@@ -43,7 +43,7 @@ class Submit(msgspec.Struct, tag="submit"):
     journal: list[JournalEntry] = []  # of an earlier run: go on where that ended
 
     def after(self, past: list[JournalEntry], more_s: float) -> "Submit":
-        """The same, so much later, to go on where this journal ends."""
+        """The same, `more_s` later, to go on where the journal `past` ends."""
         return msgspec.structs.replace(self, journal=past, waited_s=self.waited_s + more_s)
 
 
@@ -73,7 +73,7 @@ class GetTimelines(msgspec.Struct, tag="get_timelines"):
 
 
 class Estimate(msgspec.Struct, tag="estimate"):
-    """What a request would take, if it came now; it is not run."""
+    """Predict the time of a request that came now; it is not run."""
 
     request: CheckedRequest
 
@@ -85,7 +85,7 @@ class Watch(msgspec.Struct, tag="watch"):
 
 
 class Held(msgspec.Struct, tag="held"):
-    """This worker's part of the work that the front holds: it decides how wide forwards are."""
+    """The worker's part of the work that the front holds: more of it makes forwards wider."""
 
     work_s: float
 
@@ -171,7 +171,7 @@ class Preview(msgspec.Struct, tag="preview"):
 
 
 class Answers(msgspec.Struct, tag="answers"):
-    """What calls of requests with a journal were answered, by the requests' ids."""
+    """Answers of calls of requests with a journal, by the requests' ids."""
 
     entries: list[tuple[str, JournalEntry]]
 
@@ -189,7 +189,7 @@ class Started(msgspec.Struct, tag="started"):
 
 
 class StepCost(msgspec.Struct, array_like=True):
-    """What a denoising step takes at one size, as learned so far."""
+    """The time of a denoising step at one size, as learned so far."""
 
     width: int | None  # as requests say it; None: they do not
     height: int | None
@@ -207,7 +207,7 @@ class Replayed(msgspec.Struct, array_like=True):
 
 
 class Report(msgspec.Struct, array_like=True):
-    """What the router of the front wants to know of a worker."""
+    """The state of a worker, for the router of the front."""
 
     costs: list[StepCost]
     steps_left: dict[str, float]  # of running requests, by their ids
@@ -255,7 +255,7 @@ class Statistics(msgspec.Struct, tag="statistics"):
 
 
 class Activity(msgspec.Struct, tag="activity"):
-    """What the engine did since the last one, and its requests now. Only while it is watched."""
+    """The engine's forwards since the last one, and its requests now. Only while it is watched."""
 
     requests: Snapshot
     forwards: list[SeenForward]

@@ -1,4 +1,4 @@
-"""Questions to one worker, and its answers: each kind is answered in the order of asking."""
+"""Queries to one worker; it answers each kind in the order of asking."""
 
 import asyncio
 from collections import deque
@@ -13,7 +13,7 @@ Answer = protocol.Statistics | protocol.Timelines | protocol.Estimated
 
 
 class Queries:
-    """What was asked of a worker and is not answered yet.
+    """The open queries to one worker.
 
     Args:
         send: sends a message to the present worker.
@@ -25,7 +25,7 @@ class Queries:
         self._adding = deque[asyncio.Future[list[str]]]()  # of adapters
 
     async def ask(self, query: Query) -> Any:
-        """What the worker answers: statistics, timelines, or an `Estimated`."""
+        """Ask the worker; returns statistics, timelines, or an `Estimated`."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._asked.append(future)
         self._send(query)
@@ -55,7 +55,7 @@ class Queries:
             self._settle(problems)
 
     def worker_died(self, error: CarpoolError) -> None:
-        """Nothing that was asked is answered any more; adapters are told to the successor."""
+        """Fail the open queries; the successor is told the adapters."""
         while self._adding:
             self._settle([])
         self.fail(error)

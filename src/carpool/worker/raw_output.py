@@ -1,4 +1,4 @@
-"""The outputs of pipelines as raw pixels and samples, as they are sent to the front."""
+"""Converts outputs of pipelines into raw pixels and samples, as they are sent to the front."""
 
 import os
 import tempfile

@@ -16,7 +16,7 @@ LastMessage = protocol.Done | protocol.RequestFailed | protocol.RequestReleased
 
 
 class RequestListener:
-    """Sends what the engine says of one request.
+    """Sends the events and the outcome of one request.
 
     Args:
         usage: tokens that it takes in, once they are counted.

@@ -1,8 +1,7 @@
 """The requests of one worker, on the front's side: sent, followed, answered, sent again.
 
-Requests in flight when a worker dies are run by the next one, by the rules of `in_flight`: from the
-step on that their journals reach (`journals.py`), or from their start. Messages go out through a
-function and come in one by one. On the event loop.
+When a worker dies, the next one runs its requests by the rules of `in_flight`: from the step that
+their journals reach (`journals.py`), or from their start. On the event loop.
 """
 
 import asyncio

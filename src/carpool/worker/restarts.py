@@ -1,4 +1,4 @@
-"""When a worker that died is started again, and when that is given up."""
+"""The restart policy: delays between the starts of a worker, and when to give up."""
 
 from carpool.errors import LoadFailed
 

@@ -2,8 +2,8 @@
 
 A new interpreter imports torch and diffusers, which takes seconds. A fork server (`forkserver.py`)
 has done so: a worker that died is replaced at once, and several workers share the memory of what
-was imported. There is one where the system is Linux. Wherever it cannot be had, or does not fork,
-workers are new interpreters.
+was imported. Fork servers need Linux. Where there is none, or it does not fork, workers are new
+interpreters.
 
 The variable `CARPOOL_FORKSERVER` turns it off (`off`), or names the Unix socket of one that runs.
 """
@@ -28,7 +28,7 @@ _SECRETS = (b"CARPOOL_API_KEY", b"CARPOOL_API_KEY_FILE")  # the worker runs the 
 
 
 class Process(Protocol):
-    """As much of `asyncio.subprocess.Process` as a connection needs."""
+    """The part of `asyncio.subprocess.Process` that a connection needs."""
 
     @property
     def pid(self) -> int: ...

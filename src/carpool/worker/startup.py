@@ -1,4 +1,4 @@
-"""What a worker process does before it reads its first message, however it was started.
+"""Startup of a worker process, before it reads its first message.
 
 Importing torch, diffusers and the engine takes five seconds of a processor, a fifth of which the
 garbage collector would spend on objects that all stay.

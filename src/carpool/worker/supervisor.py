@@ -37,10 +37,10 @@ class WorkerListener(Protocol):
     """Is told of a worker, on the event loop."""
 
     def changed(self) -> None:
-        """Its state is another, or it may take requests again, or no more."""
+        """Its state, or whether it takes requests, has changed."""
 
     def reported(self, report: protocol.Report) -> None:
-        """It says, once a second, what steps take and what its requests have left."""
+        """It sent a report, as it does once a second."""
 
 
 class Supervisor:
@@ -153,7 +153,7 @@ class Supervisor:
         return self._state == "ready" and not self._is_draining and not self._requests.has_suspects
 
     def release(self, request_id: str) -> None:
-        """Have the worker give a request up for others, who go on at its next step: `Moved`.
+        """Have the worker give a request up, so that another one goes on at its next step: `Moved`.
 
         It stays where it is if its journal lacks more than a step.
         """
@@ -211,7 +211,7 @@ class Supervisor:
         return list(await self._ask(protocol.GetTimelines(list(request_ids))))
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
-        """What a request would take if it came now."""
+        """Predict the time of a request that came now."""
         answer: protocol.Estimated = await self._ask(protocol.Estimate(request))
         return answer
 
@@ -221,7 +221,7 @@ class Supervisor:
         return await self._queries.ask(query)
 
     def watch_activity(self, listener: OnActivity | None) -> None:
-        """Tell a listener what the engine does, a few times a second; None: nobody any more."""
+        """Send the engine's activity to a listener, a few times a second; None: to nobody."""
         was_on, self._on_activity = self._on_activity is not None, listener
         if was_on != (listener is not None) and self._state == "ready":
             self._send(protocol.Watch(listener is not None))

@@ -1,4 +1,4 @@
-"""Watchdog: decides by its heartbeats whether a worker hangs.
+"""The watchdog: decides from heartbeats whether a worker hangs.
 
 A worker hangs when it makes no progress for longer than the timeout and for longer than
 `OVERRUN` times the expected duration of its present forward. Both silence and heartbeats that
