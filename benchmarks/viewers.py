@@ -129,7 +129,7 @@ def parts() -> float:
     from carpool.engine.observe.activity import ActivityLog, snapshot
     from carpool.engine.observe.forward import Forward
     from carpool.worker import protocol
-    from carpool.worker.activity import INTERVAL_S, ActivitySender
+    from carpool.worker.activity_sender import INTERVAL_S, ActivitySender
 
     timeline = SimpleNamespace(request_id="req-0123456789abcdef", phase="denoise", step=3, steps=28)
     state: Any = SimpleNamespace(

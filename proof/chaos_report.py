@@ -4,7 +4,7 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 
-from carpool.worker.watchdog import LOADING
+from carpool.worker.watchdog import LOADING_TIMEOUTS
 from proof.diary import Diary, Findings, findings
 from proof.page import machine, table
 from proof.tickets import Ticket
@@ -136,5 +136,5 @@ def _allowed_s(what: str) -> float:
     if "node" in what or "cut off" in what:
         return LOST_S
     if what == STOPPED_IN_LOAD:
-        return LOADING * WORKER_TIMEOUT_S
+        return LOADING_TIMEOUTS * WORKER_TIMEOUT_S
     return WORKER_TIMEOUT_S if "stopped" in what else LOADING_S[1] if "as it loads" in what else 0.0

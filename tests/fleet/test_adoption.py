@@ -27,7 +27,7 @@ from support.fake_hosts import FakeChild, until
 
 SECRET = bytes(32)
 READY = protocol.WorkerReady(CARD, {}, 0.5)
-JOB = CheckedRequest("one", 1, {"prompt": "a cat"})
+REQUEST = CheckedRequest("one", 1, {"prompt": "a cat"})
 
 # Made for these tests, and used nowhere else.
 CERTIFICATE = """\
@@ -370,7 +370,7 @@ def test_what_a_lost_worker_ran_is_moved_and_the_worker_is_taken_over_when_it_an
         )
         front.start()
         await front.wait_ready()
-        asked = asyncio.create_task(front.submit(JOB))
+        asked = asyncio.create_task(front.submit(REQUEST))
         await until(lambda: children[0].of(protocol.Submit) == 1)
 
         connection = front._connection
@@ -383,7 +383,7 @@ def test_what_a_lost_worker_ran_is_moved_and_the_worker_is_taken_over_when_it_an
         await until(lambda: front.takes_requests)
         assert len(children) == 1
 
-        again = asyncio.create_task(front.submit(JOB))
+        again = asyncio.create_task(front.submit(REQUEST))
         await until(lambda: children[0].of(protocol.Submit) == 2)
         done = protocol.Done("one", 1, [], Timings(), protocol.TokenUsage(0, 0))
         children[0].told.put_nowait(done)

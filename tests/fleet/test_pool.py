@@ -43,11 +43,11 @@ class Stage:
 
     async def submit(self, *names: str, steps: int = 10, **options: Any) -> None:
         for name in names:
-            job = CheckedRequest(
+            request = CheckedRequest(
                 name, 1, {"prompt": "a cat", "num_inference_steps": steps}, **options
             )
             self.journals.open(name)
-            self.tasks[name] = asyncio.create_task(self.pool.submit(job))
+            self.tasks[name] = asyncio.create_task(self.pool.submit(request))
         await self.settle()
 
     async def settle(self) -> None:

@@ -43,8 +43,8 @@ class Stage:
 
     async def submit(self, *names: str) -> None:
         for name in names:
-            job = CheckedRequest(name, 1, {"prompt": "a cat", "num_inference_steps": 10})
-            self.tasks.append(asyncio.create_task(self.pool.submit(job)))
+            request = CheckedRequest(name, 1, {"prompt": "a cat", "num_inference_steps": 10})
+            self.tasks.append(asyncio.create_task(self.pool.submit(request)))
         await self.settle()
 
     async def settle(self) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.fleet.index import LOOKED_AT, WorkerIndex
 from carpool.fleet.router import Router
+from carpool.fleet.worker_index import LOOKED_AT, WorkerIndex
 from carpool.fleet.worker_load import (
     Bound,
     RoutedRequest,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.types import CheckedRequest
-from carpool.worker.in_flight import RERUNS, InFlight, InFlightRequest
+from carpool.worker.in_flight import MAX_RERUNS, InFlight, InFlightRequest
 from carpool.worker.protocol import Submit
 
 
@@ -106,7 +106,7 @@ def test_who_only_waited_in_line_is_not_to_blame() -> None:
 def test_a_worker_that_dies_before_it_says_who_started_is_blamed_on_all_it_had() -> None:
     requests = Requests()
     requests.add_new("a")
-    for _ in range(RERUNS):
+    for _ in range(MAX_RERUNS):
         requests.due()
         assert requests.died() == []
     requests.due()
@@ -143,4 +143,4 @@ def test_all_innocent_are_answered_and_all_guilty_fail_after_three_runs(
     assert failed == guilty
     assert answered == runs.keys() - guilty
     if len(tells) == len(kinds_of_requests):
-        assert max(runs.values()) <= 1 + RERUNS
+        assert max(runs.values()) <= 1 + MAX_RERUNS

@@ -165,9 +165,11 @@ def test_a_large_picture_is_read_in_bounded_pieces() -> None:
 
 
 def test_whole_numbers_and_fractions_keep_their_kind() -> None:
-    job = CheckedRequest("a", 1, {"steps": 4, "scale": 4.0})
+    request = CheckedRequest("a", 1, {"steps": 4, "scale": 4.0})
 
-    submitted = protocol.decode_to_worker(read(in_pieces(protocol.encode(protocol.Submit(job)), 9)))
+    submitted = protocol.decode_to_worker(
+        read(in_pieces(protocol.encode(protocol.Submit(request)), 9))
+    )
 
     assert isinstance(submitted, protocol.Submit)
     assert [type(value) for value in submitted.request.arguments.values()] == [int, float]

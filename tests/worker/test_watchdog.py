@@ -3,7 +3,13 @@
 import pytest
 
 from carpool.worker.protocol import Heartbeat
-from carpool.worker.watchdog import INTERVAL_S, MISSED, OVERRUN, UNKNOWN, Watchdog
+from carpool.worker.watchdog import (
+    INTERVAL_S,
+    MISSED_HEARTBEATS,
+    OVERRUN_FORWARDS,
+    UNKNOWN_TIMEOUTS,
+    Watchdog,
+)
 from support.engine_driver import VirtualClock
 
 
@@ -29,19 +35,19 @@ def test_a_worker_that_says_it_stands_still_is_given_no_more_time_than_one_that_
 
 
 def test_a_long_forward_has_its_time() -> None:
-    assert not is_overdue_after(0.0, Heartbeat(OVERRUN * 60 - 1, 60.0))
-    assert is_overdue_after(0.0, Heartbeat(OVERRUN * 60 + 1, 60.0))
+    assert not is_overdue_after(0.0, Heartbeat(OVERRUN_FORWARDS * 60 - 1, 60.0))
+    assert is_overdue_after(0.0, Heartbeat(OVERRUN_FORWARDS * 60 + 1, 60.0))
 
 
 def test_the_first_forward_of_a_kind_has_most_time() -> None:
-    assert not is_overdue_after(0.0, Heartbeat(UNKNOWN * 10 - 1, None))
-    assert is_overdue_after(0.0, Heartbeat(UNKNOWN * 10 + 1, None))
+    assert not is_overdue_after(0.0, Heartbeat(UNKNOWN_TIMEOUTS * 10 - 1, None))
+    assert is_overdue_after(0.0, Heartbeat(UNKNOWN_TIMEOUTS * 10 + 1, None))
 
 
 def test_a_long_forward_has_its_time_in_silence_too() -> None:
-    assert not is_overdue_after(OVERRUN * 60 - 1, Heartbeat(0.0, 60.0))
-    assert is_overdue_after(OVERRUN * 60 + 1, Heartbeat(0.0, 60.0))
-    assert is_overdue_after(OVERRUN * 60 - 50, Heartbeat(51.0, 60.0))  # when last heard
+    assert not is_overdue_after(OVERRUN_FORWARDS * 60 - 1, Heartbeat(0.0, 60.0))
+    assert is_overdue_after(OVERRUN_FORWARDS * 60 + 1, Heartbeat(0.0, 60.0))
+    assert is_overdue_after(OVERRUN_FORWARDS * 60 - 50, Heartbeat(51.0, 60.0))  # when last heard
 
 
 @pytest.mark.parametrize("expected_s", [None, 0.1, 1.9])
@@ -53,8 +59,10 @@ def test_a_worker_that_is_silent_has_the_timeout_where_no_long_forward_is_known(
 
 
 def test_with_a_short_timeout_heartbeats_may_still_be_late() -> None:
-    assert not is_overdue_after(MISSED * INTERVAL_S, Heartbeat(0.0, 0.0), timeout_s=0.5)
-    assert is_overdue_after(MISSED * INTERVAL_S + 0.1, Heartbeat(0.0, 0.0), timeout_s=0.5)
+    assert not is_overdue_after(MISSED_HEARTBEATS * INTERVAL_S, Heartbeat(0.0, 0.0), timeout_s=0.5)
+    assert is_overdue_after(
+        MISSED_HEARTBEATS * INTERVAL_S + 0.1, Heartbeat(0.0, 0.0), timeout_s=0.5
+    )
     assert is_overdue_after(0.0, Heartbeat(0.6, 0.0), timeout_s=0.5)  # it says so itself
 
 

@@ -10,7 +10,7 @@ Mathematics 17(2), 1969.
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from carpool.fleet.index import WorkerIndex
+from carpool.fleet.worker_index import WorkerIndex
 from carpool.fleet.worker_load import Bound, RoutedRequest, WorkerLoad
 
 MAX_SWAPPED = 24  # requests bound at one moment: of more, none are exchanged

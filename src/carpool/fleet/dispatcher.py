@@ -1,6 +1,7 @@
 """Runs the requests of a pool: admits each, binds it to a worker, and to another if that dies."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from carpool.config import EngineSettings
@@ -21,15 +22,19 @@ class Dispatcher:
 
     Args:
         settings: of each worker; what may wait and run counts for all of them together.
+        is_draining: whether requests that their workers lose fail.
     """
 
     def __init__(
-        self, settings: EngineSettings, members: Members, journals: Journals | None
+        self,
+        settings: EngineSettings,
+        members: Members,
+        journals: Journals | None,
+        is_draining: Callable[[], bool],
     ) -> None:
-        self._members, self._journals = members, journals
+        self._members, self._journals, self._is_draining = members, journals, is_draining
         self.queue = PoolQueue(settings, lambda: members.ready.card if members.ready else None)
         self.mover = Mover(self.queue, journals, members.release, members.model_of)
-        self.is_draining = False  # requests that their workers lose fail
 
     async def submit(
         self,
@@ -58,7 +63,7 @@ class Dispatcher:
                     one.deaths = moved.deaths
                     to = self.mover.released(one) if moved.was_released else None
                 except (Starting, WorkerLost):  # it died as the request was on its way
-                    if self.is_draining:
+                    if self._is_draining():
                         raise
                 self.queue.drop(one)
         finally:

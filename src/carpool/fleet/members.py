@@ -15,14 +15,14 @@ from carpool.worker.supervisor import OnActivity, WorkerListener, WorkerState
 
 log = logging.getLogger("carpool")
 
-Make = Callable[[str, WorkerListener | None], WorkerHandle]
+MakeWorker = Callable[[str, WorkerListener | None], WorkerHandle]
 """Makes the worker of a device; with a listener where it is one of several."""
 
 _ORDER: tuple[WorkerState, ...] = ("ready", "draining", "starting", "worker_lost", "stopped")
 
 
 class PoolListener(Protocol):
-    """Is told of the workers of a pool, on the event loop."""
+    """Receives changes and reports of a pool's workers, on the event loop."""
 
     def worker_changed(self, member: "Member") -> None:
         """A worker takes requests, or no more."""
@@ -38,7 +38,9 @@ class Member(WorkerListener):
         pool: is told of it; None where it is the only one.
     """
 
-    def __init__(self, pool: PoolListener | None, number: int, device: str, make: Make) -> None:
+    def __init__(
+        self, pool: PoolListener | None, number: int, device: str, make: MakeWorker
+    ) -> None:
         self._pool, self.number, self.device = pool, number, device
         self.handle = make(device, None if pool is None else self)
         self.error = ""  # why it cannot be loaded

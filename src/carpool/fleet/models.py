@@ -14,7 +14,7 @@ from carpool.models.source import find
 from carpool.schedule.peers.vllm_omni_deploy import read_yaml
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)")
-_OWN = ("model", "name", "workers", "devices", "load", "keep_alive")
+_MODEL_KEYS = ("model", "name", "workers", "devices", "load", "keep_alive")
 LOADS = ("start", "on_demand")
 
 
@@ -83,12 +83,12 @@ def _spec(entry: Any, settings: ServeSettings, path: str) -> ModelSpec:
     entry = {"model": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, dict) or not isinstance(entry.get("model"), str):
         raise SettingRejected(f"config={path!r}: every model needs `model:`, as in `model: shapes`")
-    known = [*_OWN, *(field.name for field in fields(EngineSettings))]
+    known = [*_MODEL_KEYS, *(field.name for field in fields(EngineSettings))]
     for key in entry:
         if key not in known:
             hint = nearest(str(key), known)
             raise SettingRejected(f"config={path!r}: unknown setting {key!r}{hint}")
-    own = {key: value for key, value in entry.items() if key not in _OWN}
+    own = {key: value for key, value in entry.items() if key not in _MODEL_KEYS}
     own = {key: tuple(v) if isinstance(v, list) else v for key, v in own.items()}
     engine = settings.engine()
     said = {field.name: getattr(engine, field.name) for field in fields(EngineSettings)}

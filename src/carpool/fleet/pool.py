@@ -16,7 +16,7 @@ from carpool.config import EngineSettings
 from carpool.errors import Draining
 from carpool.fleet.autoscaler import Demand, Scale
 from carpool.fleet.dispatcher import Dispatcher
-from carpool.fleet.members import Make, Member, Members
+from carpool.fleet.members import MakeWorker, Member, Members
 from carpool.fleet.resizing import Resizer
 from carpool.fleet.serving import WorkerHandle
 from carpool.fleet.worker_tasks import RETRY_S, WorkerTasks
@@ -44,7 +44,7 @@ class Pool:
 
     def __init__(
         self,
-        make: Make,
+        make: MakeWorker,
         devices: Sequence[str],
         settings: EngineSettings,
         journals: Journals | None = None,
@@ -58,7 +58,7 @@ class Pool:
         self._is_alone = len(self.devices) == 1 and is_fixed and scale is None
         self._is_draining, self._journals = False, journals
         self._members = Members()
-        self._dispatcher = Dispatcher(settings, self._members, journals)
+        self._dispatcher = Dispatcher(settings, self._members, journals, lambda: self._is_draining)
         self._queue, self._mover = self._dispatcher.queue, self._dispatcher.mover
         self._tasks = WorkerTasks(self._loaded, lambda: self._is_draining)
         self._resizer = Resizer(self, scale)
@@ -143,7 +143,7 @@ class Pool:
 
     def _close(self) -> None:
         """Take no more requests."""
-        self._is_draining = self._dispatcher.is_draining = True
+        self._is_draining = True
         self._is_open.clear()
 
     async def drain(self, timeout_s: float) -> None:

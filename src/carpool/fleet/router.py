@@ -5,8 +5,8 @@ slow worker. A request is bound where the ends of all requests move least in sum
 (`worker_load.extra_s`): together with its kind where fusing pays, else where the least is to be
 done. Where a full worker is the best place, as the others are slow, it waits for that.
 
-*Order.* That of `waiting.py`. Requests that are bound at one moment are spread so that the last of
-them ends early (`burst.py`).
+*Order.* That of `waiting_requests.py`. Requests that are bound at one moment are spread so that the
+last of them ends early (`burst.py`).
 
 *Imbalance.* Predictions may be wrong: a worker that has `IMBALANCE` times the mean number of
 requests, and `SLACK_REQUESTS` more than that mean, gets no more.
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from math import inf
 
 from carpool.fleet.burst import Burst
-from carpool.fleet.index import LOOKED_AT, WorkerIndex
-from carpool.fleet.waiting import WaitingRequests
+from carpool.fleet.waiting_requests import WaitingRequests
+from carpool.fleet.worker_index import LOOKED_AT, WorkerIndex
 from carpool.fleet.worker_load import (
     UNKNOWN,
     Bound,

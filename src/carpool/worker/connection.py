@@ -18,7 +18,7 @@ from typing import Protocol
 from carpool.errors import StoreFailed, reason
 from carpool.worker import protocol
 from carpool.worker.start import Process, Start, spawn
-from carpool.worker.watchdog import INTERVAL_S, LOADING, Watchdog
+from carpool.worker.watchdog import INTERVAL_S, LOADING_TIMEOUTS, Watchdog
 
 log = logging.getLogger("carpool")
 _EXIT_TIMEOUT_S = 2.0  # of a process whose socket is closed
@@ -56,7 +56,7 @@ async def watched(
 ) -> AsyncGenerator[protocol.ToFront, None]:
     """Yield a worker's messages until its end, and kill it if it hangs; see `watchdog`."""
     clock = asyncio.get_running_loop().time
-    watchdog = Watchdog(LOADING * timeout_s, clock)
+    watchdog = Watchdog(LOADING_TIMEOUTS * timeout_s, clock)
     watching = asyncio.create_task(_watch(connection, watchdog))
     try:
         async for message in connection.messages():

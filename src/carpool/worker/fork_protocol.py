@@ -16,7 +16,7 @@ from carpool.worker import protocol
 REFUSED = 0
 """Sent instead of a process id: the front has to start that worker by itself."""
 
-PASSED = 3
+PASSED_DESCRIPTORS = 3
 """Descriptors that come with a request."""
 
 _NUMBER = struct.Struct(">i")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from carpool.worker import process, startup
-from carpool.worker.fork_protocol import PASSED, REFUSED, ForkRequest, number, read
+from carpool.worker.fork_protocol import PASSED_DESCRIPTORS, REFUSED, ForkRequest, number, read
 
 _READ_LATE = (b"CARPOOL_", b"OTEL_")  # variables that nothing reads while it is imported
 _REQUEST_S = 10.0  # for a front to say what it wants
@@ -77,9 +77,9 @@ class ForkServer:
         front.settimeout(_REQUEST_S)
         passed: list[int] = []
         try:
-            _, passed, _, _ = socket.recv_fds(front, 1, PASSED)
+            _, passed, _, _ = socket.recv_fds(front, 1, PASSED_DESCRIPTORS)
             request = read(front.recv)
-            if len(passed) < PASSED:
+            if len(passed) < PASSED_DESCRIPTORS:
                 raise ConnectionError("descriptors are missing")
             if self._read_early(request.environ) != self._environ:
                 front.sendall(number(REFUSED))

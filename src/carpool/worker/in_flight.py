@@ -1,9 +1,9 @@
 """Requests in flight, and the rules by which they are run again after a worker died.
 
 Requests that were running when a worker died are sent to its successor again, together, at most
-`RERUNS` times. A request that was running at the death of `SUSPECT` workers is run alone, before
-all others: if that worker dies as well, no other request is lost with it, and this one fails. So
-each death brings some request closer to its failure, and all others are answered.
+`MAX_RERUNS` times. A request that was running at the death of `SUSPECT_DEATHS` workers is run
+alone, before all others: if that worker dies as well, no other request is lost with it, and this
+one fails. So each death brings some request closer to its failure, and all others are answered.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 from carpool.worker.protocol import Submit
 
-SUSPECT = 2  # deaths
-RERUNS = 2
+SUSPECT_DEATHS = 2
+MAX_RERUNS = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +62,7 @@ class InFlight(Generic[T]):
 
     def take_due(self) -> list[T]:
         """Choose what to send to a ready worker now, and mark it as sent."""
-        suspects = [one for one in self if one.deaths >= SUSPECT]
+        suspects = [one for one in self if one.deaths >= SUSPECT_DEATHS]
         if not suspects:
             due = [one for one in self if not one.is_sent]
         elif any(one.is_sent for one in self):
@@ -76,7 +76,7 @@ class InFlight(Generic[T]):
     @property
     def has_suspects(self) -> bool:
         """Whether a request is to be run alone."""
-        return any(one.deaths >= SUSPECT for one in self._requests.values())
+        return any(one.deaths >= SUSPECT_DEATHS for one in self._requests.values())
 
     def worker_died(self) -> list[T]:
         """Count a death, and remove and return the requests that were part of too many.
@@ -89,7 +89,7 @@ class InFlight(Generic[T]):
             one.deaths += 1
         for one in sent:
             one.is_sent = one.has_started = one.has_advanced = False
-        guilty = [one for one in self if one.deaths > RERUNS]
+        guilty = [one for one in self if one.deaths > MAX_RERUNS]
         for one in guilty:
             self.remove(one)
         return guilty

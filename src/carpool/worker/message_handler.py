@@ -13,7 +13,7 @@ from carpool.errors import CarpoolError
 from carpool.telemetry import tracing
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.activity import ActivitySender
+from carpool.worker.activity_sender import ActivitySender
 from carpool.worker.journal_sender import JournalSender
 from carpool.worker.raw_output import raw_output
 from carpool.worker.request_listener import LastMessage, RequestListener, failed

@@ -12,7 +12,7 @@ from carpool.errors import CarpoolError, PipelineFailed, by_name
 from carpool.telemetry import tracing
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
-from carpool.worker.in_flight import SUSPECT, InFlight, InFlightRequest
+from carpool.worker.in_flight import SUSPECT_DEATHS, InFlight, InFlightRequest
 from carpool.worker.journals import Journals
 
 OnPreview = Callable[[protocol.Preview], None]
@@ -146,12 +146,12 @@ class WorkerRequests:
             cause = "this request ran in several workers that died, in the last one alone"
             guilty.resolve(PipelineFailed(f"{cause}; it is not tried again"))
         for request in self._in_flight:
-            if self._journals is not None and request in stuck and request.deaths >= SUSPECT:
+            if self._journals is not None and request in stuck and request.deaths >= SUSPECT_DEATHS:
                 self._journals.clear(request.id)  # it may be what the worker died of
             goes_on = self._journals is not None and self._journals.starts_late(request.id)
             if not goes_on and not request.answer.done() and request.on_progress is not None:
                 request.on_progress(0, 0)
-            if self._is_one_of_several and request.deaths < SUSPECT:
+            if self._is_one_of_several and request.deaths < SUSPECT_DEATHS:
                 self._in_flight.remove(request)
                 request.resolve(Moved(request.deaths))
 

@@ -34,7 +34,7 @@ _MOST_LISTED = 8  # requests in one line
 
 
 class WorkerListener(Protocol):
-    """Is told of a worker, on the event loop."""
+    """Receives changes and reports of a worker, on the event loop."""
 
     def changed(self) -> None:
         """Its state, or whether it takes requests, has changed."""

@@ -1,20 +1,20 @@
 """The watchdog: decides from heartbeats whether a worker hangs.
 
 A worker hangs when it makes no progress for longer than the timeout and for longer than
-`OVERRUN` times the expected duration of its present forward. Both silence and heartbeats that
-report a stall count, because a long forward may keep the worker's other threads from running.
-Where the expected duration is unknown, a worker that still sends heartbeats gets `UNKNOWN` times
-the timeout.
+`OVERRUN_FORWARDS` times the expected duration of its present forward. Both silence and heartbeats
+that report a stall count, because a long forward may keep the worker's other threads from running.
+Where the expected duration is unknown, a worker that still sends heartbeats gets
+`UNKNOWN_TIMEOUTS` times the timeout.
 """
 
 from carpool.types import Clock
 from carpool.worker.protocol import Heartbeat
 
 INTERVAL_S = 1.0  # between heartbeats, and between checks
-OVERRUN = 5.0
-MISSED = 3.0  # heartbeats that may be missing, however short the timeout is
-UNKNOWN = 10.0
-LOADING = 2.0  # times the timeout: imports may keep all threads of a process from running
+OVERRUN_FORWARDS = 5.0
+MISSED_HEARTBEATS = 3.0  # that are allowed, however short the timeout is
+UNKNOWN_TIMEOUTS = 10.0
+LOADING_TIMEOUTS = 2.0  # imports may keep all threads of a process from running
 
 
 class Watchdog:
@@ -41,9 +41,11 @@ class Watchdog:
     def is_overdue(self) -> bool:
         """Whether the worker has been stalled or silent for too long."""
         expected_s = self._last.expected_s
-        is_past_expected = self.stalled_s > OVERRUN * (expected_s or 0.0)
-        is_silent = self._silent_s > max(self._timeout_s, MISSED * INTERVAL_S)
-        stall_limit_s = self._timeout_s if expected_s is not None else UNKNOWN * self._timeout_s
+        is_past_expected = self.stalled_s > OVERRUN_FORWARDS * (expected_s or 0.0)
+        is_silent = self._silent_s > max(self._timeout_s, MISSED_HEARTBEATS * INTERVAL_S)
+        stall_limit_s = (
+            self._timeout_s if expected_s is not None else UNKNOWN_TIMEOUTS * self._timeout_s
+        )
         return is_past_expected and (is_silent or self._last.stalled_s > stall_limit_s)
 
     def check(self) -> bool:
