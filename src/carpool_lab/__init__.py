@@ -1,1 +1,1 @@
-"""The laboratory: it measures, simulates and tunes what the server does."""
+"""The laboratory: measure, check, simulate, plan and tune the server."""

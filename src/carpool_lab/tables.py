@@ -1,4 +1,4 @@
-"""Cost tables that come with the simulator: seconds of a forward by rows.
+"""Built-in cost tables of the simulator: seconds of a forward by rows.
 
 Each is one denoiser at one size: measured points, what rows gain where the device saturates, or
 the longer of copying weights and computing. Encoding and decoding take what their FLOPs say.
@@ -33,7 +33,7 @@ _kind = cache(CallKind)  # always the same object: found faster
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What the stages of one model cost at one size."""
+    """Costs of the stages of one model at one size."""
 
     name: str
     steps: int  # usual
@@ -50,12 +50,12 @@ class Table:
 
     @property
     def side_px(self) -> int:
-        """Of a square picture; 0 where nobody knows."""
+        """The side of a square picture in pixels; 0 if unknown."""
         return self.px or next((int(word) for word in self.name.split("-") if word.isdecimal()), 0)
 
     @property
     def size(self) -> str:
-        """WIDTHxHEIGHT, pixels; "" where nobody knows."""
+        """WIDTHxHEIGHT in pixels; "" if unknown."""
         if self.side_px:
             return f"{self.side_px}x{self.side_px}"
         words = (word.split("x") for word in self.name.split("-"))

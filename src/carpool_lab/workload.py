@@ -87,7 +87,7 @@ def generators(seed: int) -> tuple[random.Random, random.Random]:
 
 
 def bursts(rate_per_s: float, rng: random.Random, *, size: int) -> Iterator[float]:
-    """An endless Poisson process of groups, `size` arrivals each, all at once if it is infinite.
+    """An endless Poisson process of groups of `size` arrivals; at an infinite rate all at once.
 
     Args:
         rate_per_s: of requests, not of groups.
@@ -200,7 +200,7 @@ def _setting(number: int, entry: dict[str, Any], defaults: Mapping[str, Any]) ->
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is a finite number, 0 or more; JSON of Python knows NaN and Infinity too."""
+    """Return whether a value is a finite number, 0 or more: JSON of Python may be NaN."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     return 0 <= value < inf

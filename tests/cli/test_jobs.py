@@ -83,7 +83,7 @@ def test_long_lists_take_several_pages(
     jobs: Run, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [submitted(server) for _ in range(5)]
-    monkeypatch.setattr("carpool.cli.jobs.PAGE", 2)
+    monkeypatch.setattr("carpool.cli.jobs.JOBS_PER_PAGE", 2)
 
     listed = jobs("list", "--limit", "5").out.splitlines()
 

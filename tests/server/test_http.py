@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from carpool.server.routes.automatic1111 import EMPTY
+from carpool.server.routes.automatic1111 import EMPTY_LISTS
 from support.endpoints import ENDPOINT
 from support.server_process import Server, body, serving
 
@@ -78,7 +78,7 @@ def test_the_openapi_document_has_every_route_and_the_shape_of_errors(server: Se
     paths |= {f"/v1/{name}" for name in ("set_lora", "list_loras", "unmerge_lora_weights")}
     paths |= {f"/sdapi/v1/refresh-{what}" for what in ("loras", "checkpoints")}
     names = "txt2img img2img progress interrupt skip options sd-models samplers schedulers loras"
-    paths |= {f"/sdapi/v1/{name}" for name in [*names.split(), *EMPTY]}
+    paths |= {f"/sdapi/v1/{name}" for name in [*names.split(), *EMPTY_LISTS]}
     assert document["paths"].keys() == paths
     responses = document["paths"][ENDPOINT]["post"]["responses"]
     for status in ("400", "401", "404", "413", "429", "500", "503", "504"):

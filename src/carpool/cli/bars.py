@@ -35,11 +35,11 @@ class Previews:
         self._pictures[place] = picture
 
     def drop(self, place: int) -> None:
-        """It is finished, and shown as such."""
+        """Drop the preview of a finished picture."""
         self._pictures.pop(place, None)
 
     def table(self, columns: int) -> "Table":
-        """Those that have room in so many columns, side by side."""
+        """Previews side by side, as many as fit into so many columns."""
         from rich.console import Group
         from rich.table import Table
 

@@ -55,7 +55,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _value(value: Any, hint: Any) -> Any:
-    """As the setting's type has it; what does not fit is left for its check."""
+    """Convert a value to the setting's type; any other is left for the setting's check."""
     if get_origin(hint) is tuple:
         return tuple(value) if isinstance(value, list) else (value,)
     if base_type(hint) is float and isinstance(value, int) and not isinstance(value, bool):
@@ -100,7 +100,7 @@ def schema() -> dict[str, Any]:
 def sources(
     flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
 ) -> tuple[ServeSettings, dict[str, str]]:
-    """The settings in force, and where each came from.
+    """The settings in force, and the source of each.
 
     Raises:
         SettingRejected: one of them breaks its rule, or a name is unknown.
@@ -145,5 +145,5 @@ def config(file: Path | None, show: bool, as_schema: bool, **flags: Any) -> None
 
 
 def _text(value: Any) -> str:
-    """As YAML has it: JSON is YAML."""
+    """A value as YAML writes it; JSON is YAML."""
     return json.dumps(list(value) if isinstance(value, tuple) else value)

@@ -1,4 +1,4 @@
-"""`carpool generate`: pictures and videos into files, with a server or without one."""
+"""`carpool generate`: draw pictures and videos into files, here or on a server."""
 
 import json
 import os
@@ -111,7 +111,7 @@ def generate(
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """What is to be drawn, and how it is written."""
+    """Options of one command: prompts, parameters, files."""
 
     prompts: list[str]
     parameters: dict[str, Any]  # of the pipeline, but those below
@@ -218,7 +218,7 @@ def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> 
 
 
 def _shown(is_wanted: bool) -> Protocol | None:
-    """How to show pictures; None: not at all, which standard error says where it was asked for."""
+    """The terminal's protocol for pictures, or None; if `--show` is impossible, say why."""
     if not is_wanted:
         return None
     if (why := why_not(os.environ)) is not None:
@@ -256,7 +256,7 @@ def _refuse_settings(flags: dict[str, Any]) -> None:
 
 
 def _on_server(url: str, api_key: str | None, options: _Options) -> None:
-    """Have a server draw, and write what it made."""
+    """Draw on a server, and write the files."""
     from carpool.cli import remote
     from carpool.media import read_picture
     from carpool.media.inputs import transparent_mask
@@ -286,7 +286,7 @@ def _on_server(url: str, api_key: str | None, options: _Options) -> None:
 
 
 def _body_for(kind: str, output: Path, options: _Options) -> dict[str, Any]:
-    """What all requests to a server say: of its jobs of pictures or videos."""
+    """The common body of all requests to a server, for pictures or videos."""
     body = options.parameters | ({} if options.seed is None else {"seed": options.seed})
     if kind != "videos":
         if options.mask is not None and not options.images:

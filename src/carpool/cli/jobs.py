@@ -16,7 +16,7 @@ from carpool.errors import CarpoolError, Overloaded
 if TYPE_CHECKING:
     import httpx2
 
-PAGE = 100  # jobs; the most that a server gives at once
+JOBS_PER_PAGE = 100  # jobs; the most that a server gives at once
 URL = "http://127.0.0.1:8000"
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _MOMENTS = ("created_at", "started_at", "completed_at", "expires_at")
@@ -80,12 +80,12 @@ class JobsClient:
         return self.ask_at(method, _path(path), params=query)
 
     def ask_at(self, method: str, path: str, **sent: Any) -> dict[str, Any]:
-        """The same for any path of the server."""
+        """Send a request to any path of the server."""
         with self._reachable():
             return self._checked(self._http.request(method, path, **sent))
 
     def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What the server does, as it happens; ends with the connection."""
+        """Yield the server's events as they happen, until the connection ends."""
         with (
             suppress(self._failures),
             self._http.stream("GET", "v1/events", timeout=60) as answer,
@@ -191,7 +191,7 @@ def list_(server: JobsClient, limit: int, as_json: bool) -> Iterator[str]:
     """List the newest jobs: id, state, progress, when accepted, model."""
     query: dict[str, Any] = {}
     while limit > 0:
-        page = server.ask("GET", limit=min(limit, PAGE), **query)
+        page = server.ask("GET", limit=min(limit, JOBS_PER_PAGE), **query)
         for job in page["data"]:
             yield json.dumps(job) if as_json else _line(job)
         limit -= len(page["data"])

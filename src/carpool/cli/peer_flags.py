@@ -40,14 +40,14 @@ SWITCH_VALUES = ("true", "false", "1", "0")
 
 
 class PeerFlagsCommand(GroupedHelp):
-    """A command whose flags that are passed over may be switches, or have a value behind them."""
+    """A command whose ignored flags may be switches, or be followed by a value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _with_values(args))
 
 
 def _with_values(args: Sequence[str]) -> list[str]:
-    """Say `true` where no value follows a flag that is passed over: MODEL would be taken for it."""
+    """Add `true` after an ignored flag without a value, or MODEL would be taken for the value."""
     flags = {f"--{name.replace('_', '-')}" for name in PASSED_OVER}
     return [
         f"{arg}=true" if arg in flags and after.lower() not in SWITCH_VALUES else arg
@@ -73,7 +73,7 @@ def _option(name: str, **how: Any) -> Callable[[Command], Command]:
 
 
 def translated(flags: dict[str, Any]) -> dict[str, Any]:
-    """The flags without those of the peers, in whose place settings may stand.
+    """Replace the peers' flags by settings.
 
     Raises:
         UsageError: one asks for what Carpool has not.
@@ -128,7 +128,7 @@ def _sequence_parallel(flags: dict[str, Any]) -> None:
 
 
 def _rename(flags: dict[str, Any], name: str, setting: str, value: Any) -> None:
-    """Have a flag say a setting, unless the setting's own flag says something else."""
+    """Set a setting from a flag, unless the setting's own flag has another value."""
     if value is None:
         return
     if flags[setting] not in (None, value):

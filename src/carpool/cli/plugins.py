@@ -36,7 +36,7 @@ class Commands(click.Group):
         click.Group(commands=shown).format_commands(ctx, formatter)
 
     def _listed(self, ctx: click.Context, name: str) -> click.Command:
-        """A command as far as a list shows it; ours are not imported for that."""
+        """A command for a list: its name and help; ours are not imported for that."""
         added = added_commands().get(name)
         if name in LAB and added is not None and added.module.startswith("carpool_lab."):
             return click.Command(name, help=LAB[name])

@@ -1,4 +1,4 @@
-"""`carpool generate --server URL`: the same on a running server, as jobs over HTTP."""
+"""`carpool generate --server URL`: draw on a running server, by jobs over HTTP."""
 
 import base64
 import mimetypes
@@ -40,7 +40,7 @@ def data_url(content: bytes, name: str) -> str:
 
 
 def makes(server: JobsClient, model: str | None) -> str:
-    """What the served model makes: pictures or videos.
+    """Return "pictures" or "videos": the served model's kind of output.
 
     Raises:
         CarpoolError: it is not served there.
@@ -63,7 +63,7 @@ def draw(
     mask: str | None = None,
     are_shown: bool = False,
 ) -> Iterator[ServerFile]:
-    """Have a server draw, with a bar for each prompt; yields what it made, in their order.
+    """Draw on a server, with a bar for each prompt; yields the files in the order of prompts.
 
     Args:
         body: common to all requests.

@@ -117,7 +117,7 @@ def _tell_mode(settings: ServeSettings) -> None:
 
 
 def _deploy(file: Path | None, overrides: str | None) -> dict[str, Any]:
-    """What a deploy file sets, its model among it; names on standard error what it has in vain.
+    """Settings of a deploy file, its model too; fields without effect are named on standard error.
 
     Args:
         overrides: of its stages, in JSON.

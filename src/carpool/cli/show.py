@@ -25,7 +25,7 @@ _ITERM2 = {"iTerm.app", "iTerm2", "WezTerm"}
 
 
 def protocol_of(environ: Mapping[str, str]) -> Protocol:
-    """What the terminal of these environment variables can show."""
+    """The picture protocol of a terminal, by its environment variables."""
     if environ.get("TMUX") or environ.get("TERM", "").startswith(("screen", "tmux")):
         return "blocks"
     names = {environ.get("TERM_PROGRAM", ""), environ.get("LC_TERMINAL", "")}
@@ -37,7 +37,7 @@ def protocol_of(environ: Mapping[str, str]) -> Protocol:
 
 
 def why_not(environ: Mapping[str, str]) -> str | None:
-    """Why nothing can be shown; None: it can."""
+    """The reason why no picture can be shown; None if it can."""
     if not sys.stdout.isatty():
         return "standard output is not a terminal"
     if environ.get("TERM", "dumb") == "dumb":

@@ -1,4 +1,4 @@
-"""`carpool top`: what a running server does, live in a terminal, from `GET /v1/events`."""
+"""`carpool top`: live view of a running server in a terminal, from `GET /v1/events`."""
 
 import sys
 import time
@@ -31,7 +31,7 @@ Worker = tuple[str, int]
 
 
 class Dashboard:
-    """What the last events said, as a picture for a terminal."""
+    """The state of a server by its last events, drawn for a terminal."""
 
     def __init__(self) -> None:
         self.status: dict[str, Any] = {}
@@ -40,7 +40,7 @@ class Dashboard:
         self._forwards: dict[Worker, deque[dict[str, Any]]] = {}
 
     def take(self, kind: str, data: dict[str, Any]) -> None:
-        """One event."""
+        """Add one event."""
         worker = data.get("model", ""), data.get("worker", 0)
         if kind == "status":
             self.status = data
@@ -57,7 +57,7 @@ class Dashboard:
 
     @property
     def is_whole(self) -> bool:
-        """Has there been an event of each kind?"""
+        """Return whether an event of each kind has arrived."""
         return bool(self.status and self._stats and self._activities)
 
     def _of(self, name: str) -> list[dict[str, Any]]:
@@ -172,7 +172,7 @@ def top(url: str, api_key: str | None, once: bool) -> None:
 
 
 def _follow(url: str, api_key: str | None, board: Dashboard, after: Any) -> None:
-    """Feed events to the board until `after` says so, or the stream ends."""
+    """Feed events to the dashboard until `after` returns true, or the stream ends."""
     with server_client(url, api_key) as http:
         from httpx2 import HTTPError
 

@@ -1,1 +1,1 @@
-"""Jobs that outlive the process: `store` keeps them and their files, `database` is its SQLite."""
+"""Durable jobs: `store.py` keeps them and their files, `runner.py` runs them."""

@@ -1,4 +1,4 @@
-"""The clock of a job store: setting the wall clock, or suspending, makes no job older or younger.
+"""The clock of a job store: a changed wall clock, or suspending, does not change jobs' ages.
 
 *Unix time* is for moments that clients see: the wall clock as the process starts, advanced by the
 time since boot. Within a run it never jumps.
@@ -20,7 +20,7 @@ def _since_boot() -> float:
 
 
 class StoreClock:
-    """Both times of one run. From any thread."""
+    """Unix time and uptime of one run. From any thread."""
 
     def __init__(
         self,

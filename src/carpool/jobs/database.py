@@ -134,7 +134,7 @@ class Database:
             raise OSError(f"{NAME} is damaged ({error}): restore it from a backup") from error
 
     def checkpoint(self) -> bool:
-        """Merge the write-ahead log into the file; whether there was room for it."""
+        """Merge the write-ahead log into the file; returns whether there was room for it."""
         with self._lock, contextlib.suppress(sqlite3.Error):
             is_blocked, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             return not is_blocked
@@ -147,7 +147,7 @@ class Database:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: all of it is on the disk afterwards, or nothing of it."""
+        """Run a transaction: afterwards all of it is on the disk, or nothing."""
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -162,7 +162,7 @@ class Database:
                 raise StoreFailed("the store of jobs cannot be written just now") from error
 
     def write(self, query: str, values: Values = ()) -> list[sqlite3.Row]:
-        """One statement as a transaction of its own; gives what it RETURNs."""
+        """Run one statement as a transaction; returns its RETURNING rows."""
         with self.writing() as db:
             return db.execute(query, values).fetchall()
 
@@ -201,7 +201,7 @@ def _connect(path: Path | str) -> sqlite3.Connection:
 
 
 def identify(path: Path) -> Literal["missing", "ours", "newer", "foreign"]:
-    """Whose database a file is. Reads only; one without tables counts as missing.
+    """Identify a database file by its header. Reads only; one without tables counts as missing.
 
     Source: https://www.sqlite.org/fileformat2.html#the_database_header
     """

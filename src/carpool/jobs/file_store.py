@@ -24,7 +24,7 @@ class FileStore:
         path.mkdir(exist_ok=True)
 
     def path(self, job_id: str) -> Path:
-        """Where the files of a job are, if it has any.
+        """The folder of a job's files, if it has any.
 
         Raises:
             FileNotFoundError: it is no id of a job.
@@ -34,7 +34,7 @@ class FileStore:
         return self._path / job_id
 
     def part(self, job_id: str) -> Path:
-        """Where they are before they are published, and while they are removed."""
+        """The folder of files that are not published yet, or are being removed."""
         return self.path(job_id).with_suffix(_PART)
 
     def write(self, job_id: str, write: Callable[[Path], object]) -> dict[str, int]:

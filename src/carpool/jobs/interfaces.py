@@ -1,4 +1,4 @@
-"""What a runner of jobs is given: who runs requests, who writes files, and who is told."""
+"""Interfaces of the job runner: engine client, file writer, listener."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from carpool.types import CheckedRequest, OnProgress, Timings
 
 
 class JobOutput(Protocol):
-    """What a worker gives for one request of a job; only the writers look further into it."""
+    """The output of one request of a job; only file writers read more of it."""
 
     @property
     def warnings(self) -> Sequence[str]: ...
@@ -27,7 +27,7 @@ Writer = Callable[[Record, Sequence[Any], Path], object]
 
 
 class EngineClient(Protocol):
-    """Runs the requests of jobs: a `Supervisor`, or a test's own."""
+    """Runs the requests of jobs: a pool, a fleet, or the engine of this process."""
 
     async def wait_open(self, model: str | None = None) -> None: ...
     async def submit(
@@ -39,16 +39,16 @@ class EngineClient(Protocol):
 
 
 class JobListener:
-    """Is told what becomes of jobs, on the event loop. What is not overridden does nothing."""
+    """Listener of jobs' events, on the event loop. Methods that are not overridden do nothing."""
 
     def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
-        """A job is run, maybe not for the first time, as these requests; in their own task."""
+        """A job starts to run, maybe again, as these requests; called in the job's own task."""
 
     def progressed(self, record: Record, step: int, steps: int) -> None:
         """The requests of a job have made so many denoising steps, of so many in all."""
 
     def previewed(self, record: Record, part: int, preview: Any) -> None:
-        """There is a preview of one of the requests of a job."""
+        """A request of a job has a preview."""
 
     def ended(
         self,

@@ -1,4 +1,4 @@
-"""The files of all jobs of a store: what they begin from, what they give, and their journals.
+"""The files of all jobs of a store: inputs, outputs and journals.
 
 The files of a job are written before the database says that they are there, and removed after it
 says that they are not; what a crash left half done is settled by `recover`.
@@ -20,10 +20,10 @@ _PASSING = re.compile(r"tmp[a-z0-9_]{8}\.rgb")  # large outputs, on their way fr
 
 
 class JobFiles:
-    """The folders of a store, which make room for one another."""
+    """The folders of a store; old outputs are deleted to make room for new ones."""
 
     def __init__(self, folder: Path, db: Database, max_bytes: int) -> None:
-        """Open them.
+        """Open the folders.
 
         Args:
             max_bytes: of all files; the oldest completed jobs are removed to make room. Half of
@@ -35,7 +35,7 @@ class JobFiles:
         self.journals = FileStore(folder / "journals")  # of open jobs: `JobJournals`
 
     def output(self, record: Record, name: str) -> Path | None:
-        """Where a completed job's file is; None if it has none of this name."""
+        """The path of a completed job's file; None if it has none of this name."""
         if name not in record.files or name != Path(name).name:  # a damaged row may say anything
             return None
         path = self.outputs.path(record.id) / name

@@ -1,4 +1,4 @@
-"""Journals of jobs on the disk: a server that starts again goes on with their next step.
+"""Journals of jobs on the disk: after a restart, jobs continue at their next step.
 
 A folder for each job that has not ended, with a file for each of its requests. Entries are
 appended, each with its length and a checksum; what a killed process left torn at the end is cut
@@ -33,12 +33,12 @@ _decoder = msgspec.msgpack.Decoder(JournalEntry)
 
 
 def results_bytes(disk_bytes: int) -> int:
-    """What of a disk of this size journals leave free."""
+    """Bytes that journals leave free for results, of a disk of this size."""
     return min(RESULTS_BYTES, disk_bytes // 2)
 
 
 def _room_bytes(stream: BinaryIO) -> int:
-    """What journals may still take of the disk of a file."""
+    """Bytes that journals may still take of a file's disk."""
     disk = os.fstatvfs(stream.fileno())
     return disk.f_bavail * disk.f_frsize - results_bytes(disk.f_blocks * disk.f_frsize)
 
@@ -74,7 +74,7 @@ class JobJournals:
         self._was_told = False
 
     async def resume(self, job_id: str, part: int, request_id: str) -> None:
-        """Let a request go on where the last run of this part of the job was."""
+        """Continue a request where the last run of this part of the job ended."""
         loop = asyncio.get_running_loop()
         path = self._folders.path(job_id) / f"{part}.journal"
         try:
@@ -85,11 +85,11 @@ class JobJournals:
         self._memory.open(request_id, past, file)
 
     def leave(self, request_id: str) -> None:
-        """The request does not run any more. Its file stays until the job has ended."""
+        """Close the journal of a request that has stopped; its file stays until the job ends."""
         self._memory.close(request_id)
 
     def stop(self) -> None:
-        """Write what is still to be written."""
+        """Write the remaining entries, and stop the thread."""
         self._thread.shutdown()
 
     def _open(self, path: Path) -> tuple[list[JournalEntry], "JournalFile"]:
@@ -155,7 +155,7 @@ class JobJournals:
 
 
 class JournalFile:
-    """Where the entries of one request go, besides the memory."""
+    """The journal file of one request, beside its entries in memory."""
 
     def __init__(self, journals: JobJournals, stream: BinaryIO) -> None:
         self._journals, self.stream, self.is_broken = journals, stream, False

@@ -64,7 +64,7 @@ class Runner:
         again_s: float = 2.0,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Nothing runs yet.
+        """Make a runner; `run` starts it.
 
         Args:
             store: of the jobs; the caller closes it after `stop`.
@@ -92,7 +92,7 @@ class Runner:
         self._finisher = ThreadPoolExecutor(2, "carpool-files")
 
     def listen(self, listener: JobListener) -> None:
-        """Tell a listener of all that happens from now on."""
+        """Add a listener of jobs' events."""
         self._listeners.append(listener)
 
     # For clients. A job that does not exist, or is another owner's, raises `JobNotFound`
@@ -167,7 +167,7 @@ class Runner:
     # The jobs that run
 
     async def run(self) -> None:
-        """Run what is queued, until cancelled."""
+        """Run queued jobs until cancelled."""
         while True:
             await self._client.wait_open()
             try:
@@ -184,7 +184,7 @@ class Runner:
                 self._news.clear()
 
     async def stop(self) -> None:
-        """Leave what runs to the next start, but store results that are there already."""
+        """Leave running jobs to the next start, but store results that are complete."""
         for work in self._at_work.values():
             work.cancel()
         if self._tasks:
@@ -319,7 +319,7 @@ class Runner:
     async def _patiently(
         self, change: Callable[..., Any], record: Record, *args: Any, **options: Any
     ) -> Any:
-        """Change a job in the store, again and again while the disk refuses."""
+        """Change a job in the store; retry while the disk refuses."""
         percent = self._percents.get(record.id, 0)
         while True:
             try:

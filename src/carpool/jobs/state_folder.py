@@ -1,4 +1,4 @@
-"""Lock a folder for one job store, and refuse folders that are not a store's, or not whole.
+"""Lock a folder for one job store; refuse folders of other programs, and incomplete ones.
 
 People point `--state-dir` at folders that they have, restore half of a backup, or copy a folder
 while a server runs. So nothing is made, changed or removed before the folder is known to be ours
@@ -63,15 +63,15 @@ class StateFolder:
             raise
 
     def opened(self) -> None:
-        """The database is open: from now on its log is needed, if this process is killed."""
+        """Note that the database is open: if this process is killed, its log is needed."""
         os.pwrite(self._lock, _IS_OPEN, 0)
 
     def merged(self) -> None:
-        """The log is merged into the database."""
+        """Note that the log is merged into the database."""
         os.ftruncate(self._lock, 0)
 
     def close(self) -> None:
-        """Let another process lock it. Harmless when done twice."""
+        """Release the lock. Harmless when done twice."""
         if self._lock >= 0:
             if not self._log.exists():  # SQLite merged it as the database was closed
                 self.merged()
@@ -85,7 +85,7 @@ class ScratchFolder:
     _NAME = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")
 
     def __init__(self) -> None:
-        """Make it, and remove those of dead processes.
+        """Make a folder, and remove folders of dead processes.
 
         Raises:
             OSError: there is no place for it.
@@ -211,7 +211,7 @@ def _locked(path: Path, flags: int, *, is_lock_needed: bool = True) -> int:
 
 
 def _is_ours(path: Path, descriptor: int) -> bool:
-    """Whether an open folder is this user's, private, and still the one at `path`."""
+    """Return whether an open folder is this user's, private, and still the one at `path`."""
     seen = os.fstat(descriptor)
     is_private = seen.st_uid == os.geteuid() and stat.S_IMODE(seen.st_mode) == 0o700
     try:

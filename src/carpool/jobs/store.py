@@ -208,7 +208,7 @@ class JobStore:
         limit: int = 20,
         is_newest_first: bool = True,
     ) -> tuple[list[Record], bool]:
-        """Some of the owner's jobs, and whether there are more behind them."""
+        """A page of the owner's jobs, and whether there are more."""
         start = 1 << 62 if is_newest_first else 0
         if after is not None:
             start = self.get(after, owner).number
@@ -220,7 +220,7 @@ class JobStore:
         return [record_of(row) for row in rows[:limit]], len(rows) > limit
 
     def count_open(self, owner: str | None = None) -> dict[State, int]:
-        """How many jobs are queued and how many in progress: the owner's, or all."""
+        """Numbers of jobs that are queued and in progress: an owner's, or all."""
         query = """SELECT state, count(*) AS jobs FROM jobs INDEXED BY by_state
             WHERE state IN ('queued', 'in_progress') AND (:owner IS NULL OR owner = :owner)
             GROUP BY state"""
@@ -228,7 +228,7 @@ class JobStore:
         return dict.fromkeys(OPEN, 0) | {row["state"]: row["jobs"] for row in rows}
 
     def ahead_of(self, record: Record) -> int:
-        """How many queued jobs were accepted before this one."""
+        """The number of queued jobs that were accepted before this one."""
         query = "SELECT count(*) FROM jobs WHERE state = 'queued' AND number < ?"
         return int(self._db.read(query, [record.number])[0][0])
 
@@ -253,7 +253,7 @@ class JobStore:
         self._db.write(query, [int(is_lost), progress, job_id])
 
     def note_progress(self, percents: Mapping[str, int]) -> None:
-        """Store how far jobs have come, so that what clients see does not fall."""
+        """Store the progress of jobs, so that it never falls for clients."""
         query = "UPDATE jobs SET progress = max(progress, ?) WHERE id = ? AND state = 'in_progress'"
         with self._db.writing() as db:
             db.executemany(query, [(percent, job_id) for job_id, percent in percents.items()])
@@ -305,7 +305,7 @@ class JobStore:
         return is_ours
 
     def end(self, job_id: str, state: End, error: CarpoolError, *, progress: int = 0) -> bool:
-        """End an open job without files; whether it was this call that ended it."""
+        """End an open job without files; returns whether this call ended it."""
         if is_ours := self._end(
             job_id, state, progress, error=error.body, warnings=(), timings=None, skipped_steps=None
         ):
@@ -350,7 +350,7 @@ class JobStore:
         return expired
 
     def expires_s(self, record: Record) -> float | None:
-        """When an ended job will be deleted, Unix seconds, if the server runs until then."""
+        """The time at which an ended job is deleted, in Unix seconds; None for an open job."""
         if record.ended_s is None or record.ended_up_s is None:
             return None
         offset_s = self.clock() - self.clock.uptime_s()

@@ -5,7 +5,7 @@ from carpool.jobs.database import Database
 
 
 def resume_time(db: Database, clock: StoreClock) -> None:
-    """Give all jobs the ages that they had when the store was last left.
+    """Continue jobs' ages from the time at which the store was closed.
 
     A moment that is still to come was written under another wall clock: it becomes now.
     """

@@ -1,4 +1,4 @@
-"""Check a write-ahead log before SQLite reads it: SQLite silently drops all behind a bad frame.
+"""Check a write-ahead log before SQLite reads it, which silently drops all after a bad frame.
 
 A crash cuts a log off within one transaction, which was never acknowledged. Where commits follow an
 unreadable frame, the file was damaged afterwards, and these commits were acknowledged.

@@ -263,7 +263,7 @@ def _note(found: dict[str, memoryview], name: bytes, content: memoryview) -> Non
 
 
 def _orientation(metadata: dict[str, memoryview]) -> int:
-    """That of EXIF, else that of XMP, else 1."""
+    """The orientation by EXIF, else by XMP, else 1."""
     tiff, xmp = (bytes(metadata.get(kind, b"")[:_MOST_METADATA]) for kind in ("exif", "xmp"))
     tiff = tiff.removeprefix(b"Exif\0\0")
     try:

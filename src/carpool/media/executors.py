@@ -21,7 +21,7 @@ class FairSemaphore:
     """A semaphore whose slots tenants take in turn. On one event loop."""
 
     def __init__(self, slots: int, *, per_tenant: int, budget: int | None = None) -> None:
-        """All slots are free.
+        """Make a semaphore with all slots free.
 
         Args:
             per_tenant: slots that one tenant may have at once.
@@ -35,7 +35,7 @@ class FairSemaphore:
 
     @asynccontextmanager
     async def hold(self, tenant: str, cost: int = 0) -> AsyncIterator[None]:
-        """Have a slot for the block."""
+        """Hold a slot for the block."""
         await self.acquire(tenant, cost)
         try:
             yield
@@ -95,7 +95,7 @@ class FairExecutor:
         self, name: str, workers: int, *, per_tenant: int, budget: int | None = None,
         rests: bool = False,
     ) -> None:  # fmt: skip
-        """No thread yet.
+        """Make a pool; threads start with the first work.
 
         Args:
             name: of the threads.

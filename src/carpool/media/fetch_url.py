@@ -54,7 +54,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 def is_public(address: Address) -> bool:
-    """Whether anybody on the internet could reach this address just as well.
+    """Return whether an address is public: any host of the internet can reach it.
 
     By tables of our own: those of `ipaddress` differ between versions of Python.
     """

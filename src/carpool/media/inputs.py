@@ -48,7 +48,7 @@ def packed(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, byte
 
 
 def unpacked(file: bytes, mode: Mode) -> Image.Image:
-    """A picture as it was before `packed`.
+    """Read a picture that `packed` has stored.
 
     Raises:
         UnsupportedImage: the disk has spoiled it.

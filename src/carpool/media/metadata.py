@@ -63,7 +63,7 @@ def permitted(
 
 
 def without_prompts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without what the caller wrote in words."""
+    """The settings without prompts."""
     return {name: value for name, value in settings.items() if "prompt" not in name}
 
 
@@ -99,7 +99,7 @@ def as_json(metadata: Mapping[str, Any]) -> str:
 
 
 def as_text(metadata: Mapping[str, Any]) -> str:
-    """As the AUTOMATIC1111 web interface writes it: prompts first, the rest in the last line."""
+    """Settings as the AUTOMATIC1111 web interface writes them: prompts first, then a line."""
     has_size = {"width", "height"} <= metadata.keys()
     named = {
         "Steps": metadata.get("num_inference_steps"),

@@ -44,7 +44,7 @@ class PictureReader:
     """The threads and connections that all requests of a server share. On one event loop."""
 
     def __init__(self, *, allow_remote: bool = False) -> None:
-        """No thread yet.
+        """Make a reader; threads start with the first picture.
 
         Args:
             allow_remote: fetch pictures that are named by http(s) URLs.

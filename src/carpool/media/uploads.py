@@ -174,7 +174,7 @@ def digest_of(sent: bytes | str | memoryview) -> str:
 
 
 def _letters(sent: bytes | str | memoryview, start: int, size: int) -> bytes:
-    """A piece of what was sent: a copy of all of it would keep other threads waiting."""
+    """A piece of an upload as text: a copy of all of it would block other threads."""
     piece = sent[start : start + size]
     return piece.encode(errors="replace") if isinstance(piece, str) else bytes(piece)
 
@@ -223,6 +223,6 @@ def _refused(name: str, error: Exception) -> UnsupportedImage:
 
 
 def cut(url: str | memoryview) -> str:
-    """A URL as a message may repeat it."""
+    """Shorten a URL for messages."""
     start = url[:40] if isinstance(url, str) else bytes(url[:40]).decode(errors="replace")
     return start if len(url) <= 40 else start[:37] + "..."

@@ -71,7 +71,7 @@ class Engine:
 
     @property
     def card(self) -> Card:
-        """What the model takes: its parameters, sizes and defaults."""
+        """The model's card: its parameters, sizes and defaults."""
         return self._loop.loaded.card
 
     @property
@@ -264,11 +264,11 @@ class Engine:
         self._loop.add_lora(name, path)
 
     def statistics(self) -> dict[str, Any]:
-        """What is going on, and which forwards were run: see `carpool.engine.loop`."""
+        """Statistics: running and waiting requests, forwards so far; see `carpool.engine.loop`."""
         return self._loop.statistics()
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
-        """What a request did when, with which others it shared forwards, and what it waited for.
+        """The timeline of a request: its phases, the requests it shared forwards with, its waits.
 
         Moments are seconds since its submission; those that end in `_at` are Unix time.
         `place_in_forward` is time in which forwards ran that it could have shared, had they been

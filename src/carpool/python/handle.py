@@ -1,4 +1,4 @@
-"""A request that was submitted, and what it gave."""
+"""Handles: follow, await or cancel a submitted request; its output."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one request gave.
+    """The output of one request.
 
     `images` and `frames` are what the pipeline itself would give for one prompt, in its own default
     output type where none is asked for. For `"pil"` that is a list with one PIL image, or with one
@@ -45,7 +45,7 @@ class Output:
 
 
 class OwnerProcess:
-    """The process that may use an engine: a fork copies its memory, but no thread of it.
+    """The process that owns an engine: a fork copies its memory, but no threads.
 
     A child would wait for ever for the engine's thread.
     """
@@ -129,7 +129,7 @@ class Handle:
         self._loop.cancel(self.request_id)
 
     def events(self) -> Iterator[Event]:
-        """Everything that happens to the request, from `queued` to `finished`, as it happens."""
+        """Yield the events of the request as they happen, from `queued` to `finished`."""
         self._owner.check()
         return self._listener.events()
 
@@ -154,7 +154,7 @@ class _Listener:
 
     @property
     def state(self) -> str:
-        """For people."""
+        """A short text for people."""
         if self.future.done():
             error = self.future.exception()
             return "done" if error is None else f"failed: {type(error).__name__}"

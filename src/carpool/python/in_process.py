@@ -1,4 +1,4 @@
-"""Jobs in the process of the engine: how they are checked and run, and their files written."""
+"""Jobs in the engine's own process: check them, run them, write their files."""
 
 import asyncio
 import contextlib

@@ -43,7 +43,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class BackgroundJob:
-    """A job as it was when it was asked for."""
+    """Snapshot of a job."""
 
     id: str
     state: State
@@ -74,7 +74,7 @@ class Jobs:
         settings: ServeSettings,
         store: JobStore,
     ) -> None:
-        """Go on with the jobs that the store holds, if there are any. It is closed with them."""
+        """Resume the jobs of a store, which is closed with them."""
         self._loop, self._settings, self._store = loop, settings, store
         self._runner = Runner(
             store,
@@ -154,7 +154,7 @@ class Jobs:
         return [self._shown(record) for record in self._ask(self._runner.page(limit=limit))[0]]
 
     def close(self) -> None:
-        """Put the jobs that run back into the line, for the next engine, and close the store."""
+        """Requeue running jobs for the next engine, and close the store."""
         with self._changing:
             if self._thread is not None and not self._is_closed:
                 self._here.call_soon_threadsafe(self._end.set)
@@ -180,7 +180,7 @@ class Jobs:
             return await self._runner.ended(job_id)
 
     def _ask(self, question: Coroutine[Any, Any, _Answer]) -> _Answer:
-        """Have the jobs' own thread answer."""
+        """Run a coroutine on the jobs' own thread, and wait for it."""
         with self._changing:
             if self._is_closed:
                 question.close()

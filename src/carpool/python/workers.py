@@ -1,4 +1,4 @@
-"""Worker processes behind the Python API: what `carpool.load(workers=N)` runs its requests in.
+"""Worker processes of the Python API, for `carpool.load(workers=N)`.
 
 `WorkerEngine` has those methods of `EngineCore` that `Engine`, its handles and its jobs use. An
 event loop on a thread of its own runs the same pool that a server has. What crosses to a worker is
@@ -42,7 +42,7 @@ _LORA_S = 120.0  # for all workers to read an adapter
 
 @dataclass(frozen=True, slots=True)
 class LoadedCard:
-    """A model that worker processes have loaded."""
+    """Stands for a loaded model whose pipeline is in worker processes."""
 
     card: Card
     pipe: Any = None  # it is in other processes
@@ -82,7 +82,7 @@ class WorkerEngine:
         return pool
 
     def _ask(self, question: Coroutine[Any, Any, T]) -> T:
-        """Have the event loop answer."""
+        """Run a coroutine on the event loop, and wait for it."""
         try:
             return asyncio.run_coroutine_threadsafe(question, self._loop).result()
         except BaseException:
@@ -129,7 +129,7 @@ class WorkerEngine:
         self._requests[request.request_id] = task
 
     async def _live(self, request: CheckedRequest, listener: Listener) -> None:
-        """Run one request, and tell its listener everything."""
+        """Run one request, and pass its events to the listener."""
         fields: dict[str, Any] = {}
         error: Exception | None = None
         timings, warnings, has_started = Timings(), tuple[str, ...](), False
@@ -169,7 +169,7 @@ class WorkerEngine:
             told("finished", error=error)
 
     def together(self) -> AbstractContextManager[object]:
-        """Nothing: workers begin each request as it comes."""
+        """Do nothing: workers start each request as it comes."""
         return nullcontext()
 
     def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
@@ -203,7 +203,7 @@ class WorkerEngine:
             raise LoraRejected(f"adapter {name!r}: not read within {_LORA_S:g} s") from None
 
     def statistics(self) -> dict[str, Any]:
-        """Sums, and those of every worker."""
+        """Statistics: sums, and those of every worker."""
         return self._ask(self._pool.statistics())
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:

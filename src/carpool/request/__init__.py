@@ -1,1 +1,1 @@
-"""What a caller may ask: parameters, images and adapters of a request."""
+"""Checks of requests: parameters, images, adapters, sizes."""

@@ -80,7 +80,7 @@ class Card:
 
     @property
     def usual_size_px(self) -> tuple[int, int] | None:
-        """Width and height where nobody says any, if the model or its pipeline tells."""
+        """Default width and height, if the model or its pipeline has any."""
         own = {p.name: p.default for p in self.parameters} | self.defaults
         width, height = own.get("width"), own.get("height")
         if self.default_size_px or not isinstance(width, int) or not isinstance(height, int):
@@ -102,7 +102,7 @@ class Card:
         return int(arguments.get("num_inference_steps", own) or 0)
 
     def names(self) -> list[str]:
-        """What a request may say, ours included."""
+        """Names of all parameters of a request, ours included."""
         hidden = HIDDEN
         names = dict.fromkeys(p.name for task in self.tasks for p in task.parameters)
         return [*OURS, *(name for name in names if name not in hidden)]

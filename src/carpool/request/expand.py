@@ -16,7 +16,7 @@ TEXTS = re.compile(r"(negative_)?prompt(_\d+)?")  # may be lists, one entry a pr
 
 
 def merged(request: Any, parameters: Mapping[str, Any]) -> Request:
-    """A request with what it does not say itself taken from `parameters`."""
+    """Fill what a request leaves out from `parameters`."""
     if not isinstance(request, (Request, str)):
         kind = type(request).__name__
         raise InvalidValue(f"a request is a prompt or a carpool.Request, not a {kind}")
@@ -59,7 +59,7 @@ def repeated(request: Request, n: int = 1) -> Iterator[Request]:
 
 
 def prompts_in(parameters: Mapping[str, Any]) -> int:
-    """How many prompts a request has, whose texts may be lists; see `repeated` for the rules.
+    """The number of prompts of a request, whose texts may be lists; rules as for `repeated`.
 
     Args:
         parameters: among them `prompt`.
@@ -99,13 +99,13 @@ def _lists(parameters: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
 
 
 def outputs_each(request: Request, n: int = 1) -> int:
-    """How many outputs each prompt of a request has, which `repeated` has found right."""
+    """The number of outputs of each prompt, for a request that `repeated` has checked."""
     counts = [request.parameters.get(name) for name in PER_PROMPT]
     return n * math.prod(int(count) for count in counts if count is not None)
 
 
 def grouped(outputs: Sequence[CheckedRequest], size: int) -> list[CheckedRequest]:
-    """The outputs of `repeated`, checked, each so many of them marked as asked for together."""
+    """Mark checked outputs as groups of so many that were asked for together."""
     if size == 1:
         return list(outputs)
     first = [outputs[i - i % size] for i in range(len(outputs))]

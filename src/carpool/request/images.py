@@ -126,7 +126,7 @@ def _check_mask(arguments: Mapping[str, Any], takes_image: bool) -> None:
 
 
 def _marks(mask: Any) -> bool:
-    """Whether any pixel of a mask is not black."""
+    """Return whether any pixel of a mask is not black."""
     if is_pil(mask):
         return bool(mask.convert("L").getbbox())
     return bool((mask != 0).any())
@@ -147,7 +147,7 @@ def size_of(picture: Any) -> Size | None:
 
 
 def is_pil(picture: Any) -> bool:
-    """Whether it is a PIL image."""
+    """Return whether a value is a PIL image."""
     return isinstance(getattr(picture, "mode", None), str)
 
 

@@ -1,6 +1,6 @@
 """Adapters (LoRA) as requests and settings name them: names, scales, and the rules for both.
 
-A request says `lora=[{"id": NAME, "scale": 0.8}, ...]`. Names are given by whoever starts the
+A request says `lora=[{"id": NAME, "scale": 0.8}, ...]`. Names are given by the user who starts the
 engine; a request never says where weights lie. No torch: the front process checks with this too.
 """
 
@@ -31,7 +31,7 @@ AdapterScales = tuple[tuple[str, float], ...]
 
 
 def check_lora(given: Any, known: Sequence[str]) -> AdapterScales:
-    """Check what a request says of adapters; those with scale 0 are as if not said.
+    """Check the adapters of a request; scale 0 means no adapter.
 
     Args:
         given: `[{"id": NAME, "scale": NUMBER}, ...]`, scale 1 where left out; or None.
@@ -111,7 +111,7 @@ def files_in(folder: Path) -> dict[str, Path]:
 
 
 def adapter_file(path: Path) -> Path:
-    """The one safetensors file that is meant. A pickle would run code: it is never opened.
+    """Find the safetensors file of an adapter. Pickles would run code: they are never opened.
 
     Raises:
         LoraRejected: there is none.

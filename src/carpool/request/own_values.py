@@ -1,4 +1,4 @@
-"""What requests may say of any pipeline, checked: how many outputs, seeds, times, priorities."""
+"""Check parameters that every pipeline has here: number of outputs, seeds, times, priorities."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ MOST_PRIORITY = 10
 
 
 def check_n(n: Any, most: int, name: str = "n") -> int:
-    """How many outputs one prompt is to have."""
+    """Check the number of outputs of one prompt."""
     n = as_plain(n, also_arrays=False)
     if not is_int(n) or not 1 <= n <= most:
         raise InvalidValue.of(name, n, f"must be a whole number from 1 to {most}")

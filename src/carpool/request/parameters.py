@@ -45,7 +45,7 @@ ELSEWHERE = {  # what is said otherwise, by how
 
 
 def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRequest:
-    """Turn a request into a job, or say what is wrong with it.
+    """Check a request; returns it with its arguments, task and seed.
 
     Args:
         card: of the model that is to run it.
@@ -117,7 +117,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
 
 
 def _is_left_out(parameter: Parameter, from_json: bool) -> bool:
-    """Whether None is as if the parameter had not been said.
+    """Return whether None means the same as leaving the parameter out.
 
     Clients write null for what they leave out, and a number without which the pipeline fails is
     not what they mean. In Python None is the caller's own.

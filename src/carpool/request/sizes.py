@@ -12,7 +12,7 @@ SIDES = ("upsampling_width", "upsampling_height", "frame_size", "max_input_image
 
 
 def rounded_size(card: Card, arguments: Mapping[str, Any]) -> str | None:
-    """What a client is to know of a size that the pipeline rounds down; None if it does not."""
+    """The warning for a size that the pipeline rounds down; None if it does not."""
     sides, multiple = _sides(card, arguments), card.size_multiple_px
     if not any(side % multiple for side in sides):
         return None
@@ -53,7 +53,7 @@ def check_size(card: Card, arguments: Mapping[str, Any]) -> None:
 
 
 def _check_areas(card: Card, arguments: Mapping[str, Any]) -> None:
-    """Bound what says of a size less than width and height do, or says more beside them."""
+    """Check parameters that set a size in other ways than width and height."""
     longest = math.isqrt(card.max_pixels)
     lone = ("width", "height") if len(_sides(card, arguments)) == 1 else ()
     for name in (*lone, *SIDES):

@@ -1,4 +1,4 @@
-"""Values of parameters: which kinds there are, what of them JSON can say, and plain Python ones.
+"""Types of parameter values: checks, JSON, and conversion to plain Python.
 
 Callers of the Python API write numbers as numpy and torch have them; those become Python's. They
 are recognised by what they can do, so neither library is imported here.
@@ -32,13 +32,13 @@ def is_int(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """A number that 32 bits can hold: what a pipeline makes a tensor of."""
+    """Return whether a value is a number that 32 bits can hold, as tensors of pipelines do."""
     is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_plain and -MAX_FLOAT32 <= value <= MAX_FLOAT32
 
 
 def is_text(value: Any) -> bool:
-    """A string of valid Unicode."""
+    """Return whether a value is a string of valid Unicode."""
     if not isinstance(value, str):
         return False
     try:
@@ -53,14 +53,14 @@ def are_numbers(value: Any) -> bool:
 
 
 def are_pictures(value: Any) -> bool:
-    """Uploaded ones, decoded, in lists, too: JSON cannot make these."""
+    """Return whether a value is decoded pictures, also in lists: JSON cannot make these."""
     if isinstance(value, (list, tuple)):
         return bool(value) and all(are_pictures(one) for one in value)
     return size_of(value) is not None
 
 
 def is_json(value: Any) -> bool:
-    """Plain values in lists and dictionaries of any depth; numbers must be finite."""
+    """Return whether a value is JSON: plain values in lists and dicts, with finite numbers."""
     if isinstance(value, (list, tuple)):
         return all(map(is_json, value))
     if isinstance(value, Mapping):

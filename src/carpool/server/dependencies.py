@@ -1,4 +1,4 @@
-"""FastAPI dependencies and route classes: authentication comes before any of a body is read."""
+"""FastAPI dependencies and route classes: authentication before any of a body is read."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -55,7 +55,7 @@ async def traced(context: Context) -> AsyncIterator[None]:
 
 
 class AuthenticatedRoute(APIRoute):
-    """A route whose clients need a key where the server has keys."""
+    """A route that needs an API key, where the server has keys."""
 
     is_work = False  # do its POSTs count against the limits of requests?
 

@@ -109,5 +109,5 @@ class DrainingServer(uvicorn.Server):
 
 
 def url_host(host: str) -> str:
-    """A host as URLs have it."""
+    """A host as URLs write it: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host

@@ -1,4 +1,4 @@
-"""Exceptions as answers in the shape that OpenAI's clients expect."""
+"""Map exceptions to HTTP responses of the shape that OpenAI's clients expect."""
 
 import logging
 import re
@@ -30,7 +30,7 @@ _BY_STATUS: dict[int, tuple[type[CarpoolError], str]] = {  # a message, or the e
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
-    """Any exception as an answer."""
+    """Make the response to any exception."""
     told = _api_error(error)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(told, errors.MethodNotAllowed):
@@ -75,7 +75,7 @@ def _api_error(error: Exception) -> CarpoolError:
 
 
 def _invalid(problem: Any) -> CarpoolError:
-    """A finding of pydantic's, in the words of our other errors."""
+    """Map an error of pydantic to one of ours."""
     name, is_missing = ".".join(map(str, problem["loc"][1:])), problem["type"] == "missing"
     if is_missing and not name:
         return InvalidJSON("the body is empty: send a JSON object")

@@ -1,4 +1,4 @@
-"""`GET /v1/events`: what the engine and a client's own jobs do, as server-sent events.
+"""`GET /v1/events`: activity of the engine and of a client's own jobs, as server-sent events.
 
 Requests of other API keys appear by number only: never their ids, prompts, settings or pictures.
 The worker reports, and anything is encoded, only while somebody watches; what viewers of one key
@@ -41,10 +41,10 @@ STATISTICS_EVERY = 8  # ticks
 BUFFERED = 256  # events of a viewer that does not read; it is disconnected then
 PREVIEW_QUALITY = 80
 SILENCE_S = 15.0  # the longest
-_SHOWN = """waiting running requests steps steps_per_s forwards waits not_wider costs overload
+_STATISTICS = """waiting running requests steps steps_per_s forwards waits not_wider costs overload
 memory speed_factor deadlines_missed"""
-SHOWN = _SHOWN.split()
-"""Of the engine's statistics; the rest is for `/stats`."""
+SHOWN_STATISTICS = _STATISTICS.split()
+"""The engine's statistics that viewers get; `/stats` has the rest."""
 
 
 @dataclass(slots=True, eq=False)
@@ -132,7 +132,7 @@ class Events(JobListener):
             viewer.put(None)
 
     def _update(self) -> None:
-        """Begin or end to watch, as there are viewers or none."""
+        """Start watching the engine with the first viewer; stop with the last one."""
         if self._viewers and self._ticking is None:
             self._backend.watch_activity(self._activity)
             self._ticking = asyncio.create_task(self._tick())
@@ -143,7 +143,7 @@ class Events(JobListener):
             self._progress.clear()
 
     async def _tick(self) -> None:
-        """Send, in turns, what is sent by time: progress, changes of state, statistics."""
+        """Send periodic events: progress, changes of state, statistics."""
         told, asking = self._status(), None
         count = 0
         while True:
@@ -170,7 +170,7 @@ class Events(JobListener):
         for model, several in models.items():
             held = {"held": one["requests"]} if (one := several.get("held")) else {}
             for worker in several.get("workers", [several]):
-                shown = {name: worker[name] for name in SHOWN if name in worker}
+                shown = {name: worker[name] for name in SHOWN_STATISTICS if name in worker}
                 if shown.keys() >= {"steps", "memory"}:  # its model is loaded
                     about = {"model": model, "worker": worker.get("worker", 0), **held}
                     self._send_all(_event("stats", about | shown))
@@ -229,7 +229,7 @@ class Events(JobListener):
             self._send(owner, event)
 
     def _own(self, request_id: str, owner: str) -> dict[str, Any]:
-        """Whose output it is, if it is the viewer's."""
+        """Name the request of an output, if it is the viewer's own."""
         name = self._observer.own_name(request_id, owner)
         return {} if name is None else {"id": name[0], "part": name[1]}
 

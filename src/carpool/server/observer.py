@@ -1,4 +1,4 @@
-"""Counts answers and jobs for Prometheus, and finds the engine's requests of an HTTP request."""
+"""Count answers and jobs for Prometheus; map HTTP requests to the engine's requests."""
 
 import contextlib
 import logging
@@ -31,7 +31,7 @@ Origin = tuple[Literal["request", "job"], str, str]
 
 
 class Observer(JobListener):
-    """The front's own counts, also of jobs, and the origins of the engine's requests."""
+    """The front's own metrics, and the HTTP request or job of each of the engine's requests."""
 
     def __init__(self, backend: Serving, settings: ServeSettings, runner: Runner | None) -> None:
         self._backend, self._settings, self._runner = backend, settings, runner
@@ -65,12 +65,12 @@ class Observer(JobListener):
         return self._settings.served_model_name or (ready.card.id if ready else "")
 
     def began(self, request: Request, owner: str, made: Sequence[CheckedRequest]) -> None:
-        """An HTTP request became these. A later one of the same id takes its place."""
+        """Note the engine's requests of an HTTP request; a later one of the same id replaces it."""
         tracing.asked(self.model, [one.seed for one in made], "image")
         self._note(("request", owner, request.scope["request_id"]), made)
 
     def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
-        """A job is run, in the trace of the request that it came with."""
+        """Note the engine's requests of a job, which continues the trace of its HTTP request."""
         tracing.take_up(str(record.work.get("trace", "")))
         self._note(("job", record.owner, record.id), parts)
 
@@ -88,7 +88,7 @@ class Observer(JobListener):
             self._origins.pop(one, None)
 
     def ended(self, record: Record, state: str, took_s: float, done: Sequence[Any]) -> None:
-        """A job has ended."""
+        """Count the end of a job, and its outputs."""
         model = str(record.asked.get("model") or self.model)
         outcome = "ok" if state == "completed" else state
         self._metrics.ended(model, record.kind, outcome, took_s)
@@ -99,20 +99,20 @@ class Observer(JobListener):
             self._metrics.filmed(model, clip.length / record.work["output"]["fps"])
 
     def first_preview(self, after_s: float) -> None:
-        """The first preview of a request was sent so many seconds after it came."""
+        """Record the time from a request to its first preview."""
         self._metrics.previewed(self.model, after_s)
 
     def drew(self, images: int, usage: schema.UsageBody) -> None:
-        """An answer has so many pictures."""
+        """Count the pictures and tokens of an answer."""
         self._metrics.drew(self.model, images)
         tracing.used(usage.input_tokens, usage.output_tokens)
 
     def answered(self, endpoint: str, status: int, duration_s: float) -> None:
-        """A request for work was answered."""
+        """Count the answer to a request for work."""
         self._metrics.answered(self.model, endpoint, status, duration_s)
 
     async def report(self, owner: str, request_id: str) -> reports.RequestReport:
-        """What became of a request that the same API key made, or of a job in its last run.
+        """The timelines of a request of the same API key, or of a job's last run.
 
         Raises:
             NoSuchEndpoint: it is not known, or not any more.

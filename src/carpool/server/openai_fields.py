@@ -1,4 +1,4 @@
-"""What OpenAI's fields mean to the served model's pipeline: checked requests of a body."""
+"""Translate OpenAI's fields to parameters of the served model's pipeline, and check them."""
 
 import math
 import re
@@ -78,7 +78,7 @@ class ImageWork:
         return prompts * n
 
     def identity(self, **fields: Any) -> dict[str, Any]:
-        """What must be the same in two requests with one `Idempotency-Key`."""
+        """The content that two requests with one `Idempotency-Key` must share."""
         return self.sent | fields | ({"pictures": self.digests} if self.digests else {})
 
     def requests(self) -> list[CheckedRequest]:
@@ -120,7 +120,7 @@ def video_request(
     key: str = "",
     pictures: Mapping[str, Any] | None = None,
 ) -> tuple[CheckedRequest, dict[str, Any]]:
-    """Check a body and turn it into a request, and into what clients see of its job.
+    """Check a body; returns its request, and the fields of its job that clients see.
 
     Args:
         key: names the client's API key; "" where there are none.
@@ -181,7 +181,7 @@ def video_request(
 
 
 def length_of(card: Card, arguments: Mapping[str, Any]) -> int:
-    """How many frames the video has that these arguments ask for; 0 where the model has no say.
+    """The number of frames of a video with these arguments; 0 for a model without `num_frames`.
 
     Autoencoders decode k * n + 1 frames, as near to what was asked as Wan's pipeline goes. Helios
     makes whole pieces of a video, however few frames are asked for.
@@ -236,7 +236,7 @@ def _parameters(
 def _request(
     body: schema.GenerationRequest, key: str, parameters: Mapping[str, Any], seed: Any
 ) -> Request:
-    """A request in its client's share of the device.
+    """Make a request that counts for its client's share of the device.
 
     The tenant is the API key, whose share the users that bodies name divide. Without keys only the
     body tells clients apart, and every user is a tenant.
@@ -247,7 +247,7 @@ def _request(
 
 
 def _refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
-    """Say where pictures are taken, if the model takes any: not with a body that has none."""
+    """Refuse fields of edits in a body without pictures, and name the endpoint that takes them."""
     if not card.task_for(["image"]).takes("image"):
         return
     names = {*EDITS, "mask_image"}

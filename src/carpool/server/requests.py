@@ -29,7 +29,7 @@ async def read_form(
     *names: str,
     takes_nested: bool = False,
 ) -> forms.Form:
-    """Read a form, or JSON, whose values then have the names that they have here.
+    """Read a form, or JSON, and translate the names of its fields to ours.
 
     Args, Raises: as `AppState.some_model`, `forms.read_body` and `peers.translated`.
     """
@@ -106,7 +106,7 @@ async def _fit(
     size: tuple[int, int] | None,
     mask: MakeMask | None,
 ) -> None:
-    """Make the first picture have a size, and a mask for it."""
+    """Resize the first picture, and read the mask for it."""
     pictures, intake = work.pictures, context.intake(work.outputs)
     first = pictures["image"][0] if isinstance(pictures["image"], list) else pictures["image"]
     if size is not None and first.size != size:

@@ -1,4 +1,4 @@
-"""`carpool serve`: starts the front and its worker, and drains them when it is told to stop."""
+"""`carpool serve`: start the front and its workers; drain them on a signal."""
 
 import asyncio
 import contextlib

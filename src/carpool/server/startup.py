@@ -1,4 +1,4 @@
-"""What `carpool serve` does once as it starts: checks its address, sets limits, greets."""
+"""Start-up of `carpool serve`: check the address, set limits of the process, print the address."""
 
 import contextlib
 import ctypes
@@ -26,7 +26,7 @@ _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20  # as malloc.h numbers it
 
 
 def check_address(settings: ServeSettings) -> None:
-    """Bind the address and let it go again, before anything is opened or loaded.
+    """Bind the address and release it, before anything is opened or loaded.
 
     Raises:
         LoadFailed: the port is taken, or the address is not one of this machine.
@@ -90,7 +90,7 @@ def say(settings: ServeSettings, text: str, *, is_error: bool = False) -> None:
 
 
 def _where(ready: protocol.WorkerReady | None) -> str:
-    """Where the model is, and how much memory is left there: a line, or nothing."""
+    """The model's device and the memory left there: a line, or nothing."""
     if ready is None or not ready.device:
         return ""
     left = "" if ready.free_bytes is None else f"; {_gib(ready.free_bytes)} of memory left"

@@ -170,7 +170,7 @@ class AppState:
         )
 
     async def some_model(self, needs: Literal["ready", "restarting"]) -> ServedModel:
-        """The model whose card a body is read by until it has named its own."""
+        """A loaded model, whose card is used to read a body until that names its own."""
         name = None
         if self.fleet is not None:
             loaded = (one.name for one in self.fleet.deployments.values() if one.ready)
@@ -229,11 +229,11 @@ class AuthenticatedRequest:
         return self.state.interruptible.setdefault(self.client.owner, {})
 
     def intake(self, n: int = 1) -> ImageIntake:
-        """The reader of its pictures, if it is for `n` outputs."""
+        """The reader of the request's pictures, for `n` outputs."""
         return ImageIntake(self.state.reader, self.client.owner, self.request.state.memory, n)
 
     def with_headers(self, body: schema.GenerationRequest) -> None:
-        """Take from headers what the body does not say."""
+        """Fill fields that the body leaves out from headers."""
         said = self.request.headers.get("x-step-cache")
         if said is not None and body.step_cache is None:
             try:
@@ -260,7 +260,7 @@ class AuthenticatedRequest:
             task.cancel()
 
     async def check_room(self) -> None:
-        """Refuse work that the worker would refuse, or that is too much beside a client's jobs."""
+        """Refuse a request if the backend is full, or its client has too many requests and jobs."""
         self.state.backend.check_room()
         slot: Permit = self.request.state.slot
         if self.state.has_jobs and slot.most is not None:

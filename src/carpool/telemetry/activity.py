@@ -1,4 +1,4 @@
-"""What those who watch an engine are told: forwards, requests, moves between workers."""
+"""Records of engine activity for `/v1/events`: forwards, requests, moves between workers."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from carpool.types import Phase
 
 @dataclass(frozen=True, slots=True)
 class SeenForward:
-    """One forward. Its requests are told by their numbers."""
+    """One forward, with the numbers of its requests."""
 
     module: str  # such as "transformer.forward"
     phase: Phase

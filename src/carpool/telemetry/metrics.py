@@ -134,7 +134,7 @@ class Metrics:
         jobs: Mapping[str, int] = MappingProxyType({}),
         workers: Sequence[Mapping[str, Any]] = (),
     ) -> bytes:
-        """All metrics as text. Those of the engine have a label more, `worker`, of several workers.
+        """All metrics as text. With several workers, the engine's have a label `worker` too.
 
         Args:
             build: versions and revision, the labels of `carpool_build_info`.

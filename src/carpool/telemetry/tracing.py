@@ -34,7 +34,7 @@ _COMMON = {"gen_ai.operation.name": OPERATION, "gen_ai.provider.name": "carpool"
 
 
 def is_wanted(flag: bool, environ: Mapping[str, str]) -> bool:
-    """Whether tracing is on: by our flag, or by OpenTelemetry's own variables."""
+    """Return whether tracing is on, by our flag or by OpenTelemetry's own variables."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     return flag or any(environ.get(name) for name in ENDPOINTS)
@@ -178,7 +178,7 @@ class Tracing:
 
 
 def asked(model: str, seeds: Sequence[int], makes: str, *, job_id: str = "") -> None:
-    """Record in the current span what was requested.
+    """Record model and seeds of a request in the current span.
 
     Args:
         seeds: of all outputs.

@@ -1,1 +1,1 @@
-"""`carpool check`: whether requests that share forwards get the answers that they get alone."""
+"""`carpool check`: prove that requests that share forwards get the same answers as alone."""

@@ -1,4 +1,4 @@
-"""What a check found: as text, as JSON, and in one sentence that says what to set."""
+"""Report of a check: as text, as JSON, and with advice on settings."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from carpool_lab.tune.results import ComponentResult, TuneReport
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """A model on this machine."""
+    """The results of a check: one model on this machine."""
 
     requests: tuple[str, ...]  # in words
     limit: float | None  # that docs/numerics.md sets for `fast`; None: it sets none
@@ -21,7 +21,7 @@ class CheckReport:
 
     @property
     def problems(self) -> list[str]:
-        """Where a difference is larger than `docs/numerics.md` allows."""
+        """Differences that are larger than `docs/numerics.md` allows."""
         found = []
         fast, exact = self.proofs["fast"].difference, self.proofs["exact"].difference
         if self.limit is not None and not fast <= self.limit:
@@ -49,7 +49,7 @@ class CheckReport:
 
     @property
     def is_widest_timed(self) -> bool:
-        """Whether a wider step than all that were timed might pay, too."""
+        """Return whether a step wider than all that were timed might pay, too."""
         widest = (
             max(one.seconds)
             for size in self.tuned.sizes
@@ -60,7 +60,7 @@ class CheckReport:
 
     @property
     def advice(self) -> str:
-        """One sentence: what to set."""
+        """One sentence of advice on settings."""
         fast, exact = self.proofs["fast"].difference, self.proofs["exact"].difference
         is_fast = self.limit is None or fast <= self.limit
         if not is_fast and exact:
@@ -107,7 +107,7 @@ class CheckReport:
         return exact[name][rows] / fast[name][rows]
 
     def as_json(self) -> dict[str, Any]:
-        """Everything. Seconds, bytes; differences are of any value of an answer."""
+        """The whole report. Seconds, bytes; differences are of any value of an answer."""
         timed = self.tuned.as_json()
         keep = ("model", "device", "dtype", "versions", "min_gain", "repeats")
         return {
@@ -136,7 +136,7 @@ class CheckReport:
         }
 
     def as_text(self) -> str:
-        """For a terminal; ends with what to set."""
+        """The report for a terminal; ends with advice on settings."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:

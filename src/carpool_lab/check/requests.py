@@ -30,7 +30,7 @@ DISTILLED_STEPS = 4  # a model that takes no more steps is distilled, and may ta
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """What the user wants of a check."""
+    """Options of a check: numbers of requests, steps, rows and repeats."""
 
     requests: int = 6
     steps: int = 5  # of the longest request; at most the model's own

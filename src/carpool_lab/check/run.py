@@ -33,7 +33,7 @@ Answer = Mapping[str, Any]  # the fields of a pipeline's output
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How the calls of one method of a component fused."""
+    """How calls of one method of a component fused: a row of the report."""
 
     name: str  # "transformer.forward"
     seen: ObservedCalls
@@ -47,7 +47,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What one numerics mode did."""
+    """The result of one numerics mode."""
 
     difference: float  # the largest of any value, of requests together against alone
     methods: tuple[Method, ...]  # in the order in which a request needs them
@@ -179,7 +179,7 @@ def _as_tensor(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class PlainComparison:
-    """The pipeline itself, without Carpool, against the engine with one request."""
+    """The difference between plain diffusers and the engine with one request."""
 
     difference: float | None  # None: it cannot be compared
     why: str = ""
@@ -224,7 +224,7 @@ def _plain(loaded: LoadedPipeline, request: CheckedRequest, *, seed: int) -> Ans
 
 
 def limit(card: Card, loaded: LoadedPipeline, requests: Sequence[CheckedRequest]) -> float | None:
-    """What `docs/numerics.md` allows requests together in fast numerics; None: not said.
+    """The largest difference that `docs/numerics.md` allows in fast numerics; None: not stated.
 
     That is said of float32. On CUDA, convolutions may round to TensorFloat-32.
     """

@@ -24,7 +24,7 @@ def timed(
     table: StoredCosts,
     tick: Tick,
 ) -> tuple[TuneReport, list[str]]:
-    """What forwards take by their rows, and notes on what was left out.
+    """Measure seconds of forwards by rows; returns them with notes on widths that were left out.
 
     Args:
         request: one of those that were run.

@@ -1,4 +1,4 @@
-"""Observe forwards: what each call would have got alone, seconds, and memory."""
+"""Observe forwards: compare each call with its answer alone; measure seconds and memory."""
 
 import time
 import weakref
@@ -22,7 +22,7 @@ from carpool.types import Phase
 
 @dataclass(slots=True)
 class ObservedCalls:
-    """What was observed of one method of a component."""
+    """Observations of the calls of one method of a component."""
 
     phase: Phase
     class_name: str
@@ -35,7 +35,7 @@ class ObservedCalls:
 
     @property
     def row_bytes(self) -> int | None:
-        """What a row more takes; None: only one width was measured."""
+        """Bytes of memory for one more row; None if only one width was measured."""
         least, most = min(self.bytes, default=0), max(self.bytes, default=0)
         if least == most:
             return None
@@ -58,7 +58,7 @@ class ForwardChecker:
         self.methods: dict[str, ObservedCalls] = {}  # "transformer.forward"
 
     def around(self, run: RunCalls) -> RunCalls:
-        """The same forward, observed; see `EngineCore`."""
+        """Run a forward and observe it; see `EngineCore`."""
 
         def watched(states: Sequence[RequestState]) -> list[Any]:
             target = states[0].call.target

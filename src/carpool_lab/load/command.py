@@ -192,7 +192,7 @@ def _once(said: Flags) -> tuple[dict[str, Any], str]:
 
 
 def _sweep(said: Flags) -> tuple[dict[str, Any], str]:
-    """All modes under all loads; their JSON and table. Writes the picture."""
+    """Run all modes under all loads and write the picture; returns their JSON and table."""
     from carpool_lab.load.plot import draw
     from carpool_lab.load.sweep import SweepSettings, sweep
 

@@ -36,7 +36,7 @@ class RequestResult:
 
     @property
     def is_good(self) -> bool:
-        """Whether it succeeded within its latency target."""
+        """Return whether the request succeeded within its latency target."""
         return self.failure is None and self.latency_s <= self.slo_s
 
 
@@ -52,7 +52,7 @@ async def run(
 
     Args:
         max_concurrency: requests under way at once; the others wait here, oldest first.
-        is_closed: latency counts from the sending: whoever asks waits for an answer before asking
+        is_closed: latency counts from the sending: each client waits for an answer before asking
             again. Otherwise from when a request was due: waiting is part of it, wherever it is.
     """
     clock = asyncio.get_running_loop().time

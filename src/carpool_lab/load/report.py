@@ -83,7 +83,7 @@ def summarise(outcomes: Sequence[RequestResult], statistics: Mapping[str, Any]) 
 
 
 def block(summary: Summary, settings: Mapping[str, Any]) -> str:
-    """The result as people read it.
+    """The result as a block of text.
 
     Args:
         settings: what was run, named as it is to be shown.
@@ -94,7 +94,7 @@ def block(summary: Summary, settings: Mapping[str, Any]) -> str:
 def as_json(
     summary: Summary, settings: Mapping[str, Any], outcomes: Sequence[RequestResult]
 ) -> dict[str, Any]:
-    """The same for programs, with every single request."""
+    """The summary as JSON, with every single request."""
     requests = [asdict(one) for one in outcomes]
     for request in requests:
         if request["slo_s"] == inf:  # JSON has no word for it
@@ -140,7 +140,7 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 
 def _failures(outcomes: Sequence[RequestResult]) -> tuple[FailureCount, ...]:
-    """By reason, the most frequent first."""
+    """Failures by reason, the most frequent first."""
     counted = Counter(one.failure for one in outcomes if one.failure is not None)
     first = {one.failure: one.message for one in reversed(outcomes)}
     return tuple(FailureCount(reason, n, first[reason]) for reason, n in counted.most_common())

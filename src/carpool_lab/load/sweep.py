@@ -62,7 +62,7 @@ class SweepSettings:
     timeout_s: float = 3600.0
 
     def arrivals(self, rate_per_s: float) -> list[Arrival]:
-        """Always the same requests; an infinite rate has them all at once."""
+        """The arrivals of a run: always the same requests; at an infinite rate all at once."""
         when, what = generators(self.seed)
         times = bursts(rate_per_s, when, size=self.burst)
         return plan(times, self.mix, what, count=self.count)
@@ -80,7 +80,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """All points of a sweep."""
+    """The points of a sweep."""
 
     model: str
     capacity_qps: float  # of `continuous`, in a closed loop
@@ -88,7 +88,7 @@ class SweepReport:
     points: Sequence[SweepPoint]
 
     def table(self) -> str:
-        """All points as Markdown."""
+        """The points as a Markdown table."""
         columns = COLUMNS.count("|") + 1
         return "\n".join(
             [

@@ -1,1 +1,1 @@
-"""`carpool plan`: does a model fit a device, and what will it give, by its configs alone."""
+"""`carpool plan`: predict whether a model fits a device, and its speed, from configs alone."""

@@ -1,4 +1,4 @@
-"""The command `carpool plan`: will a model fit, and what will it give."""
+"""The command `carpool plan`: predict memory and speed of a model on a device."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -75,7 +75,7 @@ def plan(
 
 
 def usual_steps(model: "ModelShapes") -> int:
-    """Denoising steps where nobody says how many."""
+    """The model's default number of denoising steps."""
     from inspect import signature
 
     default = signature(model.pipe.__call__).parameters["num_inference_steps"].default
@@ -93,7 +93,7 @@ def scaled(work: "list[CallGroup]", steps: int, counted: int) -> "list[CallGroup
 
 
 def as_data(model: "ModelShapes", plans: Mapping[tuple[str, str], predict.Plan]) -> dict[str, Any]:
-    """Everything; `tables` is what `carpool simulate --table FILE` reads."""
+    """The plan as JSON; `carpool simulate --table FILE` reads its `tables`."""
     return {
         "by": "carpool plan",
         "model": model.name,
@@ -127,7 +127,7 @@ def lines(
     quantize: str | None,
     is_compiled: bool,
 ) -> Iterator[str]:
-    """The report."""
+    """The plan as lines of text."""
     from carpool_lab.plan.advice import commands
 
     some = next(iter(plans.values()))

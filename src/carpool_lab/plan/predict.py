@@ -35,7 +35,7 @@ MIN_GAIN = 0.05
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """What a data sheet says."""
+    """A device by its data sheet."""
 
     key: str
     name: str
@@ -103,7 +103,7 @@ def forward_s(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a model gives at one size on one device."""
+    """Prediction for a model at one size on one device."""
 
     size: str
     steps: int
@@ -152,7 +152,7 @@ def plan(
     calls = {name: sum(s.calls for s in stages if s.component == name) for name in parameters}
 
     def at(widest: int) -> Plan:
-        """With room for so many requests: what they take, weights cannot have."""
+        """The plan with room for so many requests, whose memory weights cannot use."""
         free = on.memory_bytes - RESERVED_BYTES - max(peak, widest * row)
         streamed = {}
         for name in sorted(weights, key=lambda name: -calls[name] / max(1.0, weights[name])):

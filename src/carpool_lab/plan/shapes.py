@@ -46,7 +46,7 @@ _VIEWS = (
 
 @dataclass(slots=True)
 class Work:
-    """What one forward of a call's rows takes."""
+    """The work of one forward: operations, bytes, memory."""
 
     flops: int = 0
     attention_flops: int = 0  # of those
@@ -58,7 +58,7 @@ class Work:
 
 @dataclass(slots=True)
 class CallGroup:
-    """All calls of one method with arguments of the same shapes."""
+    """Calls of one method with arguments of the same shapes."""
 
     component: str
     method: str
@@ -291,7 +291,7 @@ class _OnHost(TorchFunctionMode):
 
 @contextmanager
 def _no_autocast() -> Iterator[None]:
-    """Without what switches autocast off for parts of a module, and does not know `meta`."""
+    """Replace `torch.autocast`, which does not know the device `meta`, by a null context."""
     autocast = torch.autocast
     setattr(torch, "autocast", lambda *_, **__: nullcontext())  # noqa: B010 - it is a class
     try:
@@ -301,7 +301,7 @@ def _no_autocast() -> Iterator[None]:
 
 
 def work_of(original: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Work]:
-    """Run a method on `meta`; its answer, and what it takes."""
+    """Run a method on `meta`; returns its answer and its `Work`."""
     work = Work()
     given = tree_map(lambda one: one.to(META) if isinstance(one, Tensor) else one, (args, kwargs))
     flops = FlopCounterMode(display=False)
@@ -312,7 +312,7 @@ def work_of(original: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, 
 
 
 def stages(model: ModelShapes, size: str = "default") -> list[CallGroup]:
-    """What one request makes its modules do, in the order in which it first does.
+    """Calls of the modules for one request, grouped, in the order of their first call.
 
     Args:
         model: of `build`; nothing of it is changed.
@@ -366,7 +366,7 @@ def stages(model: ModelShapes, size: str = "default") -> list[CallGroup]:
 
 
 def _sized(pipe: Any, size: str) -> dict[str, Any]:
-    """What to call a pipeline with for a size; a picture too, where it needs one."""
+    """Arguments of a pipeline for a size, with a picture where it needs one."""
     given: dict[str, Any] = {}
     if size != "default":
         try:

@@ -224,7 +224,7 @@ def _run(said: Flags, model: Model, mix: Mix, router: str) -> tuple[dict[str, An
 
 
 def _compare(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
-    """All modes at all loads; their JSON and table. Writes the picture."""
+    """Simulate all modes at all loads and write the picture; returns their JSON and table."""
     wanted = Comparison(
         mix_name=said.mix,
         mix=mix,
@@ -285,7 +285,7 @@ def _mix(said: Flags, model: Model) -> Mix:
 
 
 def _arrivals(said: Flags, model: Model, mix: Mix) -> tuple[list[Arrival], str]:
-    """Who comes when, and that in words."""
+    """The arrivals of a run, and their description."""
     when, what = generators(said.seed)
     if said.trace is not None:
         return traced(said.trace, mix, what, said.num_prompts), f"trace {said.trace}"

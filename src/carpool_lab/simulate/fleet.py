@@ -24,7 +24,7 @@ REPORT_S = 1.0  # between two reports of a worker
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A worker goes, or a new one comes in its place."""
+    """A change of a fleet: a worker leaves, or a new one replaces it."""
 
     at_s: float
     worker: int
@@ -32,7 +32,7 @@ class Change:
 
 
 class _Device:
-    """A worker's place in the fleet: when it is to be asked again, and what was bound to it."""
+    """A worker of the fleet: the time of its next turn, and the requests bound to it."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -54,13 +54,13 @@ def simulate(
     changes: Sequence[Change] = (),
     moves: bool = False,
 ) -> Result:
-    """Let requests arrive and give the whole story.
+    """Simulate the arrivals; returns every request and forward.
 
     Args:
         requests: in the order of their arrivals, numbered upwards; may be a generator.
         workers: one or several devices, each with a policy of its own.
         router: binds requests to workers; default: at once, to the worker with the least work.
-        clients: who ask again as soon as they are answered, one request at a time; the arrivals
+        clients: each asks again as soon as it is answered, one request at a time; the arrivals
             of the requests are then those moments. None: requests come when they say.
         changes: of workers, in the order of their times.
         moves: running requests move where that is worth it; see `carpool.fleet.moves`.
@@ -159,7 +159,7 @@ class _Fleet:
                 heapq.heappush(self._asking, one.ended_s)
 
     def _report(self, number: int, now_s: float) -> None:
-        """A forward has ended: tell the router of the requests that have, and now and then more."""
+        """Tell the router of requests that have ended, and now and then of the steps left."""
         device = self._devices[number]
         device.is_running = False
         ended = device.worker.result.requests
@@ -195,7 +195,7 @@ class _Fleet:
         return is_there and request not in self._leaving
 
     def _give_up(self, request: int, device: _Device, now_s: float) -> None:
-        """A worker gives a request up; it is on its way to another one, or waits."""
+        """Take a request from a worker; it moves to another one, or waits."""
         move, simulated = self._leaving.pop(request), device.requests.pop(request)
         device.worker.take(simulated)
         bound = self._router.workers[move.worker].bound[request]
@@ -205,7 +205,7 @@ class _Fleet:
             heapq.heappush(self._coming, (now_s + MoveCost().of(bound), request, move.to))
 
     def _arrive(self, now_s: float) -> set[int]:
-        """Requests that moved are there; gives the workers that have nothing else to do."""
+        """Deliver requests that moved; returns the workers that were idle."""
         idle = set[int]()
         while self._coming and self._coming[0][0] <= now_s:
             _, request, number = heapq.heappop(self._coming)

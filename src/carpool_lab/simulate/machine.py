@@ -1,4 +1,4 @@
-"""A machine as it is: what disturbs forwards in a simulation with learned costs.
+"""Disturbances of forwards, as on a real machine, for simulations with learned costs.
 
 Forwards vary by 20 % (lognormal), one in a hundred takes ten times as long, in phases of half a
 minute everything takes twice as long, and after ten minutes the device is 30 % slower for good.
@@ -59,7 +59,7 @@ class Machine:
         self._strikes = self._forwards.random()
 
     def factor(self, now_s: float, calls: int, step: tuple[int, int, int], seconds: float) -> float:
-        """How many times as long the next forward takes. Times never go back.
+        """The factor on the seconds of the next forward. `now_s` never goes back.
 
         Args:
             calls: that share it.

@@ -12,7 +12,7 @@ from carpool_lab.simulate.simulator import Result, SimulatedRequest
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of one class of requests, seconds."""
+    """Latencies of one class of requests, in seconds."""
 
     count: int
     mean_s: float
@@ -49,7 +49,7 @@ class Point:
 
 
 def numbers(result: Result, slo_scale: float) -> Numbers:
-    """What a simulation of one or more requests came to.
+    """Throughput, goodput and latencies of one simulation.
 
     Args:
         slo_scale: a request is in time within so many times its solo latency.
@@ -134,7 +134,7 @@ def _mean(several: Sequence[Latency]) -> Latency:
 
 
 def comparison(points: Sequence[Point]) -> str:
-    """All points as a Markdown table."""
+    """The points as a Markdown table."""
     return "\n".join([_HEAD, _RULE, *map(_row, points)])
 
 
@@ -162,7 +162,7 @@ def _row(point: Point) -> str:
 
 
 def block(one: Numbers, settings: Mapping[str, Any]) -> str:
-    """One simulation as people read it."""
+    """One simulation as a block of text."""
     return "\n".join(_lines(one, settings))
 
 

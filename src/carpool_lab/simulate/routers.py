@@ -33,7 +33,7 @@ class ImmediateRouter(Router):
 
 
 class SingleWorkerRouter(Router):
-    """Of one worker: that gets every request when it comes, and nobody asks how much it has."""
+    """A router for one worker, which gets every request at once, whatever its load."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def round_robin(work: RoutedRequest, workers: Sequence[WorkerLoad]) -> int:
 
 @dataclass(slots=True)
 class Random:
-    """Any worker."""
+    """Choose any worker at random."""
 
     rng: random.Random
 

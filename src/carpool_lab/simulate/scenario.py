@@ -1,4 +1,4 @@
-"""What a simulation is made of: a cost table, a mix, arrivals, a mode, workers.
+"""Scenarios of simulations: a cost table, a mix, arrivals, a mode, workers.
 
 Requests are the plain dicts of `workload.py`, so the same mixes and traces drive the simulator and
 the load client. What they may say here: `size`, `num_inference_steps`, `guidance_scale` and any
@@ -37,7 +37,7 @@ MODES: dict[BatchingMode, Callable[[Costs], Policy]] = {
 }
 """Fresh policies. Those that form batches get the sizes and waits that their users give them."""
 
-SLOWER = 4.0  # times: a slow worker
+SLOW_WORKER_FACTOR = 4.0  # times: a slow worker
 AWAY_S = 20.0  # from a worker's death until the next one has loaded the model
 
 UNDECIDED = (inf, 12.7, 4.3, 3.2, 2.8, 2.6, 2.4)
@@ -79,7 +79,7 @@ def mix(name: str, tables: Sequence[Table]) -> Mix:
 
 @dataclass(slots=True)
 class Model:
-    """One model's costs at its sizes, and what its requests come to."""
+    """One model's costs at its sizes, and the calls of its requests."""
 
     tables: Sequence[Table]  # the first is that of requests that say no size
     own_s: float = 0.0  # beside forwards, for each call; see `Worker`
@@ -161,13 +161,13 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Names of the classes of a mix: what its requests differ in, guidance aside."""
+    """Names of the classes of a mix, by fields in which its requests differ, without guidance."""
 
     names: Sequence[str] = ()
 
     @classmethod
     def among(cls, arrivals: Sequence[Arrival]) -> "Labels":
-        """Those that tell these requests apart."""
+        """The labels that differ among these requests."""
         candidates = ("size", "num_inference_steps", "priority", "user", "deadline_s")
         return cls([n for n in candidates if len({a.body.get(n) for a in arrivals}) > 1])
 
@@ -194,7 +194,7 @@ def play(
         router: a name of `ROUTERS`; one worker gets everything at once, as in a server.
         learned: a seed. Forwards are disturbed, and costs learned from them: from nothing where the
             seed is even, else from a table that is wrong at single widths. None: costs are known.
-        slow: part of the workers whose forwards take `SLOWER` times as long.
+        slow: part of the workers whose forwards take `SLOW_WORKER_FACTOR` times as long.
         moves: running requests move between workers where that is worth it.
         lifetime_s: mean time after which a worker dies; a new one takes its place `AWAY_S` later.
     """
@@ -223,10 +223,10 @@ def play(
 
 
 def slower(costs: Costs) -> Costs:
-    """The costs of a device that is `SLOWER` times as slow."""
+    """The costs of a device that is `SLOW_WORKER_FACTOR` times as slow."""
     return Costs(
         {
-            kind: Curve({rows: SLOWER * curve.seconds(rows) for rows in WIDTHS})
+            kind: Curve({rows: SLOW_WORKER_FACTOR * curve.seconds(rows) for rows in WIDTHS})
             for kind, curve in costs
         }
     )
@@ -244,7 +244,7 @@ def _worker(model: Model, costs: Costs, mode: BatchingMode, learned: int | None)
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What is compared, and how long to look at it."""
+    """Settings of a comparison of modes: loads, seeds, requests."""
 
     mix_name: str
     mix: Mix

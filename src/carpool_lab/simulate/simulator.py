@@ -55,7 +55,7 @@ class SimulatedRequest:
 
     @property
     def made_s(self) -> float:
-        """The part of it that is done, alone on the device; nothing before its first start."""
+        """Seconds of its finished calls, alone on the device; 0 before its first start."""
         if not (self.at or self.done):
             return 0.0
         made_s = sum(stage.call_s * stage.count for stage in self.stages[: self.at])
@@ -74,7 +74,7 @@ class SimulatedRequest:
 
 @dataclass(slots=True)
 class Result:
-    """What a simulation came to."""
+    """The result of a simulation."""
 
     requests: list[SimulatedRequest]  # in the order of their arrivals
     ended_s: float = 0.0
@@ -84,7 +84,7 @@ class Result:
 
 
 class LearnedStages:
-    """What stages take by what was learned so far: a call of each, and all that follow it."""
+    """Seconds of stages by learned costs: of one call of each, and of all stages after it."""
 
     def __init__(self, stages: tuple[Stage, ...], beliefs: Costs) -> None:
         self.stages = stages
@@ -95,7 +95,7 @@ class LearnedStages:
 
 @dataclass(slots=True)
 class Worker:
-    """One device with its policy and its line."""
+    """One device with its policy and its queue."""
 
     policy: Policy
     costs: Costs
@@ -117,7 +117,7 @@ class Worker:
     result: Result = field(default_factory=lambda: Result([]))
 
     def take(self, simulated: SimulatedRequest) -> None:
-        """Give up a request between two forwards; what it has made stays made."""
+        """Remove a request between two forwards; it keeps the steps that it has made."""
         request = simulated.waiting.request
         if request in self.running:
             del self.running[request], self.parked[request]
@@ -144,7 +144,7 @@ class Worker:
         self.waiting_s += waiting.whole_s
 
     def turn(self, now_s: float) -> tuple[bool, float]:
-        """Make one turn. Says whether something ran, and when to ask again."""
+        """Make one turn; returns whether a forward ran, and the time of the next turn."""
         admission = self.policy.admit(self.waiting, len(self.running), now_s)  # as the engine asks
         wake_s = admission.wake_s
         for request in sorted(admission.requests):
@@ -165,7 +165,7 @@ class Worker:
         return True, ends_s
 
     def _run(self, choice: Choice, now_s: float) -> float:
-        """Run one forward: what computing it takes, seconds."""
+        """Run one forward; returns the seconds of computing it."""
         leader, rows = choice.calls[0], sum([call.rows for call in choice.calls])
         seconds = self.costs.compute_s(leader.kind, rows)
         if self.machine is not None:
@@ -265,7 +265,7 @@ class Worker:
         )
 
     def _believed_s(self, simulated: SimulatedRequest) -> float:
-        """The work that a request has left, by what was learned so far."""
+        """Seconds of work that a request has left, by learned costs."""
         known = self._believed.get(id(simulated.stages))
         if known is None:
             assert self.beliefs is not None

@@ -119,7 +119,7 @@ _USES = {
 
 
 def _text(tuned: TuneReport) -> str:
-    """Everything that was measured, a table for each size."""
+    """The results as text, a table for each size."""
     blocks = [
         f"{tuned.model} on {tuned.device}, {tuned.dtype}; medians, min_gain {tuned.min_gain:g}\n"
         f"speed factor {tuned.speed_factor:.3g}: seconds now, as a multiple of those in the table "

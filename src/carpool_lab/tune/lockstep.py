@@ -89,6 +89,6 @@ class WarmCosts(Costs):
         self._warm.add((kind, rows))
 
     def sd(self, kind: CallKind, rows: int) -> float:
-        """How uncertain the seconds of a width are that was run, by how far its runs lie apart."""
+        """Standard deviation of the seconds of a width that was run, by the spread of its runs."""
         curve = self._curves[kind]
         return curve.median_sd(rows) if isinstance(curve, Curve) else curve.sd(rows)

@@ -61,7 +61,7 @@ class SizeResult:
         return by(self.resolution)
 
     def request_s(self, phase: Phase) -> dict[int, float]:
-        """What a phase takes by the requests that share it, as far as all of it was measured."""
+        """Seconds of a phase by the number of requests that share it, where all was measured."""
         parts = [one for one in self.components if one.phase == phase]
         shared = [
             {rows // one.rows for rows in one.seconds if rows % one.rows == 0} for one in parts
@@ -72,7 +72,7 @@ class SizeResult:
         }
 
     def step_s(self) -> dict[int, float]:
-        """What a denoising step takes by the requests that share it."""
+        """Seconds of a denoising step by the number of requests that share it."""
         return {n: seconds / self.steps for n, seconds in self.request_s("denoise").items()}
 
     def most(self, min_gain: float) -> int:
@@ -84,7 +84,7 @@ class SizeResult:
 
 @dataclass(frozen=True, slots=True)
 class TuneReport:
-    """A model at several sizes, and what they were measured on."""
+    """The results of one model at several sizes, with device and versions."""
 
     model: str  # as it was asked for
     device: str
@@ -104,7 +104,7 @@ class TuneReport:
         return re.sub(r"[^\w.-]", "_", last).strip(".") or "model"
 
     def as_json(self) -> dict[str, Any]:
-        """Everything; `carpool simulate` reads `tables` and `costs`."""
+        """The results as JSON; `carpool simulate` reads `tables` and `costs`."""
         return {
             **self._provenance(),
             "model": self.model,
@@ -233,5 +233,5 @@ def knee(seconds: Mapping[int, float], min_gain: float) -> int:
 
 
 def by(resolution: Resolution | None) -> str:
-    """WIDTHxHEIGHT, or what stands for the size of a model that does not say it."""
+    """WIDTHxHEIGHT, or a word for the size of a model without sizes."""
     return "default" if resolution is None else f"{resolution[0]}x{resolution[1]}"

@@ -1,4 +1,4 @@
-"""Protection from web pages: any page that a user opens can make the browser send requests here.
+"""Protection against web pages: any page that a user opens can make the browser send requests.
 
 Two attacks, recognised by headers that no page can set:
 
@@ -41,7 +41,7 @@ class AllowedHosts:
 
     @classmethod
     def of(cls, settings: ServeSettings) -> "AllowedHosts":
-        """Those of the settings. Without names any will do where keys or a socket guard the way.
+        """The names of the settings. With keys or a socket, and no names, any host is allowed.
 
         Raises:
             SettingRejected: an allowed host is not a name.
@@ -56,7 +56,7 @@ class AllowedHosts:
         return cls(frozenset({*names, settings.host.lower()} - {""}), is_any)
 
     def __contains__(self, host: str) -> bool:
-        """Is `Host` one of ours? Its port does not matter."""
+        """Return whether a `Host` is one of these; its port does not matter."""
         if self.is_any:
             return True
         match = _HOST.fullmatch(host.lower())
@@ -69,7 +69,7 @@ class AllowedHosts:
 
 
 class CrossOriginProtection(HTTPMiddleware):
-    """Middleware that refuses what foreign pages send, before anything else is looked at."""
+    """Middleware that refuses requests of foreign pages, before anything else is read."""
 
     def __init__(self, app: ASGIApp, hosts: AllowedHosts, *, is_keyless: bool) -> None:
         super().__init__(app)
@@ -92,7 +92,7 @@ class CrossOriginProtection(HTTPMiddleware):
 
 
 def _is_foreign(scope: Scope, headers: Headers) -> bool:
-    """Does a page of another origin send this, other than by a link, or to show a picture?"""
+    """Return whether a page of another origin sends this, not by a link nor to show a picture."""
     origins, sites = headers.getlist("origin"), headers.getlist("sec-fetch-site")
     if scope["method"] in ("GET", "HEAD") and not origins:
         path = scope["path"].removeprefix(scope.get("root_path", ""))

@@ -76,7 +76,7 @@ class IdempotencyCache(Generic[T]):
     async def once(
         self, owner: str, key: str | None, digest: str, work: Callable[[], Coroutine[Any, Any, T]]
     ) -> T:
-        """An earlier answer to this key, or that of `work`, which runs while anybody waits.
+        """Return an earlier answer to this key, or that of `work`, which runs while a client waits.
 
         Args:
             key: the client's; None: `work` runs for this request alone.
@@ -84,7 +84,7 @@ class IdempotencyCache(Generic[T]):
 
         Raises:
             IdempotencyMismatch: the key came before with another digest.
-            Exception: whatever `work` raises, for all who wait for it.
+            Exception: whatever `work` raises, for every request that waits for it.
         """
         if key is None:
             return await work()
@@ -107,7 +107,7 @@ class IdempotencyCache(Generic[T]):
             self._settle(place, entry)
 
     def _settle(self, place: tuple[str, str], entry: "_Entry[T]") -> None:
-        """Keep what succeeded; cancel what nobody waits for any more."""
+        """Keep an answer that succeeded; cancel work that no client waits for any more."""
         task = entry.task
         if task.done() and not task.cancelled() and task.exception() is None:
             entry.bytes = self._size(task.result())

@@ -1,4 +1,4 @@
-"""API keys: which client a bearer token belongs to.
+"""API keys: find the client of a bearer token.
 
 A key is written `KEY` or `NAME=KEY`; one without a name is called `key-` and the first digits of
 its SHA-256. Names stand in logs, limits and shares, keys never do. Jobs and answers belong to the
@@ -56,7 +56,7 @@ class Keyring:
         return list(self._keys)
 
     def client_of(self, token: bytes) -> APIClient:
-        """The client of a token; the nameless one where no key is needed.
+        """The client of a token; without keys, one without a name.
 
         Name and owner are of one reading of the file: looking one up by the other later could
         give another client's, if the keys were read again meanwhile.
@@ -74,14 +74,14 @@ class Keyring:
         return APIClient(known[0], owner_of(token))
 
     def knows(self, owner: str) -> bool:
-        """Is an owner's key still one of these?"""
+        """Return whether an owner's key is still one of these."""
         if not self._keys and self._file is None:
             return owner == ""
         return any(owner_of(key) == owner for key in self._keys.values())
 
 
 def owner_of(key: bytes) -> str:
-    """How jobs and answers name the client with this key."""
+    """The name of the client with this key in jobs and cached answers."""
     return hashlib.sha256(key).hexdigest()[:16]
 
 

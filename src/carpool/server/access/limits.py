@@ -39,7 +39,7 @@ class Permit:
         return was_held
 
     def check(self, jobs: int) -> None:
-        """Check the request against all else that is open. From any thread.
+        """Check the request against the others of its key that are open. From any thread.
 
         Args:
             jobs: open ones of its key.

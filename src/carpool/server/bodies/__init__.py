@@ -1,1 +1,1 @@
-"""What bodies may hold, and how they are read."""
+"""Request and response bodies: their fields, and parsers of JSON, forms and pictures."""

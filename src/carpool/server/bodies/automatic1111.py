@@ -142,7 +142,7 @@ class Lora(BaseModel):
 
 
 class Options(BaseModel):
-    """What may be set, and is set: the served model alone."""
+    """The settings of that program; only the served model is one here."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -199,7 +199,7 @@ def translated(
 
 
 def _is_own(name: str, value: Any) -> bool:
-    """Is it the model's own sampler, in other letters?"""
+    """Return whether a sampler is the model's own, in any case of letters."""
     is_sampler = name in ("sampler_name", "sampler_index", "scheduler")
     return is_sampler and isinstance(value, str) and value.lower() == SAMPLER.lower()
 
@@ -213,13 +213,13 @@ def _pictures(body: Text2Image) -> int:
 
 
 def _adapters(prompt: str) -> tuple[str, list[dict[str, Any]]]:
-    """The prompt without the adapters that it names, and these."""
+    """Split the adapters that a prompt names from its text."""
     lora = [{"id": name, "scale": float(scale)} for name, scale in LORA.findall(prompt)]
     return (re.sub(r"\s{2,}", " ", LORA.sub("", prompt)).strip() if lora else prompt), lora
 
 
 def _settings(settings: Mapping[str, Any], card: Card, model: str) -> dict[str, Any]:
-    """The fields that settings for one request come to."""
+    """Fields of an `ImageRequest` for the settings of one request."""
     check_model(settings.get("sd_model_checkpoint"), card, model)
     known = {one.name for task in card.tasks for one in task.parameters}
     skip = settings.get("CLIP_stop_at_last_layers")
@@ -249,7 +249,7 @@ def check_model(name: Any, card: Card, model: str) -> None:
 
 
 def _check_scripts(scripts: Mapping[str, Any]) -> None:
-    """Refuse scripts that are switched on: an argument that is no False is one."""
+    """Refuse scripts that are switched on: those with any argument but False."""
     for name, script in scripts.items():
         arguments = script.get("args") if isinstance(script, dict) else script
         if arguments not in (None, [], [False], {}):
@@ -260,7 +260,7 @@ def _check_scripts(scripts: Mapping[str, Any]) -> None:
 
 
 def check_fill(body: Image2Image, card: Card) -> dict[str, Any]:
-    """How a masked picture is filled, as the pipeline's arguments.
+    """Check how a masked picture is to be filled; returns the pipeline's arguments.
 
     Raises:
         UnsupportedParameter: in a way that pipelines do not know.
@@ -285,7 +285,7 @@ def check_fill(body: Image2Image, card: Card) -> dict[str, Any]:
 
 
 def info(body: Text2Image, values: Mapping[str, Any], drawn: schema.ImagesResponse) -> str:
-    """What was drawn with, as `info` has it."""
+    """The `info` of an answer: the settings of its pictures, as JSON."""
     width, _, height = drawn.size.partition("x")
     seeds = [one.seed for one in drawn.data]
     prompt, negative = body.prompt, body.negative_prompt or ""

@@ -123,7 +123,7 @@ class ChatCompletion(BaseModel):
 
 @dataclass(slots=True)
 class Conversation:
-    """What a conversation asks for."""
+    """A conversation as the fields of an `ImageRequest`, and its pictures."""
 
     values: dict[str, Any]  # of an `ImageRequest`
     images: list[Sent] = field(default_factory=list)

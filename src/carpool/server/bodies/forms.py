@@ -88,7 +88,7 @@ class Form:
     nested: Nested = field(default_factory=dict)  # of other parameters, or in lists of lists
 
     def digests(self) -> list[str]:
-        """Of the pictures, as they were sent. Blocks: not on the event loop."""
+        """Digests of the pictures as they were sent. Blocks: not on the event loop."""
         sent = [*self.images, self.mask or ""] if self.images or self.mask else []
         return [digest_of(one) for one in sent]
 
@@ -180,7 +180,7 @@ class _Parser(MultiPartParser):
 async def _parts_of(
     request: Request, card: Card, name: str
 ) -> AsyncIterator[Iterable[tuple[str, UploadFile | str]]]:
-    """The parts of a form, each byte of a text one letter: see `_text`."""
+    """The parts of a form; texts are decoded as Latin-1, see `_text`."""
     if request.headers["content-type"].lower().startswith(URLENCODED):
         body = await received(request)
         work = partial(urlencoded, body)
@@ -279,7 +279,7 @@ def url_of(value: Any, name: str) -> Sent:
 
 
 def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
-    """Texts as values of their fields' kinds; those that cannot be stay texts."""
+    """Convert texts to the types of their fields; a text that does not fit stays as it is."""
     kinds: dict[str, str] = {p.name: p.kind for task in card.tasks for p in task.parameters}
     kinds |= _KINDS
     values: dict[str, Any] = {}
@@ -312,7 +312,7 @@ def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
 
 
 def validated(model: type[Body], values: Any) -> Body:
-    """The values as a body, or a RequestValidationError, as for other bodies."""
+    """Validate values as a body; raises RequestValidationError, as FastAPI does."""
     try:
         return model.model_validate(values)
     except ValidationError as error:

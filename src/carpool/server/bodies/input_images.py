@@ -144,7 +144,7 @@ def _result_size(card: Card, task: Task, original: Size, name: str) -> Size | No
 
 
 def _starts_from_pixels(task: Task) -> bool:
-    """Does its picture become the result, in the same size? A video begins with it."""
+    """Return whether the result begins with the picture's own pixels, in the same size."""
     return task.takes("strength") or (task.makes == "videos" and task.takes("width"))
 
 
@@ -153,7 +153,7 @@ def _resized(image: Any, size: Size) -> Any:
 
 
 def _white_mask(image: Any, size: Size) -> Any:
-    """Where to draw anew, in white: OpenAI's masks are transparent there."""
+    """A mask that is white where to draw anew: OpenAI's masks are transparent there."""
     alpha = image.getchannel("A")
     if alpha.getextrema()[0] == 255:
         rule = "what is to be drawn anew must be transparent, and nothing is"

@@ -43,7 +43,7 @@ _PIECE = 1 << 16  # bytes that are scanned at once: between them other threads m
 
 
 def check_is_json(headers: Headers) -> None:
-    """Refuse (415) a body that is not called JSON: web pages may send other kinds without CORS."""
+    """Refuse (415) a body of another content type: web pages may send those without CORS."""
     kind = headers.get("content-type", "").strip()
     is_there = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
     if is_there and not _KIND.fullmatch(kind):
@@ -128,7 +128,7 @@ def check(text: bytes) -> None:
 
 
 def _values(marks: bytes | bytearray) -> int:
-    """An upper bound: commas, and lists and objects that begin."""
+    """An upper bound of the number of values: commas, and starts of lists and objects."""
     return len(marks) - marks.count(b"]") - marks.count(b"}")
 
 
@@ -209,7 +209,7 @@ def _picture(body: bytes | bytearray, start: int, end: int) -> memoryview | None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of its pairs, without duplicate or very long keys."""
+    """Make an object of its pairs; refuse duplicate and very long keys."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]

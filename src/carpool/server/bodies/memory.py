@@ -1,4 +1,4 @@
-"""Memory that bodies and pictures of unanswered requests take, in all and for one API key.
+"""Memory budget of bodies and pictures of unanswered requests, in all and for each API key.
 
 Bytes are counted as they arrive, so a request that announces much and sends nothing takes none.
 """
@@ -43,7 +43,7 @@ class MemoryLease:
         self.take(new)
 
     def metered(self, receive: Receive) -> Receive:
-        """Count what is received of a body."""
+        """Wrap `receive` so that bytes of the body are counted."""
 
         async def metered() -> Message:
             message = await receive()
@@ -57,7 +57,7 @@ class MemoryBudget:
     """The bytes that all requests hold. On one event loop."""
 
     def __init__(self, most: int, alone: int = 0) -> None:
-        """Nothing is held.
+        """Make a budget of which nothing is held.
 
         Args:
             most: bytes in all; one key may hold half of them.

@@ -29,7 +29,7 @@ def taken(values: dict[str, Any], card: Card) -> Nested:
 
 
 def pictures_in(value: Any) -> Iterator[Any]:
-    """All that is in nested lists, in order."""
+    """Yield the entries of nested lists, in order."""
     if isinstance(value, list):
         for one in value:
             yield from pictures_in(one)
@@ -46,7 +46,7 @@ def check_count(nested: Mapping[str, Any]) -> None:
 
 
 async def digests_of(nested: Mapping[str, Any], intake: ImageIntake) -> list[str]:
-    """What tells these pictures from others, each as it was sent, and where it was."""
+    """Digests of pictures as they were sent, each with its parameter and its place in lists."""
 
     def told(value: Any) -> str:
         if isinstance(value, list):

@@ -41,14 +41,14 @@ async def read_json(
 
 
 def parsed(body: bytearray, takes_base64: bool = False) -> Any:
-    """JSON, with its long pictures as memoryviews."""
+    """Parse JSON; long pictures become memoryviews."""
     text, pictures = cut(body, takes_base64=takes_base64)
     value = parse(text, has_places=not pictures)
     return _with(value, pictures) if pictures else value
 
 
 def _with(value: Any, pictures: dict[str, memoryview]) -> Any:
-    """The value with each picture in place of the text that stands for it."""
+    """Put each picture in place of the text that stands for it."""
     if isinstance(value, dict):
         return {name: _with(one, pictures) for name, one in value.items()}
     if isinstance(value, list):
@@ -73,7 +73,7 @@ def as_url(sent: Any, name: str) -> Sent:
 
 
 def without_pictures(values: dict[str, Any]) -> dict[str, Any]:
-    """The values, or InvalidValue if there is a picture where none is taken."""
+    """Return the values; raise InvalidValue if one of them is a picture."""
     for name, value in values.items():
         if picture_in(value) is not None:
             raise InvalidValue(f"{name[:60]} is a picture: none is taken there", param=name[:60])
@@ -81,7 +81,7 @@ def without_pictures(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def picture_in(value: Any) -> memoryview | None:
-    """A long picture that is anywhere in a value."""
+    """Find a long picture anywhere in a value."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     found = [value] if isinstance(value, memoryview) else map(picture_in, inner)
     return next((one for one in found if one is not None), None)

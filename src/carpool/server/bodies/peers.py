@@ -1,4 +1,4 @@
-"""Fields that clients of SGLang and vLLM-Omni send, and what stands for them here.
+"""Translate fields that clients of SGLang and vLLM-Omni send to ours.
 
 Those that mean the same under another name are renamed, those that change nothing here are left
 out, and those that would change the picture are refused by name. A field that the model's own
@@ -30,7 +30,7 @@ _OFF = (None, False, "false", "False", 0, "0", "")
 
 
 def translated(values: Mapping[str, Any], card: Card) -> dict[str, Any]:
-    """The fields of a body under the names that they have here.
+    """Rename the fields of a body to the names that they have here.
 
     Raises:
         InvalidValue: a field is given twice with different values, or is no object.
@@ -61,14 +61,14 @@ def translated(values: Mapping[str, Any], card: Card) -> dict[str, Any]:
 
 
 def with_own_names(body: Body, card: Card) -> Body:
-    """A body with its fields translated; the same one where there is nothing to translate."""
+    """Translate the fields of a body; the body itself where there is nothing to translate."""
     sent = body.model_dump(exclude_unset=True)
     said = translated(sent, card)
     return body if said == sent else validated(type(body), said)
 
 
 def stage_durations(timings: Timings) -> dict[str, float]:
-    """Where the time went, under the names that vLLM-Omni's clients look for.
+    """Durations of the phases, under the names that vLLM-Omni's clients look for.
 
     Returns:
         Seconds of each phase, and milliseconds in all without the queue (`_gen_ms`).

@@ -183,7 +183,7 @@ class UsageBody(BaseModel):
 
 
 class StageMetrics(BaseModel):
-    """What vLLM-Omni's load clients read."""
+    """Metrics of one answer, as vLLM-Omni's load clients read them."""
 
     stage_durations: dict[str, float] = Field(
         description="seconds of each phase; stage_0_gen_ms: milliseconds without the queue"

@@ -1,4 +1,4 @@
-"""Answers about jobs and videos; see `schema.py`."""
+"""Response models of jobs and videos; see `schema.py`."""
 
 from typing import Any, Generic, Literal, Self, TypeVar
 

@@ -1,4 +1,4 @@
-"""Answers about models, single requests, and the state of the server; see `schema.py`."""
+"""Response models of models, single requests, and the server's state; see `schema.py`."""
 
 from typing import Literal
 

@@ -1,1 +1,1 @@
-"""What endpoints answer with."""
+"""Responses of endpoints: JSON, files, event streams."""

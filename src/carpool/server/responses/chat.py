@@ -57,7 +57,7 @@ def completion(
 
 
 def usage_of(usage: schema.UsageBody) -> ChatUsage:
-    """The usage as chats count it."""
+    """Usage under the names of chat completions."""
     sent = usage.input_tokens_details
     return ChatUsage(
         prompt_tokens=usage.input_tokens,
@@ -133,7 +133,7 @@ def _part(b64: str, format_: str, seed: int, skipped_steps: int | None) -> Image
 
 
 def _placed(parts: Sequence[ImagePart], has_parts: bool) -> dict[str, Any]:
-    """Pictures where the client looks for them."""
+    """Put pictures where the client reads them."""
     plain = [part.model_dump(exclude_none=True) for part in parts]
     if has_parts:
         return {"role": "assistant", "content": plain}

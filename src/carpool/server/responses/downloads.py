@@ -1,4 +1,4 @@
-"""Files over HTTP: whole, in part, or not again where the client has them (RFC 9110)."""
+"""Responses with files: whole, ranges, or 304 if the client has them (RFC 9110)."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ _files = StaticFiles()
 
 
 class Download(FileResponse):
-    """A file, with all that players and browsers ask of one."""
+    """A file response with ranges and validators, as players and browsers need."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -25,7 +25,7 @@ RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class ImageGeneration:
-    """A checked HTTP request: a request a picture, and how the pictures are to be answered."""
+    """A checked HTTP request: one engine request a picture, and the form of the answer."""
 
     model: ServedModel
     body: schema.ImageRequest

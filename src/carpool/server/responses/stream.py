@@ -50,7 +50,7 @@ Update = tuple[int, Shown] | CarpoolError | bytes
 
 
 class EventStream(EventSourceResponse):
-    """An answer of events. A client disconnect cancels its work.
+    """A response of server-sent events. A client disconnect cancels its work.
 
     Its outcome is the scope's `ended_as`, a status: the answer's own was sent long before.
     """
@@ -86,7 +86,7 @@ class EventStream(EventSourceResponse):
 
 
 def is_final(event: bytes) -> bool:
-    """Is an event still worth sending once all is over?"""
+    """Return whether an event is still of use after the stream has ended: no preview is."""
     first = event.split(b"\n", 1)[0]  # events of a chat have no names: all are final
     return first.startswith(b"data:") or first.endswith(b".completed")
 
@@ -151,7 +151,7 @@ async def events(
 async def _run(
     backend: Serving, generation: ImageGeneration, updates: "asyncio.Queue[Update]"
 ) -> None:
-    """Run all requests, and put what becomes of them into the queue."""
+    """Run all requests, and put their previews, outputs or errors into the queue."""
 
     async def one(number: int) -> None:
         done = await backend.submit(

@@ -46,7 +46,7 @@ from carpool.server.responses.stage_metrics import PATIENCE_S
 from carpool.server.state import AuthenticatedRequest, ServedModel
 
 MOST_BLUR = 64  # pixels
-EMPTY: dict[str, Any] = {
+EMPTY_LISTS: dict[str, Any] = {
     "upscalers": [], "latent-upscale-modes": [], "sd-vae": [], "prompt-styles": [],
     "hypernetworks": [], "face-restorers": [], "realesrgan-models": [], "cmd-flags": {},
     "scripts": {"txt2img": [], "img2img": []}, "embeddings": {"loaded": {}, "skipped": {}},
@@ -163,7 +163,7 @@ async def _drawn(
 
 
 def _size(body: Image2Image, card: Card) -> tuple[int, int] | None:
-    """The size that a picture is to have whose model draws it anew in its own size."""
+    """The requested size, for a model whose result has the size of the input picture."""
     if body.width is None or body.height is None:
         return None
     multiple = card.size_multiple_px
@@ -181,7 +181,7 @@ def _size(body: Image2Image, card: Card) -> tuple[int, int] | None:
 
 
 def _mask_of(body: Image2Image) -> Any:
-    """What reads the mask for the picture that is drawn anew."""
+    """Return a function that reads the mask, for the picture that is drawn anew."""
     sent, blur = as_url(body.mask, "mask"), body.mask_blur or 0
     if not is_int(blur) or not 0 <= blur <= MOST_BLUR:
         raise InvalidValue.of(
@@ -199,7 +199,7 @@ def _mask_of(body: Image2Image) -> Any:
 
 @lists.get("/progress")
 async def progress(context: Context, skip_current_image: bool = False) -> ProgressResponse:
-    """How far the requests of this API key are, on average."""
+    """Progress of the requests of this API key, on average."""
     mine = list(context.interruptible)
     steps = [(0, 0)]
     for request_id in mine:
@@ -269,17 +269,17 @@ async def loras(context: Context) -> list[Lora]:
 @lists.post("/refresh-checkpoints")
 @lists.post("/refresh-loras")
 async def refresh(context: Context) -> dict[str, Any]:
-    """Nothing: the server's models are those that it was started with."""
+    """Accepted, and changes nothing: the server's models are those that it was started with."""
     return {}
 
 
 def _answering(nothing: Any) -> Any:
     async def answer(context: Context) -> Any:
-        """Nothing: there are none here."""
+        """Empty: there are none here."""
         return nothing
 
     return answer
 
 
-for _name, _nothing in EMPTY.items():
+for _name, _nothing in EMPTY_LISTS.items():
     lists.add_api_route(f"/{_name}", _answering(_nothing), methods=["GET"])

@@ -134,7 +134,7 @@ def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry
 
 
 def _parameters_of(card: Card) -> list[reports.ModelParameter]:
-    """What requests may say, each with the default that counts and the tasks that take it."""
+    """Parameters that requests may have, each with its default and the tasks that take it."""
     known = set(card.names()) - {"output_type"}  # output_format instead
     found: dict[str, reports.ModelParameter] = {}
     for task in card.tasks:

@@ -1,4 +1,4 @@
-"""`/v1/jobs`: jobs of every kind, and what all routes that answer with a job have in common.
+"""`/v1/jobs`: jobs of every kind, and code that all routes with jobs share.
 
 `videos.py` shows the jobs of videos in OpenAI's words.
 """
@@ -103,7 +103,7 @@ def write_images(record: Record, done: Sequence[Done], folder: Path) -> None:
 
 
 async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
-    """What every job shows of its record."""
+    """Fields that jobs of every kind show of their record."""
     store, clock = state.runner.store, state.runner.store.clock
     position = eta_s = error = None
     if record.state == "queued":
@@ -148,7 +148,7 @@ async def status_of(context: AuthenticatedRequest, record: Record) -> JobStatus:
 
 
 def settings_of(record: Record) -> dict[str, Any]:
-    """What would make a job's outputs again, pictures that it began with aside."""
+    """Settings that make a job's outputs again, input pictures aside."""
     first, output = _first(record), record.work.get("output", {})
     settings = dict(first.get("arguments", {}))
     parts = [one for one in record.work.get("jobs") or [] if isinstance(one, dict)]

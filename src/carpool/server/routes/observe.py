@@ -1,4 +1,4 @@
-"""What a server reports of itself: health, versions, `/stats`, `/metrics`, single requests."""
+"""Health, version, `/stats`, `/metrics`, live events, and timelines of single requests."""
 
 from typing import Annotated, Any
 
@@ -41,7 +41,7 @@ async def health(response: Response, state: State) -> reports.Health:
 
 @public.get("/livez")
 async def livez() -> dict[str, str]:
-    """The HTTP process turns; says nothing about the model."""
+    """The HTTP process is alive; says nothing about the model."""
     return {"status": "alive"}
 
 
@@ -53,13 +53,13 @@ async def version(state: State) -> dict[str, str]:
 
 @router.get("/stats")
 async def stats(state: State) -> dict[str, Any]:
-    """What the engine does just now and has done so far."""
+    """Statistics of the engine: its state, and counters since it started."""
     return await state.backend.statistics()
 
 
 @router.get("/metrics", response_class=Response)
 async def metrics(state: State) -> Response:
-    """The same and more for Prometheus."""
+    """The same statistics and more, for Prometheus."""
     return Response(await state.observer.metrics(), media_type=CONTENT_TYPE)
 
 
@@ -68,7 +68,7 @@ async def events(
     context: Context,
     seconds: Annotated[float | None, Query(ge=0, description="end after so many seconds")] = None,
 ) -> EventStream:
-    """What the engine does and the client's own jobs do, as it happens, until the client goes.
+    """Live events of the engine and of the client's own jobs, until the client disconnects.
 
     Events are `status`, `activity`, `stats`, `job` and `preview`: see docs/playground.md.
     """
@@ -98,7 +98,7 @@ async def estimate(values: dict[str, Any], context: Context) -> reports.Estimate
 
 @router.get("/v1/requests/{request_id}")
 async def report(request_id: str, context: Context) -> reports.RequestReport:
-    """What a request did when, with which others it shared forwards, and what it waited for.
+    """The timeline of a request: its phases, the requests it shared forwards with, its waits.
 
     A job's id means its last run; while the job is queued it has no outputs.
     """

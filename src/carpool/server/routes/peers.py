@@ -1,4 +1,4 @@
-"""What clients of SGLang ask of a server before they send it work."""
+"""Endpoints that clients of SGLang ask before they send work."""
 
 from typing import Literal
 

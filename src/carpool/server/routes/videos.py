@@ -92,7 +92,7 @@ async def _video(state: AppState, record: Record) -> Video:
 
 
 async def _video_with_memory(state: AppState, record: Record) -> Video:
-    """The same, with what a completed one needed; a list asks no worker for it."""
+    """The same with the peak memory of a completed video; lists do not ask the worker for it."""
     video = await _video(state, record)
     if video.status == "completed":
         video.peak_memory_mb = await peak_memory_mb(state)
@@ -223,7 +223,7 @@ async def get_content(
 
 @router.post("/videos/{video_id}/remix")
 async def remix_video(video_id: str, body: RemixRequest, context: Context) -> Video:
-    """The same video with another prompt, from the same seed."""
+    """Make a video again with another prompt, from the same seed."""
     source, store = await _get(video_id, context), context.state.runner.store
     form = forms.Form(source.asked["body"] | {"prompt": body.prompt}, name=REFERENCE)
     for name, _ in source.work.get("inputs", {}).get("image", []):

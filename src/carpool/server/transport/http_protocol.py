@@ -30,7 +30,7 @@ _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # Linux only
 
 
 class StrictHTTPProtocol(HttpToolsProtocol):
-    """One connection. See the module."""
+    """The protocol of one connection; see the module."""
 
     head_timeout_s = 20.0  # from the connection, or the first byte, to the last header
     body_timeout_s = 120.0  # from there to the last byte of the body
@@ -79,7 +79,7 @@ class StrictHTTPProtocol(HttpToolsProtocol):
             self._poll = self.loop.call_later(self.disconnect_poll_s, self._poll_disconnect)
 
     def _is_over(self) -> bool:
-        """Is nothing more to be read? An answer may have said so, or a timer."""
+        """Return whether nothing more is read: an answer or a timer closed the connection."""
         return self._is_last or self.transport.is_closing()
 
     def _parse_next(self) -> bool:
@@ -151,7 +151,7 @@ class StrictHTTPProtocol(HttpToolsProtocol):
     # Refusals
 
     def send_400_response(self, msg: str) -> None:
-        """Uvicorn's answer to what the parser refuses, in the shape of our errors."""
+        """Uvicorn's hook for requests that its parser refuses; answers with one of our errors."""
         self._refuse(self._error)
 
     def _refuse(self, error: InvalidHTTP) -> None:
@@ -175,7 +175,7 @@ class StrictHTTPProtocol(HttpToolsProtocol):
     # Timeouts
 
     def _close_after(self, seconds: float | None) -> None:
-        """Set the timeout of the part that is received now; None: there is none."""
+        """Set the timeout of the part that is being received; None: no timeout."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if seconds is None else self.loop.call_later(seconds, self._time_out)
@@ -187,7 +187,7 @@ class StrictHTTPProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _poll_disconnect(self) -> None:
-        """Look whether the client has disconnected: while nothing is read, asyncio cannot tell."""
+        """Check whether the client has disconnected, which asyncio cannot tell while paused."""
         self._poll = None
         if not self.flow.read_paused or self.transport.is_closing():
             return
