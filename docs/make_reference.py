@@ -14,7 +14,7 @@ from carpool import errors
 from carpool.cli.config_file import schema
 from carpool.cli.main import cli
 from carpool.config import ENV_PREFIX, JOBS, WORKERS, EngineSettings, ServeSettings
-from carpool.engine.specs import SPECS, Pad, ArgumentRule, RuleKind, State
+from carpool.engine.specs import SPECS, ArgumentRule, Pad, RuleKind, State
 from carpool.telemetry.metric_list import ALL
 
 PAGE = Path(__file__).parent / "reference.md"
