@@ -59,8 +59,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadFileSch
 
 
 def pytest_collection_finish() -> None:
-    """Collections of garbage do not look at what was imported: that is most of all there is."""
+    """Collections of garbage do not look at what was imported: that is most of all there is.
+
+    They are rare, too: models that tests keep are many objects, and each collection walks them all.
+    """
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     gc.enable()
 
 

@@ -217,17 +217,19 @@ def inner(part: Mask) -> Mask:
 def _parts(rgb: Pixels, background: str) -> list[Mask]:
     """Split what is not background into connected parts, corners touching included."""
     away = np.linalg.norm(rgb - _COLOURS[_NAMES.index(background)], axis=-1)
-    mask = away > FOREGROUND_DISTANCE
-    left = {(int(row), int(column)) for row, column in np.argwhere(mask)}
+    mask = np.pad(away > FOREGROUND_DISTANCE, 1)  # nothing grows from one row into the next
+    width, packed = mask.shape[1], np.packbits(mask)
+    left = int.from_bytes(packed.tobytes(), "big")  # a bit for each pixel
     found = []
     while left:
-        reached = [left.pop()]
-        for row, column in reached:  # grows while it is walked
-            around = {(row + i, column + j) for i in (-1, 0, 1) for j in (-1, 0, 1)} & left
-            left -= around
-            reached += around
-        part = np.zeros_like(mask)
-        part[tuple(np.array(reached).T)] = True
-        if part.sum() >= SPECK_PX:
-            found.append(part)
+        part, smaller = left & -left, 0
+        while part != smaller:
+            smaller = part
+            part |= part << 1 | part >> 1
+            part = (part | part << width | part >> width) & left
+        left ^= part
+        if part.bit_count() >= SPECK_PX:
+            bits = np.frombuffer(part.to_bytes(len(packed), "big"), np.uint8)
+            pixels = np.unpackbits(bits, count=mask.size).reshape(mask.shape)
+            found.append(pixels[1:-1, 1:-1].astype(bool))
     return found

@@ -8,6 +8,7 @@ pytest, which is started by the first such test and ends with it.
 import atexit
 import contextlib
 import functools
+import gc
 import importlib.util
 import json
 import os
@@ -91,12 +92,16 @@ def main() -> None:
     """Answer questions, a line each, until the parent has ended."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what tests print is no answer
+    gc.disable()  # and rare below, as in tests/conftest.py
     from support import torchvision_cpu
 
     torchvision_cpu.install()
     from support.pretended import device
 
     device.install()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    gc.enable()
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache  # engines begin without costs
         _serve(sys.stdin, answers)

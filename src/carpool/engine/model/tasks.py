@@ -10,7 +10,7 @@ import inspect
 import re
 import types
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 import diffusers
@@ -100,7 +100,13 @@ def linked_pipelines(name: str) -> list[str]:
     if not found or found[1] + (found[3] or "") not in LINKED:
         return []
     others = (f"{found[1]}{does}{found[3] or ''}Pipeline" for does in _DOES if does != found[2])
-    return [other for other in others if other in dir(diffusers)]
+    return [other for other in others if other in _exported()]
+
+
+@cache
+def _exported() -> frozenset[str]:
+    """The names of diffusers, whose list is made anew each time it is asked for."""
+    return frozenset(dir(diffusers))
 
 
 _DOES = ("Img2Img", "Inpaint", "Inpainting")
