@@ -330,12 +330,16 @@ def test_a_claim_about_imports_is_in_the_table(file: Path) -> None:
 # Names
 
 
-def test_a_class_name_is_defined_once() -> None:
+def test_a_class_or_a_type_has_its_name_for_itself() -> None:
     places: dict[str, list[str]] = {}
     for file in FILES:
         for node in parsed(file).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(str(file))
+            names = [one.id for one in getattr(node, "targets", []) if isinstance(one, ast.Name)]
+            if isinstance(node, ast.ClassDef):
+                names = [node.name]
+            for name in names:
+                if re.fullmatch("[A-Z][a-z]\\w*", name):
+                    places.setdefault(name, []).append(str(file))
 
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
@@ -412,3 +416,13 @@ def test_the_checks_see_what_they_are_to_see() -> None:
     assert "carpool.engine.loop" in imports_of(Path("carpool/worker/message_handler.py"))
     with pytest.raises(AssertionError, match=r"carpool\.new\.thing belongs to no room"):
         floor_of("carpool.new.thing")
+
+
+def test_tests_lie_in_folders_of_the_same_names_as_what_they_test() -> None:
+    """Beside them are tests of no single folder, of pages, and of what is not in the wheel."""
+    others = {"benchmarks", "clients", "lab", "matrix", "support", "training", "engine/device"}
+    tests = Path(__file__).parent
+    folders = {file.parent.relative_to(tests).as_posix() for file in tests.rglob("test_*.py")}
+
+    ours = {folder for folder in folders if not {folder, folder.split("/")[0]} & others} - {"."}
+    assert {folder for folder in ours if not (SOURCE / "carpool" / folder).is_dir()} == set()

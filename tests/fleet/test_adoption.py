@@ -16,7 +16,7 @@ from carpool.fleet import ray, ray_connector
 from carpool.fleet.host import WorkerHost
 from carpool.fleet.ray import RayCluster, RaySettings
 from carpool.fleet.ray_connector import RayConnector
-from carpool.fleet.remote_connection import Address, RemoteConnection
+from carpool.fleet.remote_connection import RemoteConnection, WorkerAddress
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
@@ -71,7 +71,7 @@ class FakeCluster(RayCluster):
         super().__init__(RaySettings())
         self._found = {"shapes": list(found)}
         self.made, self.ended = 0, list[str]()
-        self.at: dict[str, Address | OSError | None] = {}
+        self.at: dict[str, WorkerAddress | OSError | None] = {}
 
     def workers(self, model: str) -> int:
         return len(self._found.get(model, []))
@@ -86,8 +86,8 @@ class FakeCluster(RayCluster):
     def end(self, actor: str) -> None:
         self.ended.append(actor)
 
-    async def join(self, actor: str) -> Address | None:
-        where = self.at.get(actor, Address("127.0.0.1", 1, SECRET))
+    async def join(self, actor: str) -> WorkerAddress | None:
+        where = self.at.get(actor, WorkerAddress("127.0.0.1", 1, SECRET))
         if isinstance(where, OSError):
             raise where
         return where
@@ -116,14 +116,14 @@ def told(story: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-async def address_only(address: Address, spool: Path | None) -> Any:
+async def address_only(address: WorkerAddress, spool: Path | None) -> Any:
     return address
 
 
 def test_workers_of_an_earlier_front_are_taken_first_and_then_new_ones_made() -> None:
     async def story() -> None:
         cluster = FakeCluster("old-1", "old-2")
-        cluster.at = {name: Address(name, 1, SECRET) for name in ("old-1", "old-2", "new-1")}
+        cluster.at = {name: WorkerAddress(name, 1, SECRET) for name in ("old-1", "old-2", "new-1")}
         connectors = [RayConnector(cluster, "shapes", None, address_only) for _ in range(3)]
         where: list[Any] = [await one.open() for one in connectors]
         assert [one.host for one in where] == ["old-1", "old-2", "new-1"]
@@ -144,7 +144,7 @@ def test_a_worker_that_is_gone_is_replaced_and_one_that_is_away_is_waited_for(
         connector = RayConnector(cluster, "shapes", None, address_only)
         opening = asyncio.create_task(connector.open())
         await asyncio.sleep(0.05)
-        cluster.at["away"] = Address("back", 1, SECRET)
+        cluster.at["away"] = WorkerAddress("back", 1, SECRET)
         where: Any = await opening
         assert (where.host, cluster.made) == ("back", 0)
         await connector.end()
@@ -152,7 +152,7 @@ def test_a_worker_that_is_gone_is_replaced_and_one_that_is_away_is_waited_for(
 
     async def story_of_one() -> None:
         cluster = FakeCluster("gone")
-        cluster.at = {"gone": None, "new-1": Address("here", 1, SECRET)}
+        cluster.at = {"gone": None, "new-1": WorkerAddress("here", 1, SECRET)}
         connector = RayConnector(cluster, "shapes", None, address_only)
         where: Any = await connector.open()
         assert (where.host, cluster.made) == ("here", 1)
@@ -177,7 +177,7 @@ class Suspecting(FakeCluster):
 
 async def lost_worker(cluster: Suspecting) -> RayConnector:
     """A connector to a worker on the node `n1` that was reached, and then is not any more."""
-    cluster.at = {"old": Address("old", 1, SECRET, node="n1")}
+    cluster.at = {"old": WorkerAddress("old", 1, SECRET, node="n1")}
     connector = RayConnector(cluster, "shapes", None, address_only)
     await connector.open()
     cluster.at = {"old": ConnectionError("no answer")}
@@ -194,12 +194,12 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_in_the_place_of_a_lost_worker_one_comes_on_another_node(at_once: None) -> None:
     async def story() -> None:
         connector = await lost_worker(cluster := Suspecting("old"))
-        cluster.at["new-1"] = Address("new", 1, SECRET, node="n2")
+        cluster.at["new-1"] = WorkerAddress("new", 1, SECRET, node="n2")
         where: Any = await connector.open()
         assert where.host == "new"
         assert cluster.avoided == [[], ["n1"]]
         assert cluster.ended == ["old"]  # should it come back, nobody needs it
-        cluster.at["new-1"] = Address("again", 1, SECRET, node="n2")
+        cluster.at["new-1"] = WorkerAddress("again", 1, SECRET, node="n2")
         where = await connector.open()
         assert (where.host, cluster.made) == ("again", 1)
 
@@ -212,7 +212,7 @@ def test_a_lost_worker_that_answers_first_stays_and_the_other_is_ended(at_once: 
         cluster.at["new-1"] = ConnectionError("it has no place yet")
         opening = asyncio.create_task(connector.open())
         await until(lambda: cluster.made == 1)
-        cluster.at["old"] = Address("old", 1, SECRET, node="n1")
+        cluster.at["old"] = WorkerAddress("old", 1, SECRET, node="n1")
         where: Any = await opening
         assert (where.host, cluster.ended) == ("old", ["new-1"])
         assert cluster._lost_nodes() == []  # its node is trusted again
@@ -301,9 +301,9 @@ def test_a_worker_that_ray_does_not_place_is_worth_a_line(
         cluster = FakeCluster()
         waiting = asyncio.Event()
 
-        async def join(actor: str) -> Address:
+        async def join(actor: str) -> WorkerAddress:
             await waiting.wait()
-            return Address("here", 1, SECRET)
+            return WorkerAddress("here", 1, SECRET)
 
         cluster.join = join  # type: ignore[method-assign]
         opening = asyncio.create_task(RayConnector(cluster, "shapes", None, address_only).open())
@@ -343,7 +343,7 @@ def test_a_front_goes_on_trying_to_reach_its_first_worker_instead_of_ending(
         for _ in range(50):
             await asyncio.sleep(0)
         assert not running.done()
-        cluster.at = {"first": Address("127.0.0.1", await host.listen("127.0.0.1"), SECRET)}
+        cluster.at = {"first": WorkerAddress("127.0.0.1", await host.listen("127.0.0.1"), SECRET)}
         await front.wait_ready()
         await front.stop()
         await host.close()
@@ -359,7 +359,7 @@ def test_what_a_lost_worker_ran_is_moved_and_the_worker_is_taken_over_when_it_an
     async def story() -> None:
         host, children = host_of_ready_workers()
         cluster = FakeCluster("first")
-        cluster.at = {"first": Address("127.0.0.1", await host.listen("127.0.0.1"), SECRET)}
+        cluster.at = {"first": WorkerAddress("127.0.0.1", await host.listen("127.0.0.1"), SECRET)}
         listener = Fronts()
         front = Supervisor(
             "shapes",
@@ -409,9 +409,9 @@ def test_with_a_certificate_workers_are_reached_by_tls_and_only_with_that_one(
         port = await host.listen("127.0.0.1")
         if trusted == ANOTHER:
             with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
-                await RemoteConnection.open(Address("127.0.0.1", port, SECRET, trusted))
+                await RemoteConnection.open(WorkerAddress("127.0.0.1", port, SECRET, trusted))
         else:
-            front = await RemoteConnection.open(Address("127.0.0.1", port, SECRET, trusted))
+            front = await RemoteConnection.open(WorkerAddress("127.0.0.1", port, SECRET, trusted))
             front.send(protocol.LoadModel("shapes", EngineSettings()))
             assert await anext(front.messages()) == READY
             assert front._stream._writer.get_extra_info("cipher") is not None
@@ -423,7 +423,7 @@ def test_with_a_certificate_workers_are_reached_by_tls_and_only_with_that_one(
 
 
 def test_the_secret_and_the_key_show_in_no_line_of_a_log() -> None:
-    assert "secret" not in repr(Address("host", 1, SECRET))
+    assert "secret" not in repr(WorkerAddress("host", 1, SECRET))
     assert KEY not in repr(RaySettings(certificate=CERTIFICATE, key=KEY))
 
 

@@ -14,7 +14,7 @@ from carpool.config import EngineSettings
 from carpool.fleet import handshake, host, packets
 from carpool.fleet.host import WorkerHost
 from carpool.fleet.packets import HEADER, PACKET_BYTES, Malformed, PacketStream
-from carpool.fleet.remote_connection import Address, RemoteConnection
+from carpool.fleet.remote_connection import RemoteConnection, WorkerAddress
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from support.app import CARD
@@ -42,7 +42,7 @@ class Stage:
         return self.children[-1]
 
     async def connect(self, secret: bytes = SECRET, spool: Path | None = None) -> RemoteConnection:
-        address = Address("127.0.0.1", self.port, secret)
+        address = WorkerAddress("127.0.0.1", self.port, secret)
         self.fronts.append(await RemoteConnection.open(address, spool))
         return self.fronts[-1]
 
@@ -110,7 +110,7 @@ def test_both_ends_prove_that_they_know_the_secret_and_it_is_never_sent() -> Non
 
         between = await asyncio.start_server(overhear, "127.0.0.1", 0)
         port = between.sockets[0].getsockname()[1]
-        connection = await RemoteConnection.open(Address("127.0.0.1", port, SECRET))
+        connection = await RemoteConnection.open(WorkerAddress("127.0.0.1", port, SECRET))
         connection.send(LOAD)
         await until(lambda: bool(stage.children))
         assert len(heard) > 100
@@ -148,7 +148,7 @@ def test_a_worker_that_does_not_know_the_secret_gets_nothing_from_the_front() ->
         server = await asyncio.start_server(pretend, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(ConnectionError, match="does not know the fleet's secret"):
-            await RemoteConnection.open(Address("127.0.0.1", port, SECRET))
+            await RemoteConnection.open(WorkerAddress("127.0.0.1", port, SECRET))
         assert not got
         server.close()
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from carpool.errors import BodyTooLarge, CarpoolError, InvalidValue
-from carpool.media.fetch_url import Address, fetch, is_public
+from carpool.media.fetch_url import IpAddress, fetch, is_public
 from carpool.media.reader import ImageIntake, PictureReader
 
 PUBLIC = ipaddress.ip_address("127.0.0.1")
@@ -86,7 +86,7 @@ class Names:
         return (answers.pop(0) if len(answers) > 1 else answers[0]).split()
 
 
-def is_allowed(address: Address) -> bool:
+def is_allowed(address: IpAddress) -> bool:
     return address == PUBLIC
 
 

@@ -26,7 +26,7 @@ REASONS = {
 }
 
 
-Worker = tuple[str, int]
+WorkerPlace = tuple[str, int]
 """Its model, and its number."""
 
 
@@ -35,9 +35,9 @@ class Dashboard:
 
     def __init__(self) -> None:
         self.status: dict[str, Any] = {}
-        self._stats: dict[Worker, dict[str, Any]] = {}
-        self._activities: dict[Worker, dict[str, Any]] = {}
-        self._forwards: dict[Worker, deque[dict[str, Any]]] = {}
+        self._stats: dict[WorkerPlace, dict[str, Any]] = {}
+        self._activities: dict[WorkerPlace, dict[str, Any]] = {}
+        self._forwards: dict[WorkerPlace, deque[dict[str, Any]]] = {}
 
     def take(self, kind: str, data: dict[str, Any]) -> None:
         """Add one event."""

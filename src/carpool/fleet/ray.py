@@ -30,7 +30,7 @@ from carpool.errors import SettingRejected
 from carpool.fleet.handshake import new_secret
 from carpool.fleet.host import WorkerHost
 from carpool.fleet.ray_connector import RayConnector
-from carpool.fleet.remote_connection import Address
+from carpool.fleet.remote_connection import WorkerAddress
 
 log = logging.getLogger("carpool")
 
@@ -213,7 +213,7 @@ class RayCluster:
         """End a worker for good. Blocks."""
         _ray().kill(actor, no_restart=True)
 
-    async def join(self, actor: Any) -> Address | None:
+    async def join(self, actor: Any) -> WorkerAddress | None:
         """The address of a worker, once Ray has placed it; None: it is gone for good.
 
         Raises:
@@ -233,7 +233,7 @@ class RayCluster:
             log.warning("a worker has Carpool %s, and the front %s: it is replaced", version, mine)
             await asyncio.to_thread(self.end, actor)
             return None
-        return Address(host, port, secret, self._settings.certificate, *node)
+        return WorkerAddress(host, port, secret, self._settings.certificate, *node)
 
     def suspect(self, node: str) -> None:
         """A worker on this node cannot be reached: for a while nothing new is placed there."""

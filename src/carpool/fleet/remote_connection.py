@@ -24,7 +24,7 @@ CONNECT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class WorkerAddress:
     """The address of a worker, with the secret and certificate that a connection needs."""
 
     host: str
@@ -51,7 +51,7 @@ class RemoteConnection:
         self._problem = ""
 
     @classmethod
-    async def open(cls, address: Address, spool: Path | None = None) -> "RemoteConnection":
+    async def open(cls, address: WorkerAddress, spool: Path | None = None) -> "RemoteConnection":
         """Connect, and prove to each other that both know the secret.
 
         Args:

@@ -15,13 +15,13 @@ from typing import Any, Literal, TypeVar
 
 from carpool.errors import StoreFailed
 
-State = Literal["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
+JobState = Literal["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
 End = Literal["failed", "cancelled", "expired"]
-OPEN: tuple[State, ...] = ("queued", "in_progress")
+OPEN: tuple[JobState, ...] = ("queued", "in_progress")
 NAME = "jobs.sqlite"
 VERSION = 1  # of the schema
 _APPLICATION = 0x43504F4C  # "CPOL": the application id in SQLite's header
-Values = Sequence[Any] | dict[str, Any]
+SqlValues = Sequence[Any] | dict[str, Any]
 T = TypeVar("T")
 
 _TABLES = """
@@ -73,7 +73,7 @@ class Record:
     id: str
     kind: str  # "video", "image"
     owner: str  # the only client that sees it
-    state: State
+    state: JobState
     asked: dict[str, Any]
     work: dict[str, Any]  # empty: the row is damaged
     progress: int  # percent; never falls, not even when the job is run again
@@ -161,12 +161,12 @@ class Database:
                 self.checkpoint()  # where the disk is full, this makes room
                 raise StoreFailed("the store of jobs cannot be written just now") from error
 
-    def write(self, query: str, values: Values = ()) -> list[sqlite3.Row]:
+    def write(self, query: str, values: SqlValues = ()) -> list[sqlite3.Row]:
         """Run one statement as a transaction; returns its RETURNING rows."""
         with self.writing() as db:
             return db.execute(query, values).fetchall()
 
-    def read(self, query: str, values: Values = ()) -> list[sqlite3.Row]:
+    def read(self, query: str, values: SqlValues = ()) -> list[sqlite3.Row]:
         with self._lock:
             try:
                 return self._db.execute(query, values).fetchall()

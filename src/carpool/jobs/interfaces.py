@@ -19,7 +19,7 @@ class JobOutput(Protocol):
     def skipped_steps(self) -> int: ...
 
 
-OnPreview = Callable[[Any], None]
+OnJobPreview = Callable[[Any], None]
 """Is called with previews, of requests that ask for some; only the worker looks into them."""
 
 Writer = Callable[[Record, Sequence[Any], Path], object]
@@ -34,7 +34,7 @@ class EngineClient(Protocol):
         self,
         request: CheckedRequest,
         on_progress: OnProgress | None = None,
-        on_preview: OnPreview | None = None,
+        on_preview: OnJobPreview | None = None,
     ) -> JobOutput: ...
 
 

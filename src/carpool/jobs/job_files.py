@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from carpool.errors import StoreFailed, reason
-from carpool.jobs.database import NAME, OPEN, Database, Record, State
+from carpool.jobs.database import NAME, OPEN, Database, JobState, Record
 from carpool.jobs.file_store import FileStore
 
 log = logging.getLogger("carpool")
-ENDED: tuple[State, ...] = ("completed", "failed", "cancelled", "expired")
+ENDED: tuple[JobState, ...] = ("completed", "failed", "cancelled", "expired")
 _PASSING = re.compile(r"tmp[a-z0-9_]{8}\.rgb")  # large outputs, on their way from the worker
 
 

@@ -27,12 +27,12 @@ from carpool.errors import (
     in_full,
     reason,
 )
-from carpool.jobs.database import End, Record, State
+from carpool.jobs.database import End, JobState, Record
 from carpool.jobs.interfaces import (
     EngineClient,
     JobListener,
     JobOutput,
-    OnPreview,
+    OnJobPreview,
     Writer,
 )
 from carpool.jobs.journal_files import JobJournals
@@ -138,7 +138,7 @@ class Runner:
                 return record
             await next_end.wait()
 
-    async def count_open(self, owner: str | None = None) -> dict[State, int]:
+    async def count_open(self, owner: str | None = None) -> dict[JobState, int]:
         """See `JobStore.count_open`."""
         return await asyncio.to_thread(self.store.count_open, owner)
 
@@ -253,7 +253,7 @@ class Runner:
         part: int,
         request: CheckedRequest,
         on_progress: OnProgress,
-        on_preview: OnPreview,
+        on_preview: OnJobPreview,
     ) -> JobOutput:
         """Run one request, as soon as the worker's queue has room for it."""
         while True:

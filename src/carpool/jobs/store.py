@@ -28,7 +28,7 @@ from carpool.errors import (
     StoreFailed,
 )
 from carpool.jobs.clock import StoreClock
-from carpool.jobs.database import NAME, OPEN, Database, End, Record, State, record_of
+from carpool.jobs.database import NAME, OPEN, Database, End, JobState, Record, record_of
 from carpool.jobs.job_files import JobFiles
 from carpool.jobs.state_folder import ScratchFolder, StateFolder
 from carpool.jobs.uptime import note_uptime, resume_time
@@ -219,7 +219,7 @@ class JobStore:
         rows = self._db.read(query, values)
         return [record_of(row) for row in rows[:limit]], len(rows) > limit
 
-    def count_open(self, owner: str | None = None) -> dict[State, int]:
+    def count_open(self, owner: str | None = None) -> dict[JobState, int]:
         """Numbers of jobs that are queued and in progress: an owner's, or all."""
         query = """SELECT state, count(*) AS jobs FROM jobs INDEXED BY by_state
             WHERE state IN ('queued', 'in_progress') AND (:owner IS NULL OR owner = :owner)
@@ -315,7 +315,7 @@ class JobStore:
     def _end(
         self,
         job_id: str,
-        state: State,
+        state: JobState,
         progress: int,
         *,
         files: Mapping[str, int] | None = None,

@@ -23,7 +23,7 @@ _REDIRECTED = (301, 302, 303, 307, 308)
 
 logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs URLs whole, keys and all
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # IANA's special-purpose address registries, and what clouds keep for themselves
 _NOT_PUBLIC = [
@@ -53,7 +53,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host and port, as text; raises OSError if it has none."""
 
 
-def is_public(address: Address) -> bool:
+def is_public(address: IpAddress) -> bool:
     """Return whether an address is public: any host of the internet can reach it.
 
     By tables of our own: those of `ipaddress` differ between versions of Python.
@@ -73,7 +73,7 @@ async def fetch(
     resolve: Resolve,
     timeout_s: float = TIMEOUT_S,
     name: str = "image",
-    is_allowed: Callable[[Address], bool] = is_public,
+    is_allowed: Callable[[IpAddress], bool] = is_public,
     trusted: ssl.SSLContext | None = None,
     took: Callable[[int], None] = lambda size: None,
 ) -> bytes:
@@ -142,7 +142,7 @@ def _parse(url: str, name: str) -> httpx2.URL:
 
 
 async def _address(
-    target: httpx2.URL, name: str, resolve: Resolve, is_allowed: Callable[[Address], bool]
+    target: httpx2.URL, name: str, resolve: Resolve, is_allowed: Callable[[IpAddress], bool]
 ) -> str:
     """The address to connect to; refuses a host of which any address is not allowed."""
     port = target.port or (443 if target.scheme == "https" else 80)

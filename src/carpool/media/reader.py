@@ -18,7 +18,8 @@ from carpool.errors import InvalidValue, UnsupportedParameter
 from carpool.media import fetch_url, uploads
 from carpool.media.container import Container
 from carpool.media.executors import FairExecutor, FairSemaphore
-from carpool.media.uploads import DATA_URL, MOST_BYTES, Mode, Size
+from carpool.media.uploads import DATA_URL, MOST_BYTES, Mode
+from carpool.request.images import Size
 
 T = TypeVar("T")
 Sent = bytes | str | memoryview

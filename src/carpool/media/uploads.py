@@ -18,6 +18,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from carpool.errors import BodyTooLarge, ImageTooLarge, InvalidValue, UnsupportedImage
 from carpool.media import container
 from carpool.media.container import CUT_SHORT, UNKNOWN, Container, Unreadable
+from carpool.request.images import Size
 
 MOST_BYTES = 50 << 20  # of one file, as OpenAI has it
 MOST_DECODED_BYTES = 192 << 20  # that one picture may take with all copies
@@ -35,7 +36,6 @@ _UPRIGHT = (  # by EXIF orientation, from 2
 )
 
 Mode = Literal["RGB", "RGBA", "L"]
-Size = tuple[int, int]  # width, height
 
 logging.getLogger("PIL").setLevel(logging.WARNING)  # at DEBUG it repeats what files say
 

@@ -14,7 +14,7 @@ from carpool.config import ServeSettings
 from carpool.engine.loop import EngineCore
 from carpool.errors import InvalidValue, LibraryMissing, UnsupportedParameter
 from carpool.jobs.database import Record
-from carpool.jobs.interfaces import OnPreview
+from carpool.jobs.interfaces import OnJobPreview
 from carpool.jobs.work import work_of
 from carpool.media import outputs
 from carpool.media.metadata import file_metadata
@@ -115,7 +115,7 @@ class InProcess:
         self,
         request: CheckedRequest,
         on_progress: OnProgress | None = None,
-        on_preview: OnPreview | None = None,  # these jobs ask for none
+        on_preview: OnJobPreview | None = None,  # these jobs ask for none
     ) -> Output:
         here = asyncio.get_running_loop()
 

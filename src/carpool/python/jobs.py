@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from carpool.config import ServeSettings
 from carpool.engine.loop import EngineCore
 from carpool.errors import Draining
-from carpool.jobs.database import Record, State
+from carpool.jobs.database import JobState, Record
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import packed, unpacked
@@ -46,7 +46,7 @@ class BackgroundJob:
     """Snapshot of a job."""
 
     id: str
-    state: State
+    state: JobState
     progress: int  # percent; never falls
     seeds: Sequence[int]  # one an output
     error: dict[str, Any] | None  # code, message, param and type, as over HTTP

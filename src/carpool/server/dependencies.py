@@ -39,7 +39,7 @@ class _RequestContext(HTTPBearer):
 
 request_context = _RequestContext(scheme_name="HTTPBearer")
 
-State = Annotated[AppState, Depends(server_state)]
+ServerState = Annotated[AppState, Depends(server_state)]
 Context = Annotated[AuthenticatedRequest, Depends(request_context)]
 """What a route of class `AuthenticatedRoute` is given."""
 

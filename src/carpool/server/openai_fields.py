@@ -26,7 +26,7 @@ from carpool.server.bodies.forms import number
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest, Request
 
-Kind = Literal["image_generation", "image_edit"]
+WorkKind = Literal["image_generation", "image_edit"]
 QUALITIES = {"auto": 1.0, "low": 0.5, "medium": 1.0, "high": 1.5, "xhigh": 2.0, "max": 3.0}
 QUALITIES |= {"standard": 1.0, "hd": 1.5}  # OpenAI's older words
 FEW_STEPS = 8  # models that take no more by default are distilled ones
@@ -45,7 +45,7 @@ class ImageWork:
     model: ServedModel
     body: schema.ImageRequest
     key: str = ""  # names the client's API key; "" where there are none
-    kind: Kind = "image_generation"
+    kind: WorkKind = "image_generation"
     pictures: dict[str, Any] = field(default_factory=dict)  # and what follows: arguments
     digests: list[str] = field(default_factory=list)  # of the pictures, as they were sent
 

@@ -43,11 +43,11 @@ _NUMBERS = {  # of the engine: where each stands in its statistics
 }
 MEMORY = {"weights": "weights_bytes", "reserved": "reserved_bytes", "peak": "peak_bytes"}
 
-Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
-Values = tuple[str, dict[Any, Any]]
+MetricFamily = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
+MetricValues = tuple[str, dict[Any, Any]]
 """The name of a metric, and its values by labels."""
-Snapshot = tuple[str, Mapping[str, str], Sequence["Instance"], Mapping[Any, int]]
-_FAMILIES: dict[str, type[Family]] = {
+WorkerMetrics = tuple[str, Mapping[str, str], Sequence["Instance"], Mapping[Any, int]]
+_FAMILIES: dict[str, type[MetricFamily]] = {
     "gauge": GaugeMetricFamily,
     "counter": CounterMetricFamily,
     "histogram": HistogramMetricFamily,
@@ -153,7 +153,7 @@ class _Scraped(Collector):
     """Collects what is read anew at each scrape: open jobs and the engine's statistics."""
 
     def __init__(self) -> None:
-        self.snapshot: Snapshot = "", {}, [], {}
+        self.snapshot: WorkerMetrics = "", {}, [], {}
         self.workers: Sequence[Mapping[str, Any]] = ()
         self.models: Mapping[str, Any] = {}  # statistics of each
 
@@ -197,7 +197,7 @@ def _moves(models: Mapping[str, Any]) -> dict[tuple[str, str], int]:
     }
 
 
-def _of_engine(model: str, statistics: Mapping[str, Any]) -> Iterator[Values]:
+def _of_engine(model: str, statistics: Mapping[str, Any]) -> Iterator[MetricValues]:
     for name, path in _NUMBERS.items():
         yield f"carpool_{name}", {(model,): reduce(getitem, path.split(), statistics)}
     queued = _buckets(statistics["waits"]["histogram"])
@@ -220,7 +220,7 @@ def _of_engine(model: str, statistics: Mapping[str, Any]) -> Iterator[Values]:
         yield name, costs
 
 
-def _of_forwards(model: str, statistics: Mapping[str, Any]) -> Iterator[Values]:
+def _of_forwards(model: str, statistics: Mapping[str, Any]) -> Iterator[MetricValues]:
     yield (
         "carpool_forward_duration_seconds",
         {(model, one["component"]): _buckets(one["histogram"]) for one in statistics["seconds"]},

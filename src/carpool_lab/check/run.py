@@ -27,8 +27,8 @@ from carpool_lab.tune.lockstep import Lockstep, OutcomeListener
 
 MOST_ROUNDS = 6  # of all requests together, until nothing is on probation, and once more
 
-Tick = Callable[[], object]
-Answer = Mapping[str, Any]  # the fields of a pipeline's output
+OnForward = Callable[[], object]
+OutputFields = Mapping[str, Any]  # the fields of a pipeline's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Proof:
 
     difference: float  # the largest of any value, of requests together against alone
     methods: tuple[Method, ...]  # in the order in which a request needs them
-    alone: tuple[Answer, ...]
+    alone: tuple[OutputFields, ...]
 
 
 def prove(
@@ -60,7 +60,7 @@ def prove(
     requests: Sequence[CheckedRequest],
     *,
     table: StoredCosts,
-    tick: Tick,
+    tick: OnForward,
 ) -> dict[str, Proof]:
     """Run the requests alone and together in each numerics mode, by name.
 
@@ -78,7 +78,7 @@ def _prove(
     settings: EngineSettings,
     requests: Sequence[CheckedRequest],
     table: StoredCosts,
-    tick: Tick,
+    tick: OnForward,
 ) -> Proof:
     watch = ForwardChecker(loaded.device, measures=settings.numerics == "fast")
     before, table.costs = table.costs, Costs()  # forwards are slower here
@@ -135,8 +135,8 @@ def _method(
 
 
 def _run(
-    engine: EngineCore, requests: Sequence[CheckedRequest], company: str, tick: Tick
-) -> list[Answer]:
+    engine: EngineCore, requests: Sequence[CheckedRequest], how: str, tick: OnForward
+) -> list[OutputFields]:
     """Run requests together; the first ones at once, the others when those have made a step."""
     listeners = [OutcomeListener() for _ in requests]
     pairs = list(zip(requests, listeners, strict=True))
@@ -148,12 +148,12 @@ def _run(
         engine.submit(request, listener)
     while engine.step():
         pass
-    answers: list[Answer] = []
+    answers: list[OutputFields] = []
     for request, listener in pairs:
         assert listener.outcome is not None, "a request without an end"
         error = listener.outcome.error
         if isinstance(error, CarpoolError):
-            text = f"a request ({described(request)}) failed {company}: {error.message}"
+            text = f"a request ({described(request)}) failed {how}: {error.message}"
             raise type(error)(text, param=error.param) from error
         if error is not None:
             raise error
@@ -162,7 +162,7 @@ def _run(
     return answers
 
 
-def apart_of(ours: Answer, theirs: Answer) -> float:
+def apart_of(ours: OutputFields, theirs: OutputFields) -> float:
     """The largest difference of any value of two answers."""
     return apart(*([_as_tensor(one[name]) for name in sorted(one)] for one in (ours, theirs)))
 
@@ -186,7 +186,10 @@ class PlainComparison:
 
 
 def plain(
-    loaded: LoadedPipeline, requests: Sequence[CheckedRequest], alone: Sequence[Answer], tick: Tick
+    loaded: LoadedPipeline,
+    requests: Sequence[CheckedRequest],
+    alone: Sequence[OutputFields],
+    tick: OnForward,
 ) -> PlainComparison:
     """Run the requests on the pipeline itself. It keeps what that leaves on it: do it last.
 
@@ -214,7 +217,7 @@ def plain(
     return PlainComparison(most)
 
 
-def _plain(loaded: LoadedPipeline, request: CheckedRequest, *, seed: int) -> Answer:
+def _plain(loaded: LoadedPipeline, request: CheckedRequest, *, seed: int) -> OutputFields:
     pipe, task = loaded.originals[request.task], loaded.card.task(request.task)
     arguments = dict(request.arguments)
     if task.takes("generator"):

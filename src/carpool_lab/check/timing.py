@@ -8,7 +8,7 @@ from carpool.engine.model.load import LoadedPipeline
 from carpool.schedule.known_curve import STEPS
 from carpool.types import CheckedRequest
 from carpool_lab.check.requests import CheckOptions
-from carpool_lab.check.run import Proof, Tick
+from carpool_lab.check.run import OnForward, Proof
 from carpool_lab.tune.measure import TuneSettings, tune
 from carpool_lab.tune.results import TuneReport
 
@@ -22,7 +22,7 @@ def timed(
     wanted: CheckOptions,
     proof: Proof,
     table: StoredCosts,
-    tick: Tick,
+    tick: OnForward,
 ) -> tuple[TuneReport, list[str]]:
     """Measure seconds of forwards by rows; returns them with notes on widths that were left out.
 

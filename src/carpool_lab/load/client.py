@@ -17,7 +17,7 @@ except ImportError as error:
     message = "the load client needs httpx2: pip install 'carpool[bench]'"
     raise LibraryMissing(message) from error
 
-Task = Literal["text-to-image", "text-to-video"]
+BenchTask = Literal["text-to-image", "text-to-video"]
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
@@ -42,7 +42,7 @@ class LoadClient:
         CarpoolError: the URL is none.
     """
 
-    def __init__(self, url: str, task: Task, *, api_key: str, timeout_s: float) -> None:
+    def __init__(self, url: str, task: BenchTask, *, api_key: str, timeout_s: float) -> None:
         try:
             base = httpx2.URL(url.rstrip("/").removesuffix("/v1"))
         except httpx2.InvalidURL as error:

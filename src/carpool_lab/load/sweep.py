@@ -16,7 +16,7 @@ from math import inf
 from typing import Any
 
 from carpool.errors import CarpoolError
-from carpool_lab.load.client import LoadClient, Task
+from carpool_lab.load.client import BenchTask, LoadClient
 from carpool_lab.load.generator import SoloLatencies, Tick, run, samples, warm_up, with_slo
 from carpool_lab.load.report import Summary, summarise
 from carpool_lab.workload import Arrival, Mix, bursts, generators, plan
@@ -36,10 +36,10 @@ COLUMNS = (
     "| SLO attainment | goodput (req/s) | failed"
 )
 
-Start = Callable[[str, str], AbstractAsyncContextManager[str]]
+StartServer = Callable[[str, str], AbstractAsyncContextManager[str]]
 """Takes a model and a mode, starts a server and gives its URL; `serving`, or a fake."""
 
-Stage = Callable[[str, int], Tick]
+SweepStage = Callable[[str, int], Tick]
 """Called with the name of a stage and its number of requests; returns a callback for each."""
 
 
@@ -51,7 +51,7 @@ class SweepSettings:
     modes: Sequence[str]
     loads: Sequence[float]  # of the capacity
     mix: Mix
-    task: Task = "text-to-image"
+    task: BenchTask = "text-to-image"
     count: int = 100  # requests at each load
     burst: int = 1  # requests that arrive together
     clients: int = 16  # of the closed loop that measures the capacity
@@ -137,7 +137,9 @@ async def serving(model: str, mode: str) -> AsyncIterator[str]:
             await process.wait()
 
 
-async def sweep(wanted: SweepSettings, stage: Stage, *, start: Start = serving) -> SweepReport:
+async def sweep(
+    wanted: SweepSettings, stage: SweepStage, *, start: StartServer = serving
+) -> SweepReport:
     """Measure every mode under every load.
 
     Raises:
@@ -167,7 +169,7 @@ async def sweep(wanted: SweepSettings, stage: Stage, *, start: Start = serving) 
 
 @contextlib.asynccontextmanager
 async def _warm(
-    wanted: SweepSettings, mode: str, start: Start, stage: Stage
+    wanted: SweepSettings, mode: str, start: StartServer, stage: SweepStage
 ) -> AsyncIterator[tuple[LoadClient, SoloLatencies]]:
     """A warmed-up server in this mode, and its solo latencies."""
     bodies = samples(wanted.arrivals(inf))

@@ -67,7 +67,7 @@ import sys
 import carpool
 with carpool.load(sys.argv[1], device="cpu") as engine:
     assert len(engine.card.tasks) == 3, engine.card.tasks
-server = {"fastapi", "uvicorn", "carpool.server", "carpool_lab", "prometheus_client"}
+server = {"fastapi", "uvicorn", "carpool.server", "carpool_lab"}
 assert not server & sys.modules.keys(), server & sys.modules.keys()
 packages = {name.split(".")[2] for name in sys.modules if name.startswith("diffusers.pipelines.")}
 assert "flux" in packages, packages

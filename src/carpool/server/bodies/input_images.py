@@ -20,12 +20,12 @@ from carpool.errors import (
 from carpool.media.reader import ImageIntake
 from carpool.media.uploads import Mode
 from carpool.request.card import Card, Task
+from carpool.request.images import Size
 from carpool.request.sizes import within
 from carpool.server.bodies.forms import MOST_IMAGES, Form
 from carpool.server.bodies.schema import GenerationRequest
 
 REFERENCE = "input_reference"  # the picture that a video begins with
-Size = tuple[int, int]
 
 
 def edit_task(

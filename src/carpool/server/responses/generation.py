@@ -14,7 +14,7 @@ from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import size_of
 from carpool.server.bodies import schema
 from carpool.server.bodies.named_pictures import pictures_in
-from carpool.server.openai_fields import Kind
+from carpool.server.openai_fields import WorkKind
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
@@ -30,7 +30,7 @@ class ImageGeneration:
     model: ServedModel
     body: schema.ImageRequest
     requests: Sequence[CheckedRequest]
-    kind: Kind = "image_generation"
+    kind: WorkKind = "image_generation"
     event: Callable[..., bytes] | None = None  # writes a stream's events, where not as OpenAI's
 
     @property

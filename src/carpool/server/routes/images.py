@@ -13,7 +13,7 @@ from carpool.server.bodies import schema
 from carpool.server.bodies import schema_reports as reports
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, validated
 from carpool.server.bodies.named_pictures import NAMES
-from carpool.server.dependencies import ERRORS, Context, State, WorkRoute, router_of
+from carpool.server.dependencies import ERRORS, Context, ServerState, WorkRoute, router_of
 from carpool.server.openai_fields import ImageWork
 from carpool.server.requests import image_work, read_form
 from carpool.server.responses.downloads import PARTS, Download
@@ -157,7 +157,7 @@ def _parameters_of(card: Card) -> list[reports.ModelParameter]:
 
 
 @links.get("/v1/files/{file_id}", response_class=Download, responses=PARTS)
-def get_file(state: State, file_id: str, expires: str = "", signature: str = "") -> Download:
+def get_file(state: ServerState, file_id: str, expires: str = "", signature: str = "") -> Download:
     """A picture that was asked for with `response_format` "url"."""
     path = state.files.get(file_id, expires, signature)
     headers = {"cache-control": f"private, max-age={TTL_S}"}

@@ -10,7 +10,13 @@ from carpool.fleet.pool import Pool
 from carpool.server.bodies import schema
 from carpool.server.bodies import schema_reports as reports
 from carpool.server.bodies.forms import validated
-from carpool.server.dependencies import FORBIDDEN, AuthenticatedRoute, Context, State, router_of
+from carpool.server.dependencies import (
+    FORBIDDEN,
+    AuthenticatedRoute,
+    Context,
+    ServerState,
+    router_of,
+)
 from carpool.server.openai_fields import ImageWork, video_request
 from carpool.server.responses.stream import STREAMED, EventStream
 from carpool.server.transport.middleware import IS_HEAD
@@ -26,7 +32,7 @@ _UNHEALTHY: dict[str, Any] = {
 
 @public.get("/health", **_UNHEALTHY)
 @public.get("/health_generate", **_UNHEALTHY)  # as SGLang has it; nothing is drawn for it
-async def health(response: Response, state: State) -> reports.Health:
+async def health(response: Response, state: ServerState) -> reports.Health:
     """200 when a request would be accepted now; `degraded` when not every worker is ready."""
     serving = state.backend
     response.status_code = 200 if serving.state == "ready" else 503
@@ -46,19 +52,19 @@ async def livez() -> dict[str, str]:
 
 
 @public.get("/version")
-async def version(state: State) -> dict[str, str]:
+async def version(state: ServerState) -> dict[str, str]:
     ready = state.backend.ready
     return {"carpool": carpool.__version__, **(ready.versions if ready else {})}
 
 
 @router.get("/stats")
-async def stats(state: State) -> dict[str, Any]:
+async def stats(state: ServerState) -> dict[str, Any]:
     """Statistics of the engine: its state, and counters since it started."""
     return await state.backend.statistics()
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(state: State) -> Response:
+async def metrics(state: ServerState) -> Response:
     """The same statistics and more, for Prometheus."""
     return Response(await state.observer.metrics(), media_type=CONTENT_TYPE)
 

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 import carpool
-from carpool.server.dependencies import AuthenticatedRoute, State, router_of
+from carpool.server.dependencies import AuthenticatedRoute, ServerState, router_of
 
 router = router_of(AuthenticatedRoute)
 
@@ -40,7 +40,7 @@ _OUTPUTS = {"pictures": "IMAGE", "videos": "VIDEO", "sound": "AUDIO"}
 
 @router.get("/model_info")
 @router.get("/v1/model_info")
-async def model_info(state: State) -> ModelInfo:
+async def model_info(state: ServerState) -> ModelInfo:
     """The served model, as SGLang has it; `GET /v1/models` says more."""
     model = state.model("loaded")
     tasks = model.card.tasks
@@ -56,7 +56,7 @@ async def model_info(state: State) -> ModelInfo:
 
 
 @router.get("/server_info")
-async def server_info(state: State) -> ServerInfo:
+async def server_info(state: ServerState) -> ServerInfo:
     """The server, as SGLang has it."""
     name = state.model("loaded").id
     return ServerInfo(model_path=name, served_model_name=name, version=carpool.__version__)

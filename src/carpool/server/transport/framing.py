@@ -102,7 +102,7 @@ def _check_excess(excess: int) -> None:
         raise InvalidHTTP(f"the body has {said}")
 
 
-Body = ContentLengthBody | ChunkedBody
+MessageBody = ContentLengthBody | ChunkedBody
 
 
 def check_start(received: bytes | bytearray) -> None:
@@ -130,7 +130,7 @@ def without_upgrade(head: bytes) -> bytes:
     return _UPGRADE.sub(b"", head)
 
 
-def body_of(version: str, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Body:
+def body_of(version: str, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> MessageBody:
     """Check what a parsed head says of its host and its body.
 
     Args:

@@ -10,7 +10,7 @@ Uvicorn leaves both to a proxy in front of it, which not every deployment has. A
   disconnect cancels its request, whatever the client has sent in advance.
 
 All names of uvicorn's here are public, and none is documented: pyproject.toml admits one minor
-version, and `tests/server/test_pinned_libraries.py` says what has changed in another.
+version, and `tests/server/transport/test_pinned_libraries.py` says what has changed in another.
 """
 
 import asyncio
@@ -41,7 +41,9 @@ class StrictHTTPProtocol(HttpToolsProtocol):
     _poll: asyncio.TimerHandle | None = None
     _is_last = False  # nothing that comes after this request is read
     _is_new = False  # the parser has not begun its message
-    _body: framing.Body | None = None  # of the current request, until it is parsed as a whole
+    _body: framing.MessageBody | None = (
+        None  # of the current request, until it is parsed as a whole
+    )
     _error = InvalidHTTP("the request is not valid HTTP/1.1")  # unless more is known
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -105,7 +107,7 @@ class StrictHTTPProtocol(HttpToolsProtocol):
         super().data_received(framing.without_upgrade(head))
         return True
 
-    def _parse_body(self, body: framing.Body) -> bool:
+    def _parse_body(self, body: framing.MessageBody) -> bool:
         """Parse more of the body, and not a byte of what follows it."""
         size = body.scan(self._received)
         super().data_received(self._take(size))

@@ -22,7 +22,7 @@ from carpool.server.transport.http_protocol import StrictHTTPProtocol
 from carpool.telemetry.tracing import Tracing
 from support.app import CARD, Grey
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CALLED = {  # what uvicorn calls, and so must go on calling, by where it stands
     "data_received": ("self.parser.feed_data", "self.send_400_response", "HttpParserError"),
     "on_headers_complete": ("RequestResponseCycle(", "self.on_response_complete"),
