@@ -35,7 +35,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 import carpool
-from benchmarks.parts import FORWARDS, Parts, of_a_server
+from benchmarks.parts import FORWARDS, NOT_OURS, Parts, of_a_server
 from carpool.models.embedded import MODEL_DIR
 from carpool.request.parameters import check
 
@@ -251,7 +251,11 @@ def parts_table(seen: Sequence[dict[str, float]], server: dict[str, float]) -> s
         return f"| {name} | {' | '.join(cells)} |"
 
     ordered = sorted(spent.items(), key=lambda one: -one[1])
+    free_s = sum(spent.get(part, 0.0) for part in (FORWARDS, *NOT_OURS))
     lines = [
+        f"An engine that costs nothing would reach {spent[FORWARDS] / free_s:.2f} of the forwards: "
+        f"what is left of the parts is {', '.join(NOT_OURS)}.",
+        "",
         "| part | ms a burst | share | us a forward | ms a request |",
         "| --- | ---: | ---: | ---: | ---: |",
         *(row(name, seconds) for name, seconds in ordered),

@@ -32,13 +32,17 @@ from carpool.worker import protocol
 
 LOOP = "the loop itself"
 FORWARDS = "forwards"
+PIPELINES = "the pipelines' own code"
+CONVERTING = "converting outputs (own thread)"
+NOT_OURS = (PIPELINES, CONVERTING)
+"""Parts that plain diffusers has as well."""
 WRAPPED: list[tuple[str, Any, tuple[str, ...]]] = [
     (LOOP, EngineCore, ("step",)),
     ("the policy", Scheduler, ("admit", "select")),
     ("learning what forwards take", Scheduler, ("forward", "turned")),
     ("describing calls: fuse keys", Describer, ("describe",)),
     ("stacking calls, splitting answers", Fuser, ("run",)),
-    ("the pipelines' own code", RequestState, ("resume",)),
+    (PIPELINES, RequestState, ("resume",)),
     ("isolation of requests", RequestContext, ("enter", "leave")),
     ("explaining: timelines, counters, events", Stats, ("forward", "step", "start")),
     (
@@ -50,7 +54,7 @@ WRAPPED: list[tuple[str, Any, tuple[str, ...]]] = [
     ("explaining: timelines, counters, events", scheduler, ("width_reason",)),
     ("starting and ending requests", RunningRequests, ("start", "_end")),
     ("starting and ending requests", running, ("view",)),
-    ("converting outputs (own thread)", delivery, ("finish",)),
+    (CONVERTING, delivery, ("finish",)),
     ("queueing (the caller's thread)", RequestQueue, ("put",)),
 ]
 
