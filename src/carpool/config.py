@@ -34,7 +34,7 @@ LogFormat = Literal["text", "json"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings(EngineSettings, ScaleSettings):
-    """What `carpool serve` needs to know on top."""
+    """Settings that `carpool serve` has beside those of an engine."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 exposes the server")
     port: int = setting(8000, "port to listen on; 0 takes a free one", least=0, most=65535)

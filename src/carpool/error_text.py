@@ -19,14 +19,14 @@ def without_paths(text: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What an exception of somebody else says, as clients may read it: without paths."""
+    """The message of a foreign exception as clients may read it: without paths."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror  # the names of files are apart from it
     return without_paths(str(error))
 
 
 def in_full(error: BaseException) -> str:
-    """What an exception and its causes say, for the log."""
+    """The messages of an exception and its causes, for the log."""
     said, cause = [str(error)], error.__cause__
     while cause is not None:
         said.append(f"{type(cause).__name__}: {cause}")

@@ -1,4 +1,4 @@
-"""What can go wrong, as callers see it: a class for each failure, with its status and code.
+"""Errors as callers see them: a class for each failure, with its status and code.
 
 The HTTP layer reads `status`, `body` and `retry_after_s`; it adds nothing of its own. Clients are
 never told where files of the server lie, the log is: `reason` is for messages, `in_full` for lines
@@ -45,7 +45,7 @@ class CarpoolError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """What clients are told, in OpenAI's shape."""
+        """The error as clients get it, in OpenAI's shape."""
         message = without_paths(self.message) if self.status >= 500 else self.message
         return {"message": message, "type": self.type, "param": self.param, "code": self.code}
 
@@ -235,7 +235,7 @@ class Forked(CarpoolError):
 
 
 class LibraryMissing(CarpoolError):
-    """What was asked for needs an optional library that is not installed."""
+    """The request needs an optional library that is not installed."""
 
 
 class SettingRejected(CarpoolError):

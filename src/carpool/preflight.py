@@ -1,4 +1,4 @@
-"""What can be found wrong with a model and its settings before anything is loaded.
+"""Checks of a model and its settings before anything is loaded.
 
 `carpool serve` checks before it starts a worker, `carpool generate` before it imports torch. What
 only the loaded model can tell is found later, by the same errors. No torch.

@@ -28,7 +28,7 @@ BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 
 
 
 def phase_of(component: str, method: str) -> Phase:
-    """What a method of this component does for a request, by diffusers' naming habits."""
+    """The phase that a component's method belongs to, by diffusers' naming habits."""
     if method == "decode" or component in ("vocoder", "safety_checker"):
         return "decode"
     if method in ("encode", "generate") or "encoder" in component or component == "connectors":

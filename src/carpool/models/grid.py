@@ -37,7 +37,7 @@ def families() -> tuple[Family, ...]:
 
 @cache
 def proof() -> dict[str, Any]:
-    """What the last run of the matrix measured, by the name of its row."""
+    """Results of the last run of the matrix, by the name of its row."""
     found: dict[str, Any] = json.loads(PROOF.read_text())
     return found
 

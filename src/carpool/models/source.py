@@ -231,7 +231,7 @@ def _last_cause(error: BaseException) -> str:
 
 
 def _card(file: Path) -> dict[str, Any]:
-    """What a card file says.
+    """The contents of a card file.
 
     Raises:
         LoadFailed: it is none.

@@ -94,7 +94,7 @@ def check_room(in_flight: int, running: int, queued: int, again_s: float) -> Non
 
 
 def late(deadline_s: float, needed_s: float) -> str:
-    """What is said of a deadline that cannot be met."""
+    """The message about a deadline that cannot be met."""
     return f"deadline_s={deadline_s:g} cannot be met: it would take {needed_s:.3g} s"
 
 

@@ -161,7 +161,7 @@ class Widths:
         is_closed: bool,
         waited: float,
     ) -> Callable[[Sequence[float]], int] | None:
-        """What gives the best width of a burst, by seconds of turns; None: it is no burst.
+        """A function from seconds of turns to the best width of a burst; None: it is no burst.
 
         Args:
             here: requests, by now.

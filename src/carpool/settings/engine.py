@@ -19,7 +19,7 @@ OF_FILES = ("dtype", "revision", "variant", "model_config", "component", "quanti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What an engine needs to know, beside the model."""
+    """Settings of an engine, beside the model."""
 
     device: str = setting(
         "auto",
