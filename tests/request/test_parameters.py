@@ -646,3 +646,12 @@ def test_a_name_of_another_program_is_pointed_at_what_the_task_takes() -> None:
 
     with pytest.raises(UnknownParameter, match="did you mean 'true_cfg_scale'"):
         check(replace(CARD, tasks=(task,)), Request("a cat", cfg=4))
+
+
+def test_a_pipelines_own_default_size_wins_over_what_its_model_was_made_for() -> None:
+    sides = (Parameter("width", "int", default=48), Parameter("height", "int", default=32))
+    task = Task(name="text-to-image", pipeline="Mine", parameters=sides)
+    card = replace(STAGES, tasks=(task,), default_size_px=(1024, 1024))
+
+    assert card.usual_size_px == (48, 32)
+    assert replace(card, tasks=STAGES.tasks).usual_size_px == (1024, 1024)

@@ -83,9 +83,9 @@ class Card:
         """Default width and height, if the model or its pipeline has any."""
         own = {p.name: p.default for p in self.parameters} | self.defaults
         width, height = own.get("width"), own.get("height")
-        if self.default_size_px or not isinstance(width, int) or not isinstance(height, int):
-            return self.default_size_px
-        return width, height
+        if isinstance(width, int) and isinstance(height, int):
+            return width, height
+        return self.default_size_px
 
     def task(self, name: str) -> Task:
         return next(task for task in self.tasks if task.name == name)
