@@ -77,9 +77,7 @@ def create_app(
     ]
     for router in [*routers, observe.public]:
         if runner is not None or router not in (jobs.router, videos.router):
-            # `include_router` makes a copy of each route: for this application alone, which takes
-            # most of a start, and each request looks longer for its own
-            app.routes.extend(router.routes)
+            app.include_router(router)
     add_docs(app)
     if settings.playground:
         add_playground(app)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from diffusers import DiffusionPipeline
@@ -64,6 +64,8 @@ def test_annotations_say_what_a_parameter_takes() -> None:
         torch.Tensor | None: ("other",),
         int | torch.Tensor: ("int", "other"),
         tuple[int, int]: ("other", "list"),
+        Literal["first", "last"]: ("str",),
+        Literal["auto", 8] | None: ("str", "int"),
     }
 
     assert {annotation: _kinds(annotation, "prompt") for annotation in kinds} == kinds

@@ -64,8 +64,11 @@ def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
 
 
 def _options(annotation: Any) -> tuple[Any, ...]:
-    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    return typing.get_args(annotation) if is_union else (annotation,)
+    """The types of a union; of a `Literal`, those of its values: the pipeline checks which."""
+    origin, given = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return tuple([option for one in given for option in _options(one)])
+    return tuple(map(type, given)) if origin is typing.Literal else (annotation,)
 
 
 def _kinds(annotation: Any, name: str) -> tuple[ParameterKind, ...]:
