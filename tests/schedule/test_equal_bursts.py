@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from carpool.schedule.batch_modes import Dynamic, Off, Waves
 from carpool.schedule.burst import (
+    SLOWER_MIXED,
     are_equal,
     best_width,
     best_width_of_mixed,
@@ -334,7 +335,7 @@ def test_no_fixed_width_is_nearer_to_both_for_requests_of_mixed_steps_played_ste
 
     found = [ends(n + 1) for n in range(len(seconds))]
     soonest_s, least_s = (min(one[at] for one in found) for at in (0, 1))
-    missed = [max(end_s / soonest_s, mean_s / (1.06 * least_s)) for end_s, mean_s in found]
+    missed = [max(end_s / soonest_s, mean_s / (SLOWER_MIXED * least_s)) for end_s, mean_s in found]
     left_s = [steps * seconds[0] for steps in left]
     chosen = best_width_of_mixed(seconds, left_s, waited * seconds[0])
 

@@ -22,7 +22,7 @@ from math import inf
 from carpool.schedule.views import ParkedCall
 
 SLOWER = 1.04  # times: so much later the mean may be before it counts as a miss
-SLOWER_MIXED = 1.06  # the same for different requests, over the least mean of any width
+SLOWER_MIXED = 1.03  # the same for different requests, over the least mean of any width
 LEAST_CALLS = 4  # fewer are no burst
 MOST_CALLS = 64  # of different requests: simulating more of them takes too long
 
