@@ -8,7 +8,8 @@ mixed steps, mixed steps and guidance) and a machine (quiet, or beside a process
 in phases of ten seconds). In a part every mode has an engine of its own; a round is a burst of 16
 requests at once for each of them, in another order each round. `continuous` stands there twice:
 with nothing learned, and with a table that is wrong by 4 times at one width of each kind. The first
-burst of each engine is not counted. All engines share one heap (`cpu.with_one_heap`).
+burst of each engine is not counted. All engines share one heap (`cpu.with_one_heap`). Rounds go on
+until both promises are kept or missed by two standard errors, or there are enough of them.
 
 Each part is written to `build/bursts.json` as soon as it is done, and not made again: a run that
 was stopped goes on where it was (`--fresh` begins anew). `--only shapes/equal,busy` makes the parts
@@ -35,18 +36,14 @@ import torch
 import transformers
 
 import carpool
-from benchmarks.cpu import machine, with_one_heap
+from benchmarks.bursts_page import PHASE_S, WRONG, Played, Row, page, put, rows
+from benchmarks.cpu import with_one_heap
 from benchmarks.gpu_build import filled, pipeline_of, request, weightless
 from benchmarks.gpu_models import Model
 from benchmarks.gpu_tiny import tiny
 
 KEPT = Path(__file__).parents[1] / "build" / "bursts.json"
 CLIENTS = 16
-PHASE_S = 10.0
-WRONG = 4.0  # times, either way: one width of each kind of a table
-LEAST_THROUGHPUT = 0.97  # of the best other mode's: what is promised
-MOST_LATENCY = 1.05
-MARKS = ("<!-- bursts -->", "<!-- /bursts -->")  # of the page
 
 MODELS = ("shapes", "flux", "qwen-image")
 MIXES = ("equal", "steps", "steps+guidance")
@@ -58,7 +55,6 @@ PARTIES: Mapping[str, Mapping[str, Any]] = {
     "continuous": {"batching_mode": "continuous"},
     "continuous, wrong table": {"batching_mode": "continuous"},
 }
-OTHERS = ("off", "dynamic", "request")
 LARGER: Mapping[str, Mapping[str, Any]] = {  # so that a forward takes some ms, as on a device
     "flux": {
         "num_layers": 2,
@@ -80,33 +76,14 @@ LARGER: Mapping[str, Mapping[str, Any]] = {  # so that a forward takes some ms, 
 class Effort:
     """How long to look."""
 
-    rounds: int
+    rounds: int  # at least
+    most: int  # rounds, where chance may decide
     equal: int  # steps
     mixed: tuple[int, ...]
 
 
-WHOLE = Effort(rounds=7, equal=12, mixed=(6, 9, 14, 20))
-QUICK = Effort(rounds=3, equal=6, mixed=(3, 4, 6, 9))
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A part for one of the two tables, against the best of the other modes."""
-
-    part: str
-    table: str  # fresh or wrong
-    best: str  # the other mode with the highest throughput
-    per_s: float  # requests, median of the rounds
-    throughput: float  # over the highest of the others
-    latency: float  # mean, over the lowest of the others
-    rounds: int
-    cpu: float = 0.0  # CPU seconds of a burst, over those of the best other; 0: not measured
-    forwards: float = 0.0  # of all modules, a burst
-    others: float = 0.0  # those of the best other
-
-    @property
-    def is_kept(self) -> bool:
-        return self.throughput >= LEAST_THROUGHPUT and self.latency <= MOST_LATENCY
+WHOLE = Effort(rounds=7, most=28, equal=12, mixed=(6, 9, 14, 20))
+QUICK = Effort(rounds=3, most=3, equal=6, mixed=(3, 4, 6, 9))
 
 
 def parts(*, is_quick: bool = False) -> list[str]:
@@ -167,11 +144,7 @@ def requests(name: str, mix: str, effort: Effort) -> list[carpool.Request]:
     return burst
 
 
-Seen = tuple[float, float, float, float]
-"""A burst: requests a second, mean latency and CPU time of the process in seconds, forwards."""
-
-
-def play(engine: carpool.Engine, burst: Sequence[carpool.Request]) -> Seen:
+def play(engine: carpool.Engine, burst: Sequence[carpool.Request]) -> Played:
     """Send a burst."""
     before = forwards(engine)
     began_s, cpu_s = time.perf_counter(), time.process_time()
@@ -179,7 +152,7 @@ def play(engine: carpool.Engine, burst: Sequence[carpool.Request]) -> Seen:
     took_s = time.perf_counter() - began_s
     cpu_s = time.process_time() - cpu_s
     mean_s = statistics.fmean(one.timings.total_s for one in outputs)
-    return len(burst) / took_s, mean_s, cpu_s, forwards(engine) - before
+    return Played(len(burst) / took_s, mean_s, cpu_s, forwards(engine) - before)
 
 
 def forwards(engine: carpool.Engine) -> int:
@@ -222,7 +195,7 @@ def measure(part: str, effort: Effort) -> list[Row]:
     """All rounds of a part."""
     name, mix, kind = part.split("/")
     burst, model = requests(name, mix, effort), loaded(name)
-    seen: dict[str, list[Seen]] = {party: [] for party in PARTIES}
+    seen: dict[str, list[Played]] = {party: [] for party in PARTIES}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         tables = {party: Path(folder) / f"{n}.json" for n, party in enumerate(PARTIES)}
         right = Path(folder) / "right.json"
@@ -237,93 +210,25 @@ def measure(part: str, effort: Effort) -> list[Row]:
             for party, settings in PARTIES.items()
         }
         stack.enter_context(neighbour(kind))
-        for number in range(effort.rounds + 1):
-            first = number % len(PARTIES)
-            names = list(PARTIES)
+        names, found = list(PARTIES), list[Row]()
+        for number in range(effort.most + 1):
+            first = number % len(names)
             for party in names[first:] + names[:first]:
-                found = play(engines[party], burst)
+                played = play(engines[party], burst)
                 if number:  # the first burst of an engine warms it up
-                    seen[party].append(found)
-    return rows(part, seen)
-
-
-def rows(part: str, seen: Mapping[str, Sequence[Seen]]) -> list[Row]:
-    """Medians of the rounds, against the best of the others."""
-    per_s, mean_s, cpu_s, ran = (
-        {party: statistics.median(one[n] for one in found) for party, found in seen.items()}
-        for n in range(4)
-    )
-    best = max(OTHERS, key=lambda party: per_s[party])
-    least_s = min(mean_s[party] for party in OTHERS)
-    return [
-        Row(
-            part,
-            "wrong" if "wrong" in party else "fresh",
-            best,
-            per_s[party],
-            per_s[party] / per_s[best],
-            mean_s[party] / least_s,
-            len(seen[party]),
-            cpu_s[party] / cpu_s[best],
-            ran[party],
-            ran[best],
-        )
-        for party in seen
-        if party not in OTHERS
-    ]
-
-
-def page(found: Sequence[Row], *, is_quick: bool = False) -> str:
-    """The section of docs/benchmarks.md."""
-    command = "python -m benchmarks.bursts" + " --quick" * is_quick
-    kept = sum(row.is_kept for row in found)
-    least = min(row.rounds for row in found)
-    text = f"""Made by `{command}`. Machine: {machine()}; torch with one thread,
-one heap for all threads.
-Bursts of {CLIENTS} requests at once, all modes in turn, medians of {least} rounds or more; the
-first burst of each engine is not counted. *Busy*: beside a process that takes a core for
-{PHASE_S:g} of every {2 * PHASE_S:g} seconds. *Fresh*: nothing was learned before; *wrong*: one
-width of each kind is {WRONG:g} times off. Throughput is over that of the best other mode (`off`,
-`dynamic` and `request` with 8), mean latency over the least of theirs; *CPU* is the CPU
-time of a burst over that of the best other mode, which neighbours disturb least; *forwards*
-are those of a burst, of all modules, and in brackets those of the best other mode. Promised are at
-least {LEAST_THROUGHPUT:g} and at most {MOST_LATENCY:g}, kept in {kept} of {len(found)} rows."""
-    lines = [
-        MARKS[0],
-        "## Live: closed bursts, costs learned on the way",
-        "",
-        text,
-        "",
-        "| model, mix, machine | table | requests/s | best other | throughput | mean latency | CPU "
-        "| forwards | |",
-        "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | --- |",
-    ]
-    lines += [
-        f"| {row.part} | {row.table} | {row.per_s:.2f} | {row.best} | {row.throughput:.2f} "
-        f"| {row.latency:.2f} | {f'{row.cpu:.2f}' if row.cpu else '-'} "
-        f"| {f'{row.forwards:g} ({row.others:g})' if row.others else '-'} "
-        f"| {'' if row.is_kept else 'missed'} |"
-        for row in found
-    ]
-    return "\n".join([*lines, MARKS[1]])
-
-
-def put(text: str, path: Path) -> None:
-    """Put the section into a page: in the place of an older one, or at the end."""
-    old = path.read_text(encoding="utf-8") if path.exists() else ""
-    begin, end = (old.find(mark) for mark in MARKS)
-    if begin >= 0 and end > begin:
-        new = old[:begin] + text + old[end + len(MARKS[1]) :]
-    else:
-        new = f"{old.rstrip()}\n\n{text}\n".lstrip()
-    path.write_text(new, encoding="utf-8")
+                    seen[party].append(played)
+            if number >= effort.rounds:
+                found = rows(part, seen)
+                if all(row.is_decided for row in found):
+                    break
+    return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few parts: below four minutes")
     parser.add_argument("--only", default="", help="parts with one of these words in their names")
-    parser.add_argument("--limit-s", type=float, help="no part begins later  [3600; quick: 200]")
+    parser.add_argument("--limit-s", type=float, help="no part begins later  [5400; quick: 200]")
     parser.add_argument("--fresh", action="store_true", help="forget parts of an earlier run")
     parser.add_argument("--output", type=Path, help="the page to put the rows into")
     options = parser.parse_args()
@@ -333,7 +238,7 @@ def main() -> int:
     if not wanted:
         parser.error(f"--only {options.only}: there are {', '.join(every)}")
     effort, kept = (QUICK, KEPT.with_suffix(".quick.json")) if options.quick else (WHOLE, KEPT)
-    limit_s = options.limit_s or (200.0 if options.quick else 3600.0)
+    limit_s = options.limit_s or (200.0 if options.quick else 5400.0)
     for library in (diffusers, transformers):
         library.utils.logging.disable_progress_bar()
     done: dict[str, list[dict[str, Any]]] = {}
@@ -350,8 +255,9 @@ def main() -> int:
         done[part] = [asdict(row) for row in found]
         for row in found:
             print(
-                f"{row.part}, {row.table}: {row.per_s:.2f}/s, throughput {row.throughput:.2f} and "
-                f"mean latency {row.latency:.2f}, CPU time {row.cpu:.2f} of the best other",
+                f"{row.part}, {row.table}: {row.per_s:.2f}/s, throughput {row.throughput:.3f} and "
+                f"mean latency {row.latency:.3f}, CPU time {row.cpu:.2f} of the best other, "
+                f"{row.rounds} rounds",
                 file=sys.stderr,
             )
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -361,7 +267,7 @@ def main() -> int:
     found = [Row(**one) for part in every for one in done.get(part, [])]
     if not found:
         return 1
-    text = page(found, is_quick=options.quick)
+    text = page(found, CLIENTS, is_quick=options.quick)
     print(text)
     if options.output:
         put(text, options.output)

@@ -1,0 +1,163 @@
+"""Rows of the closed bursts (`bursts.py`): each mode's rounds against the others', and their page.
+
+A ratio is the median of the ratios of single rounds, as bursts that follow one another see the same
+machine. Its standard error is that of a median, by the median absolute deviation.
+
+Source: Rousseeuw & Croux, Alternatives to the Median Absolute Deviation, Journal of the American
+Statistical Association 88, 1993.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import pi, sqrt
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.cpu import machine
+
+OTHERS = ("off", "dynamic", "request")
+LEAST_THROUGHPUT = 0.97  # of the best other mode's: what is promised
+MOST_LATENCY = 1.05
+CERTAIN = 2.0  # standard errors
+PHASE_S = 10.0  # of a busy neighbour
+WRONG = 4.0  # times, either way: one width of each kind of a table
+MARKS = ("<!-- bursts -->", "<!-- /bursts -->")  # of the page
+NORMAL = 1.4826  # standard deviations of a normal distribution in its median absolute deviation
+
+
+class Played(NamedTuple):
+    """A burst."""
+
+    per_s: float  # requests
+    mean_s: float  # latency
+    cpu_s: float  # of the process
+    forwards: float  # of all modules
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A part for one of the two tables, against the best of the other modes."""
+
+    part: str
+    table: str  # fresh or wrong
+    best: str  # the other mode with the highest throughput
+    per_s: float  # requests, median of the rounds
+    throughput: float  # over the highest of the others
+    latency: float  # mean, over the lowest of the others
+    rounds: int
+    cpu: float = 0.0  # CPU seconds of a burst, over those of the best other; 0: not measured
+    forwards: float = 0.0  # of all modules, a burst
+    others: float = 0.0  # those of the best other
+    throughput_error: float = 0.0
+    latency_error: float = 0.0
+
+    @property
+    def is_kept(self) -> bool:
+        return self.throughput >= LEAST_THROUGHPUT and self.latency <= MOST_LATENCY
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether more rounds would hardly change `is_kept`."""
+        ahead = self.throughput - LEAST_THROUGHPUT, MOST_LATENCY - self.latency
+        errors = CERTAIN * self.throughput_error, CERTAIN * self.latency_error
+        missed, kept = (
+            [sign * by > error for by, error in zip(ahead, errors, strict=True)] for sign in (-1, 1)
+        )
+        return any(missed) or all(kept)
+
+
+def rows(part: str, seen: Mapping[str, Sequence[Played]]) -> list[Row]:
+    """Medians of the rounds, against the best of the others.
+
+    Args:
+        seen: the bursts of each party, in the order of the rounds.
+    """
+
+    def median(party: str, of: Callable[[Played], float]) -> float:
+        return statistics.median(map(of, seen[party]))
+
+    best = max(OTHERS, key=lambda party: median(party, lambda one: one.per_s))
+    soonest = min(OTHERS, key=lambda party: median(party, lambda one: one.mean_s))
+    found = []
+    for party in seen:
+        if party in OTHERS:
+            continue
+        throughput, throughput_error = _ratio(seen[party], seen[best], lambda one: one.per_s)
+        latency, latency_error = _ratio(seen[party], seen[soonest], lambda one: one.mean_s)
+        cpu, _ = _ratio(seen[party], seen[best], lambda one: one.cpu_s)
+        found.append(
+            Row(
+                part,
+                "wrong" if "wrong" in party else "fresh",
+                best,
+                median(party, lambda one: one.per_s),
+                throughput,
+                latency,
+                len(seen[party]),
+                cpu,
+                median(party, lambda one: one.forwards),
+                median(best, lambda one: one.forwards),
+                throughput_error,
+                latency_error,
+            )
+        )
+    return found
+
+
+def _ratio(
+    own: Sequence[Played], others: Sequence[Played], of: Callable[[Played], float]
+) -> tuple[float, float]:
+    """The median of the rounds' ratios, and its standard error."""
+    ratios = [of(one) / of(other) for one, other in zip(own, others, strict=True)]
+    middle = statistics.median(ratios)
+    deviation = NORMAL * statistics.median(abs(one - middle) for one in ratios)
+    return middle, sqrt(pi / 2) * deviation / sqrt(len(ratios))
+
+
+def page(found: Sequence[Row], clients: int, *, is_quick: bool = False) -> str:
+    """The section of docs/benchmarks.md."""
+    command = "python -m benchmarks.bursts" + " --quick" * is_quick
+    kept = sum(row.is_kept for row in found)
+    least, most = min(row.rounds for row in found), max(row.rounds for row in found)
+    text = f"""Made by `{command}`. Machine: {machine()}; torch with one thread,
+one heap for all threads.
+Bursts of {clients} requests at once, all modes in turn, {least} to {most} rounds: until it is
+clear by {CERTAIN:g} standard errors whether a row keeps what is promised. The first burst
+of each engine is not counted. *Busy*: beside a process that takes a core for
+{PHASE_S:g} of every {2 * PHASE_S:g} seconds. *Fresh*: nothing was learned before; *wrong*: one
+width of each kind is {WRONG:g} times off. Ratios are medians of those within a round, with the
+standard errors of these. Throughput is over that of the best other mode (`off`,
+`dynamic` and `request` with 8), mean latency over the least of theirs; *CPU* is the CPU
+time of a burst over that of the best other mode, which neighbours disturb least; *forwards*
+are those of a burst, of all modules, and in brackets those of the best other mode. Promised are at
+least {LEAST_THROUGHPUT:g} and at most {MOST_LATENCY:g}, kept in {kept} of {len(found)} rows."""
+    lines = [
+        MARKS[0],
+        "## Live: closed bursts, costs learned on the way",
+        "",
+        text,
+        "",
+        "| model, mix, machine | table | rounds | requests/s | best other | throughput "
+        "| mean latency | CPU | forwards | |",
+        "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+    lines += [
+        f"| {row.part} | {row.table} | {row.rounds} | {row.per_s:.2f} | {row.best} "
+        f"| {row.throughput:.3f} ± {row.throughput_error:.3f} "
+        f"| {row.latency:.3f} ± {row.latency_error:.3f} | {row.cpu:.2f} "
+        f"| {row.forwards:g} ({row.others:g}) | {'' if row.is_kept else 'missed'} |"
+        for row in found
+    ]
+    return "\n".join([*lines, MARKS[1]])
+
+
+def put(text: str, path: Path) -> None:
+    """Put the section into a page: in the place of an older one, or at the end."""
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    begin, end = (old.find(mark) for mark in MARKS)
+    if begin >= 0 and end > begin:
+        new = old[:begin] + text + old[end + len(MARKS[1]) :]
+    else:
+        new = f"{old.rstrip()}\n\n{text}\n".lstrip()
+    path.write_text(new, encoding="utf-8")
