@@ -8,8 +8,8 @@ mixed steps, mixed steps and guidance) and a machine (quiet, or beside a process
 in phases of ten seconds). In a part every mode has an engine of its own; a round is a burst of 16
 requests at once for each of them, in another order each round. `continuous` stands there twice:
 with nothing learned, and with a table that is wrong by 4 times at one width of each kind. The first
-burst of each engine is not counted. All engines share one heap (`cpu.with_one_heap`). Rounds go on
-until both promises are kept or missed by two standard errors, or there are enough of them.
+burst of each engine is not counted. All engines share one heap: `process.with_one_heap`. Rounds go
+on until both promises are kept or missed by two standard errors, or there are enough of them.
 
 Each part is written to `build/bursts.json` as soon as it is done, and not made again: a run that
 was stopped goes on where it was (`--fresh` begins anew). `--only shapes/equal,busy` makes the parts
@@ -37,10 +37,10 @@ import transformers
 
 import carpool
 from benchmarks.bursts_page import PHASE_S, WRONG, Played, Row, page, put, rows
-from benchmarks.cpu import with_one_heap
 from benchmarks.gpu_build import filled, pipeline_of, request, weightless
 from benchmarks.gpu_models import Model
 from benchmarks.gpu_tiny import tiny
+from benchmarks.process import with_one_heap
 
 KEPT = Path(__file__).parents[1] / "build" / "bursts.json"
 CLIENTS = 16

@@ -14,7 +14,7 @@ from math import pi, sqrt
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.cpu import machine
+from benchmarks.process import machine
 
 OTHERS = ("off", "dynamic", "request")
 LEAST_THROUGHPUT = 0.97  # of the best other mode's: what is promised

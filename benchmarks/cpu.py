@@ -10,23 +10,18 @@ hold when the machine's speed drifts. The same forwards are up to 8 % faster or 
 process than in the next, by where their memory lies, so several pairs of processes are measured.
 
 The *ceiling* of a run is the same forwards without any pipeline or engine around them: what an
-engine that costs nothing could reach. They are those of the very burst that was measured: the
-modules of the measured engine note the size of each call, and keep the arguments of the first call
-of each size, and the bare run makes the same calls in the same order with these.
+engine that costs nothing could reach: see `forward_log`. Two models with longer forwards, of the
+closed bursts (`bursts.py`), have a ceiling, too: what is beside forwards costs them as many
+milliseconds, and a smaller part.
 
 All threads share one heap: `with_one_heap`.
 """
 
 import argparse
-import functools
-import multiprocessing
-import os
-import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,11 +30,15 @@ import torch
 from diffusers import DiffusionPipeline
 
 import carpool
+from benchmarks import bursts
+from benchmarks.forward_log import ForwardLog
 from benchmarks.parts import FORWARDS, NOT_OURS, Parts, of_a_server
+from benchmarks.process import cpu_s, machine, new_process, with_one_heap
 from carpool.models.embedded import MODEL_DIR
 from carpool.request.parameters import check
 
 DEFAULTS: dict[str, Any] = {"width": 64, "height": 64, "max_sequence_length": 16}
+OTHERS = ("flux", "qwen-image")  # models of the closed bursts
 STEPS = (8, 12, 16, 20, 24, 28, 32, 36)
 PROMPTS = [
     f"a {colour} {shape} on a {ground} background"
@@ -54,44 +53,6 @@ REQUESTS = [
     carpool.Request(prompt, seed=i, num_inference_steps=STEPS[i % 8], guidance_scale=2 + i % 4)
     for i, prompt in enumerate(PROMPTS)
 ]
-ARENAS = "MALLOC_ARENA_MAX"  # of glibc: heaps that threads may have
-HEAVY = {"text_encoder": "forward", "text_encoder_2": "forward", "transformer": "forward",
-         "vae": "decode"}  # fmt: skip
-
-
-class ForwardLog:
-    """Notes the heavy calls that reach a pipeline's modules, to run as many of them again bare."""
-
-    def __init__(self, pipe: Any, parts: Parts) -> None:
-        self.sizes: list[tuple[Hashable, ...]] = []  # of each call, in their order
-        self._samples: dict[tuple[Hashable, ...], Callable[[], Any]] = {}
-        for component, method in HEAVY.items():
-            module = getattr(pipe, component)
-            original = parts.timed(FORWARDS, getattr(module, method))
-            module.__dict__[method] = self._logged(component, original)
-
-    def _logged(self, component: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)  # keeps the signature, by which the engine knows arguments
-        def method(*args: Any, **kwargs: Any) -> Any:
-            values = (*args, *kwargs.values())
-            size = component, *[one.shape for one in values if isinstance(one, torch.Tensor)]
-            self.sizes.append(size)
-            if size not in self._samples:
-                self._samples[size] = functools.partial(original, *args, **kwargs)
-            return original(*args, **kwargs)
-
-        return method
-
-    def taken(self) -> list[tuple[Hashable, ...]]:
-        """What was noted since the last time."""
-        sizes, self.sizes = self.sizes, []
-        return sizes
-
-    @torch.no_grad()
-    def bare(self, sizes: Sequence[tuple[Hashable, ...]]) -> None:
-        """Run these calls and nothing else."""
-        for size in sizes:
-            self._samples[size]()
 
 
 class Plain:
@@ -126,19 +87,6 @@ class Plain:
         self._process.shutdown()
 
 
-def new_process(initializer: Callable[[], None] | None = None) -> ProcessPoolExecutor:
-    """A process that has nothing of this one."""
-    spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=spawn, initializer=initializer)
-
-
-def cpu_s(work: Callable[[], Any]) -> float:
-    """CPU seconds of the process, all its threads."""
-    began_s = time.process_time()
-    work()
-    return time.process_time() - began_s
-
-
 def one_turn(plain: Plain, engine: carpool.Engine) -> dict[str, float]:
     """One request, each way."""
     single = [carpool.Request(PROMPTS[0], seed=1)]
@@ -150,19 +98,35 @@ def one_turn(plain: Plain, engine: carpool.Engine) -> dict[str, float]:
 
 def turn(
     plain: Plain, engine: carpool.Engine, off: carpool.Engine, log: ForwardLog
-) -> dict[str, Any]:
+) -> dict[str, float]:
     """Sixteen requests, each way."""
-    log.taken()
-    found: dict[str, Any] = {}
-    began_s = time.perf_counter()
-    found["engine"] = cpu_s(lambda: engine.generate(REQUESTS, **DEFAULTS))
-    found["engine wall"] = time.perf_counter() - began_s
-    sizes = log.taken()
-    found["forwards"] = len(sizes)
-    found["ceiling"] = cpu_s(lambda: log.bare(sizes))
+    found = of_burst(engine, log, REQUESTS, **DEFAULTS)
     found["off"] = cpu_s(lambda: off.generate(REQUESTS, **DEFAULTS))
     found["plain"] = plain.cpu_s(REQUESTS)
     return found
+
+
+def other_turns(name: str, parts: Parts, turns: int) -> list[dict[str, float]]:
+    """Sixteen requests of another model: the engine, and its forwards bare."""
+    pipe, burst = bursts.loaded(name), bursts.requests(name, "steps+guidance", bursts.WHOLE)
+    log, found = ForwardLog(pipe, parts), list[dict[str, float]]()
+    with carpool.load(pipe) as engine:
+        for _ in range(turns + 2):  # the first ones warm up
+            found.append(of_burst(engine, log, burst))
+    return found[2:]
+
+
+def of_burst(
+    engine: carpool.Engine, log: ForwardLog, burst: Sequence[carpool.Request], **parameters: Any
+) -> dict[str, float]:
+    """A burst in the engine, and its forwards bare."""
+    log.taken()
+    began_s = time.perf_counter()
+    engine_s = cpu_s(lambda: engine.generate(burst, **parameters))
+    clock_s = time.perf_counter() - began_s
+    sizes = log.taken()
+    bare_s = cpu_s(lambda: log.bare(sizes))
+    return {"engine": engine_s, "engine wall": clock_s, "ceiling": bare_s, "forwards": len(sizes)}
 
 
 def parts_of(engine: carpool.Engine, log: ForwardLog, parts: Parts) -> dict[str, float]:
@@ -179,32 +143,20 @@ def parts_of(engine: carpool.Engine, log: ForwardLog, parts: Parts) -> dict[str,
     return {**parts.seconds, **checks, "count": float(len(log.taken()))}
 
 
-def with_one_heap() -> None:
-    """Begin this program again with one heap for all its threads, where the C library is glibc.
+@dataclass
+class Measured:
+    """Figures of one pair of processes, or of several."""
 
-    With a heap for each thread, as is usual, equal engines of one process differ by up to 5 % for
-    as long as it lives, by where the memory of their forwards happens to lie; with one, by 1 %
-    (docs/experiments.md).
-    """
-    if os.environ.get(ARENAS) != "1":
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, ARENAS: "1"})
-
-
-def machine() -> str:
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].split(":")[1].strip() if names else model
-    return (
-        f"{model}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s) for torch "
-        f"{torch.__version__}, Python {platform.python_version()}"
-    )
+    ones: list[dict[str, float]] = field(default_factory=list)  # turns of one request
+    turns: list[dict[str, float]] = field(default_factory=list)  # of sixteen
+    parts: list[dict[str, float]] = field(default_factory=list)  # where the engine's time went
+    server: dict[str, float] = field(default_factory=dict)  # what a server adds
+    others: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # models
 
 
-def table(ones: Sequence[dict[str, float]], turns: Sequence[dict[str, float]]) -> str:
+def table(seen: Measured) -> str:
     def of(name: str) -> Sequence[dict[str, float]]:
-        return ones if name.startswith("one") else turns
+        return seen.ones if name.startswith("one") else seen.turns
 
     def median(name: str) -> float:
         return statistics.median(one[name] for one in of(name))
@@ -213,7 +165,7 @@ def table(ones: Sequence[dict[str, float]], turns: Sequence[dict[str, float]]) -
         return statistics.median(one[above] / one[below] for one in of(above))
 
     n = len(REQUESTS)
-    forwards = [one["forwards"] for one in turns]
+    forwards = [one["forwards"] for one in seen.turns]
     count = f"{min(forwards)} to {max(forwards)}" if len(set(forwards)) > 1 else f"{forwards[0]}"
     rows = [
         ("one request, 28 steps: plain diffusers", f"{median('one plain') * 1e3:.0f} ms", ""),
@@ -226,9 +178,21 @@ def table(ones: Sequence[dict[str, float]], turns: Sequence[dict[str, float]]) -
          f"{ratio('plain', 'engine'):.2f}x plain diffusers, {ratio('off', 'engine'):.2f}x `off`; "
          f"by the clock {median('engine wall'):.2f} s"),
         (f"the same forwards bare (the ceiling): {count}", f"{median('ceiling'):.2f} s",
-         f"engine reaches {ratio('ceiling', 'engine'):.2f} of it (goal 0.90); the ceiling is "
+         f"engine reaches {ratio('ceiling', 'engine'):.2f} of it (goal 0.95); the ceiling is "
          f"{ratio('plain', 'ceiling'):.2f}x plain diffusers"),
     ]  # fmt: skip
+    for name, found in seen.others.items():
+        engine_s, bare_s = (
+            statistics.median(one[part] for one in found) for part in ("engine", "ceiling")
+        )
+        reached = statistics.median(one["ceiling"] / one["engine"] for one in found)
+        ran = statistics.median(one["forwards"] for one in found)
+        rows += [
+            (f"small {name}, {n} requests, {min(bursts.WHOLE.mixed)}-{max(bursts.WHOLE.mixed)} "
+             "steps: engine, `continuous`", f"{engine_s:.2f} s", ""),
+            (f"small {name}: the same forwards bare: {ran:g}", f"{bare_s:.2f} s",
+             f"engine reaches {reached:.2f} of it (goal 0.95)"),
+        ]  # fmt: skip
     lines = ["| what | CPU time, median | side by side |", "| --- | ---: | --- |"]
     return "\n".join([*lines, *(f"| {a} | {b} | {c} |" for a, b, c in rows)])
 
@@ -264,16 +228,6 @@ def parts_table(seen: Sequence[dict[str, float]], server: dict[str, float]) -> s
     return "\n".join(lines)
 
 
-@dataclass
-class Measured:
-    """Figures of one pair of processes, or of several."""
-
-    ones: list[dict[str, float]] = field(default_factory=list)  # turns of one request
-    turns: list[dict[str, Any]] = field(default_factory=list)  # of sixteen
-    parts: list[dict[str, float]] = field(default_factory=list)  # where the engine's time went
-    server: dict[str, float] = field(default_factory=dict)  # what a server adds
-
-
 def measure(turns: int) -> Measured:
     """Measure in this process, and in one of plain diffusers; the first turns warm up."""
     plain, parts, found = Plain(), Parts(), Measured()
@@ -290,6 +244,7 @@ def measure(turns: int) -> Measured:
     found.server = of_a_server(output.images[0], check(engine.card, REQUESTS[0]), steps)
     for one in (engine, off, plain):
         one.close()
+    found.others = {name: other_turns(name, parts, turns) for name in OTHERS}
     return found
 
 
@@ -308,11 +263,13 @@ def main() -> None:
         all_of_them.turns += found.turns
         all_of_them.parts += found.parts
         all_of_them.server = found.server
+        for name, several in found.others.items():
+            all_of_them.others.setdefault(name, []).extend(several)
     page = (
         "# Benchmarks\n\nMade by `make bench` "
         f"({options.processes} pairs of processes, {options.turns} turns in each, three times as "
         "many for one request; medians;\nratios are medians within a turn). CPU time of the whole "
-        f"process.\nMachine: {machine()}.\n\n{table(all_of_them.ones, all_of_them.turns)}\n\n"
+        f"process.\nMachine: {machine()}.\n\n{table(all_of_them)}\n\n"
         f"## Where the time goes\n\n{len(REQUESTS)} requests as above, with a timer around each "
         "part (which costs about a microsecond a call); without what a\npart calls of another. "
         f"What was tried against each: [experiments.md](experiments.md).\n\n"

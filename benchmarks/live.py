@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import agreement
-from benchmarks.cpu import machine
 from benchmarks.live_rounds import (
     SLO_SCALE,
     LivePoint,
@@ -29,6 +28,7 @@ from benchmarks.live_rounds import (
     visit,
 )
 from benchmarks.parties import LOCKED, PARTIES
+from benchmarks.process import machine
 from carpool.errors import CarpoolError
 
 COLUMNS = (
