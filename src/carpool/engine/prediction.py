@@ -80,7 +80,7 @@ class Predictor:
     def queued_request(self, state: RequestState) -> QueuedRequest:
         """A queued request, as a policy sees it; kept with it."""
         request = state.request
-        size = resolution(request.arguments, self._card.default_size_px)
+        size = resolution(request.arguments, self._card.usual_size_px)
         frames = int(request.arguments.get("num_frames") or 1)
         whole_s = self.whole_s(request)
         state.queued = QueuedRequest(
@@ -153,7 +153,7 @@ def _size(request: CheckedRequest) -> RequestSize:
 def _defaults(card: Card) -> dict[str, object]:
     """Values of the parameters that a request leaves out."""
     own = {p.name: p.default for p in card.parameters if not p.required}
-    width, height = card.default_size_px or (None, None)
+    width, height = card.usual_size_px or (None, None)
     return {**own, "width": width, "height": height, **card.defaults}
 
 

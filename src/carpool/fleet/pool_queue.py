@@ -194,7 +194,7 @@ class PoolQueue:
     def _kind(self, width: int | None, height: int | None, frames: int | None) -> RequestSize:
         """The size of a request, with the default where it says none."""
         card = self._card()
-        default = (card.default_size_px if card else None) or (None, None)
+        default = (card.usual_size_px if card else None) or (None, None)
         return width or default[0], height or default[1], frames
 
     async def bound(self, one: PoolRequest, to: int | None = None) -> int:

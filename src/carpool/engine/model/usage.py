@@ -41,7 +41,7 @@ class Meter:
         width, height = (
             request.arguments.get(name) or default
             for name, default in zip(
-                ("width", "height"), self._card.default_size_px or (0, 0), strict=True
+                ("width", "height"), self._card.usual_size_px or (0, 0), strict=True
             )
         )
         side_px = self._card.size_multiple_px
