@@ -82,7 +82,7 @@ class Effort:
     mixed: tuple[int, ...]
 
 
-WHOLE = Effort(rounds=7, most=28, equal=12, mixed=(6, 9, 14, 20))
+WHOLE = Effort(rounds=7, most=21, equal=12, mixed=(6, 9, 14, 20))
 QUICK = Effort(rounds=3, most=3, equal=6, mixed=(3, 4, 6, 9))
 
 
