@@ -6,10 +6,10 @@ usage: OMP_NUM_THREADS=1 python -m benchmarks.bursts [--quick] [--only WORDS] [-
 A part is a model (`shapes`, a small FLUX, a small Qwen-Image with guidance), a mix (equal requests,
 mixed steps, mixed steps and guidance) and a machine (quiet, or beside a process that takes a core
 in phases of ten seconds). In a part every mode has an engine of its own; a round is a burst of 16
-requests at once for each of them, in another order each round. `continuous` stands there twice:
-with nothing learned, and with a table that is wrong by 4 times at one width of each kind. The first
+requests at once for each of them, in an order by chance. `continuous` stands there twice: with
+nothing learned, and with a table that is wrong by 4 times at one width of each kind. The first
 burst of each engine is not counted. All engines share one heap: `process.with_one_heap`. Rounds go
-on until both promises are kept or missed by two standard errors, or there are enough of them.
+on until both promises are kept or missed by two standard errors, or for some minutes.
 
 Each part is written to `build/bursts.json` as soon as it is done, and not made again: a run that
 was stopped goes on where it was (`--fresh` begins anew). `--only shapes/equal,busy` makes the parts
@@ -77,13 +77,13 @@ class Effort:
     """How long to look."""
 
     rounds: int  # at least
-    most: int  # rounds, where chance may decide
+    most_s: float  # for which rounds go on where chance may decide
     equal: int  # steps
     mixed: tuple[int, ...]
 
 
-WHOLE = Effort(rounds=7, most=21, equal=12, mixed=(6, 9, 14, 20))
-QUICK = Effort(rounds=3, most=3, equal=6, mixed=(3, 4, 6, 9))
+WHOLE = Effort(rounds=7, most_s=200.0, equal=12, mixed=(6, 9, 14, 20))
+QUICK = Effort(rounds=3, most_s=0.0, equal=6, mixed=(3, 4, 6, 9))
 
 
 def parts(*, is_quick: bool = False) -> list[str]:
@@ -210,14 +210,15 @@ def measure(part: str, effort: Effort) -> list[Row]:
             for party, settings in PARTIES.items()
         }
         stack.enter_context(neighbour(kind))
-        names, found = list(PARTIES), list[Row]()
-        for number in range(effort.most + 1):
-            first = number % len(names)
-            for party in names[first:] + names[:first]:
-                played = play(engines[party], burst)
-                if number:  # the first burst of an engine warms it up
-                    seen[party].append(played)
-            if number >= effort.rounds:
+        order, rng = list(PARTIES), random.Random(part)
+        for party in order:  # the first burst of an engine warms it up
+            play(engines[party], burst)
+        began_s, found = time.monotonic(), list[Row]()
+        while not found or time.monotonic() < began_s + effort.most_s:
+            rng.shuffle(order)  # else a neighbour's phases may meet the same parties each time
+            for party in order:
+                seen[party].append(play(engines[party], burst))
+            if len(seen[party]) >= effort.rounds:
                 found = rows(part, seen)
                 if all(row.is_decided for row in found):
                     break

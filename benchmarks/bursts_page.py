@@ -122,9 +122,9 @@ def page(found: Sequence[Row], clients: int, *, is_quick: bool = False) -> str:
     least, most = min(row.rounds for row in found), max(row.rounds for row in found)
     text = f"""Made by `{command}`. Machine: {machine()}; torch with one thread,
 one heap for all threads.
-Bursts of {clients} requests at once, all modes in turn, {least} to {most} rounds: until it is
-clear by {CERTAIN:g} standard errors whether a row keeps what is promised. The first burst
-of each engine is not counted. *Busy*: beside a process that takes a core for
+Bursts of {clients} requests at once, all modes in an order by chance, {least} to {most} rounds:
+until it is clear by {CERTAIN:g} standard errors whether a row keeps what is promised. The first
+burst of each engine is not counted. *Busy*: beside a process that takes a core for
 {PHASE_S:g} of every {2 * PHASE_S:g} seconds. *Fresh*: nothing was learned before; *wrong*: one
 width of each kind is {WRONG:g} times off. Ratios are medians of those within a round, with the
 standard errors of these. Throughput is over that of the best other mode (`off`,
