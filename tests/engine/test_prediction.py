@@ -1,8 +1,10 @@
-"""What is predicted of a request, and what modes that batch compare of it."""
+"""Predictions of a request, what modes that batch compare of it, and its usage."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from carpool import Request
+from carpool.engine.model.usage import Meter
 from carpool.engine.observe.timeline import Timeline
 from carpool.engine.prediction import Predictor
 from carpool.engine.request import Outcome, RequestState
@@ -54,3 +56,9 @@ def test_a_request_without_a_size_shares_with_those_who_say_the_pipelines_own_de
     assert silent.signature != other.signature
     assert silent.wave != other.wave
     assert silent.cost != other.cost
+
+
+def test_usage_of_a_request_without_a_size_is_that_of_the_pipelines_own_default() -> None:
+    meter = Meter(SimpleNamespace(pipe=None, card=OWN))  # type: ignore[arg-type]
+
+    assert meter.usage(check(OWN, Request("a cat"))).result() == (0, 6 * 4)  # patches of 8 px

@@ -55,6 +55,10 @@ FLUX: Seconds = {  # rows gain little
     DENOISE: {1: 0.0184, 2: 0.0320, 4: 0.0610, 8: 0.1160},
     DECODE: {1: 0.0059, 2: 0.0089, 4: 0.0150},
 }
+FLUX_ON_EPYC: Seconds = {  # 3 to 7 rows have nearly the same rate
+    DENOISE: dict(enumerate((0.0143, 0.0251, 0.0349, 0.0459, 0.056, 0.0671, 0.0795, 0.0952), 1)),
+    DECODE: {1: 0.0052, 2: 0.0092, 3: 0.0126, 4: 0.0157},
+}
 PHASES: Mapping[CallKind, Phase] = {ENCODE: "encode", DENOISE: "denoise", DECODE: "decode"}
 on_every_device = pytest.mark.parametrize(
     "device",
@@ -195,6 +199,22 @@ def test_with_known_costs_a_burst_keeps_both_promises(device: Seconds, clients: 
     theirs = others(device, clients)
 
     for ours in play(device, Continuous(known(device)), bursts=2, clients=clients):
+        assert ours.took_s <= min(one.took_s for one in theirs) / 0.97
+        assert ours.mean_s <= 1.05 * min(one.mean_s for one in theirs)
+
+
+@pytest.mark.parametrize(
+    ("steps", "clients"), [(MIXED, 12), (MIXED, 16), ((10, 12, 14, 16), 8), ((10, 12, 14, 16), 12)]
+)
+def test_with_known_costs_a_burst_of_mixed_steps_keeps_both_promises_where_rows_gain_little(
+    steps: Sequence[int], clients: int
+) -> None:
+    """Wider forwards end the burst as soon, and have a mean of up to 1.09 times the others'."""
+    theirs = others(FLUX_ON_EPYC, clients, steps=steps)
+
+    for ours in play(
+        FLUX_ON_EPYC, Continuous(known(FLUX_ON_EPYC)), bursts=2, clients=clients, steps=steps
+    ):
         assert ours.took_s <= min(one.took_s for one in theirs) / 0.97
         assert ours.mean_s <= 1.05 * min(one.mean_s for one in theirs)
 

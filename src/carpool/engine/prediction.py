@@ -30,7 +30,7 @@ class Predictor:
 
     def __init__(self, card: Card, costs: Costs, vae_scale_px: int) -> None:
         self._card, self._costs, self._vae_scale_px = card, costs, vae_scale_px
-        self._defaults = _defaults(card)
+        self._defaults, self._size_px = _defaults(card), card.usual_size_px
         self._kinds: dict[Hashable, CallKind] = {}
         self._step_calls: dict[RequestSize, tuple[CallKind, int]] = {}  # one denoising call
         self._last_step_call: tuple[CallKind, int] | None = None
@@ -80,7 +80,7 @@ class Predictor:
     def queued_request(self, state: RequestState) -> QueuedRequest:
         """A queued request, as a policy sees it; kept with it."""
         request = state.request
-        size = resolution(request.arguments, self._card.usual_size_px)
+        size = resolution(request.arguments, self._size_px)
         frames = int(request.arguments.get("num_frames") or 1)
         whole_s = self.whole_s(request)
         state.queued = QueuedRequest(
