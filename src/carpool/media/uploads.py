@@ -9,8 +9,10 @@ import hashlib
 import io
 import logging
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -24,6 +26,8 @@ MOST_BYTES = 50 << 20  # of one file, as OpenAI has it
 MOST_DECODED_BYTES = 192 << 20  # that one picture may take with all copies
 DATA_URL = "data:image/png;base64,..."
 _PIECE = 1 << 18  # letters of base64; between two, other threads may run
+_KINDS = (b"data:image/", b"data:application/octet-stream;", b"data:;")  # the file itself says it
+_URL_SAFE, _BLANKS = bytes.maketrans(b"-_", b"+/"), b" \t\r\n\f\v"
 _BAND = 256  # rows of 16 bits
 _UPRIGHT = (  # by EXIF orientation, from 2
     Image.Transpose.FLIP_LEFT_RIGHT,
@@ -141,7 +145,10 @@ def _decoded(parsed: Container, mode: Mode, fitted: Size | None) -> Image.Image:
 def read_data_url(
     url: str | memoryview, *, max_bytes: int = MOST_BYTES, name: str = "image"
 ) -> bytes:
-    """The bytes of a `data:` URL in base64, whatever type it states.
+    """The bytes of a `data:` URL in base64, whatever kind of picture it states.
+
+    The letters may be those of either alphabet (RFC 4648, sections 4 and 5), in lines, escaped as
+    in URLs, and without padding.
 
     Raises:
         InvalidValue: it is no such URL.
@@ -149,20 +156,41 @@ def read_data_url(
     """
     head, comma, _ = _letters(url, 0, 200).partition(b",")
     kind, start = head.lower(), len(head) + 1
-    if not comma or kind[:11] != b"data:image/" or not kind.endswith(b";base64"):
+    if not comma or not kind.startswith(_KINDS) or not kind.endswith(b";base64"):
         raise InvalidValue.of(name, cut(url), f"must be {DATA_URL}")
-    if (len(url) - start) * 3 // 4 > max_bytes + 3:
-        raise BodyTooLarge(f"{name} is larger than {max_bytes} bytes", param=name)
-    data = io.BytesIO()
+    too_large = BodyTooLarge(f"{name} is larger than {max_bytes} bytes", param=name)
+    if len(url) - start > 4 * (max_bytes + 3):  # thrice the letters of so many bytes
+        raise too_large
+    data, rest, is_padded = io.BytesIO(), b"", False
     try:
-        for at in range(start, len(url), _PIECE):
-            piece = binascii.a2b_base64(_letters(url, at, _PIECE), strict_mode=True)
-            if at + _PIECE < len(url) and len(piece) != _PIECE * 3 // 4:
+        for piece in _base64_pieces(url, start):
+            letters = rest + piece
+            whole = len(letters) // 4 * 4
+            if is_padded and letters:
                 raise ValueError("Excess data after padding")
-            data.write(piece)
+            data.write(binascii.a2b_base64(letters[:whole], strict_mode=True))
+            is_padded |= letters.endswith(b"=", 0, whole)
+            rest = letters[whole:]
+            if data.tell() > max_bytes:
+                raise too_large
+        if rest:
+            data.write(binascii.a2b_base64(rest + b"=" * (4 - len(rest)), strict_mode=True))
     except ValueError as error:
         raise InvalidValue.of(name, cut(url), str(error)) from error
+    if data.tell() > max_bytes:
+        raise too_large
     return data.getvalue()  # not a copy
+
+
+def _base64_pieces(url: str | memoryview, start: int) -> Iterator[bytes]:
+    """The letters of a URL from a place on, in the usual alphabet, without blanks and escapes."""
+    escape = b""
+    for at in range(start, len(url), _PIECE):
+        piece = escape + _letters(url, at, _PIECE)
+        is_last = at + _PIECE >= len(url)
+        end = len(piece) if is_last or b"%" not in piece[-2:] else piece.rindex(b"%")
+        piece, escape = piece[:end], piece[end:]
+        yield (unquote_to_bytes(piece) if b"%" in piece else piece).translate(_URL_SAFE, _BLANKS)
 
 
 def digest_of(sent: bytes | str | memoryview) -> str:

@@ -197,7 +197,7 @@ def test_slashes_may_be_escaped_as_php_does_it() -> None:
         assert parse(text) == list(pictures)
 
 
-@pytest.mark.parametrize("broken", ["\n", "\\n", '\\"', "\\\\", "\x7f", "é", "\\u0041"])
+@pytest.mark.parametrize("broken", ["\n", "\\b", '\\"', "\\\\", "\x7f", "é", "\\u0041"])
 def test_what_is_no_plain_text_is_no_picture(broken: str) -> None:
     for place in (0, MIB, 2 * MIB):
         body = f'["data:{PIXELS[:place]}{broken}{PIXELS[place:]}"]'

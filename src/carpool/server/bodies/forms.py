@@ -42,6 +42,7 @@ URLENCODED = "application/x-www-form-urlencoded"
 
 _PART = re.compile(r"([a-z_]+)(?:\[[0-9]{0,3}\])?(?:\[(image_url|file_id)\])?")  # as SDKs write it
 _INNER = re.compile(r"([^\[\]]+)\[\]\[([^\[\]]+)\]")  # `lora[][id]`: of a list of objects
+_URL = re.compile(rb"data:[a-z0-9.;/+-]{0,80};base64,", re.IGNORECASE)
 _INT = re.compile(r"-?[0-9]+")
 _FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
@@ -232,10 +233,13 @@ def urlencoded(body: bytes | bytearray) -> list[tuple[str, str]]:
         name, equals, value = pair.partition(b"=")
         if not equals:
             raise InvalidJSON("the body is not a form: a field has no value")
+        is_bare = not (b"%2B" in value or b"%2b" in value)  # its letters were not escaped
         value = value.replace(b"+", b" ")
-        for letter in b"+/=:;,":
+        for letter in b"+/=:;,\r\n\t":
             value = value.replace(b"%%%02X" % letter, bytes([letter]))
             value = value.replace(b"%%%02x" % letter, bytes([letter]))
+        if is_bare and _URL.match(value):
+            value = value.replace(b" ", b"+")
         if len(value) > MOST_TEXT_BYTES and b"%" in value:
             raise BodyTooLarge(f"a text of this form has more than {MOST_TEXT_BYTES} bytes")
         both = (unquote_to_bytes(name.replace(b"+", b" ")), unquote_to_bytes(value))

@@ -33,8 +33,14 @@ LEAST_PICTURE = 1 << 10  # bytes of one of these
 
 _BEGINS = {  # quoted pictures: URLs, or base64 alone as well, of PNG, JPEG and WebP files
     False: re.compile(rb'"data:'),
-    True: re.compile(rb'"(?:data:|iVBORw0KGgo|\\?/9j\\?/|UklGR)'),
+    True: re.compile(rb'"(?:data:|iVBORw0KGgo|(?:\\?/|_)9j(?:\\?/|_)|UklGR)'),
 }
+_ESCAPES = {  # what programs escape of base64: PHP and .NET some letters, all of them ends of lines
+    rb"\/": b"/", rb"\n": b"\n", rb"\r": b"\r", rb"\t": b"\t", rb"\u002b": b"+", rb"\u002B": b"+",
+    rb"\u002f": b"/", rb"\u002F": b"/", rb"\u003d": b"=", rb"\u003D": b"=",
+    rb"\u000a": b"\n", rb"\u000A": b"\n", rb"\u000d": b"\r", rb"\u000D": b"\r",
+}  # fmt: skip
+_LONGEST_ESCAPE = 6
 _KIND = re.compile(r"application/([a-z0-9.!#$&^_-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # up to its end
 _NO_MARK = bytes(set(range(256)) - set(b"[]{},"))
@@ -189,7 +195,7 @@ def cut(
 
 
 def _picture(body: bytes | bytearray, start: int, end: int) -> memoryview | None:
-    """The text between quotes, if it is long, plain ASCII, and escaped in `/` at most."""
+    """The text between quotes, if it is long, plain ASCII, and escaped as base64 is at most."""
     if end - start < LEAST_PICTURE or body.startswith(b"\\", end - 1):
         return None
     letters = np.frombuffer(body, np.uint8, end - start, start)
@@ -199,12 +205,19 @@ def _picture(body: bytes | bytearray, start: int, end: int) -> memoryview | None
         return memoryview(body)[start:end]
     plain = bytearray()
     while start < end:
-        size = _PIECE + body.startswith(b"\\", start + _PIECE - 1)  # an escape stays whole
-        piece = body[start : min(end, start + size)].replace(b"\\/", b"/")  # as PHP writes it
+        until = min(end, start + _PIECE)
+        if until < end:  # a sequence stays whole
+            escape = body.rfind(b"\\", until - _LONGEST_ESCAPE + 1, until)
+            until = escape if escape >= 0 else until
+        piece = body[start:until]
+        for sequence, letter in _ESCAPES.items():
+            if b"\\" not in piece:
+                break
+            piece = piece.replace(sequence, letter)
         if b"\\" in piece:
             return None
         plain += piece
-        start += size
+        start = until
     return memoryview(plain)
 
 
